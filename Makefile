@@ -1,0 +1,42 @@
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.setup-done
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test bench lint format clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv and install Headrace into it
+
+demo: setup ## see the pool survive a crash (no training yet)
+	$(BIN)/headrace demo
+
+test: setup ## run the tests
+	$(BIN)/pytest -q
+
+bench: setup ## run the quick pool benchmark, into bench.json
+	$(BIN)/headrace bench pool --quick --json bench.json
+
+lint: setup ## check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## fix what ruff can fix, then format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove .venv, caches and build outputs (runs/ stays)
+	rm -rf $(VENV) dist build bench.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The build backend is installed first and used without isolation, so that its version is a pinned one too.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) hatchling
+	$(PIP) --no-build-isolation --editable '.[ray,export,tokens,train,dev]'
+	@touch $@
