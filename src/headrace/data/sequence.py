@@ -1,0 +1,138 @@
+"""`Sequence`: what a trainer learns from. One root-to-leaf path of a trajectory as one run of tokens.
+
+In a tree every sampled token is a training target in exactly one Sequence: the first (by its leaf's step index) whose
+path holds its step. Elsewhere it is context. Steps that are quarantined or curated away are context everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.data.packing import TOKEN, Record, floats_array, ids_array
+from headrace.data.step import FloatArray, IntArray
+from headrace.data.tree import TokenTree
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where one step's response lies in a Sequence, and what it earned. `trained`: its tokens are targets here."""
+
+    step_index: int
+    start: int
+    end: int
+    reward: float | None
+    trained: bool
+    finish_reason: str | None
+    sampling: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sequence:
+    """Tokens of one path. The arrays have one entry a token.
+
+    `log_probs` is 0 for context and NaN for a sampled token whose log-prob was not recorded; `versions` is -1 for
+    context. `reward` is the whole trajectory's: an outcome reaches every branch.
+    """
+
+    tokens: IntArray
+    loss_mask: npt.NDArray[np.bool_]
+    log_probs: FloatArray
+    versions: IntArray
+    trajectory_uid: str
+    prompt_uid: str
+    reward: float | None
+    spans: tuple[Span, ...]
+    advantages: FloatArray | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def sequences_of(
+    tree: TokenTree, trajectory_uid: str, prompt_uid: str, metadata: dict[str, Any] | None = None
+) -> list[Sequence]:
+    """The Sequences of one trajectory; paths on which nothing may be trained are left out."""
+    parents = parents_of(tree)
+    leaves = sorted(set(tree.records) - set(parents.values()))
+    rewards = [record.head.reward for record in tree.records.values() if record.head.reward is not None]
+    reward = float(sum(rewards)) if rewards else None
+    taken: set[int] = set()
+    found = []
+    for leaf in leaves:
+        chain = []
+        at = leaf
+        while at >= 0:
+            chain.append(at)
+            at = parents[at]
+        chain.reverse()
+        fresh = {index for index in chain if index not in taken and _trainable(tree.records[index])}
+        taken.update(fresh)
+        if fresh:
+            found.append(_sequence(tree, chain, fresh, trajectory_uid, prompt_uid, reward, metadata or {}))
+    return found
+
+
+def parents_of(tree: TokenTree) -> dict[int, int]:
+    """For each step the step that it continues: the longest whose prompt and response its prompt begins with, or -1.
+
+    Where two steps sampled the same tokens, a continuation belongs to the later one.
+    """
+    parents: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
+    ends = {-1: 0} | {index: record.end * TOKEN for index, record in tree.records.items()}
+    for index in sorted(tree.records, key=lambda i: (ends[i], i)):
+        whole = tree.whole(index)
+        limit = ends[index] - tree.records[index].head.n_response * TOKEN
+        parent = -1
+        # Siblings may both match, where one sampled what the other was sampled from: each is followed.
+        matching = [-1]
+        while matching:
+            at = matching.pop()
+            start = ends[at]
+            parent = max(parent, at, key=lambda i: (ends[i], i))
+            for child in children.get(at, ()):
+                if ends[child] <= limit and whole.startswith(tree.tail(child, start), start):
+                    matching.append(child)
+        parents[index] = parent
+        children.setdefault(parent, []).append(index)
+    return parents
+
+
+def _trainable(record: Record) -> bool:
+    if not record.head.extra:
+        return True
+    extra = record.head.unpack_extra()
+    return extra.trainable and extra.quarantined is None
+
+
+def _sequence(
+    tree: TokenTree,
+    chain: list[int],
+    fresh: set[int],
+    trajectory_uid: str,
+    prompt_uid: str,
+    reward: float | None,
+    metadata: dict[str, Any],
+) -> Sequence:
+    tokens = ids_array(tree.whole(chain[-1]))
+    mask = np.zeros(len(tokens), np.bool_)
+    log_probs = np.zeros(len(tokens), np.float32)
+    versions = np.full(len(tokens), -1, np.int32)
+    spans = []
+    for index in chain:
+        record = tree.records[index]
+        head = record.head
+        extra = head.unpack_extra()
+        start, end = record.end - head.n_response, record.end
+        mask[start:end] = index in fresh
+        log_probs[start:end] = floats_array(record.log_probs) if head.has_log_probs else np.nan
+        versions[start:end] = head.policy_version
+        for first, version in extra.version_spans or ():
+            versions[start + first : end] = version
+        spans.append(Span(index, start, end, head.reward, index in fresh, extra.finish_reason, extra.sampling))
+    return Sequence(tokens, mask, log_probs, versions, trajectory_uid, prompt_uid, reward, tuple(spans), None, metadata)

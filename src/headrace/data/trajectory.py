@@ -1,0 +1,83 @@
+"""`Trajectory` and `Group`: what is read out of a pool. Both are snapshots; nothing in them changes.
+
+Steps are kept packed and unpacked when asked for, so a trajectory of 50 turns costs its length, not 50 prompts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headrace.data.frame import Buffer
+from headrace.data.packing import unpack
+from headrace.data.sequence import Sequence, parents_of, sequences_of
+from headrace.data.step import Step
+from headrace.data.tree import TokenTree
+
+
+class Trajectory(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """The steps of one `trajectory_uid`: a tree, most often of one branch."""
+
+    uid: str
+    prompt_uid: str
+    channel: str
+    complete: bool
+    metadata: dict[str, Any]
+    tree: TokenTree
+    blobs: dict[bytes, Buffer] = {}
+    n_rollouts: int | None = None
+    state: str = "queued"
+
+    def __len__(self) -> int:
+        return len(self.tree)
+
+    @property
+    def steps(self) -> list[Step]:
+        """Every step, quarantined ones too, by index, each with its full prompt."""
+        tree = self.tree
+        return [
+            unpack(record, tree.prompt(index) if record.head.base >= 0 else None, self.blobs)
+            for index, record in sorted(tree.records.items())
+        ]
+
+    @property
+    def parents(self) -> dict[int, int]:
+        """The tree: for each step index the one it continues, -1 for a root."""
+        return parents_of(self.tree)
+
+    @property
+    def reward(self) -> float | None:
+        """The sum of its steps' rewards, None where none was given."""
+        rewards = [r.head.reward for _, r in sorted(self.tree.records.items()) if r.head.reward is not None]
+        return float(sum(rewards)) if rewards else None
+
+    def sequences(self) -> list[Sequence]:
+        return sequences_of(self.tree, self.uid, self.prompt_uid, self.metadata)
+
+
+class Group(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """The trajectories of one `prompt_uid`, as handed to a consumer.
+
+    `deliveries` counts hand-outs, this one included; `replayed` marks a group that was consumed before and comes from
+    the channel's history; `partial` one that timed out with fewer trajectories than it wanted.
+    """
+
+    prompt_uid: str
+    trajectories: tuple[Trajectory, ...]
+    deliveries: int = 1
+    replayed: bool = False
+    partial: bool = False
+    oldest_version: int = 0
+
+    @property
+    def steps(self) -> list[Step]:
+        return [step for trajectory in self.trajectories for step in trajectory.steps if step.quarantined is None]
+
+    @property
+    def rewards(self) -> list[float | None]:
+        """One a trajectory, however many branches it has."""
+        return [trajectory.reward for trajectory in self.trajectories]
+
+    def sequences(self) -> list[Sequence]:
+        return [sequence for trajectory in self.trajectories for sequence in trajectory.sequences()]
