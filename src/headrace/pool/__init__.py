@@ -1,0 +1,5 @@
+"""The DataPool: a timestamped queue of trajectories, grouped by prompt.
+
+`core` and `policies` decide, `state` and `channel` hold, `journal` remembers; `embedded`, `ray` and `http` are the
+three ways in. They speak the same calls (`calls`).
+"""

@@ -1,0 +1,463 @@
+"""One channel's state, and what facts do to it.
+
+Nothing here decides and nothing here does I/O. It holds that every live step is in exactly one of queued and leased,
+and every step ever taken in exactly one column of the ledger.
+"""
+
+from __future__ import annotations
+
+from sortedcontainers import SortedList
+
+from headrace.data.packing import Record
+from headrace.pool.config import ChannelConfig
+from headrace.pool.entities import OPEN, GroupState, Lease, Tomb, TrajectoryState, is_quarantined, quarantined_steps
+from headrace.pool.index import Index
+
+
+class Channel(Index):
+    # -- configuration -----------------------------------------------------------------------------------------------
+
+    def configure(self, config: ChannelConfig, at: float) -> None:
+        self.config = config
+        self.group_deadlines.clear()
+        for group in self.groups.values():
+            self._watch(group)
+        for trajectory in list(self.trajectories.values()):
+            if trajectory.ripe and not self._counts(trajectory):
+                trajectory.ripe = False
+                without(trajectory.group, trajectory.uid)
+            self.ripen(trajectory, at)
+            self.place(trajectory.group)
+        self.single_steps = None
+        self._trim()
+        self.changed = True
+
+    def set_version(self, version: int) -> None:
+        self.version = version
+
+    # -- growth --------------------------------------------------------------------------------------------------------
+
+    def group_for(self, prompt: str, at: float, seat: int | None = None) -> GroupState:
+        """The group of that number, or the one that takes trajectories of the prompt; a new one where there is none."""
+        group = self.open_groups.get(prompt) if seat is None else self.groups.get(seat)
+        if group is None:
+            seq = self.next_seq if seat is None else seat
+            group = self.insert_group(GroupState(prompt, seq, at))
+            if seq >= self.next_seq:
+                self.next_seq = seq + 1
+        return group
+
+    def insert_group(self, group: GroupState, *, opened: bool = True) -> GroupState:
+        self.groups[group.seq] = group
+        if opened:
+            self.open_groups[group.uid] = group
+        self.waiting.add(group.seq)
+        if self.config.group_timeout_s is not None:
+            self._watch(group)
+        return group
+
+    def open(
+        self, uid: str, prompt: str, metadata: bytes, n_rollouts: int | None, at: float, seat: int | None = None
+    ) -> None:
+        trajectory = self.trajectories.get(uid)
+        if trajectory is not None and trajectory.group.uid != prompt:
+            left = trajectory.group
+            left.seen -= 1
+            self._leave(trajectory)
+            left.n = max((other.n_rollouts or 0 for other in left.trajectories.values()), default=0)
+            self.place(left)
+            trajectory = None
+        if trajectory is None:
+            trajectory = self._join(uid, self.group_for(prompt, at, seat))
+        if metadata:
+            trajectory.metadata = metadata
+        if n_rollouts is not None:
+            trajectory.n_rollouts = n_rollouts
+            trajectory.group.n = max(trajectory.group.n, n_rollouts)
+        trajectory.group.touched = at
+        self.place(trajectory.group)
+        self._watch(trajectory.group)  # it may wait for more than before
+
+    def append(self, record: Record, at: float, seat: int | None = None) -> None:
+        """Takes a step in. Every step passes here, and the common one calls little."""
+        head, ledger = record.head, self.ledger
+        trajectory = self.trajectories.get(head.trajectory_uid)
+        if trajectory is None:
+            trajectory = self._join(head.trajectory_uid, self.group_for(head.prompt_uid, at, seat))
+        group = trajectory.group
+        head.trajectory_uid, head.prompt_uid = trajectory.uid, group.uid  # one string each, not one a step
+        trajectory.tree.add(record)
+        for blob in record.blobs:
+            blob.uses += 1
+        if head.reward is not None:
+            trajectory.rewarded = True
+        group.touched = at
+        ledger.submitted += 1
+        if head.extra and self.note(trajectory, record):
+            ledger.quarantined += 1
+        else:
+            ledger.queued += 1
+            group.queued += 1
+            version = head.policy_version
+            if group.oldest is None or version < group.oldest or self.ages is not None:
+                self.age(group, version)
+            if self.single_steps is not None:
+                self._offer(trajectory, head.step_index)
+        if head.is_last:
+            self.end(trajectory, head.step_index, at)
+        elif trajectory.last != OPEN:
+            self.ripen(trajectory, at)
+        if group.broken:
+            self._close_if_spent(group)
+
+    def end(self, trajectory: TrajectoryState, last: int, at: float) -> None:
+        records = trajectory.tree.records
+        if 0 <= trajectory.last != last and trajectory.last in records:
+            records[trajectory.last].head.is_last = False
+        trajectory.last = last
+        if last in records:
+            records[last].head.is_last = True
+        trajectory.completed_at = at
+        self.ripen(trajectory, at)
+
+    def ripen(self, trajectory: TrajectoryState, at: float) -> None:
+        """Lets a complete trajectory count for its group, once its grace is over."""
+        if trajectory.ripe or not self._counts(trajectory):
+            return
+        grace = self.config.grace_s
+        if grace and at < trajectory.completed_at + grace:
+            self._wake_at(self.grace_deadlines, trajectory.completed_at + grace, trajectory.uid)
+            return
+        trajectory.ripe = True
+        group = trajectory.group
+        group.ripe += (trajectory.uid,)
+        self.place(group)
+        if group.broken:
+            self._close_if_spent(group)
+
+    def amend(
+        self,
+        trajectory: TrajectoryState,
+        index: int,
+        reward: float | None,
+        is_last: bool,
+        extra: bytes | None,
+        at: float,
+    ) -> None:
+        record = trajectory.tree.records[index]
+        if extra is not None:
+            record.head.extra = extra
+        if reward is not None:
+            record.head.reward = reward
+            trajectory.rewarded = True
+            if self.single_steps is not None:
+                self._offer(trajectory, index)
+        if is_last:
+            self.end(trajectory, index, at)
+        else:
+            self.ripen(trajectory, at)
+        trajectory.group.touched = at
+
+    # -- hand-out ------------------------------------------------------------------------------------------------------
+
+    def hand_out(self, lease: Lease, leased: bool) -> None:
+        for group in lease.groups:
+            self.unplace(group)
+            group.deliveries += 1
+            if self.open_groups.get(group.uid) is group:
+                del self.open_groups[group.uid]
+            self._expect(group)
+            self._withdraw(group)
+            if leased:
+                group.lease = lease.id
+                self._move(group, leased=True)
+            else:
+                self.consume(group)
+        for trajectory, index in lease.steps:
+            self._give(trajectory, index)
+            if not leased:
+                self._take(trajectory, index)
+        if leased:
+            self.leases[lease.id] = lease
+            self._wake_at(self.lease_deadlines, lease.deadline, lease.id)
+        if lease.request:
+            self.replies[lease.request] = lease
+        self._trim()
+
+    def ack(self, lease: Lease) -> None:
+        del self.leases[lease.id]
+        self.acked[lease.id] = None
+        self.replies.pop(lease.request, None)
+        for group in lease.groups:
+            group.lease = ""
+            self._move(group, leased=False)
+            self.consume(group)
+        for trajectory, index in lease.steps:
+            self._take(trajectory, index)
+        self._trim()
+
+    def give_back(self, lease: Lease) -> None:
+        del self.leases[lease.id]
+        self.replies.pop(lease.request, None)
+        for group in lease.groups:
+            group.lease = ""
+            self._move(group, leased=False)
+            if not group.trajectories:  # all of it was forgotten meanwhile
+                self._remove(group)
+                continue
+            if self.open_groups.setdefault(group.uid, group) is group:
+                self.owed.pop(group.uid, None)
+            self.place(group)
+            for trajectory in group.trajectories.values():
+                for index in trajectory.tree.records:
+                    self._offer(trajectory, index)
+            self.age(group, group.oldest)
+            self._watch(group)
+        for trajectory, index in lease.steps:
+            assert trajectory.given is not None
+            trajectory.given.discard(index)
+            trajectory.group.leased -= 1
+            trajectory.group.queued += 1
+            self.ledger.leased -= 1
+            self.ledger.queued += 1
+            self._wait_again(trajectory.group)
+            self._offer(trajectory, index)
+        self.ledger.counts["redelivered"] += len(lease.groups) + len(lease.steps)
+        self.changed = True
+
+    def count_lease(self, id: str) -> None:
+        """Keeps the numbers of later leases above this one's."""
+        self.next_lease = max(self.next_lease, int(id.rpartition("-")[2]) + 1)
+
+    def extend(self, lease: Lease, deadline: float) -> None:
+        lease.deadline = deadline
+        self._wake_at(self.lease_deadlines, deadline, lease.id)
+
+    def consume(self, group: GroupState) -> None:
+        self.ledger.queued -= group.queued
+        self.ledger.consumed += group.queued
+        group.queued = 0
+        group.consumed = True
+        self._bury(group, "consumed")
+        if self.config.history_size:
+            self.history[group.seq] = group
+
+    # -- loss ----------------------------------------------------------------------------------------------------------
+
+    def drop(self, group: GroupState, reason: str) -> None:
+        self.unplace(group)
+        self._expect(group)
+        self._withdraw(group)
+        self.ledger.dropped[reason] += group.queued
+        self.ledger.queued -= group.queued
+        self.ledger.counts[f"groups_dropped_{reason}"] += 1
+        group.queued = 0
+        self._bury(group, reason)
+
+    def drop_trajectory(self, trajectory: TrajectoryState, reason: str) -> None:
+        """Takes one trajectory out of its group; its queued steps are dropped with the reason."""
+        lost = self.live_steps(trajectory)
+        group = trajectory.group
+        self._withdraw(group, trajectory)
+        self.ledger.queued -= lost
+        group.queued -= lost
+        self.ledger.dropped[reason] += lost
+        self._entomb(trajectory, reason)
+        self._leave(trajectory)
+        rest = [r for t in group.trajectories.values() for r in t.tree.records.values() if not is_quarantined(r)]
+        group.oldest = None
+        self.age(group, min((record.head.policy_version for record in rest), default=None))
+
+    def trim(self, group: GroupState) -> None:
+        """Makes a group that timed out ready with the trajectories that count; the others are dropped."""
+        group.partial = True
+        for trajectory in list(group.trajectories.values()):
+            if not trajectory.ripe:
+                self.drop_trajectory(trajectory, "timeout")
+        self.place(group)
+
+    def refuse(self, uid: str, prompt: str, steps: int, reason: str) -> None:
+        self.ledger.submitted += steps
+        self.ledger.dropped[reason] += steps
+        if uid not in self.tombs and uid not in self.trajectories:
+            self.tombs[uid] = Tomb(reason, prompt, b"")
+            if self.owed.get(prompt, 0) > 1:
+                self.owed[prompt] -= 1
+            else:
+                self.owed.pop(prompt, None)
+            self._trim()
+
+    def forget(self, uid: str) -> None:
+        """Removes a trajectory's content, wherever it is; the uid stays known as forgotten."""
+        for group in list(self.history.values()):
+            _strip(group, uid)
+            if not group.trajectories:
+                del self.history[group.seq]
+        for request, reply in list(self.replies.items()):
+            if reply.id not in self.leases and reply.holds(uid):
+                del self.replies[request]
+        trajectory = self.trajectories.get(uid)
+        for lease in self.leases.values():
+            for group in lease.replayed:
+                _strip(group, uid)
+            if any(trajectory is given for given, _ in lease.steps):
+                lease.steps = [(given, index) for given, index in lease.steps if given is not trajectory]
+        if trajectory is not None:
+            group = trajectory.group
+            if group.leased and group.lease:
+                lost = self.live_steps(trajectory)
+                group.leased -= lost
+                self.ledger.leased -= lost
+                self.ledger.dropped["forgotten"] += lost
+                self._entomb(trajectory, "forgotten")
+                self._leave(trajectory)
+            else:
+                self._return_given(trajectory)
+                self.drop_trajectory(trajectory, "forgotten")
+        self.tombs[uid] = Tomb("forgotten", self.tombs[uid].prompt if uid in self.tombs else "", b"")
+
+    # -- trajectories --------------------------------------------------------------------------------------------------
+
+    def _join(self, uid: str, group: GroupState) -> TrajectoryState:
+        trajectory = TrajectoryState(uid, group)
+        self.trajectories[uid] = group.trajectories[uid] = trajectory
+        group.seen += 1
+        return trajectory
+
+    def _leave(self, trajectory: TrajectoryState) -> None:
+        group = trajectory.group
+        self._release(trajectory)
+        del group.trajectories[trajectory.uid]
+        if trajectory.ripe:
+            without(group, trajectory.uid)
+        if not group.trajectories and not group.lease:
+            self._remove(group)
+        else:
+            self.place(group)
+            self._watch(group)  # it may have been complete until now
+
+    def note(self, trajectory: TrajectoryState, record: Record) -> bool:
+        """Takes over what a record says about its trajectory; true where the step is quarantined."""
+        head = record.head
+        if head.reward is not None:
+            trajectory.rewarded = True
+        if not head.extra:
+            return False
+        extra = head.unpack_extra()
+        if extra.call_id is not None:
+            if trajectory.calls is None:
+                trajectory.calls = {}
+            trajectory.calls[extra.call_id] = head.step_index
+        return extra.quarantined is not None
+
+    def _counts(self, trajectory: TrajectoryState) -> bool:
+        last = trajectory.last
+        if last == OPEN or len(trajectory.tree.records) != last + 1:
+            return False
+        return trajectory.rewarded or last < 0 or not self.config.require_reward
+
+    def _move(self, group: GroupState, *, leased: bool) -> None:
+        n = group.queued if leased else group.leased
+        sign = 1 if leased else -1
+        group.leased += sign * n
+        group.queued -= sign * n
+        self.ledger.leased += sign * n
+        self.ledger.queued -= sign * n
+        if not leased:
+            self.waiting.add(group.seq)
+
+    def live_steps(self, trajectory: TrajectoryState) -> int:
+        """Steps that can still be trained on: neither quarantined nor consumed one by one."""
+        gone = len(trajectory.consumed) if trajectory.consumed else 0
+        return len(trajectory.tree) - quarantined_steps(trajectory) - gone
+
+    # -- single steps --------------------------------------------------------------------------------------------------
+
+    def offered(self) -> SortedList:
+        """Steps that a `unit="step"` fetch may take, as (created_at, group, trajectory, index)."""
+        if self.single_steps is None:
+            self.single_steps = SortedList()
+            for trajectory in self.trajectories.values():
+                for index in trajectory.tree.records:
+                    self._offer(trajectory, index)
+        return self.single_steps
+
+    def _offer(self, trajectory: TrajectoryState, index: int) -> None:
+        record = trajectory.tree.records[index]
+        taken = (trajectory.given or set()) | (trajectory.consumed or set())
+        if self.single_steps is None or index in taken or trajectory.group.lease or is_quarantined(record):
+            return
+        if self.config.require_reward and record.head.reward is None:
+            return
+        entry = (record.head.created_at, trajectory.group.seq, trajectory.uid, index)
+        if entry not in self.single_steps:
+            self.single_steps.add(entry)
+            self.changed = True
+
+    def _withdraw(self, group: GroupState, only: TrajectoryState | None = None) -> None:
+        if self.single_steps is not None:
+            for trajectory in (only,) if only else group.trajectories.values():
+                for index, record in trajectory.tree.records.items():
+                    self.single_steps.discard((record.head.created_at, group.seq, trajectory.uid, index))
+
+    def _give(self, trajectory: TrajectoryState, index: int) -> None:
+        group = trajectory.group
+        group.broken = True
+        self.unplace(group)
+        if trajectory.given is None:
+            trajectory.given = set()
+        trajectory.given.add(index)
+        trajectory.deliver(index)
+        group.queued -= 1
+        group.leased += 1
+        self.ledger.queued -= 1
+        self.ledger.leased += 1
+        if self.single_steps is not None:
+            head = trajectory.tree.records[index].head
+            self.single_steps.discard((head.created_at, group.seq, trajectory.uid, index))
+
+    def _take(self, trajectory: TrajectoryState, index: int) -> None:
+        group = trajectory.group
+        if trajectory.given is None or index not in trajectory.given:
+            return
+        trajectory.given.discard(index)
+        if trajectory.consumed is None:
+            trajectory.consumed = set()
+        trajectory.consumed.add(index)
+        group.leased -= 1
+        self.ledger.leased -= 1
+        self.ledger.consumed += 1
+        if group.seq in self.groups:
+            self._wait_again(group)
+        self._close_if_spent(group)
+
+    def _return_given(self, trajectory: TrajectoryState) -> None:
+        if not trajectory.given:
+            return
+        group, n = trajectory.group, len(trajectory.given)
+        trajectory.given.clear()
+        group.leased -= n
+        group.queued += n
+        self.ledger.leased -= n
+        self.ledger.queued += n
+        if not group.leased:
+            self.waiting.add(group.seq)
+            self._watch(group)
+
+    def _close_if_spent(self, group: GroupState) -> None:
+        """A group whose steps all went one by one, and whose trajectories all ended, is consumed."""
+        done = not group.queued and not group.leased and len(group.ripe) >= self.need(group)
+        if done and self._spent(group) and group.seq in self.groups:
+            group.consumed = True
+            self._bury(group, "consumed")
+
+
+def _strip(group: GroupState, uid: str) -> None:
+    """Takes a trajectory out of a group that is consumed."""
+    if group.trajectories.pop(uid, None) is not None and uid in group.ripe:
+        without(group, uid)
+
+
+def without(group: GroupState, uid: str) -> None:
+    """Lets a trajectory count no longer."""
+    group.ripe = tuple(other for other in group.ripe if other != uid)

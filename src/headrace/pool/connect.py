@@ -1,0 +1,28 @@
+"""`connect`: a pool by its address."""
+
+from __future__ import annotations
+
+import urllib.parse
+
+from headrace.data.errors import InvalidInput
+from headrace.pool.remote import RemotePool
+
+
+def connect(address: str, *, key: str | None = None, retry_s: float = 30.0) -> RemotePool:
+    """A pool that runs elsewhere.
+
+    `http://host:port` is a `headrace pool serve`, with its `key` where it has one;
+    `ray-actor://NAME?namespace=default&address=auto` the named actor of a `headrace pool start`.
+    """
+    scheme = urllib.parse.urlsplit(address).scheme
+    if scheme in ("http", "https"):
+        from headrace.pool.http import HttpTransport
+
+        return RemotePool(HttpTransport(address, key), retry_s=retry_s)
+    if scheme == "ray-actor":
+        from headrace.pool.ray import RayTransport
+
+        return RemotePool(RayTransport(address), retry_s=retry_s)
+    raise InvalidInput(
+        f"{address!r} is no pool's address; it looks like http://127.0.0.1:8200 or ray-actor://data_pool?namespace=default"
+    )

@@ -1,0 +1,99 @@
+"""What a channel holds: trajectories, groups, leases and tombstones. Plain records; `Channel` keeps them consistent.
+
+None of them is the garbage collector's business: with 100,000 groups queued it would spend a third of a submit's time
+looking for cycles. The one cycle there is, a group and its trajectories, is broken by `Index.sweep` when the group is
+gone, and by `Index.let_go` when the pool is closed.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from crc32c import crc32c
+
+from headrace.data.packing import Record
+from headrace.data.tree import TokenTree
+
+OPEN = -2  # Trajectory.last before its end is known
+FULL = 0  # the bucket of groups with all the trajectories they want
+DIGEST = 4  # bytes of a step's fingerprint in a tombstone
+
+
+class TrajectoryState(msgspec.Struct, eq=False, gc=False):
+    uid: str
+    group: GroupState
+    tree: TokenTree = msgspec.field(default_factory=TokenTree)
+    last: int = OPEN
+    completed_at: float = 0.0
+    n_rollouts: int | None = None
+    metadata: bytes = b""
+    rewarded: bool = False
+    ripe: bool = False
+    calls: dict[str, int] | None = None
+    # Step indices handed out one by one (`unit="step"`): under a lease, and for good.
+    given: set[int] | None = None
+    consumed: set[int] | None = None
+    deliveries: dict[int, int] | None = None
+
+    def deliver(self, index: int) -> None:
+        if self.deliveries is None:
+            self.deliveries = {}
+        self.deliveries[index] = self.deliveries.get(index, 0) + 1
+
+    def handed_out(self, index: int) -> bool:
+        """Whether a step is with a consumer, or was: with its group, or by itself."""
+        return bool(self.group.lease) or index in (self.given or ()) or index in (self.consumed or ())
+
+
+class GroupState(msgspec.Struct, eq=False, gc=False):
+    uid: str
+    seq: int
+    touched: float
+    trajectories: dict[str, TrajectoryState] = {}
+    seen: int = 0  # trajectories that ever joined
+    n: int = 0  # what its trajectories asked for; 0: the channel's n_rollouts
+    ripe: tuple[str, ...] = ()  # trajectories that count, in the order in which they came to count
+    oldest: int | None = None
+    queued: int = 0
+    leased: int = 0
+    lease: str = ""
+    deliveries: int = 0
+    partial: bool = False
+    broken: bool = False  # some steps were handed out one by one: it is no group any more
+    consumed: bool = False
+    bucket: int | None = None
+
+
+class Lease(msgspec.Struct, eq=False, gc=False):
+    id: str
+    deadline: float
+    request: str
+    groups: list[GroupState] = []
+    steps: list[tuple[TrajectoryState, int]] = []
+    replayed: list[GroupState] = []
+
+    def holds(self, uid: str) -> bool:
+        return any(uid in group.trajectories for group in (*self.groups, *self.replayed)) or any(
+            trajectory.uid == uid for trajectory, _ in self.steps
+        )
+
+
+class Tomb(msgspec.Struct, eq=False, gc=False):
+    """What is left of a trajectory: why it went, its group, and a fingerprint a step."""
+
+    reason: str
+    prompt: str
+    digests: bytes
+
+
+def fingerprint(record: Record) -> bytes:
+    """What a tombstone keeps of a step: enough to tell a retry from other content under the same index."""
+    whole_prompt = record.head.keep + record.head.n_prompt
+    return crc32c(record.log_probs, crc32c(record.response, whole_prompt)).to_bytes(DIGEST, "little")
+
+
+def is_quarantined(record: Record) -> bool:
+    return bool(record.head.extra) and record.head.unpack_extra().quarantined is not None
+
+
+def quarantined_steps(trajectory: TrajectoryState) -> int:
+    return sum(1 for record in trajectory.tree.records.values() if is_quarantined(record))

@@ -1,0 +1,79 @@
+"""What a pool can refuse, and why. Each class keeps its identity across Ray and HTTP."""
+
+from __future__ import annotations
+
+from headrace.data.errors import HeadraceError
+
+
+class PoolError(HeadraceError):
+    code = "pool_error"
+
+
+class Conflict(PoolError):
+    """A step index or a call id that is taken by other content, or a trajectory of another group."""
+
+    code = "conflict"
+
+
+class NotFound(PoolError):
+    """No such trajectory, step, group or lease."""
+
+    code = "not_found"
+
+
+class LeaseLost(PoolError):
+    """The lease expired, or was ended before: its groups may be with another consumer."""
+
+    code = "lease_lost"
+
+
+class PoolFull(PoolError):
+    """The channel is full and its overflow policy is `reject`, or `block` ran out of time."""
+
+    code = "pool_full"
+
+
+class PoolClosed(PoolError):
+    """The channel was shut down, or the pool was closed."""
+
+    code = "pool_closed"
+
+
+class PoolUnreachable(PoolError):
+    """The pool's process did not answer in time."""
+
+    code = "pool_unreachable"
+
+
+class Unauthorized(PoolError):
+    code = "unauthorized"
+
+
+class InternalError(PoolError):
+    """A fault of the pool's own; its log has the traceback."""
+
+    code = "internal"
+
+
+class JournalError(PoolError):
+    """The journal could not be written, synced or opened."""
+
+    code = "journal_error"
+
+
+class DiskFull(JournalError):
+    """No room for what was to be kept: nothing of it was stored."""
+
+    code = "disk_full"
+
+
+class JournalLocked(JournalError):
+    """Another process has the journal open."""
+
+    code = "journal_locked"
+
+
+class JournalDamaged(JournalError):
+    """Damage that is no torn tail: the message names the segment and where everything around it was saved."""
+
+    code = "journal_damaged"

@@ -1,0 +1,231 @@
+"""Facts: everything that can change a pool's state. The journal holds facts and nothing else.
+
+A fact says what was decided ("these groups were handed out"), never what to decide ("hand out some groups"), so that a
+journal replays to the same state under any configuration and any later release. Facts that cannot be told again
+exactly do not exist: the clock and every choice are in them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headrace.pool.config import ChannelConfig
+
+
+class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
+    channel: str
+    at: float = 0.0
+
+
+class Configured(Fact, tag="config", frozen=True):
+    config: ChannelConfig = ChannelConfig()
+
+
+class Defaulted(Fact, tag="default", frozen=True):
+    """A channel has the pool's default options: those it began with, or those that the pool was opened with since."""
+
+    config: ChannelConfig = ChannelConfig()
+
+
+class Versioned(Fact, tag="version", frozen=True):
+    """`everywhere`: it holds for channels that are yet to come, too."""
+
+    version: int = 0
+    everywhere: bool = False
+
+
+class Closed(Fact, tag="close", frozen=True):
+    closed: bool = True
+    everywhere: bool = False
+
+
+class Opened(Fact, tag="open", frozen=True):
+    trajectory: str = ""
+    prompt: str = ""
+    metadata: bytes = b""
+    n_rollouts: int | None = None
+    group: int = -1
+
+
+class Appended(Fact, tag="steps", frozen=True):
+    """The steps of the record's block were taken, each into the group of that number."""
+
+    groups: tuple[int, ...] = ()
+
+
+class Refused(Fact, tag="refused", frozen=True):
+    """Steps that came too late for their group: counted as submitted and dropped."""
+
+    trajectory: str = ""
+    prompt: str = ""
+    steps: int = 0
+    reason: str = "late"
+
+
+class Amended(Fact, tag="amend", frozen=True):
+    """A step learned something: a reward, its end, metadata or curation (`extra`, whole)."""
+
+    trajectory: str = ""
+    index: int = 0
+    reward: float | None = None
+    is_last: bool = False
+    extra: bytes | None = None
+
+
+class Completed(Fact, tag="complete", frozen=True):
+    """The trajectory ends at `last` (-1: without any step)."""
+
+    trajectory: str = ""
+    last: int = -1
+
+
+class LateReward(Fact, tag="late_reward", frozen=True):
+    trajectory: str = ""
+    reward: float = 0.0
+
+
+class HandedOut(Fact, tag="handout", frozen=True):
+    """Groups given to a consumer: consumed at once, or under a lease. `surplus` trajectories were left out."""
+
+    groups: tuple[int, ...] = ()
+    surplus: tuple[str, ...] = ()
+    replayed: tuple[int, ...] = ()
+    lease: str = ""
+    deadline: float = 0.0
+    request: str = ""
+
+
+class StepsHandedOut(Fact, tag="handout_steps", frozen=True):
+    """Single steps given to a consumer, as (trajectory, index)."""
+
+    steps: tuple[tuple[str, int], ...] = ()
+    lease: str = ""
+    deadline: float = 0.0
+    request: str = ""
+
+
+class Acked(Fact, tag="ack", frozen=True):
+    lease: str = ""
+
+
+class Returned(Fact, tag="return", frozen=True):
+    """A lease ended without an ack (`nack` or `expired`): what it held stands in its old place again."""
+
+    lease: str = ""
+    reason: str = "expired"
+
+
+class Extended(Fact, tag="extend", frozen=True):
+    lease: str = ""
+    deadline: float = 0.0
+
+
+class Dropped(Fact, tag="drop", frozen=True):
+    groups: tuple[int, ...] = ()
+    reason: str = ""
+
+
+class Trimmed(Fact, tag="partial", frozen=True):
+    """Groups that timed out and are served with the trajectories they have; the others are dropped."""
+
+    groups: tuple[int, ...] = ()
+
+
+class Forgotten(Fact, tag="forget", frozen=True):
+    trajectory: str = ""
+
+
+class Cut(Fact, tag="cut", frozen=True):
+    """A torn tail was cut off the journal. It concerns no channel."""
+
+    detail: str = ""
+
+
+class Recounted(Fact, tag="recount", frozen=True):
+    """Steps that are there, where the ledger said otherwise: the journal was repaired, and some were lost with it."""
+
+    queued: int = 0
+    leased: int = 0
+
+
+class ChannelImage(Fact, tag="image", frozen=True):
+    """A channel in a snapshot: all but its groups."""
+
+    config: ChannelConfig = ChannelConfig()
+    version: int = 0
+    closed: bool = False
+    next_seq: int = 0
+    next_lease: int = 0
+    ledger: dict[str, Any] = {}
+    tombs: tuple[tuple[str, str, str, bytes], ...] = ()
+    owed: tuple[tuple[str, int], ...] = ()
+    acked: tuple[str, ...] = ()
+    pool_version: int = 0
+    pool_closed: bool = False
+    by_default: bool = True
+
+
+class TrajectoryImage(msgspec.Struct, frozen=True, omit_defaults=True):
+    uid: str
+    last: int = -2
+    completed_at: float = 0.0
+    n_rollouts: int | None = None
+    metadata: bytes = b""
+    consumed: tuple[int, ...] = ()
+    deliveries: tuple[tuple[int, int], ...] = ()
+
+
+class GroupImage(Fact, tag="group", frozen=True):
+    """A group in a snapshot; the record's block holds its steps."""
+
+    prompt: str = ""
+    seq: int = 0
+    touched: float = 0.0
+    deliveries: int = 0
+    partial: bool = False
+    consumed: bool = False
+    broken: bool = False
+    seen: int = 0
+    ripe: tuple[str, ...] = ()
+    trajectories: tuple[TrajectoryImage, ...] = ()
+    n: int = 0
+    oldest: int | None = None
+    open: bool = True
+
+
+class LeasesImage(Fact, tag="leases", frozen=True):
+    """The end of a channel in a snapshot: leases and remembered replies as (id, deadline, request, groups, steps,
+    replayed), the replies' places among them, oldest first, and the history in its order."""
+
+    leases: tuple[tuple[str, float, str, tuple[int, ...], tuple[tuple[str, int], ...], tuple[int, ...]], ...] = ()
+    history: tuple[int, ...] = ()
+    replies: tuple[int, ...] = ()
+
+
+AnyFact = (
+    Configured
+    | Defaulted
+    | Versioned
+    | Closed
+    | Opened
+    | Appended
+    | Refused
+    | Amended
+    | Completed
+    | LateReward
+    | HandedOut
+    | StepsHandedOut
+    | Acked
+    | Returned
+    | Extended
+    | Dropped
+    | Trimmed
+    | Forgotten
+    | Cut
+    | Recounted
+    | ChannelImage
+    | GroupImage
+    | LeasesImage
+)

@@ -1,0 +1,274 @@
+"""The pool over HTTP: routes to mount, an application of its own, and the client's transport.
+
+`POST /pool/call` takes and answers frames (see `wire`); that is what `connect("http://...")` speaks. The `GET` routes
+answer JSON, for people and scripts. With a key, every route but `/health` asks for it, as `Authorization: Bearer` or
+`x-api-key`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import http.client
+import threading
+import urllib.parse
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from headrace import serving
+from headrace.data.errors import HeadraceError, InvalidInput
+from headrace.pool.embedded import DataPool
+from headrace.pool.errors import Unauthorized
+from headrace.pool.remote import Unreachable
+from headrace.pool.service import CallerGone, answer
+
+FRAME = "application/vnd.headrace.frame"
+STATUS = {
+    "invalid_input": 422,
+    "bad_frame": 400,
+    "conflict": 409,
+    "not_found": 404,
+    "lease_lost": 409,
+    "pool_full": 503,
+    "pool_closed": 503,
+    "disk_full": 507,
+    "unauthorized": 401,
+}
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def pool_routes(pool: DataPool, *, key: str | None = None, max_body_mb: float = 512) -> list[BaseRoute]:
+    """The pool's routes under `/pool/`, to put into any Starlette or FastAPI application."""
+    limit = int(max_body_mb * 1e6)
+
+    async def call(request: Request) -> Response:
+        body = await _read(request, limit)
+        try:
+            data, error = await answer(pool, body, lambda: _disconnected(request))
+        except CallerGone:
+            return Response(status_code=499)
+        return Response(data, STATUS.get(error.code, 500) if error else 200, media_type=FRAME)
+
+    async def stats(request: Request) -> Response:
+        return _json(await pool.aio.stats(request.query_params.get("channel")))
+
+    async def events(request: Request) -> Response:
+        found = await pool.aio.events(_number(request, "cursor", 0), _number(request, "limit", 1000))
+        return _json({"events": found, "next": found[-1].cursor + 1 if found else _number(request, "cursor", 0)})
+
+    async def trajectory(request: Request) -> Response:
+        found = await pool.aio.trajectory(request.path_params["uid"], request.query_params.get("channel"))
+        fields = {"trajectory_uid": found.uid, "prompt_uid": found.prompt_uid, "channel": found.channel}
+        steps = [step.to_dict() for step in found.steps]
+        return _json({**fields, "complete": found.complete, "metadata": found.metadata, "steps": steps})
+
+    def listing(name: str) -> Handler:
+        async def rows(request: Request) -> Response:
+            filters: dict[str, Any] = {k: _value(v) for k, v in request.query_params.items()}
+            channel = str(filters.pop("channel", "train"))
+            return _json(await getattr(pool.aio, f"list_{name}")(channel, **filters))
+
+        return rows
+
+    def guarded(handler: Handler) -> Handler:
+        async def guard(request: Request) -> Response:
+            try:
+                _authorize(request, key)
+                return await handler(request)
+            except HeadraceError as error:
+                return _json({"detail": str(error), "code": error.code}, STATUS.get(error.code, 500))
+            except _TooLarge:
+                return _json({"detail": f"the body is larger than {max_body_mb:g} MB; send it in parts"}, 413)
+            except ClientDisconnect:
+                return Response(status_code=499)
+
+        return guard
+
+    return [
+        Route("/pool/call", guarded(call), methods=["POST"]),
+        Route("/pool/stats", guarded(stats)),
+        Route("/pool/events", guarded(events)),
+        Route("/pool/trajectories/{uid:path}", guarded(trajectory)),
+        *(Route(f"/pool/{name}", guarded(listing(name))) for name in ("groups", "trajectories", "steps")),
+    ]
+
+
+def create_app(pool: DataPool, *, key: str | None = None, max_body_mb: float = 512) -> Starlette:
+    """A pool as a service of its own."""
+
+    async def health(request: Request) -> Response:
+        return _json({"status": "ok"})
+
+    return Starlette(routes=[Route("/health", health), *pool_routes(pool, key=key, max_body_mb=max_body_mb)])
+
+
+class Server(serving.Server):
+    """A pool's application on a socket. It closes the pool when it ends."""
+
+    def __init__(self, pool: DataPool, host: str = "127.0.0.1", port: int = 8200, **options: Any) -> None:
+        super().__init__(create_app(pool, **options), host, port, closed=pool.close)
+        self.pool = pool
+
+
+def serve(
+    pool: DataPool,
+    host: str = "127.0.0.1",
+    port: int = 8200,
+    *,
+    ready: Callable[[str], None] = lambda address: None,
+    **options: Any,
+) -> None:
+    """Serves a pool until SIGTERM or SIGINT, then closes it; `options` are `create_app`'s."""
+    Server(pool, host, port, **options).run(ready)
+
+
+class _TooLarge(Exception):
+    pass
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    """The body, refused as soon as it is known to be too large."""
+    if int(request.headers.get("content-length") or 0) > limit:
+        raise _TooLarge
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise _TooLarge
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _authorize(request: Request, key: str | None) -> None:
+    if key is None:
+        return
+    bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+    given = request.headers.get("x-api-key") or bearer
+    if not hmac.compare_digest(given.encode(), key.encode()):
+        raise Unauthorized("this pool asks for its key, as `Authorization: Bearer KEY`")
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(
+        orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY), status, media_type="application/json"
+    )
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "__struct_fields__"):
+        return {name: getattr(value, name) for name in value.__struct_fields__}
+    if isinstance(value, bytes):
+        return {"bytes": len(value)}
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    value = request.query_params.get(name)
+    if value is None:
+        return default
+    if not value.isdigit():
+        raise InvalidInput(f"{name} must be an integer of at least 0, not {value!r}")
+    return int(value)
+
+
+def _value(text: str) -> Any:
+    """A query parameter as what it looks like: true, false, a number, or text."""
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+    return found if isinstance(found, bool | int | float) else text
+
+
+class HttpTransport:
+    """Carries frames over HTTP, on kept connections: one a thread for blocking calls, aiohttp's for awaitable ones."""
+
+    def __init__(self, address: str, key: str | None = None) -> None:
+        parts = urllib.parse.urlsplit(address)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidInput(f"{address!r} is no pool's address; it looks like http://127.0.0.1:8200")
+        self.address = address.rstrip("/")
+        self._parts = parts
+        self._path = parts.path.rstrip("/") + "/pool/call"
+        self._headers = {"content-type": FRAME, **({"authorization": f"Bearer {key}"} if key else {})}
+        self._local = threading.local()
+        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+
+    def call(self, op: str, body: bytes, timeout: float) -> bytes:
+        for fresh in (False, True):
+            connection, reused = self._connection(timeout)
+            try:
+                connection.request("POST", self._path, body, self._headers)
+                response = connection.getresponse()
+                return self._checked(response.status, response.headers.get("content-type"), response.read())
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                self._local.connection = None
+                # A kept-alive connection that the server closed meanwhile says nothing about the server.
+                if fresh or not reused:
+                    raise Unreachable(f"{type(error).__name__}: {error}") from error
+        raise AssertionError("unreachable")
+
+    def _connection(self, timeout: float) -> tuple[http.client.HTTPConnection, bool]:
+        connection = getattr(self._local, "connection", None)
+        if connection is not None:
+            if connection.sock is not None:
+                connection.sock.settimeout(timeout)
+            return connection, True
+        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        assert self._parts.hostname
+        connection = self._local.connection = kind(self._parts.hostname, self._parts.port, timeout=timeout)
+        return connection, False
+
+    async def acall(self, op: str, body: bytes, timeout: float) -> bytes:
+        try:
+            limit = aiohttp.ClientTimeout(total=timeout)
+            url = f"{self._parts.scheme}://{self._parts.netloc}{self._path}"
+            async with self._session().post(url, data=body, headers=self._headers, timeout=limit) as response:
+                return self._checked(response.status, response.headers.get("content-type"), await response.read())
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Unreachable(f"{type(error).__name__}: {error}") from error
+
+    def _session(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None or session.closed:
+            for other in [old for old in self._sessions if old.is_closed()]:
+                del self._sessions[other]
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+            session = self._sessions[loop] = aiohttp.ClientSession(connector=connector, auto_decompress=True)
+        return session
+
+    def _checked(self, status: int, kind: str | None, data: bytes) -> bytes:
+        if kind == FRAME:
+            return data
+        try:
+            said = orjson.loads(data)
+            raise HeadraceError.from_wire(said.get("code", "error"), str(said.get("detail", said)))
+        except (orjson.JSONDecodeError, AttributeError):
+            raise Unreachable(f"HTTP {status} from {self.address}, which does not answer as a pool does") from None
+
+    def close(self) -> None:
+        connection = getattr(self._local, "connection", None)
+        if connection is not None:
+            connection.close()
+            self._local.connection = None
+
+    async def aclose(self) -> None:
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.close()

@@ -1,0 +1,229 @@
+"""Where a channel keeps its groups, trajectories and leases, and how it finds them.
+
+It holds that `waiting` has the groups that are not leased, `ready` those of them that a fetch may take, each by age
+(`seq`); that every deadline is in its heap; and that a lookup costs the same however long the queue is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from heapq import heappop, heappush
+from typing import TypeVar
+
+from sortedcontainers import SortedList
+
+from headrace.pool.ages import ByAge
+from headrace.pool.config import ChannelConfig
+from headrace.pool.entities import DIGEST, FULL, GroupState, Lease, Tomb, TrajectoryState, fingerprint
+from headrace.pool.ledger import Ledger
+
+Key = TypeVar("Key", int, str)
+
+#: Acknowledged leases that are remembered, so that an ack sent again is not refused.
+ACKS_KEPT = 1024
+
+
+class Index:
+    def __init__(self, name: str, config: ChannelConfig) -> None:
+        self.name = name
+        self.config = config
+        self.by_default = True  # nobody chose its options: they are the pool's
+        self.version = 0
+        self.closed = False
+        self.next_seq = 0
+        self.next_lease = 0
+        self.groups: dict[int, GroupState] = {}
+        self.open_groups: dict[str, GroupState] = {}  # by prompt_uid: those that still take trajectories
+        self.trajectories: dict[str, TrajectoryState] = {}
+        self.waiting = ByAge()
+        self.ready: dict[int, ByAge] = {FULL: ByAge()}
+        self.leases: dict[str, Lease] = {}
+        self.tombs: OrderedDict[str, Tomb] = OrderedDict()
+        self.owed: dict[str, int] = {}  # trajectories that a gone group still expected, by prompt_uid
+        self.history: OrderedDict[int, GroupState] = OrderedDict()
+        self.replies: OrderedDict[str, Lease] = OrderedDict()
+        self.kept: dict[int, GroupState] = {}  # consumed groups, while a snapshot is read
+        self.acked: OrderedDict[str, None] = OrderedDict()  # so that an ack sent again is not refused
+        self.ledger = Ledger()
+        # Deadlines, as heaps whose entries are checked when they come up.
+        self.lease_deadlines: list[tuple[float, str]] = []
+        self.group_deadlines: list[tuple[float, int]] = []
+        self.grace_deadlines: list[tuple[float, str]] = []
+        # Made when they are first asked for: most channels never need them.
+        self.ages: list[tuple[int, int]] | None = None
+        self.single_steps: SortedList | None = None
+        self.gone: list[GroupState] = []  # since the last `sweep`
+        self.changed = False  # something a blocked caller may wait for has happened
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def need(self, group: GroupState) -> int:
+        return group.n or self.config.n_rollouts
+
+    def deadline(self) -> float | None:
+        """When the clock alone will change something here."""
+        heads = [heap[0][0] for heap in (self.lease_deadlines, self.group_deadlines, self.grace_deadlines) if heap]
+        return min(heads, default=None)
+
+    def stale_before(self, oldest_allowed: int) -> list[GroupState]:
+        """Waiting groups whose oldest step is of a version below `oldest_allowed`, oldest first."""
+        if self.ages is None:
+            self.ages = []
+            for seq in self.waiting:
+                self.age(self.groups[seq], self.groups[seq].oldest)
+        found: dict[int, GroupState] = {}
+        kept = []
+        while self.ages and self.ages[0][0] < oldest_allowed:
+            entry = heappop(self.ages)
+            group = self.groups.get(entry[1])
+            if group is None or group.oldest != entry[0]:
+                continue
+            if group.lease:
+                continue  # comes back into the heap when its lease does
+            kept.append(entry)
+            if not group.leased:  # some of its steps are out, one by one: it is looked at again when they are back
+                found[group.seq] = group
+        for entry in kept:  # nothing is dropped yet: a plan that is not carried out must find them again
+            heappush(self.ages, entry)
+        return [found[seq] for seq in sorted(found)]
+
+    # -- ready and waiting ---------------------------------------------------------------------------------------------
+
+    def place(self, group: GroupState, *, bury: bool = True) -> None:
+        """Puts a group where a fetch will find it; one that holds nothing to fetch is buried."""
+        if group.leased or group.lease or group.broken or group.consumed or group.seq not in self.groups:
+            return self._unready(group)
+        ripe = len(group.ripe)
+        bucket = FULL if ripe and (group.partial or ripe >= (group.n or self.config.n_rollouts)) else (ripe or None)
+        if bucket == group.bucket:
+            return None
+        if group.bucket is not None:
+            self._unready(group)
+        if bucket is not None:
+            if bury and not group.queued and bucket == FULL and self._spent(group):
+                return self._bury(group, "empty")
+            if bucket not in self.ready:
+                self.ready[bucket] = ByAge()
+            self.ready[bucket].add(group.seq)
+            group.bucket = bucket
+            self.changed = True
+        return None
+
+    def _spent(self, group: GroupState) -> bool:
+        """All that the group wanted has ended and nothing in it can be trained on."""
+        return len(group.ripe) == len(group.trajectories)
+
+    def _unready(self, group: GroupState) -> None:
+        if group.bucket is not None:
+            bucket = self.ready[group.bucket]
+            bucket.discard(group.seq)
+            if not bucket and group.bucket != FULL:
+                del self.ready[group.bucket]
+            group.bucket = None
+
+    def unplace(self, group: GroupState) -> None:
+        self._unready(group)
+        self.waiting.discard(group.seq)
+
+    def _wait_again(self, group: GroupState) -> None:
+        """Puts a group of which no step is out any more among those that may time out, grow stale or be dropped."""
+        if not group.leased and group.seq not in self.waiting:
+            self.waiting.add(group.seq)
+            self._watch(group)
+            self.age(group, group.oldest)
+
+    def _remove(self, group: GroupState) -> None:
+        self.unplace(group)
+        if self.groups.pop(group.seq, None) is not None:
+            self.changed = True
+        if self.open_groups.get(group.uid) is group:
+            del self.open_groups[group.uid]
+
+    # -- time and versions ---------------------------------------------------------------------------------------------
+
+    def _watch(self, group: GroupState) -> None:
+        if self.config.group_timeout_s is not None:
+            self._wake_at(self.group_deadlines, group.touched + self.config.group_timeout_s, group.seq)
+
+    def _wake_at(self, deadlines: list[tuple[float, Key]], at: float, key: Key) -> None:
+        """Notes a deadline. Who already waits must hear of one that is earlier than all before."""
+        if not deadlines or at < deadlines[0][0]:
+            self.changed = True
+        heappush(deadlines, (at, key))
+
+    def age(self, group: GroupState, version: int | None) -> None:
+        if version is None:
+            return
+        if group.oldest is None or version < group.oldest:
+            group.oldest = version
+        if self.ages is not None and group.oldest == version:
+            heappush(self.ages, (version, group.seq))
+
+    # -- what is gone --------------------------------------------------------------------------------------------------
+
+    def _bury(self, group: GroupState, reason: str) -> None:
+        """Ends a group: its trajectories become tombstones."""
+        for trajectory in group.trajectories.values():
+            self._entomb(trajectory, reason)
+            self._release(trajectory)
+        self._remove(group)
+        self.gone.append(group)
+        self._trim()
+
+    def _entomb(self, trajectory: TrajectoryState, reason: str) -> None:
+        records = trajectory.tree.records
+        if len(records) == 1 and 0 in records:
+            digests = fingerprint(records[0])
+        else:
+            last = max(records, default=-1)
+            digests = b"".join([fingerprint(records[i]) if i in records else bytes(DIGEST) for i in range(last + 1)])
+        self.tombs[trajectory.uid] = Tomb(reason, trajectory.group.uid, digests)
+
+    def _release(self, trajectory: TrajectoryState) -> None:
+        if self.trajectories.pop(trajectory.uid, None) is not None:
+            for record in trajectory.tree.records.values():
+                for blob in record.blobs:
+                    blob.uses -= 1
+
+    def _expect(self, group: GroupState) -> None:
+        """Notes how many trajectories a group that closes has not seen: they are late, not the start of another."""
+        missing = self.need(group) - group.seen
+        if missing > 0:
+            self.owed[group.uid] = missing
+
+    def _trim(self) -> None:
+        config = self.config
+        while len(self.tombs) > config.tombstones:
+            _, tomb = self.tombs.popitem(last=False)
+            self.owed.pop(tomb.prompt, None)
+        while len(self.history) > config.history_size:
+            self.gone.append(self.history.popitem(last=False)[1])
+        while len(self.acked) > ACKS_KEPT:
+            self.acked.popitem(last=False)
+        while len(self.replies) > config.replies_kept:
+            _, reply = self.replies.popitem(last=False)
+            self.gone += (*reply.groups, *reply.replayed, *(trajectory.group for trajectory, _ in reply.steps))
+
+    def let_go(self) -> None:
+        """Breaks every cycle: the channel's end."""
+        for group in (*self.groups.values(), *self.history.values(), *self.gone):
+            group.trajectories.clear()
+        for answer in (*self.replies.values(), *self.leases.values()):
+            for group in (*answer.groups, *answer.replayed):
+                group.trajectories.clear()
+
+    def sweep(self) -> None:
+        """Lets go of the content of groups that are gone and that nobody may ask for again.
+
+        Called once a call's answer is made. A group and its trajectories refer to each other: without this, their
+        tokens would stay in memory until the garbage collector looks for cycles.
+        """
+        if not self.gone:
+            return
+        answers = (*self.replies.values(), *self.leases.values())
+        held = {group.seq for answer in answers for group in (*answer.groups, *answer.replayed)}
+        held.update(trajectory.group.seq for answer in answers for trajectory, _ in answer.steps)
+        for group in self.gone:
+            if group.seq not in held and group.seq not in self.history and group.seq not in self.groups:
+                group.trajectories.clear()
+        self.gone.clear()

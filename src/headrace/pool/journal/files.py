@@ -1,0 +1,98 @@
+"""The few things the journal asks of a file system, in one place, so that tests can break each of them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from headrace.data.frame import Buffer
+
+#: Buffers that one `writev` takes (IOV_MAX is at least this on Linux and macOS).
+BUFFERS_A_WRITE = 512
+
+
+class Files:
+    def make_directory(self, path: Path) -> None:
+        """Makes the directory and those above it, each of them durable in the one that holds it."""
+        if not path.is_dir():
+            parent = path.absolute().parent
+            self.make_directory(parent)
+            self.mkdir(path)
+            self.sync_dir(parent)
+
+    def mkdir(self, path: Path) -> None:
+        path.mkdir(exist_ok=True)
+
+    def create(self, path: Path) -> int:
+        return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+    def append_to(self, path: Path) -> int:
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+
+    def write(self, fd: int, buffers: Sequence[Buffer]) -> None:
+        """Writes all of the buffers, in order."""
+        left = [memoryview(part).cast("B") for part in buffers if len(part)]
+        at = 0
+        while at < len(left):
+            done = os.writev(fd, left[at : at + BUFFERS_A_WRITE])
+            while done:
+                part = left[at]
+                if done < len(part):
+                    left[at] = part[done:]
+                    break
+                done -= len(part)
+                at += 1
+
+    def sync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def sync_dir(self, directory: Path) -> None:
+        """Makes what was created, renamed and deleted in the directory durable."""
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def rename(self, old: Path, new: Path) -> None:
+        os.rename(old, new)
+
+    def link(self, old: Path, new: Path) -> None:
+        os.link(old, new)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def lock(self, path: Path) -> int:
+        """Locks the file until `unlock`, or the process's end; `BlockingIOError` where another has it."""
+        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.write(fd, str(os.getpid()).encode())
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def unlock(self, fd: int) -> None:
+        os.ftruncate(fd, 0)
+        # A forked child shares the lock: closing alone would leave it held for as long as the child lives.
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
+
+    def reserve(self, path: Path, size: int) -> None:
+        """Takes room on the disk that `unlink` gives back."""
+        fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(fd, 0, size)
+        finally:
+            os.close(fd)

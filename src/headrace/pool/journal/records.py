@@ -1,0 +1,196 @@
+"""The journal's records: frames, their headers, and how a file of them is read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from headrace.data import frame
+from headrace.data.errors import ForeignFrame, FrameError
+from headrace.data.frame import Kind
+from headrace.data.packing import Block, BlockHeader, read_block
+from headrace.pool.facts import AnyFact, Fact
+
+T = TypeVar("T")
+
+#: Bytes read past a frame, so that small ones do not cost a system call each.
+AHEAD = 1 << 14
+#: Bytes looked through at a time for the next frame behind damage.
+STRETCH = 1 << 20
+
+
+class SegmentHead(msgspec.Struct):
+    """The first frame of every file: which one it is, and the serial of the first commit after it."""
+
+    number: int
+    first_serial: int
+    created_at: float
+
+
+class Commit(msgspec.Struct, array_like=True):
+    """What one call decided: facts that hold together or not at all, and the steps that go with them.
+
+    `promised` is the last serial whose safety had been promised when this was written. What a crash may take lies
+    behind every promise; so a commit that does not read back, and that a later one knows as promised, is damage.
+    """
+
+    facts: list[AnyFact]
+    block: BlockHeader | None = None
+    promised: int = 0
+
+
+class Promise(msgspec.Struct, array_like=True):
+    """A commit's promise, read without the rest."""
+
+    facts: msgspec.Raw
+    block: msgspec.Raw = msgspec.Raw(b"")
+    promised: int = 0
+
+
+class SegmentEnd(msgspec.Struct):
+    """The last frame of a segment, written once the next one is there: if it is not found, it was lost."""
+
+    next_number: int
+
+
+class SnapshotEnd(msgspec.Struct):
+    """The last frame of a snapshot: without it, it was never finished."""
+
+    records: int
+
+
+encode = msgspec.msgpack.Encoder().encode
+_commits = msgspec.msgpack.Decoder(Commit)
+_promises = msgspec.msgpack.Decoder(Promise)
+_heads = msgspec.msgpack.Decoder(SegmentHead)
+_segment_ends = msgspec.msgpack.Decoder(SegmentEnd)
+_snapshot_ends = msgspec.msgpack.Decoder(SnapshotEnd)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], found: frame.Frame) -> T:
+    """What an undamaged frame's header holds; `ForeignFrame` where that is none of ours."""
+    try:
+        return decoder.decode(found.header)
+    except msgspec.MsgspecError as error:
+        raise ForeignFrame(
+            f"frame {found.serial} holds what this release does not know ({error}): use the release that wrote it"
+        ) from error
+
+
+def encode_commit(facts: list[Fact], block: Block | None, promised: int = 0) -> bytes:
+    return encode(Commit(facts, block.header() if block else None, promised))  # type: ignore[arg-type]
+
+
+def decode_commit(found: frame.Frame) -> tuple[list[Fact], Block | None]:
+    commit = _decoded(_commits, found)
+    try:
+        return list(commit.facts), read_block(commit.block, found.body) if commit.block is not None else None
+    except FrameError as error:
+        raise ForeignFrame(f"commit {found.serial} holds steps that do not add up ({error})") from error
+
+
+def decode_promise(found: frame.Frame) -> int:
+    return _decoded(_promises, found).promised
+
+
+def encode_head(head: SegmentHead) -> list[frame.Buffer]:
+    return frame.encode(Kind.SEGMENT, encode(head))
+
+
+def decode_head(found: frame.Frame) -> SegmentHead:
+    return _decoded(_heads, found)
+
+
+def encode_segment_end(next_number: int) -> list[frame.Buffer]:
+    return frame.encode(Kind.SEGMENT_END, encode(SegmentEnd(next_number)))
+
+
+def decode_segment_end(found: frame.Frame) -> SegmentEnd:
+    return _decoded(_segment_ends, found)
+
+
+def encode_snapshot_end(records: int) -> list[frame.Buffer]:
+    return frame.encode(Kind.SNAPSHOT_END, encode(SnapshotEnd(records)))
+
+
+def decode_snapshot_end(found: frame.Frame) -> SnapshotEnd:
+    return _decoded(_snapshot_ends, found)
+
+
+class Reader:
+    """The frames of a file. Read, not mapped: a disk that fails is then an `OSError` and not the process's end."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.size = os.fstat(self._fd).st_size
+        # One buffer for all frames: a new one each time would leave as much memory behind as the steps themselves take.
+        self._buffer = bytearray(2 * AHEAD)
+        self._data = memoryview(b"")
+        self._start = 0
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def frame_at(self, at: int) -> frame.Frame:
+        """The frame at `at`, or `FrameError`. Its bytes are good until another frame is asked for."""
+        if not self._holds(at, frame.PREAMBLE_SIZE):
+            self._read(at, frame.PREAMBLE_SIZE)
+        lead = frame.read_preamble(self._data, at - self._start)
+        if not self._holds(at, lead.padded_size):
+            # The sizes are trusted only once the head has proved to be undamaged.
+            self._read(at, frame.PREAMBLE_SIZE + lead.header_len)
+            frame.read_head(self._data, 0)
+            self._read(at, lead.padded_size)
+        return frame.decode(self._data, at - self._start)
+
+    def next_frame(self, at: int) -> int | None:
+        """Where the next frame that reads back begins, at or after `at`."""
+        overlap = len(frame.MAGIC) - 1
+        while at < self.size:
+            stretch = os.pread(self._fd, STRETCH, at)
+            found = stretch.find(frame.MAGIC)
+            if found < 0:
+                if len(stretch) <= overlap:
+                    return None
+                at += len(stretch) - overlap
+                continue
+            at += found
+            try:
+                self.frame_at(at)
+                return at
+            except ForeignFrame:
+                return at
+            except FrameError:
+                at += 1
+        return None
+
+    def blank(self, at: int) -> bool:
+        """Whether nothing but zeros follows."""
+        while stretch := os.pread(self._fd, STRETCH, at):
+            if stretch.strip(b"\0"):
+                return False
+            at += len(stretch)
+        return True
+
+    def _holds(self, at: int, size: int) -> bool:
+        return self._start <= at and at + size <= self._start + len(self._data)
+
+    def _read(self, at: int, size: int) -> None:
+        wanted = min(size, self.size - at) + AHEAD
+        if len(self._buffer) < wanted:
+            self._buffer = bytearray(wanted + wanted // 4)
+        into = memoryview(self._buffer)[:wanted]
+        got = os.preadv(self._fd, [into], at)
+        while got < wanted - AHEAD:  # a read may give less than was asked for
+            more = os.preadv(self._fd, [into[got:]], at + got)
+            if not more:
+                break
+            got += more
+        self._data, self._start = into[:got], at

@@ -1,0 +1,183 @@
+"""Checking, saving, mending and copying a journal. Whatever is stopped half-way leaves the journal as it was."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.data.frame import Frame, Kind
+from headrace.data.frame import encode as encode_frame
+from headrace.pool.errors import JournalDamaged, JournalError, JournalLocked
+from headrace.pool.journal import records
+from headrace.pool.journal.draft import Draft
+from headrace.pool.journal.files import Files
+from headrace.pool.journal.layout import LOCK, Layout, number_of, read_layout, segment_path
+from headrace.pool.journal.scan import Scan, scan
+
+SAVED = "saved"
+DAMAGED = "damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    path: Path
+    commits: int
+
+
+def holder(lock: Path) -> str:
+    """Who has a journal open, as its lock file says."""
+    pid = lock.read_text().strip()
+    return f"process {pid}" if pid else "another process"
+
+
+def verify(directory: Path) -> Scan:
+    """Reads everything and changes nothing; damage and a torn tail are in the answer."""
+    if not directory.is_dir():
+        raise FileNotFoundError(f"no journal at {directory}: it is not a directory")
+    return scan(directory, lambda _: None, tolerant=True)
+
+
+def save_around(directory: Path, files: Files | None = None) -> Saved:
+    """Copies every commit that reads back into `saved/`, a sound journal of its own."""
+    files = files or Files()
+    target = directory / SAVED
+    shutil.rmtree(target, ignore_errors=True)
+    files.make_directory(target)
+    count = 0
+
+    def keep(found: Frame) -> None:
+        nonlocal count
+        count += 1
+        files.write(fd, encode_frame(Kind.COMMIT, bytes(found.header), [found.body], serial=count))
+
+    try:
+        fd = files.create(segment_path(target, 1))
+        try:
+            files.write(fd, records.encode_head(records.SegmentHead(1, 1, time.time())))
+            scan(directory, keep, tolerant=True)
+            files.sync(fd)
+        finally:
+            files.close(fd)
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)  # half of it would only take room
+        raise
+    files.sync_dir(target)
+    return Saved(target, count)
+
+
+def repair(directory: Path, files: Files | None = None) -> Scan:
+    """Puts what reads back in the journal's place; the damaged files are kept in `damaged/`. Returns what was wrong.
+
+    The commits that read back become a snapshot of a higher number than all that is there, which takes effect when it
+    is renamed, at once; only then do the files that it replaces go.
+    """
+    files = files or Files()
+    try:
+        lock = files.lock(directory / LOCK)
+    except BlockingIOError:
+        who = holder(directory / LOCK)
+        raise JournalLocked(f"journal {directory} is open in {who}; close that pool first") from None
+    try:
+        found = verify(directory)
+        if not found.damage:
+            return found
+        _set_aside(directory, found.layout, files)
+        number = max((number_of(path) for path in _numbered(found)), default=0) + 1
+        draft = Draft(files, directory, number, found.next_serial)
+        try:
+            scan(directory, lambda frame: draft.add(bytes(frame.header), [frame.body]), tolerant=True)
+            _begin_segment(files, directory, number, found.next_serial)
+            draft.finish()
+        except BaseException:
+            draft.abandon()
+            raise
+        for path in read_layout(directory).outdated:
+            files.unlink(path)
+        shutil.rmtree(directory / SAVED, ignore_errors=True)
+        return found
+    finally:
+        files.unlock(lock)
+
+
+def _numbered(found: Scan) -> list[Path]:
+    """Every file whose number is taken: those that are there, and those that should be."""
+    layout = found.layout
+    there = [path for path in (layout.snapshot, *layout.segments, *layout.outdated) if path is not None]
+    return [path for path in (*there, *(damage.path for damage in found.damage)) if path.stem.isdigit()]
+
+
+def _set_aside(directory: Path, layout: Layout, files: Files) -> Path:
+    """Keeps the damaged files under a second name."""
+    stamp = time.strftime("%Y%m%dT%H%M%S")
+    aside = directory / DAMAGED / stamp
+    again = 1
+    while aside.exists():
+        again += 1
+        aside = directory / DAMAGED / f"{stamp}-{again}"
+    files.make_directory(aside)
+    for path in (layout.snapshot, *layout.segments, *layout.outdated):
+        if path is not None:
+            try:
+                files.link(path, aside / path.name)
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
+                    raise
+                shutil.copy2(path, aside / path.name)  # a file system without links
+    files.sync_dir(aside)
+    return aside
+
+
+def _begin_segment(files: Files, directory: Path, number: int, first_serial: int) -> None:
+    fd = files.create(segment_path(directory, number))
+    try:
+        files.write(fd, records.encode_head(records.SegmentHead(number, first_serial, time.time())))
+        files.sync(fd)
+    finally:
+        files.close(fd)
+    files.sync_dir(directory)
+
+
+def backup(directory: Path, target: Path, files: Files | None = None) -> Scan:
+    """Copies a journal, which may be in use, to an empty folder, and checks the copy."""
+    files = files or Files()
+    if target.exists() and any(target.iterdir()):
+        raise JournalError(f"{target} is not empty; a backup needs a folder of its own")
+    if not _files_of(directory):
+        raise JournalError(f"no journal in {directory}: it holds no segment and no snapshot")
+    files.make_directory(target)
+    copied: set[Path] = set()
+    while True:
+        there = _files_of(directory)
+        try:
+            for path in there:
+                if path not in copied:
+                    _copy(path, target / path.name, files)
+        except FileNotFoundError:
+            continue  # a snapshot took the place of what was being copied
+        copied.update(there[:-1])  # not the last, which grows: it is whole once another follows it
+        if _files_of(directory) == there:
+            break
+    for path in read_layout(target).outdated:
+        files.unlink(path)
+    files.sync_dir(target)
+    found = verify(target)
+    if found.damage:
+        raise JournalDamaged(f"the backup in {target} is damaged in {found.damage[0]}; is the journal itself sound?")
+    return found
+
+
+def _files_of(directory: Path) -> list[Path]:
+    layout = read_layout(directory)
+    return [path for path in (layout.snapshot, *layout.segments) if path is not None]
+
+
+def _copy(path: Path, target: Path, files: Files) -> None:
+    shutil.copy2(path, target)
+    fd = files.append_to(target)
+    try:
+        files.sync(fd)
+    finally:
+        files.close(fd)

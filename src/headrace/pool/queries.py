@@ -1,0 +1,226 @@
+"""Reading a pool: statistics, events, pages of groups, trajectories and steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from headrace.data.errors import InvalidInput, shown
+from headrace.data.packing import Record
+from headrace.data.step import count, finite
+from headrace.data.trajectory import Trajectory
+from headrace.pool.channel import Channel
+from headrace.pool.entities import FULL, OPEN, GroupState, TrajectoryState
+from headrace.pool.errors import NotFound
+from headrace.pool.state import Event, State
+from headrace.pool.views import trajectory_view
+
+Row = dict[str, Any]
+
+#: Bits of a cursor for a trajectory's place in its group, and for a step's index.
+PLACE_BITS = 20
+INDEX_BITS = 24
+
+
+def stats(state: State, channel: str | None) -> Row:
+    """One channel's numbers, or every channel's under `channels` with the sums of their ledgers."""
+    if channel is not None:
+        return _channel_stats(state.look(channel))
+    rows = {name: _channel_stats(c) for name, c in state.channels.items()}
+    total = {
+        k: sum(row["ledger"][k] for row in rows.values())
+        for k in ("submitted", "queued", "leased", "consumed", "quarantined")
+    }
+    total["dropped"] = sum(sum(row["ledger"]["dropped"].values()) for row in rows.values())
+    return {"ledger": total, "balanced": all(row["balanced"] for row in rows.values()), "channels": rows}
+
+
+def _channel_stats(c: Channel) -> Row:
+    first = c.waiting.first
+    oldest = c.groups[first] if first is not None else None
+    return {
+        "ledger": c.ledger.as_dict(),
+        "balanced": c.ledger.balanced,
+        "groups": {
+            "queued": len(c.waiting),
+            "ready": len(c.ready[FULL]),
+            "leased": len(c.groups) - len(c.waiting),
+            "history": len(c.history),
+        },
+        "trajectories": len(c.trajectories),
+        "leases": len(c.leases),
+        "policy_version": c.version,
+        "oldest_version": oldest.oldest if oldest else None,
+        "closed": c.closed,
+        "tombstones": len(c.tombs),
+        "counts": dict(c.ledger.counts),
+        "config": msgspec.structs.asdict(c.config),
+    }
+
+
+def events(state: State, cursor: int, limit: int) -> list[Event]:
+    count(cursor, "cursor")
+    count(limit, "limit", 1)
+    kept = state.events
+    first = kept[0].cursor if kept else 0
+    return list(islice(kept, max(0, cursor - first), max(0, cursor - first) + limit))
+
+
+def trajectory(state: State, uid: str, channel: str | None) -> Trajectory:
+    names = [channel] if channel is not None else list(state.channels)
+    for name in names:
+        there = state.look(name)
+        found = there.trajectories.get(uid) or next(
+            (group.trajectories[uid] for group in there.history.values() if uid in group.trajectories), None
+        )
+        if found is not None:
+            return trajectory_view(there, found)
+    gone = next((state.look(n).tombs[uid].reason for n in names if uid in state.look(n).tombs), None)
+    raise NotFound(f"trajectory {uid!r} is {gone}: its content is gone" if gone else f"no trajectory {uid!r}")
+
+
+def list_groups(state: State, channel: str, filters: Row) -> Row:
+    there = state.look(channel)
+    f = _Filters(filters, state=None, prompt_uid=None)
+    rows = (_group_row(there, there.groups[seq]) for seq in sorted(there.groups) if seq >= f.cursor)
+    return _page(rows, f, lambda row: row["seq"] + 1, lambda r: f.fits(r, "state") and f.fits(r, "prompt_uid"))
+
+
+def _group_row(c: Channel, group: GroupState) -> Row:
+    return {
+        "seq": group.seq,
+        "prompt_uid": group.uid,
+        "state": "leased" if group.leased or group.lease else "ready" if group.bucket == FULL else "waiting",
+        "n_rollouts": c.need(group),
+        "trajectories": len(group.trajectories),
+        "complete": len(group.ripe),
+        "steps": group.queued + group.leased,
+        "oldest_version": group.oldest,
+        "deliveries": group.deliveries,
+        "touched": group.touched,
+    }
+
+
+def list_trajectories(state: State, channel: str, filters: Row) -> Row:
+    there = state.look(channel)
+    f = _Filters(filters, state=None, prompt_uid=None, complete=None, min_reward=None, max_reward=None)
+    for name in ("min_reward", "max_reward"):
+        if f.values[name] is not None:
+            finite(f.values[name], name)
+
+    def fits(row: Row) -> bool:
+        reward = row["reward"]
+        low, high = f.values["min_reward"], f.values["max_reward"]
+        in_range = (low is None or (reward is not None and reward >= low)) and (
+            high is None or (reward is not None and reward <= high)
+        )
+        return in_range and f.fits(row, "state") and f.fits(row, "prompt_uid") and f.fits(row, "complete")
+
+    rows = (_trajectory_row(there, t, at) for at, t in _trajectories(there, f.cursor))
+    return _page(rows, f, lambda row: row["at"] + 1, fits)
+
+
+def _trajectories(there: Channel, cursor: int) -> Iterator[tuple[int, TrajectoryState]]:
+    """Trajectories from a cursor on, each with its own: its group's number and its place there. Groups that come or go
+    between two pages move nobody else's."""
+    for seq in sorted(there.groups):
+        if seq >= cursor >> PLACE_BITS:
+            for place, trajectory in enumerate(there.groups[seq].trajectories.values()):
+                at = (seq << PLACE_BITS) + place
+                if at >= cursor:
+                    yield at, trajectory
+
+
+def _trajectory_row(c: Channel, t: TrajectoryState, at: int) -> Row:
+    rewards = [r.head.reward for r in t.tree.records.values() if r.head.reward is not None]
+    return {
+        "at": at,
+        "trajectory_uid": t.uid,
+        "prompt_uid": t.group.uid,
+        "state": "leased" if t.group.lease else "queued",
+        "complete": t.last != OPEN and len(t.tree) == t.last + 1,
+        "steps": len(t.tree),
+        "reward": sum(rewards) if rewards else None,
+    }
+
+
+def list_steps(state: State, channel: str, filters: Row) -> Row:
+    there = state.look(channel)
+    f = _Filters(filters, prompt_uid=None, trajectory_uid=None, trainable=None, tag=None, quarantined=None)
+
+    def fits(row: Row) -> bool:
+        tag, quarantined = f.values["tag"], f.values["quarantined"]
+        return (
+            all(f.fits(row, name) for name in ("prompt_uid", "trajectory_uid", "trainable"))
+            and (tag is None or tag in row["tags"])
+            and (quarantined is None or (row["quarantined"] is not None) == quarantined)
+        )
+
+    return _page(_steps(there, f), f, lambda row: row["at"] + 1, fits)
+
+
+def _steps(there: Channel, f: _Filters) -> Iterator[Row]:
+    only = f.values["trajectory_uid"]
+    if only is not None:
+        known = iter([(0, there.trajectories[only])] if only in there.trajectories else [])
+    else:
+        known = _trajectories(there, f.cursor >> INDEX_BITS)
+    for place, trajectory in known:
+        for index, record in sorted(trajectory.tree.records.items()):
+            at = (place << INDEX_BITS) + index
+            if at >= f.cursor:
+                yield _step_row(record, at)
+
+
+def _step_row(record: Record, at: int) -> Row:
+    head, extra = record.head, record.head.unpack_extra()
+    return {
+        "at": at,
+        "trajectory_uid": head.trajectory_uid,
+        "prompt_uid": head.prompt_uid,
+        "step_index": head.step_index,
+        "prompt_tokens": head.keep + head.n_prompt,
+        "response_tokens": head.n_response,
+        "reward": head.reward,
+        "policy_version": head.policy_version,
+        "is_last": head.is_last,
+        "created_at": head.created_at,
+        "finish_reason": extra.finish_reason,
+        "quarantined": extra.quarantined,
+        "trainable": extra.trainable,
+        "quality": extra.quality,
+        "tags": list(extra.tags),
+        "note": extra.note,
+    }
+
+
+class _Filters:
+    """The filters of a listing, checked by name; `cursor` and `limit` page through it."""
+
+    def __init__(self, given: Row, **known: Any) -> None:
+        known |= {"cursor": 0, "limit": 100}
+        for name in given:
+            if name not in known:
+                raise InvalidInput(f"unknown filter {name!r}; known: {', '.join(known)}")
+        self.values = known | given
+        self.cursor = count(self.values["cursor"] or 0, "cursor")
+        self.limit = count(self.values["limit"], "limit", 1)
+        if self.limit > 10_000:
+            raise InvalidInput(f"limit is {shown(self.limit)}; at most 10000 rows are given at a time")
+
+    def fits(self, row: Row, name: str) -> bool:
+        wanted = self.values[name]
+        return wanted is None or row[name] == wanted
+
+
+def _page(rows: Iterator[Row], f: _Filters, after: Callable[[Row], int], fits: Callable[[Row], bool]) -> Row:
+    items: list[Row] = []
+    for row in rows:
+        if len(items) == f.limit:
+            return {"items": items, "next": after(items[-1])}
+        if fits(row):
+            items.append(row)
+    return {"items": items, "next": None}

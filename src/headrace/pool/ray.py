@@ -1,0 +1,217 @@
+"""The pool as a named, detached Ray actor, and the client's transport to it.
+
+The actor is an embedded pool that answers frames (`call`) and, for those who hold a bare handle, plain calls. Ray
+restarts it when it dies; it then recovers from its journal. A journal in a local folder lives on one node, so the actor
+is pinned to the node where it was started: restarted elsewhere it would find an empty folder and call that the truth.
+On a path that every node sees (`shared_journal`), it may move; the journal's lock still admits one process only.
+
+Ray 2.60 lets only holders of the cluster's token in. On one machine the token file is found by itself; see
+docs/ray.md for a cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.exceptions as rayerr
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from headrace.data.errors import InvalidInput
+from headrace.data.step import Step
+from headrace.pool.batch import Batch
+from headrace.pool.config import DEFAULT_CHANNEL
+from headrace.pool.embedded import DataPool
+from headrace.pool.errors import NotFound, PoolUnreachable
+from headrace.pool.plan import Receipt
+from headrace.pool.remote import Unreachable
+from headrace.pool.service import answer
+
+DEFAULT_NAMESPACE = "default"
+
+#: Answers lost to a dying or restarting actor: the call may be sent again.
+LOST = (rayerr.ActorUnavailableError, rayerr.ActorDiedError, rayerr.GetTimeoutError, rayerr.WorkerCrashedError)
+
+
+class PoolActor:
+    """The actor's body. Its plain calls take what the seed's trainers and gateways pass: Steps, dicts, lists."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._pool = DataPool(**options)
+
+    async def call(self, body: bytes) -> bytes:
+        data, _ = await answer(self._pool, body)
+        return data
+
+    async def submit_step(self, step: Step | dict[str, Any], channel: str = DEFAULT_CHANNEL) -> Receipt:
+        return await self._pool.aio.submit_step(step, channel)
+
+    async def submit_steps(self, steps: list[Step | dict[str, Any]], channel: str = DEFAULT_CHANNEL) -> Receipt:
+        return await self._pool.aio.submit_steps(steps, channel)
+
+    async def fetch_batch(
+        self,
+        batch_size: int,
+        n_rollouts: int | None = None,
+        channel: str = DEFAULT_CHANNEL,
+        timeout: float | None = 0,
+        **options: Any,
+    ) -> Batch | None:
+        """Polls by default: a caller that stopped waiting for a blocked call would lose what it takes later."""
+        return await self._pool.aio.fetch_batch(batch_size, n_rollouts, channel, timeout=timeout, **options)
+
+    async def complete_trajectory(
+        self, trajectory_uid: str, reward: float | None = None, channel: str | None = DEFAULT_CHANNEL
+    ) -> bool:
+        return await self._pool.aio.complete_trajectory(trajectory_uid, reward, channel)
+
+    async def get_statistics(self, channel: str = DEFAULT_CHANNEL) -> dict[str, Any]:
+        return await self._pool.aio.stats(channel)
+
+    async def shutdown(self, channel: str | None = None) -> None:
+        """Ends a channel, or all; the actor goes on, so that what is left can be fetched."""
+        await self._pool.aio.shutdown(channel)
+
+    async def process_id(self) -> int:
+        return os.getpid()
+
+    async def close(self) -> None:
+        """Lets go of the journal: the last call before the actor is killed for good."""
+        self._pool.close()
+
+
+def start_pool(
+    name: str,
+    *,
+    address: str = "auto",
+    namespace: str = DEFAULT_NAMESPACE,
+    journal: str | os.PathLike[str] | None = None,
+    shared_journal: bool = False,
+    num_cpus: float = 0,
+    **options: Any,
+) -> Any:
+    """Starts the detached actor and returns its handle once it has recovered; `options` are `DataPool`'s."""
+    join_cluster(address, namespace)
+    placed: dict[str, Any] = {}
+    if journal is not None:
+        options["journal"] = str(Path(journal).absolute())
+        if not shared_journal:
+            node = ray.get_runtime_context().get_node_id()
+            placed["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
+    actor = ray.remote(PoolActor)
+    try:
+        handle = actor.options(
+            name=name,
+            namespace=namespace,
+            lifetime="detached",
+            max_restarts=-1,
+            num_cpus=num_cpus,
+            max_concurrency=10_000,
+            **placed,
+        ).remote(options)
+    except ValueError as error:
+        raise InvalidInput(
+            f"an actor {name!r} runs in namespace {namespace!r} already; connect to it, or stop it first"
+        ) from error
+    try:
+        ray.get(handle.get_statistics.remote())
+    except rayerr.RayError as error:
+        ray.kill(handle)
+        raise PoolUnreachable(f"the pool {name!r} did not start: {_cause(error)}") from error
+    return handle
+
+
+def stop_pool(name: str, *, address: str = "auto", namespace: str = DEFAULT_NAMESPACE) -> None:
+    """Ends the actor for good; its journal stays."""
+    join_cluster(address, namespace)
+    handle = find_actor(name, namespace)
+    try:
+        ray.get(handle.close.remote(), timeout=30)
+    except rayerr.RayError:
+        pass  # it is going either way; recovery copes with a journal that was not closed
+    ray.kill(handle, no_restart=True)
+
+
+def join_cluster(address: str | None, namespace: str) -> None:
+    """Connects this process to the cluster, with the user's token where there is one."""
+    if ray.is_initialized():
+        return
+    _use_token()
+    try:
+        ray.init(address=address or "auto", namespace=namespace, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise PoolUnreachable(
+            f"no Ray cluster at {address!r}: {error}. Start one (`ray start --head`) or give its address; "
+            "where it asks for a token, see docs/ray.md"
+        ) from error
+
+
+def _use_token() -> None:
+    """Has Ray present the user's token, where there is one. By itself it does so for `auto` only, and an explicit
+    host:port is refused with a bare connection error."""
+    try:
+        from ray._private.authentication import authentication_token_setup as setup
+
+        setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    except (ImportError, AttributeError, TypeError):
+        pass  # another release of Ray; RAY_AUTH_MODE=token, set before the start, does the same
+
+
+def find_actor(name: str, namespace: str) -> Any:
+    try:
+        return ray.get_actor(name, namespace=namespace)
+    except ValueError:
+        raise NotFound(
+            f"no actor {name!r} in namespace {namespace!r}; "
+            f"start it with `headrace pool start --name {name} --namespace {namespace}`"
+        ) from None
+
+
+def _cause(error: BaseException) -> str:
+    return str(error.__cause__ or error).strip().splitlines()[-1]
+
+
+class RayTransport:
+    """Carries frames in actor calls. `ray-actor://NAME?namespace=default&address=auto`."""
+
+    def __init__(self, address: str) -> None:
+        parts = urllib.parse.urlsplit(address)
+        query = dict(urllib.parse.parse_qsl(parts.query))
+        unknown = set(query) - {"namespace", "address"}
+        if not parts.netloc or unknown:
+            raise InvalidInput(f"{address!r}: a pool's actor is ray-actor://NAME?namespace=default&address=auto")
+        self.address = address
+        self._name = urllib.parse.unquote(parts.netloc)
+        self._namespace = query.get("namespace", DEFAULT_NAMESPACE)
+        join_cluster(query.get("address", "auto"), self._namespace)
+        self._actor = find_actor(self._name, self._namespace)
+
+    def call(self, op: str, body: bytes, timeout: float) -> bytes:
+        sent = self._actor.call.remote(body)
+        try:
+            return bytes(ray.get(sent, timeout=timeout))
+        except LOST as error:
+            raise Unreachable(_cause(error)) from error
+        except KeyboardInterrupt:
+            ray.cancel(sent)
+            raise
+
+    async def acall(self, op: str, body: bytes, timeout: float) -> bytes:
+        sent = self._actor.call.remote(body)
+        try:
+            return bytes(await asyncio.wait_for(sent, timeout))
+        except (*LOST, TimeoutError) as error:
+            raise Unreachable(_cause(error)) from error
+        except asyncio.CancelledError:
+            ray.cancel(sent)  # nobody takes the answer: a fetch that waits must not take a batch for them
+            raise
+
+    def close(self) -> None:
+        """The actor and the cluster's connection stay: others in this process may use them."""
+
+    async def aclose(self) -> None:
+        self.close()

@@ -1,0 +1,184 @@
+"""A pool in another process: the same calls, sent as frames over a transport, with retries that never do a thing twice.
+
+Every call can be sent again after a lost answer. A step without an index is given a call id, a fetch a request id, so
+the pool recognises the second one; an acknowledged lease may be acknowledged again. A long wait is asked for in
+pieces, so that a dead connection is noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from headrace.data.packing import Block, pack_extra
+from headrace.pool.aio import AsyncPool
+from headrace.pool.calls import Calls
+from headrace.pool.errors import PoolFull, PoolUnreachable
+from headrace.pool.plan import PENDING
+from headrace.pool.wire import decode_reply, encode_call
+
+#: Seconds that one request may wait in the pool before it is asked again.
+PIECE_S = 20.0
+#: Seconds that an answer may take beyond that.
+SLACK_S = 30.0
+#: Between tries at a pool that does not answer.
+BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class Unreachable(Exception):
+    """A transport could not deliver a call, or lost its answer; the call may or may not have been carried out."""
+
+
+class Transport(Protocol):
+    """Carries a call's frame to a pool and brings the answer's back; `Unreachable` where that fails."""
+
+    address: str
+
+    def call(self, op: str, body: bytes, timeout: float) -> bytes: ...
+
+    async def acall(self, op: str, body: bytes, timeout: float) -> bytes: ...
+
+    def close(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class RemotePool(Calls):
+    """A pool reached by `connect`. `retry_s`: how long a pool that does not answer is tried again."""
+
+    def __init__(self, transport: Transport, *, retry_s: float = 30.0) -> None:
+        self._transport = transport
+        self._retry_s = retry_s
+        self.aio: AsyncPool = cast(AsyncPool, _Awaitable(self))
+
+    def __repr__(self) -> str:
+        return f"RemotePool({self._transport.address!r})"
+
+    def __enter__(self) -> RemotePool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets go of this thread's connection; the pool itself goes on."""
+        self._transport.close()
+
+    async def aclose(self) -> None:
+        """Lets go of this event loop's connections."""
+        await self._transport.aclose()
+
+    def _do(
+        self, op: str, args: dict[str, Any], block: Block | None = None, then: Callable[[Any], Any] | None = None
+    ) -> Any:
+        call = _Call(op, args, block, self._retry_s)
+        while not call.done:
+            try:
+                call.answered(self._transport.call(op, call.body(), call.patience))
+            except Unreachable as error:
+                time.sleep(call.failed(error, self._transport.address))
+        return then(call.answer) if then is not None else call.answer
+
+    async def _do_async(
+        self, op: str, args: dict[str, Any], block: Block | None = None, then: Callable[[Any], Any] | None = None
+    ) -> Any:
+        call = _Call(op, args, block, self._retry_s)
+        while not call.done:
+            try:
+                call.answered(await self._transport.acall(op, call.body(), call.patience))
+            except Unreachable as error:
+                await asyncio.sleep(call.failed(error, self._transport.address))
+        return then(call.answer) if then is not None else call.answer
+
+
+class _Awaitable(Calls):
+    """The same calls, awaitable."""
+
+    def __init__(self, pool: RemotePool) -> None:
+        self._pool = pool
+
+    def _do(
+        self, op: str, args: dict[str, Any], block: Block | None = None, then: Callable[[Any], Any] | None = None
+    ) -> Any:
+        return self._pool._do_async(op, args, block, then)
+
+
+class _Call:
+    """One call until its answer: what to send next, how long to wait for it, when to give up."""
+
+    def __init__(self, op: str, args: dict[str, Any], block: Block | None, retry_s: float) -> None:
+        self.op = op
+        self.args = args
+        self.block = block
+        self.answer: Any = None
+        self.done = False
+        self._retry_s = retry_s
+        self._tries = 0
+        self._unreachable_since: float | None = None
+        self._frame: bytes | None = None
+        timeout = args.get("timeout")
+        self._waits = "timeout" in args and not _wrong(timeout)
+        self._until = time.monotonic() + timeout if self._waits and timeout is not None else None
+        if op == "fetch" and not args["request_id"]:
+            args["request_id"] = uuid.uuid4().hex
+        if block is not None:
+            _identify(block)
+
+    @property
+    def _left(self) -> float | None:
+        return None if self._until is None else max(0.0, self._until - time.monotonic())
+
+    @property
+    def patience(self) -> float:
+        return SLACK_S + (PIECE_S if self._waits else 0.0)
+
+    def body(self) -> bytes:
+        if self._waits:
+            left = self._left
+            piece = PIECE_S if left is None else min(left, PIECE_S)
+            self.args = {**self.args, "timeout": piece, "pieces": True}
+            return encode_call(self.op, self.args, self.block)
+        if self._frame is None:
+            self._frame = encode_call(self.op, self.args, self.block)
+        return self._frame
+
+    def answered(self, data: bytes) -> None:
+        self._unreachable_since, self._tries = None, 0
+        answer = decode_reply(data)
+        if answer == PENDING and self._waits:
+            if self._left is None or self._left > 0:
+                return
+            if self.op == "submit":
+                raise PoolFull(f"channel {self.args['channel']!r} had no room in time; nothing was taken")
+            answer = None
+        self.answer, self.done = answer, True
+
+    def failed(self, error: Unreachable, address: str) -> float:
+        """How long to wait before the next try; `PoolUnreachable` where there have been enough."""
+        now = time.monotonic()
+        if self._unreachable_since is None:
+            self._unreachable_since = now
+        if now - self._unreachable_since >= self._retry_s:
+            raise PoolUnreachable(f"the pool at {address} did not answer for {self._retry_s:g} s: {error}") from error
+        self._tries += 1
+        return BACKOFF_S[min(self._tries, len(BACKOFF_S)) - 1]
+
+
+def _identify(block: Block) -> None:
+    """Gives steps that leave their index to the pool a call id, so that a retry is known for one."""
+    for head in block.heads:
+        if head.step_index < 0:
+            extra = head.unpack_extra()
+            if extra.call_id is None:
+                extra.call_id = uuid.uuid4().hex
+                head.extra = pack_extra(extra)
+
+
+def _wrong(timeout: Any) -> bool:
+    """A timeout that is none is sent as it is: the pool says what is wrong with it."""
+    return timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0
+    )

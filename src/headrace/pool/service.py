@@ -1,0 +1,59 @@
+"""Answering calls that arrive as frames, for whichever shell carried them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+from headrace.data.errors import HeadraceError
+from headrace.data.frame import Buffer
+from headrace.pool import arguments
+from headrace.pool.embedded import DataPool
+from headrace.pool.errors import InternalError
+from headrace.pool.wire import decode_call, encode_error, encode_reply
+
+log = logging.getLogger("headrace.pool")
+
+
+async def _unless(gone: Awaitable[None], call: Awaitable[bytes]) -> bytes:
+    """What the call returns; a fetch that waits must not take a batch for someone who has left."""
+    left, task = asyncio.ensure_future(gone), asyncio.ensure_future(call)
+    try:
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        raise CallerGone
+    finally:
+        left.cancel()
+
+
+class CallerGone(Exception):
+    """Nobody is there any more to take the answer, and the call was given up."""
+
+
+async def answer(
+    pool: DataPool, data: Buffer, gone: Callable[[], Awaitable[None]] | None = None
+) -> tuple[bytes, HeadraceError | None]:
+    """The answer's frame, and the error that it carries, if it carries one.
+
+    `gone` returns when the caller has hung up: a call that may have to wait then ends with `CallerGone`.
+    """
+    try:
+        op, args, block = decode_call(data)
+        arguments.check(op, args)
+        reply = pool._do_async(op, args, block, encode_reply)
+        return await (reply if gone is None or not args.get("timeout") else _unless(gone(), reply)), None
+    except HeadraceError as error:
+        return encode_error(error), error
+    except CallerGone:
+        raise
+    except Exception as error:
+        # Not the caller's doing: the log has where, the caller that it happened.
+        log.exception("a call failed")
+        failed = InternalError(f"the pool failed at this call ({type(error).__name__}: {error}); its log says where")
+        return encode_error(failed), failed

@@ -1,0 +1,217 @@
+"""The pool's wire: a call and its answer, each one frame. Ray carries it in an actor call, HTTP in a body.
+
+A call is its operation's name, its arguments and, for a submit, the steps as a block. An answer is a value, or groups
+with their steps as a block, or an error that is raised again on the caller's side as what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from headrace.data import frame
+from headrace.data.errors import FrameError, HeadraceError
+from headrace.data.packing import (
+    Block,
+    BlockHeader,
+    Record,
+    check_heads,
+    check_values,
+    lay_out,
+    plain,
+    read_block,
+    unpack_block,
+)
+from headrace.data.step import Step
+from headrace.data.trajectory import Group, Trajectory
+from headrace.data.tree import TokenTree
+from headrace.pool.config import ChannelConfig
+from headrace.pool.plan import Completion, Receipt
+from headrace.pool.state import Event
+from headrace.pool.views import HandOut
+
+
+class Call(msgspec.Struct, array_like=True):
+    op: str
+    args: dict[str, Any]
+    block: BlockHeader | None = None
+
+
+class TrajectoryHead(msgspec.Struct, array_like=True):
+    uid: str
+    prompt_uid: str
+    channel: str
+    complete: bool
+    metadata: dict[str, Any]
+    n_rollouts: int | None
+    state: str
+    steps: int
+
+
+class GroupHead(msgspec.Struct, array_like=True):
+    prompt_uid: str
+    deliveries: int
+    replayed: bool
+    partial: bool
+    oldest_version: int
+    trajectories: list[TrajectoryHead]
+
+
+class Reply(msgspec.Struct, array_like=True):
+    """`kind` says what the value is: plain, error, receipt, completion, config, event list, hand-out, trajectory."""
+
+    kind: str
+    value: Any = None
+    groups: list[GroupHead] | None = None
+    block: BlockHeader | None = None
+
+
+_calls = msgspec.msgpack.Decoder(Call)
+_replies = msgspec.msgpack.Decoder(Reply)
+_encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
+_STRUCTS: dict[str, type] = {"receipt": Receipt, "completion": Completion, "config": ChannelConfig}
+
+
+def encode_call(op: str, args: dict[str, Any], block: Block | None = None) -> bytes:
+    header = _encode(Call(op, args, block.header() if block else None))
+    return frame.frame_bytes(frame.Kind.MESSAGE, header, block.body() if block else ())
+
+
+def decode_call(data: frame.Buffer) -> tuple[str, dict[str, Any], Block | None]:
+    message = _message(data)
+    try:
+        call = _calls.decode(message.header)
+    except msgspec.MsgspecError as error:
+        raise FrameError(f"a call that cannot be read: {error}") from None
+    if call.block is None:
+        return call.op, call.args, None
+    block = read_block(call.block, message.body)
+    check_heads(block)
+    check_values(block)
+    return call.op, call.args, block
+
+
+def encode_reply(value: Any) -> bytes:
+    if isinstance(value, HandOut):
+        heads, block, body = _pack_groups(value.groups)
+        reply = Reply("handout", [value.channel, value.lease, value.deadline], heads, block)
+        return frame.frame_bytes(frame.Kind.MESSAGE, _encode(reply), body)
+    if isinstance(value, Trajectory):
+        heads, block, body = _pack_groups([Group(value.prompt_uid, (value,))])
+        return frame.frame_bytes(frame.Kind.MESSAGE, _encode(Reply("trajectory", None, heads, block)), body)
+    kind = "plain"
+    for name, struct in _STRUCTS.items():
+        if type(value) is struct:
+            kind = name
+    if isinstance(value, list) and value and isinstance(value[0], Event):
+        kind = "events"
+    return frame.frame_bytes(frame.Kind.MESSAGE, _encode(Reply(kind, value)))
+
+
+def encode_error(error: HeadraceError) -> bytes:
+    return frame.frame_bytes(frame.Kind.MESSAGE, _encode(Reply("error", [error.code, str(error)])))
+
+
+def decode_reply(data: frame.Buffer) -> Any:
+    """The answer's value; an error is raised."""
+    message = _message(data)
+    reply = _replies.decode(message.header)
+    if reply.kind == "error":
+        raise HeadraceError.from_wire(*reply.value)
+    if reply.kind in ("handout", "trajectory"):
+        assert reply.groups is not None
+        assert reply.block is not None
+        groups = PackedGroups(reply.groups, read_block(reply.block, message.body))
+        if reply.kind == "trajectory":
+            return groups[0].trajectories[0]
+        channel, lease, deadline = reply.value
+        return HandOut(channel, lease, deadline, groups)
+    if reply.kind == "events":
+        return [msgspec.convert(event, Event) for event in reply.value]
+    struct = _STRUCTS.get(reply.kind)
+    return reply.value if struct is None else msgspec.convert(reply.value, struct)
+
+
+def encode_groups(groups: Sequence[Group]) -> bytes:
+    return encode_reply(HandOut("", "", 0.0, groups))
+
+
+def decode_groups(data: frame.Buffer) -> Sequence[Group]:
+    found: HandOut = decode_reply(data)
+    return found.groups
+
+
+class PackedGroups(Sequence[Group]):
+    """Groups as they came over the wire, unpacked when one is looked at: a trainer may want nothing but steps."""
+
+    def __init__(self, heads: list[GroupHead], block: Block) -> None:
+        steps = sum([trajectory.steps for head in heads for trajectory in head.trajectories])
+        if steps != len(block.heads):
+            raise FrameError(f"the groups speak of {steps} steps, the block holds {len(block.heads)}")
+        self._heads = heads
+        self._block = block
+        self._groups: list[Group] | None = None
+
+    def __len__(self) -> int:
+        return len(self._heads)
+
+    def __getitem__(self, at: Any) -> Any:
+        if self._groups is None:
+            self._groups = _unpack_groups(self._heads, self._block)
+        return self._groups[at]
+
+    def steps(self) -> list[Step]:
+        """Every step but quarantined ones, group by group. Where prompts came whole, arrays are views of the answer."""
+        if any([head.base >= 0 for head in self._block.heads]):
+            return [step for group in self for step in group.steps]
+        return [step for step in unpack_block(self._block) if step.quarantined is None]
+
+
+def _message(data: frame.Buffer) -> frame.Frame:
+    message = frame.decode(data)
+    if message.kind != frame.Kind.MESSAGE:
+        raise FrameError(f"a frame of kind {message.kind} where a message was expected")
+    if message.size != len(data):
+        raise FrameError(f"{len(data) - message.size} bytes follow the message")
+    return message
+
+
+def _pack_groups(groups: Sequence[Group]) -> tuple[list[GroupHead], BlockHeader, list[frame.Buffer]]:
+    heads: list[GroupHead] = []
+    records: list[Record] = []
+    blobs: dict[bytes, frame.Buffer] = {}
+    for group in groups:
+        members = []
+        for t in group.trajectories:
+            records.extend(t.tree.in_order())
+            blobs.update(t.blobs)
+            members.append(
+                TrajectoryHead(t.uid, t.prompt_uid, t.channel, t.complete, t.metadata, t.n_rollouts, t.state, len(t))
+            )
+        heads.append(
+            GroupHead(group.prompt_uid, group.deliveries, group.replayed, group.partial, group.oldest_version, members)
+        )
+    return heads, *lay_out(records, blobs)
+
+
+def _unpack_groups(heads: list[GroupHead], block: Block) -> list[Group]:
+    records = iter(block.records())
+    groups = []
+    for head in heads:
+        members = []
+        for t in head.trajectories:
+            tree = TokenTree()
+            for _ in range(t.steps):
+                record: Record = next(records)
+                tree.add(record)
+            members.append(
+                Trajectory(
+                    t.uid, t.prompt_uid, t.channel, t.complete, t.metadata, tree, block.blobs, t.n_rollouts, t.state
+                )
+            )
+        groups.append(
+            Group(head.prompt_uid, tuple(members), head.deliveries, head.replayed, head.partial, head.oldest_version)
+        )
+    return groups

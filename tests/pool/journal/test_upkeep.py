@@ -1,0 +1,337 @@
+"""Snapshots, backups, checks, and options that outlive the process."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pool.journal.kit import Unsynced, check_rules, dump, flip, frames, one, same, segment, uids
+
+from headrace import DataPool, Step
+from headrace.pool.errors import JournalDamaged, JournalError
+from headrace.pool.journal.files import Files
+from headrace.pool.journal.layout import snapshot_path
+from headrace.pool.journal.repair import backup, repair, verify
+
+
+def opened(folder: Path, **options: Any) -> DataPool:
+    return DataPool(folder, durability="os", files=Unsynced(), **options)
+
+
+# -- snapshots ---------------------------------------------------------------------------------------------------------
+
+
+def test_compaction_leaves_a_snapshot_and_one_segment(tmp_path: Path) -> None:
+    with opened(tmp_path, segment_mb=0.001) as pool:
+        for i in range(20):
+            pool.submit_step(one(f"s{i}"))
+        pool.fetch_batch(15, timeout=0)
+        before, size = dump(pool._state), pool.stats()["journal_bytes"]
+        pool.compact()
+        assert same(before, dump(pool._state))
+        assert pool.stats()["journal_bytes"] < size
+    assert len(list(tmp_path.glob("*.seg"))) == len(list(tmp_path.glob("*.snap"))) == 1
+    with opened(tmp_path) as pool:
+        assert same(before, dump(pool._state))
+
+
+def test_a_snapshot_of_a_snapshot_is_the_same(tmp_path: Path) -> None:
+    with opened(tmp_path) as pool:
+        pool.submit_steps([one("a/0", "a", 0, last=False), one("a/0", "a", 1), one("b", quarantined="odd")])
+        before = dump(pool._state)
+    for _ in range(3):
+        with opened(tmp_path) as pool:
+            assert same(before, dump(pool._state))
+            pool.compact()
+
+
+def test_a_journal_that_is_mostly_dead_is_compacted_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.pool.embedded.COMPACT_FROM", 20_000)
+    done = threading.Event()
+
+    class Telling(Unsynced):
+        def rename(self, old: Path, new: Path) -> None:
+            super().rename(old, new)
+            done.set()
+
+    with DataPool(tmp_path, durability="os", files=Telling()) as pool:
+        for i in range(200):
+            pool.submit_step(one(f"s{i}"))
+            pool.fetch_batch(1, timeout=0)
+            if done.is_set():
+                break
+        assert done.wait(30)
+    assert list(tmp_path.glob("*.snap"))
+    with opened(tmp_path) as pool:
+        check_rules(pool._state)
+        assert pool.stats()["ledger"]["consumed"] == i + 1
+
+
+def test_what_was_forgotten_is_in_no_file(tmp_path: Path) -> None:
+    secret = b"my name is"
+    with opened(tmp_path, channels={"train": {"history_size": 5}}) as pool:
+        for uid in ("a", "b"):
+            pool.submit_step(one(uid, metadata={"said": f"{uid} {secret.decode()}"}))
+        pool.fetch_batch(1, timeout=0, request_id="r")
+        assert pool.forget("a")
+        assert pool.forget("b")
+        assert not any(secret in path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
+
+
+def test_a_step_that_was_taken_alone_can_be_asked_for_again_after_a_snapshot(tmp_path: Path) -> None:
+    """Its group is consumed and gone: the answer is all that holds it."""
+    with opened(tmp_path) as pool:
+        pool.submit_step(one("a", metadata={"n": 1}))
+        given = pool.fetch_batch(1, unit="step", timeout=0, request_id="r").steps[0]
+        pool.compact()
+    with opened(tmp_path) as pool:
+        assert pool.fetch_batch(1, unit="step", timeout=0, request_id="r").steps[0] == given
+
+
+def test_a_lease_named_like_a_request_survives_a_snapshot(tmp_path: Path) -> None:
+    with opened(tmp_path) as pool:
+        pool.submit_steps([one("a"), one("b")])
+        first = pool.fetch_batch(1, lease_s=1e6, timeout=0)
+        pool.fetch_batch(1, timeout=0, request_id=first.lease_id)
+        pool.compact()
+    with opened(tmp_path) as pool:
+        pool.ack(first.lease_id)
+        assert pool.stats()["ledger"]["consumed"] == 2
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_group_that_no_longer_takes_trajectories_does_not_after_a_snapshot_either(
+    tmp_path: Path, compacted: bool
+) -> None:
+    """It was out on a lease while another group of its prompt began; that one is consumed, and it came back."""
+    with opened(tmp_path) as pool:
+        pool.submit_step(one("p/0", "p"))
+        lease = pool.fetch_batch(1, lease_s=1e6, timeout=0)
+        pool.submit_step(one("p/1", "p"))
+        lease.nack()
+        assert pool.fetch_batch(1, order="latest", timeout=0).steps[0].trajectory_uid == "p/1"
+        if compacted:
+            pool.compact()
+    with opened(tmp_path) as pool:
+        pool.submit_step(one("p/2", "p"))
+        assert [row["trajectories"] for row in pool.list_groups()["items"]] == [1, 1]
+
+
+def test_a_shared_blob_is_there_again_though_only_a_consumer_still_holds_it(tmp_path: Path) -> None:
+    """The journal must not take a blob for known because someone still has it in memory."""
+    image = b"a large image" * 100
+    with opened(tmp_path) as pool:
+        pool.submit_step(one("a", multi_modal_data={"image": image}))
+        batch = pool.fetch_batch(1, timeout=0)
+        pool.compact()
+        pool.submit_step(one("b", multi_modal_data={"image": image}))
+        assert batch.steps[0].multi_modal_data == {"image": image}
+    with opened(tmp_path) as pool:
+        assert pool.fetch_batch(1, timeout=0).steps[0].multi_modal_data == {"image": image}
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def n_rollouts(pool: DataPool, channel: str = "train") -> int:
+    return int(pool.stats(channel)["config"]["n_rollouts"])
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_channel_keeps_the_defaults_that_it_began_with(tmp_path: Path, compacted: bool) -> None:
+    """A tool that opens the journal without them must not make half a group ready."""
+    with opened(tmp_path, defaults={"n_rollouts": 2}) as pool:
+        pool.submit_step(one("a/0", "a"))
+        if compacted:
+            pool.compact()
+    with opened(tmp_path) as pool:
+        assert n_rollouts(pool) == 2
+        assert pool.fetch_batch(1, timeout=0) is None
+        assert n_rollouts(pool, "other") == 1
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_defaults_given_anew_reach_channels_that_have_no_options_of_their_own(tmp_path: Path, compacted: bool) -> None:
+    with opened(tmp_path, defaults={"n_rollouts": 2}) as pool:
+        pool.submit_step(one("a/0", "a"))
+        pool.configure("eval", n_rollouts=3)
+        if compacted:
+            pool.compact()
+    with opened(tmp_path, defaults={"n_rollouts": 1}) as pool:
+        assert (n_rollouts(pool), n_rollouts(pool, "eval")) == (1, 3)
+        assert pool.stats("train")["groups"]["ready"] == 1
+    with opened(tmp_path) as pool:
+        assert (n_rollouts(pool), n_rollouts(pool, "eval")) == (1, 3)
+
+
+def test_a_clock_that_goes_back_does_not_make_time_go_back(tmp_path: Path) -> None:
+    now = [1000.0]
+    with opened(tmp_path, clock=lambda: now[0], defaults={"grace_s": 10.0, "n_rollouts": 1}) as pool:
+        pool.submit_step(one("a"))
+        now[0] = 1020.0
+        assert pool.stats("train")["groups"]["ready"] == 1
+        now[0] = 1005.0
+        pool.submit_step(one("b"))
+        before = dump(pool._state)
+    with opened(tmp_path, clock=lambda: now[0]) as pool:
+        pool.stats()
+        assert same(before, dump(pool._state))
+
+
+# -- verify ------------------------------------------------------------------------------------------------------------
+
+
+def test_verify_says_what_it_found_and_changes_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path, segment_mb=0.0001) as pool:
+        for uid in "abc":
+            pool.submit_step(one(uid))
+    found = verify(tmp_path)
+    assert (found.commits, found.damage, found.torn) == (3, [], None)
+    assert found.bytes == sum(path.stat().st_size for path in tmp_path.glob("0*"))
+    with segment(tmp_path, 3).open("ab") as file:
+        file.write(b"torn")
+    flip(segment(tmp_path, 1), 100)
+    before = {path: path.read_bytes() for path in tmp_path.glob("0*")}
+    found = verify(tmp_path)
+    assert [damage.path.name for damage in found.damage] == ["000000000001.seg"]
+    assert found.torn is not None
+    assert found.torn[:3] == (segment(tmp_path, 3), segment(tmp_path, 3).stat().st_size - 4, 4)
+    assert {path: path.read_bytes() for path in tmp_path.glob("0*")} == before
+
+
+def test_a_journal_in_use_can_be_verified(tmp_path: Path) -> None:
+    with opened(tmp_path) as pool:
+        pool.submit_step(one("a"))
+        assert verify(tmp_path).commits == 1
+        pool.submit_step(one("b"))
+        assert verify(tmp_path).commits == 2
+
+
+def test_a_sound_journal_is_not_repaired(tmp_path: Path) -> None:
+    with opened(tmp_path) as pool:
+        pool.submit_step(one("a"))
+    before = {path.name for path in tmp_path.iterdir()}
+    assert not repair(tmp_path).damage
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_a_repaired_journal_can_be_damaged_and_repaired_again(tmp_path: Path) -> None:
+    with opened(tmp_path) as pool:
+        for uid in "abcd":
+            pool.submit_step(one(uid))
+    flip(segment(tmp_path), frames(segment(tmp_path))[2][0] + 50)
+    repair(tmp_path)
+    with opened(tmp_path) as pool:
+        pool.submit_step(one("e"))
+    flip(snapshot_path(tmp_path, 2), frames(snapshot_path(tmp_path, 2))[2][0] + 50)
+    repair(tmp_path)
+    with opened(tmp_path) as pool:
+        assert uids(pool) == ["a", "d", "e"]
+        check_rules(pool._state)
+    assert len(list((tmp_path / "damaged").iterdir())) == 2
+
+
+# -- backup ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_backup_is_a_journal(tmp_path: Path) -> None:
+    with opened(tmp_path / "pool", segment_mb=0.001) as pool:
+        for i in range(9):
+            pool.submit_step(one(f"s{i}"))
+        pool.backup(tmp_path / "copy")
+        before = dump(pool._state)
+        pool.submit_step(one("later"))
+    with opened(tmp_path / "copy") as pool:
+        assert same(before, dump(pool._state))
+
+
+def test_a_backup_needs_a_folder_of_its_own(tmp_path: Path) -> None:
+    with opened(tmp_path / "pool") as pool, pytest.raises(JournalError, match="is not empty; a backup needs a folder"):
+        pool.backup(tmp_path)
+
+
+def test_a_pool_without_a_journal_has_nothing_to_back_up(tmp_path: Path) -> None:
+    with DataPool() as pool, pytest.raises(JournalError, match="no journal"):
+        pool.backup(tmp_path)
+
+
+class Busy(Files):
+    """A journal that goes on while it is copied: something happens before each file is copied."""
+
+    def __init__(self, *happenings: Any) -> None:
+        self.happenings = list(happenings)
+
+    def append_to(self, path: Path) -> int:
+        if self.happenings:
+            self.happenings.pop(0)()
+        return super().append_to(path)
+
+
+def test_a_journal_can_be_backed_up_while_it_grows_and_is_compacted(tmp_path: Path) -> None:
+    """By another process, which holds no lock: it sees segments come and go."""
+    with opened(tmp_path / "pool", segment_mb=0.0005) as pool:
+        for i in range(3):
+            pool.submit_step(one(f"s{i}"))
+
+        def grow() -> None:
+            for _ in range(3):
+                pool.submit_step(one(f"s{len(uids(pool))}"))
+
+        backup(tmp_path / "pool", tmp_path / "copy", Busy(grow, pool.compact, grow))
+        assert not verify(tmp_path / "copy").damage
+        there = uids(pool)
+        assert len(there) == 9
+    with opened(tmp_path / "copy") as copy:
+        assert uids(copy) == there
+        check_rules(copy._state)
+
+
+def test_a_backup_of_a_damaged_journal_says_so(tmp_path: Path) -> None:
+    with opened(tmp_path / "pool") as pool:
+        pool.submit_step(one("a"))
+        pool.submit_step(one("b"))
+    flip(segment(tmp_path / "pool"), 100)
+    with pytest.raises(JournalDamaged, match=r"the backup in .*copy is damaged in 000000000001.seg"):
+        backup(tmp_path / "pool", tmp_path / "copy")
+    with pytest.raises(JournalError, match="no journal in"):
+        backup(tmp_path / "nothing", tmp_path / "copy2")
+
+
+# -- all that a step can hold ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_every_field_of_a_step_is_there_again(tmp_path: Path, compacted: bool) -> None:
+    step = Step(
+        prompt_ids=[1, 2, 3],
+        response_ids=[4, 5],
+        rollout_log_probs=[-0.5, -0.25],
+        trajectory_uid="t",
+        prompt_uid="p",
+        step_index=0,
+        reward=0.5,
+        policy_version=3,
+        is_last=True,
+        metadata={"a": [1, {"b": None}]},
+        finish_reason="stop",
+        sampling={"temperature": 0.7},
+        multi_modal_data={"image": b"bytes"},
+        routed_experts=[[1, 2], [3, 300]],
+        created_at=12.5,
+        call_id="c",
+        version_spans=((0, 3), (1, 4)),
+        trainable=False,
+        quality=0.25,
+        tags=("x", "y"),
+        note="look",
+    )
+    with opened(tmp_path) as pool:
+        pool.submit_step(step)
+        if compacted:
+            pool.compact()
+    with opened(tmp_path) as pool:
+        assert pool.fetch_batch(1, timeout=0).steps == [step]
