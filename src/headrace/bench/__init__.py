@@ -1,0 +1,25 @@
+"""Benchmarks. Each prints ratios against a named limit or peer, measured in the same run on the same machine."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from headrace.bench import report
+from headrace.data.errors import InvalidInput
+
+#: What can be measured, and the module whose `measure(quick)` does it.
+NAMES = {"pool": "headrace.bench.pool.measure"}
+
+
+def run(name: str, *, quick: bool = False, json_path: Path | None = None) -> int:
+    """Measures `name`, prints a table, writes the figures to `json_path` where one is given; returns an exit code."""
+    if name not in NAMES:
+        raise InvalidInput(f"no benchmark {name!r}; known: {', '.join(NAMES)}")
+    if json_path is not None and not json_path.parent.is_dir():
+        raise InvalidInput(f"the figures cannot be written to {json_path}: there is no folder {json_path.parent}")
+    found: report.Report = importlib.import_module(NAMES[name]).measure(quick)
+    found.print()
+    if json_path is not None:
+        found.write(json_path)
+    return 0

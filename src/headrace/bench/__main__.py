@@ -1,0 +1,26 @@
+"""`python -m headrace.bench NAME [--quick] [--json FILE]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from headrace.bench import NAMES, run
+from headrace.data.errors import HeadraceError
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m headrace.bench", description="Measure a part of Headrace.")
+    parser.add_argument("name", help=f"what to measure: {', '.join(NAMES)}")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes: ends within two minutes on two cores")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
+    given = parser.parse_args()
+    try:
+        return run(given.name, quick=given.quick, json_path=given.json)
+    except HeadraceError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""What a benchmark found: ratios with their bars, absolute figures, and the environment they hold for."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+LIBRARIES = ("headrace", "numpy", "msgspec", "orjson", "crc32c", "uvicorn", "starlette", "aiohttp", "ray")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a ratio means, and the value that it must reach, or must not exceed."""
+
+    meaning: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def met(self, value: float) -> bool:
+        return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
+
+    def __str__(self) -> str:
+        return f"≥ {self.at_least:g}" if self.at_least is not None else f"≤ {self.at_most:g}"
+
+
+@dataclass(slots=True)
+class Part:
+    """One part's figures: `ratios` by the keys of the bars, `absolute` with their unit at the end of the name."""
+
+    ratios: dict[str, float]
+    absolute: dict[str, float]
+
+
+@dataclass(slots=True)
+class Report:
+    title: str
+    bars: dict[str, Bar]
+    ratios: dict[str, float] = field(default_factory=dict)
+    absolute: dict[str, float] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, part: Part) -> None:
+        self.ratios.update(part.ratios)
+        self.absolute.update(part.absolute)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The ratios as plain numbers at the top, by the order of the bars, then everything else."""
+        return {
+            **{key: round(self.ratios[key], 4) for key in self.bars},
+            "absolute": {name: round(value, 4) for name, value in self.absolute.items()},
+            "environment": {**environment(), **self.details},
+        }
+
+    def write(self, path: Path) -> None:
+        path.write_bytes(orjson.dumps(self.as_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+    def print(self) -> None:
+        table = Table(title=self.title, title_justify="left", header_style="bold")
+        for name in ("key", "measured", "bar", "what"):
+            table.add_column(name, justify="right" if name in ("measured", "bar") else "left")
+        for key, bar in self.bars.items():
+            value = self.ratios[key]
+            table.add_row(key, f"[{'green' if bar.met(value) else 'red'}]{value:.3g}", str(bar), bar.meaning)
+        console = Console()
+        console.print(table)
+        figures = Table(header_style="bold")
+        figures.add_column("figure")
+        figures.add_column("value", justify="right")
+        for name, value in self.absolute.items():
+            figures.add_row(name, f"{value:,.0f}" if value >= 1000 else f"{value:.3g}")
+        console.print(figures)
+
+
+def environment() -> dict[str, Any]:
+    """What the figures depend on and what may be told: no host, no user, no path."""
+    return {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "versions": {name: version for name in LIBRARIES if (version := _version(name)) is not None},
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
