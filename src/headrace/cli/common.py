@@ -1,0 +1,157 @@
+"""What the commands share: a pool by its TARGET, and output for terminals, pipes and programs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from pydantic import BaseModel, Field
+from pydantic_settings import CliPositionalArg
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headrace.cli.parser import Usage
+
+if TYPE_CHECKING:
+    from headrace.pool.embedded import DataPool
+    from headrace.pool.remote import RemotePool
+
+KEY_VARIABLE = "HEADRACE_POOL_KEY"
+#: A command gives up on a pool that does not answer sooner than a producer would.
+RETRY_S = 3.0
+
+EMPTY = "-"
+SCHEMES = ("http", "https", "ray-actor")
+
+
+class OnTarget(BaseModel):
+    """A command about one pool."""
+
+    target: CliPositionalArg[str] = Field(
+        description="a journal's folder, http://HOST:PORT or ray-actor://NAME?namespace=NAMESPACE"
+    )
+    key: str | None = Field(None, description=f"the pool's key over HTTP (or set {KEY_VARIABLE})")
+
+
+class OnFolder(BaseModel):
+    """A command about a journal that no pool has open."""
+
+    target: CliPositionalArg[str] = Field(description="a journal's folder")
+
+    @property
+    def folder(self) -> Path:
+        found = folder_of(self.target)
+        if found is None:
+            raise Usage(
+                f"TARGET is {self.target!r}; this command works on a journal's folder, while no pool has it open"
+            )
+        return found
+
+
+def pool_key(given: str | None) -> str | None:
+    return given or os.environ.get(KEY_VARIABLE) or None
+
+
+def folder_of(target: str) -> Path | None:
+    """The folder that a TARGET names; None where it names a pool that runs."""
+    scheme, separator, _ = target.partition("://")
+    if not separator:
+        return Path(target)
+    if scheme not in SCHEMES:
+        raise Usage(
+            f"TARGET is {target!r}; it is a journal's folder, http://HOST:PORT or ray-actor://NAME?namespace=NAMESPACE"
+        )
+    return None
+
+
+@contextmanager
+def reading(on: OnTarget) -> Iterator[DataPool | RemotePool]:
+    """The pool at a TARGET, to read. A folder is not changed by it."""
+    folder = folder_of(on.target)
+    if folder is None:
+        with connected(on) as pool:
+            yield pool
+        return
+    from headrace.pool.readonly import JournalView
+
+    with JournalView(folder) as view:
+        yield view
+
+
+@contextmanager
+def connected(on: OnTarget) -> Iterator[RemotePool]:
+    from headrace.pool.connect import connect
+
+    with connect(on.target, key=pool_key(on.key), retry_s=RETRY_S) as pool:
+        yield pool
+
+
+# -- output ------------------------------------------------------------------------------------------------------------
+
+
+def on_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout: indented for people, on one line for pipes."""
+    option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if on_terminal() else 0)
+    print(orjson.dumps(value, default=_plain, option=option).decode())
+
+
+def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """A table on a terminal, without columns that are empty; elsewhere names and then rows, separated by tabs."""
+    if on_terminal():
+        shown = [name for name in columns if any(cell(row.get(name)) != EMPTY for row in rows)] or columns
+        table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+        for name in shown:
+            numeric = all(isinstance(row.get(name), int | float | None) for row in rows)
+            table.add_column(Text(name.replace("_", " ")), justify="right" if numeric else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(cell(row.get(name))) for name in shown))
+        Console().print(table)
+        return
+    print("\t".join(columns))
+    for row in rows:
+        print("\t".join(cell(row.get(name)).replace("\t", " ").replace("\n", " ") for name in columns))
+
+
+def say(*parts: Any) -> None:
+    """A remark: on stderr, so that stdout stays what was asked for."""
+    print(*parts, file=sys.stderr)
+
+
+def cell(value: Any) -> str:
+    """A value as it stands in a table."""
+    if value is None:
+        return EMPTY
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, Mapping):
+        return " ".join(f"{name}={cell(item)}" for name, item in value.items()) or EMPTY
+    if isinstance(value, list | tuple):
+        return ",".join(map(cell, value)) or EMPTY
+    return str(value)
+
+
+def megabytes(size: float) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "__struct_fields__"):
+        return {name: getattr(value, name) for name in value.__struct_fields__}
+    if isinstance(value, bytes):
+        return {"bytes": len(value)}
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -1,0 +1,63 @@
+"""`headrace engine`: see `headrace.engine`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from headrace.data.errors import HeadraceError
+
+#: Models below this many weights are slower with threads than without.
+SMALL = 20_000_000
+
+
+class EngineCommand(BaseModel):
+    """Serve a model with vLLM's wire, for the laptop and the tests, until SIGTERM or Ctrl-C. Prints one line with its
+    address once it is ready. Whoever reaches it can use it and change its weights: keep it on loopback.
+    """
+
+    model: str = Field(
+        "tiny", description="a checkpoint's folder (Llama, Mistral, Qwen2, Qwen3), or tiny: built on the spot"
+    )
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8001, ge=0, le=65535, description="port to listen on; 0: a free one")
+    served_model_name: str | None = Field(None, description="the model's name in requests; default: what --model says")
+    max_model_len: int | None = Field(
+        None, ge=2, description="longest prompt and answer together; default: the model's"
+    )
+    max_num_seqs: int = Field(256, ge=1, description="answers that are computed at once")
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+        "auto", description="float32 on a CPU, else the checkpoint's"
+    )
+    device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto: a GPU where there is one")
+    seed: int = Field(0, description="of tiny's weights, and of requests that bring none")
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = Field(
+        "raw_logprobs", description="log-probs of the model at temperature 1, or of what was sampled from"
+    )
+    threads: int | None = Field(None, ge=1, description="CPU threads; default: one for a small model, else all cores")
+    prefix_cache_mb: float = Field(256, ge=0, description="memory for beginnings that prompts share; 0: none")
+    record: int = Field(0, ge=0, description="keep the last N answers under /debug/calls, for tests")
+
+    def cli_cmd(self) -> None:
+        import torch
+
+        from headrace.engine.app import create_app
+        from headrace.engine.engine import Engine, Settings
+        from headrace.serving import Server
+
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        options = self.model_dump(exclude={"host", "port", "threads"})
+        engine = Engine(Settings(**options))
+        try:
+            torch.set_num_threads(self.threads or (1 if engine.size < SMALL else os.cpu_count() or 1))
+            server = Server(create_app(engine), self.host, self.port)
+        except OSError as error:
+            engine.close()
+            raise HeadraceError(f"cannot listen on {self.host} port {self.port}: {error.strerror or error}") from error
+        try:
+            server.run(lambda address: print(f"engine ready on {address}", flush=True))
+        finally:
+            engine.close()

@@ -1,0 +1,189 @@
+"""How a command line becomes a command: pydantic-settings' models, and errors that say what would be right.
+
+A command is a pydantic model with a `cli_cmd` method; its fields are its flags. Flags are kebab-case, and an underscore
+is read as a dash. Nothing but the command line sets them: an environment variable that happens to be called `port`
+does not. What may come from the environment is read where it is used, and its name is in the help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import inspect
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any, ClassVar, NoReturn, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings.exceptions import SettingsError
+
+OK, FAILED, BAD_USAGE = 0, 1, 2
+
+
+class Usage(Exception):
+    """What was asked for cannot be: the command ends with `BAD_USAGE`."""
+
+
+class Commands(BaseSettings):
+    """The root of a command line: a model whose fields are subcommands."""
+
+    model_config = SettingsConfigDict(
+        case_sensitive=True,
+        cli_avoid_json=True,
+        cli_enforce_required=True,
+        cli_exit_on_error=False,
+        cli_hide_none_type=True,
+        cli_implicit_flags="toggle",
+        cli_kebab_case=True,
+        nested_model_default_partial_update=True,
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+    def cli_cmd(self) -> None:
+        CliApp.run_subcommand(self)
+
+
+def run(root: type[Commands], args: Sequence[str], *, prog: str, version: str) -> None:
+    """Carries out what `args` ask for. Bad usage is a `Usage`, or ends with the parser's own message and code 2."""
+    parser = Parser(prog=prog, description=root.__doc__, formatter_class=Formatter, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=version, help="show the version and exit")
+    source: CliSettingsSource[Parser] = CliSettingsSource(
+        root, root_parser=parser, parse_args_method=_parse, formatter_class=Formatter
+    )
+    try:
+        CliApp.run(root, list(args), source)
+    except ValidationError as error:
+        raise Usage(_explained(error, root)) from None
+    except SettingsError as error:
+        raise Usage(str(error)) from None
+
+
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Help in words: no Python types, and no defaults that say nothing."""
+
+    METAVARS: ClassVar = {"Path": "PATH", "str": "TEXT", "int": "N", "float": "N", "list[str]": "TEXT"}
+    SILENT: ClassVar = (" (default: None)", " (default: False)", " (default: [])")
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        found = action.help
+        for words in self.SILENT:
+            found = found.removesuffix(words) if found else found
+        return found
+
+    def _metavar_formatter(self, action: argparse.Action, default_metavar: str) -> Any:
+        if isinstance(action.metavar, str):
+            action.metavar = self.METAVARS.get(action.metavar, action.metavar)
+        return super()._metavar_formatter(action, default_metavar)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return super()._fill_text(inspect.cleandoc(text), width, indent)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that names the nearest right flag or command for a wrong one."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        given = self._checked(list(sys.argv[1:] if args is None else args))
+        found, extra = super().parse_known_args(given, namespace)
+        if extra:
+            self.error(f"unexpected argument {extra[0]!r}")
+        return found, extra
+
+    def _checked(self, args: list[str]) -> list[str]:
+        """The arguments with underscores in flags made dashes; a flag or a command that is not known is an error."""
+        commands = self._commands()
+        checked: list[str] = []
+        takes_value = False
+        for at, arg in enumerate(args):
+            if arg == "--":
+                return [*checked, *args[at:]]
+            if arg.startswith("-") and len(arg) > 1 and not arg[1:2].isdigit() and arg[1:2] != ".":
+                name, eq, value = arg.partition("=")
+                name = self._flag(name)
+                takes_value = not eq and self._option_string_actions[name].nargs != 0
+                checked.append(name + eq + value)
+            elif takes_value:
+                takes_value = False
+                checked.append(arg)
+            elif commands:
+                if arg not in commands:
+                    self.error(f"no command {arg!r}{_nearest(arg, commands) or ': ' + ', '.join(commands)}")
+                return [*checked, *args[at:]]
+            else:
+                checked.append(arg)
+        if commands and not {"-h", "--help", "--version"} & set(checked):
+            self.print_help(sys.stderr)
+            self.exit(BAD_USAGE)
+        return checked
+
+    def _flag(self, name: str) -> str:
+        known = self._option_string_actions
+        if name in known:
+            return name
+        if name.startswith("--") and name.replace("_", "-") in known:
+            return name.replace("_", "-")
+        self.error(f"unknown flag {name}{_nearest(name, known)}")
+
+    def _commands(self) -> list[str]:
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                return list(action.choices)
+        return []
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _nearest(name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, list(known), 1, 0.5)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _parse(parser: Parser, args: Sequence[str]) -> argparse.Namespace:
+    """Parses; the values of a flag given several times are handed on as JSON, so that commas in them stay in them."""
+    found = parser.parse_args(list(args))
+    for name, value in vars(found).items():
+        if isinstance(value, list):
+            setattr(found, name, json.dumps(value))
+    return found
+
+
+def _explained(error: ValidationError, root: type[BaseModel]) -> str:
+    """What is wrong, by the names that the command line has for it."""
+    said = []
+    for line in error.errors(include_url=False):
+        message = line["msg"].removeprefix("Value error, ")
+        given = f", not {line['input']!r}" if isinstance(line["input"], str | int | float) else ""
+        said.append(f"{_name(line['loc'], root)}: {message}{given}")
+    return "; ".join(said)
+
+
+def _name(path: tuple[int | str, ...], model: type[BaseModel]) -> str:
+    """The flag or the argument at a path of fields, commands first."""
+    names: list[str] = []
+    for part in path:
+        fields = model.model_fields
+        name = next((name for name, field in fields.items() if part in (name, field.alias)), None)
+        if name is None:
+            break
+        marks = [getattr(mark, "__name__", "") for mark in fields[name].metadata]
+        if "_CliPositionalArg" in marks:
+            return str(part).upper().replace("_", "-")
+        if "_CliSubCommand" not in marks:
+            names.append(str(part).replace("_", "-"))
+        inner = [t for t in (fields[name].annotation, *get_args(fields[name].annotation)) if _is_model(t)]
+        if not inner:
+            break
+        model = inner[0]
+    return f"--{'.'.join(names)}"
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

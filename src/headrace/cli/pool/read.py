@@ -1,0 +1,259 @@
+"""`headrace pool stats`, `ls`, `show` and `export`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+from rich.console import Console
+from rich.markup import escape
+from rich.tree import Tree
+
+from headrace.cli.common import OnTarget, cell, megabytes, on_terminal, print_json, print_rows, reading, say
+from headrace.cli.parser import Usage
+from headrace.data.step import Step
+from headrace.data.trajectory import Trajectory
+from headrace.pool.config import DEFAULT_CHANNEL
+
+LEDGER = ("submitted", "queued", "leased", "consumed", "dropped", "quarantined")
+
+
+class Stats(OnTarget):
+    """The ledger (where every step that was ever submitted is now), the queues and how safe they are."""
+
+    channel: str | None = Field(None, description="one channel only")
+    as_json: bool = Field(False, alias="json", description="print JSON")
+
+    def cli_cmd(self) -> None:
+        with reading(self) as pool:
+            found = pool.stats(self.channel)
+        if self.as_json:
+            print_json(found)
+            return
+        channels = found["channels"] if self.channel is None else {self.channel: found}
+        rows = [{"channel": name, **_flat(stats)} for name, stats in channels.items()]
+        if on_terminal():
+            # A channel has more numbers than a terminal has columns: they stand below each other.
+            names = [name for name in (rows[0] if rows else {}) if name != "channel"]
+            rows = [{"steps": name, **{row["channel"]: row[name] for row in rows}} for name in names]
+            print_rows(rows, ["steps", *channels])
+        else:
+            print_rows(rows, list(rows[0]) if rows else ["channel"])
+        print(f"durability\t{found['durability']}")
+        if found["journal"] is not None:
+            print(f"journal\t{found['journal']}\t{megabytes(found['journal_bytes'])}")
+
+
+class Ls(OnTarget):
+    """List what a channel holds, oldest first, a page at a time."""
+
+    what: CliPositionalArg[Literal["groups", "trajectories", "steps"]] = Field(
+        "groups", description="groups, trajectories or steps"
+    )
+    channel: str = Field(DEFAULT_CHANNEL, description="the channel")
+    state: str | None = Field(None, description="groups: waiting, ready or leased; trajectories: queued or leased")
+    prompt_uid: str | None = Field(None, description="of this group only")
+    trajectory_uid: str | None = Field(None, description="steps of this trajectory only")
+    complete: bool | None = Field(None, description="trajectories that are complete, or not")
+    min_reward: float | None = Field(None, description="trajectories with at least this reward")
+    max_reward: float | None = Field(None, description="trajectories with at most this reward")
+    trainable: bool | None = Field(None, description="steps that may be trained on, or not")
+    quarantined: bool | None = Field(None, description="steps that are quarantined, or not")
+    tag: str | None = Field(None, description="steps with this tag")
+    limit: int = Field(100, ge=1, le=10_000, description="rows a page")
+    cursor: int = Field(0, ge=0, description="where the page begins: what the page before said")
+    all_pages: bool = Field(False, alias="all", description="every page, one after the other")
+    as_json: bool = Field(False, alias="json", description="print JSON")
+
+    def cli_cmd(self) -> None:
+        filters = self._filters()
+        with reading(self) as pool:
+            ask = {"groups": pool.list_groups, "trajectories": pool.list_trajectories, "steps": pool.list_steps}[
+                self.what
+            ]
+            page = ask(self.channel, cursor=self.cursor, limit=self.limit, **filters)
+            rows = page["items"]
+            while self.all_pages and page["next"] is not None:
+                page = ask(self.channel, cursor=page["next"], limit=self.limit, **filters)
+                rows += page["items"]
+        if self.as_json:
+            print_json({"items": rows, "next": page["next"]})
+            return
+        print_rows(rows, COLUMNS[self.what])
+        if page["next"] is not None:
+            say(f"more with --cursor {page['next']}, or --all")
+
+    def _filters(self) -> dict[str, Any]:
+        """The filters that were given; one that means nothing for what is listed is an error."""
+        given = {name: getattr(self, name) for name in sorted({name for names in FILTERS.values() for name in names})}
+        given = {name: value for name, value in given.items() if value is not None}
+        for name in given:
+            if name not in FILTERS[self.what]:
+                known = ", ".join(_flag(known) for known in FILTERS[self.what])
+                raise Usage(f"{_flag(name)} does not filter {self.what}; these do: {known}")
+        return given
+
+
+class Show(OnTarget):
+    """One trajectory: which step continues which, what each cost in tokens and what it earned."""
+
+    trajectory_uid: CliPositionalArg[str] = Field(description="the trajectory")
+    channel: str | None = Field(None, description="the channel; without one all are searched")
+    tokens: bool = Field(False, description="also the token ids that each step added")
+    as_json: bool = Field(False, alias="json", description="print JSON")
+
+    def cli_cmd(self) -> None:
+        with reading(self) as pool:
+            found: Trajectory = pool.trajectory(self.trajectory_uid, self.channel)
+        rows = list(_steps(found, self.tokens))
+        head = {
+            "trajectory_uid": found.uid,
+            "prompt_uid": found.prompt_uid,
+            "channel": found.channel,
+            "state": found.state,
+            "complete": found.complete,
+            "n_rollouts": found.n_rollouts,
+            "reward": found.reward,
+            "metadata": found.metadata,
+        }
+        if self.as_json:
+            print_json({**head, "sequences": len(found.sequences()), "steps": rows})
+        elif on_terminal():
+            Console().print(_tree(head, rows))
+        else:
+            for name, value in head.items():
+                print(f"{name}\t{cell(value)}")
+            for row in rows:
+                print("  " * (row["depth"] + 1) + _line(row))
+
+
+class Export(OnTarget):
+    """Write what a channel holds, queued and leased, to a file: .parquet (needs headrace[export]) or .jsonl.
+
+    steps: one row a step, with every field of Step. sequences: one row a root-to-leaf path, as a trainer gets it.
+    """
+
+    to: Path = Field(description="the file to write; it is replaced once the new one is whole")
+    channel: str = Field(DEFAULT_CHANNEL, description="the channel")
+    what: Literal["steps", "sequences"] = Field("steps", description="what a row is")
+
+    def cli_cmd(self) -> None:
+        from headrace.pool.export import export
+
+        with reading(self) as pool:
+            done = export(pool, self.to, self.channel, self.what)
+        print(f"{done.rows} {self.what} of {done.trajectories} trajectories in {self.to} ({megabytes(done.bytes)})")
+        if done.gone:
+            say(f"{done.gone} trajectories left the pool while it was read, and are not in the file")
+
+
+#: Which filters mean something where; the pool refuses the others too, but does not know the flags' names.
+FILTERS: dict[str, tuple[str, ...]] = {
+    "groups": ("state", "prompt_uid"),
+    "trajectories": ("state", "prompt_uid", "complete", "min_reward", "max_reward"),
+    "steps": ("prompt_uid", "trajectory_uid", "trainable", "tag", "quarantined"),
+}
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "groups": (
+        "prompt_uid", "state", "n_rollouts", "trajectories", "complete", "steps", "oldest_version", "deliveries",
+    ),
+    "trajectories": ("trajectory_uid", "prompt_uid", "state", "complete", "steps", "reward"),
+    "steps": (
+        "trajectory_uid", "step_index", "prompt_tokens", "response_tokens", "reward", "policy_version", "is_last",
+        "finish_reason", "quarantined", "trainable", "quality", "tags", "note",
+    ),
+}  # fmt: skip
+
+
+def _flat(stats: dict[str, Any]) -> dict[str, Any]:
+    """One channel's numbers in one row."""
+    return {
+        **{name: stats["ledger"][name] for name in LEDGER},
+        "balanced": stats["balanced"],
+        **{f"groups {name}": count for name, count in stats["groups"].items()},
+        "leases": stats["leases"],
+        "policy version": stats["policy_version"],
+        "closed": stats["closed"],
+    }
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _steps(trajectory: Trajectory, tokens: bool) -> Iterator[dict[str, Any]]:
+    """The steps, parents before children, each with its depth and without what its parent holds."""
+    steps = {step.step_index: step for step in trajectory.steps}
+    parents = trajectory.parents
+
+    def below(parent: int, depth: int) -> Iterator[dict[str, Any]]:
+        for index in sorted(index for index, its in parents.items() if its == parent):
+            known = len(steps[parent].prompt_ids) + len(steps[parent].response_ids) if parent >= 0 else 0
+            yield _step_row(steps[index], parent, depth, known, tokens)
+            yield from below(index, depth + 1)
+
+    return below(-1, 0)
+
+
+def _step_row(step: Step, parent: int, depth: int, known: int, tokens: bool) -> dict[str, Any]:
+    row = {
+        "step_index": step.step_index,
+        "parent": parent if parent >= 0 else None,
+        "depth": depth,
+        "prompt_tokens": len(step.prompt_ids),
+        "new_prompt_tokens": len(step.prompt_ids) - known,
+        "response_tokens": len(step.response_ids),
+        "reward": step.reward,
+        "policy_version": step.policy_version,
+        "is_last": step.is_last,
+        "finish_reason": step.finish_reason,
+        "quarantined": step.quarantined,
+        "trainable": step.trainable,
+        "quality": step.quality,
+        "tags": list(step.tags),
+        "note": step.note,
+        "log_probs": step.rollout_log_probs is not None,
+    }
+    if tokens:
+        row["new_prompt_ids"] = step.prompt_ids[known:].tolist()
+        row["response_ids"] = step.response_ids.tolist()
+        row["rollout_log_probs"] = None if step.rollout_log_probs is None else step.rollout_log_probs.tolist()
+    return row
+
+
+def _line(row: dict[str, Any]) -> str:
+    """A step on one line: the numbers first, then whatever is not as usual."""
+    parts = [
+        f"step {row['step_index']}: {row['prompt_tokens']} prompt (+{row['new_prompt_tokens']}) "
+        f"+ {row['response_tokens']} response tokens, version {row['policy_version']}"
+    ]
+    if row["reward"] is not None:
+        parts.append(f"reward {row['reward']:g}")
+    if row["finish_reason"] is not None:
+        parts.append(row["finish_reason"])
+    if row["is_last"]:
+        parts.append("last")
+    if not row["log_probs"]:
+        parts.append("no log-probs")
+    if row["quarantined"] is not None:
+        parts.append(f"quarantined ({row['quarantined']})")
+    if not row["trainable"]:
+        parts.append("not trainable")
+    parts += [f"{name} {cell(row[name])}" for name in ("quality", "tags", "note") if row[name] not in (None, [])]
+    line = ", ".join(parts)
+    if "response_ids" in row:
+        line += f" | {' '.join(map(str, row['new_prompt_ids']))} -> {' '.join(map(str, row['response_ids']))}"
+    return line
+
+
+def _tree(head: dict[str, Any], rows: list[dict[str, Any]]) -> Tree:
+    tree = Tree(escape("  ".join(f"{name} {cell(value)}" for name, value in head.items() if value not in (None, {}))))
+    branches = [tree]
+    for row in rows:
+        del branches[row["depth"] + 1 :]
+        branches.append(branches[-1].add(escape(_line(row))))
+    return tree

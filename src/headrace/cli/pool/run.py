@@ -1,0 +1,203 @@
+"""`headrace pool serve`, `start` and `stop`."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import urllib.parse
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from pydantic import BaseModel, Field
+from pydantic_settings import CliPositionalArg
+
+from headrace.cli.common import KEY_VARIABLE, pool_key, say
+from headrace.cli.parser import Usage
+from headrace.data.errors import HeadraceError
+from headrace.pool.config import ChannelConfig, Limits
+
+CONFIG_KEYS = ("channels", "defaults", "limits")
+
+
+class PoolOptions(BaseModel):
+    """What a pool is made of, however it is reached."""
+
+    journal: Path | None = Field(
+        None, description="folder in which what was acknowledged is found again; without one the pool lives in memory"
+    )
+    durability: Literal["os", "fsync"] | None = Field(
+        None,
+        description="what an acknowledgement outlives: the process (os) or the machine (fsync, the default)",
+    )
+    segment_mb: float = Field(64, gt=0, description="size at which the journal begins a new file")
+    quota_mb: float | None = Field(None, gt=0, description="most that the journal may take on disk")
+    channel: list[str] = Field(
+        [], description="a channel's options, as NAME:option=value,...; may be given several times"
+    )
+    config: Path | None = Field(
+        None, description=f"YAML or JSON file with {', '.join(CONFIG_KEYS)}; --channel overrides it"
+    )
+
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments of `DataPool` but for its journal."""
+        found = read_config(self.config) if self.config is not None else {}
+        channels = found.get("channels", {})
+        for spec in self.channel:
+            name, options = channel_spec(spec)
+            channels[name] = {**channels.get(name, {}), **options}
+        given: dict[str, Any] = {
+            "durability": self.durability,
+            "segment_mb": self.segment_mb,
+            "quota_mb": self.quota_mb,
+        }
+        if channels:
+            given["channels"] = channels
+        if found.get("defaults"):
+            given["defaults"] = found["defaults"]
+        if found.get("limits"):
+            given["limits"] = Limits(**found["limits"])
+        return given
+
+
+class Serve(PoolOptions):
+    """Run a pool as an HTTP service, until SIGTERM or Ctrl-C. Prints one line with its address once it is ready."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8200, ge=0, le=65535, description="port to listen on; 0: a free one")
+    key: str | None = Field(None, description=f"key that callers must present (or set {KEY_VARIABLE})")
+    max_body_mb: float = Field(512, gt=0, description="largest request that is taken")
+
+    def cli_cmd(self) -> None:
+        from headrace.pool.embedded import DataPool
+        from headrace.pool.http import Server
+
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        key = pool_key(self.key)
+        if key is None and not _loopback(self.host):
+            say(
+                f"warning: {self.host} can be reached from other machines and there is no key: whoever reaches it can "
+                f"read and change this pool. Set {KEY_VARIABLE} or --key"
+            )
+        with DataPool(self.journal, **self.options()) as pool:
+            try:
+                server = Server(pool, self.host, self.port, key=key, max_body_mb=self.max_body_mb)
+            except OSError as error:
+                raise HeadraceError(
+                    f"cannot listen on {self.host} port {self.port}: {error.strerror or error}"
+                ) from error
+            server.run(_announce)
+
+
+class Start(PoolOptions):
+    """Run a pool as a detached, named actor of a Ray cluster. Ray restarts it when it dies; with a journal it then
+    comes back with everything that was acknowledged.
+
+    The journal lies on this node, and the actor is pinned to it, unless --shared-journal says that every node sees
+    that folder.
+    """
+
+    name: str = Field("data_pool", description="the actor's name")
+    ray_address: str = Field("auto", description="the cluster: auto, or its HOST:PORT")
+    namespace: str = Field("default", description="the actor's namespace")
+    shared_journal: bool = Field(False, description="every node sees the journal's folder: the actor may move")
+    num_cpus: float = Field(0, ge=0, description="CPUs that Ray sets aside for it")
+
+    def cli_cmd(self) -> None:
+        from headrace.pool.ray import start_pool
+
+        start_pool(
+            self.name,
+            address=self.ray_address,
+            namespace=self.namespace,
+            journal=self.journal,
+            shared_journal=self.shared_journal,
+            num_cpus=self.num_cpus,
+            **self.options(),
+        )
+        query = {"namespace": self.namespace}
+        if self.ray_address != "auto":
+            query["address"] = self.ray_address
+        _announce(f"ray-actor://{urllib.parse.quote(self.name, safe='')}?{urllib.parse.urlencode(query)}")
+
+
+class Stop(BaseModel):
+    """End a pool that runs as a Ray actor, for good. Its journal stays."""
+
+    target: CliPositionalArg[str] = Field(description="ray-actor://NAME?namespace=NAMESPACE")
+
+    def cli_cmd(self) -> None:
+        parts = urllib.parse.urlsplit(self.target)
+        if parts.scheme != "ray-actor" or not parts.netloc:
+            raise Usage(
+                f"TARGET is {self.target!r}; stop ends ray-actor://NAME?namespace=NAMESPACE. A `headrace pool serve` "
+                "ends with SIGTERM or Ctrl-C"
+            )
+        from headrace.pool.ray import DEFAULT_NAMESPACE, stop_pool
+
+        query = dict(urllib.parse.parse_qsl(parts.query))
+        stop_pool(
+            urllib.parse.unquote(parts.netloc),
+            address=query.get("address", "auto"),
+            namespace=query.get("namespace", DEFAULT_NAMESPACE),
+        )
+        print(f"stopped {self.target}")
+
+
+def channel_spec(text: str) -> tuple[str, dict[str, Any]]:
+    """`train:n_rollouts=8,overflow=reject` as the channel's name and its options."""
+    name, _, rest = text.partition(":")
+    if not name:
+        raise Usage(f"--channel {text!r}: it begins with the channel's name, as in train:n_rollouts=8")
+    options: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        option, equals, value = part.partition("=")
+        if not equals:
+            raise Usage(f"--channel {text!r}: {part!r} should be option=value, as in train:n_rollouts=8")
+        options[option.strip().replace("-", "_")] = _value(value.strip())
+    ChannelConfig().changed(options)
+    return name, options
+
+
+def _value(text: str) -> Any:
+    """A number, true, false or none where it reads as one; text otherwise."""
+    if text.lower() in ("none", "null"):
+        return None
+    try:
+        found = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+    return found if isinstance(found, bool | int | float) else text
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A configuration file's channels, defaults and limits, each checked by name and value."""
+    try:
+        found = (msgspec.yaml if path.suffix.lower() in (".yaml", ".yml") else msgspec.json).decode(path.read_bytes())
+    except msgspec.DecodeError as error:
+        raise Usage(f"--config {path}: {error}") from None
+    if not isinstance(found, dict) or not all(isinstance(value, dict) for value in found.values()):
+        raise Usage(f"--config {path}: it must be an object with {', '.join(CONFIG_KEYS)}, each an object")
+    for name in found:
+        if name not in CONFIG_KEYS:
+            raise Usage(f"--config {path}: unknown key {name!r}; known: {', '.join(CONFIG_KEYS)}")
+    base = ChannelConfig().changed(found.get("defaults", {}))
+    for name, options in found.get("channels", {}).items():
+        if not isinstance(options, dict):
+            raise Usage(f"--config {path}: channel {name!r} must be an object of options, not {options!r}")
+        base.changed(options)
+    unknown = set(found.get("limits", {})) - set(Limits.__struct_fields__)
+    if unknown:
+        raise Usage(f"--config {path}: unknown limit {min(unknown)!r}; known: {', '.join(Limits.__struct_fields__)}")
+    return found
+
+
+def _announce(address: str) -> None:
+    print(f"pool ready on {address}", flush=True)
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,27 @@
+"""`headrace bench` hands over to `headrace.bench`, and its exit code is the benchmark's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli.command import Command
+
+from headrace import bench
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_flags_reach_the_benchmark_and_its_code_comes_back(
+    headrace: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    asked: list[Any] = []
+
+    def run(name: str, *, quick: bool, json_path: Path | None) -> int:
+        asked.append((name, quick, json_path))
+        return code
+
+    monkeypatch.setattr(bench, "run", run)
+    assert headrace("bench", "pool", "--quick", "--json", tmp_path / "bench.json").code == code
+    assert headrace("bench", "pool").code == code
+    assert asked == [("pool", True, tmp_path / "bench.json"), ("pool", False, None)]

@@ -1,0 +1,198 @@
+"""The command line itself: help, wrong flags, wrong values, exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, Field
+from pydantic_settings import CliSubCommand
+from tests.cli.command import Command, spawn
+
+from headrace import __version__
+from headrace.cli.parser import Commands, Usage, run
+from headrace.cli.pool.run import channel_spec, read_config
+
+POOL = ("serve", "start", "stop", "stats", "ls", "show", "export", "verify", "repair", "compact", "backup")
+
+
+@pytest.mark.parametrize("command", [(), ("pool",), ("bench",), ("demo",), *(("pool", name) for name in POOL)])
+def test_every_command_has_help(headrace: Command, command: tuple[str, ...]) -> None:
+    done = headrace(*command, "--help")
+    assert done.code == 0
+    assert done.out.startswith(f"usage: {' '.join(('headrace', *command))} ")
+    assert done.err == ""
+
+
+def test_help_says_what_flags_mean_in_words(headrace: Command) -> None:
+    said = headrace("pool", "serve", "--help").out
+    assert "--journal PATH" in said
+    assert "--durability {os,fsync}" in said
+    assert "HEADRACE_POOL_KEY" in said
+    assert "(default: 8200)" in said
+    assert "None" not in said
+    assert "list[str]" not in said
+
+
+def test_the_version_is_the_package_s() -> None:
+    done = spawn("--version")
+    assert (done.code, done.out) == (0, f"headrace {__version__}\n")
+
+
+@pytest.mark.parametrize("args", [(), ("pool",)])
+def test_without_a_command_the_help_is_shown_as_an_error(headrace: Command, args: tuple[str, ...]) -> None:
+    done = headrace(*args)
+    assert done.code == 2
+    assert done.out == ""
+    assert "subcommands:" in done.err
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("pool", "stats", "x", "--jsn"), "unknown flag --jsn; did you mean --json?"),
+        (("pool", "serve", "--prot", "1"), "unknown flag --prot; did you mean --port?"),
+        (("pool", "serve", "--jurnal=x"), "unknown flag --jurnal; did you mean --journal?"),
+        (("pool", "export", "x", "--too", "y.jsonl"), "unknown flag --too; did you mean --to?"),
+        (("pool", "ls", "x", "--zzzzz"), "unknown flag --zzzzz (see headrace pool ls --help)"),
+        (("pool", "stat", "x"), "no command 'stat'; did you mean stats?"),
+        (("pol",), "no command 'pol'; did you mean pool?"),
+        (("pool", "stats"), "the following arguments are required: TARGET"),
+        (("pool", "export", "x"), "the following arguments are required: --to"),
+        (("pool", "stats", "x", "y"), "unexpected argument 'y'"),
+        (("pool", "serve", "--port", "many"), "--port: Input should be a valid integer"),
+        (("pool", "serve", "--port", "70000"), "--port: Input should be less than or equal to 65535, not '70000'"),
+        (("pool", "serve", "--durability", "hope"), "--durability: Input should be 'os' or 'fsync', not 'hope'"),
+        (("pool", "serve", "--durability", "os"), "`os` and `fsync` need one"),
+        (("pool", "ls", "x", "turtles"), "WHAT: Input should be 'groups', 'trajectories' or 'steps', not 'turtles'"),
+        (("pool", "stats", "ftp://x"), "TARGET is 'ftp://x'; it is a journal's folder, http://HOST:PORT or ray-actor"),
+        (("pool", "stop", "http://127.0.0.1:1"), "A `headrace pool serve` ends with SIGTERM or Ctrl-C"),
+        (("pool", "verify", "http://127.0.0.1:1"), "this command works on a journal's folder"),
+        (("pool", "serve", "--channel", "train:n_rolouts=8"), "unknown channel option 'n_rolouts'; did you mean"),
+        (("pool", "serve", "--channel", "train:n_rollouts=0"), "n_rollouts must be an integer of at least 1, not 0"),
+        (("pool", "serve", "--channel", "train:fast"), "'fast' should be option=value"),
+        (("pool", "serve", "--channel", ":n_rollouts=1"), "it begins with the channel's name"),
+        (("bench", "nothing"), "no benchmark 'nothing'"),
+        (("demo", "--groups", "1"), "--groups: Input should be greater than or equal to 4, not '1'"),
+    ],
+)
+def test_bad_usage_is_one_line_that_says_what_would_be_right(
+    headrace: Command, args: tuple[str, ...], said: str
+) -> None:
+    done = headrace(*args)
+    assert done.code == 2
+    assert done.out == ""
+    assert said in done.err
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "flag", "value"),
+    [("groups", "--tag", "x"), ("trajectories", "--trainable", None), ("steps", "--min-reward", "1")],
+)
+def test_a_filter_that_means_nothing_there_is_an_error(
+    headrace: Command, journal: Path, what: str, flag: str, value: str | None
+) -> None:
+    done = headrace("pool", "ls", journal, what, flag, *([value] if value else []))
+    assert done.code == 2
+    assert f"{flag} does not filter {what}; these do: " in done.err
+
+
+def test_underscores_in_flags_are_read_as_dashes(headrace: Command, journal: Path) -> None:
+    done = headrace("pool", "ls", journal, "trajectories", "--min_reward=1", "--prompt_uid", "a")
+    assert [row["trajectory_uid"] for row in done.rows] == ["a-1"]
+
+
+class Env(BaseModel):
+    group_size: int = 4
+
+
+class Serving(BaseModel):
+    """Serves."""
+
+    env: Env = Env()
+
+    def cli_cmd(self) -> None:
+        print(self.env.group_size)
+
+
+class Root(Commands):
+    """A command line with nested settings, as environments have them."""
+
+    serving: CliSubCommand[Serving] = Field(description="serve")
+
+
+@pytest.mark.parametrize("flag", ["--env.group_size", "--env.group-size"])
+def test_nested_settings_have_dotted_flags(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(Root, ["serving", flag, "16"], prog="root", version="1")
+    assert capsys.readouterr().out == "16\n"
+    with pytest.raises(Usage, match=r"^--env\.group-size: Input should be a valid integer"):
+        run(Root, ["serving", flag, "many"], prog="root", version="1")
+
+
+def test_only_the_command_line_sets_flags(headrace: Command, journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("pool", '{"stats": {"channel": "nowhere"}}')
+    monkeypatch.setenv("channel", "nowhere")
+    assert [row["channel"] for row in headrace("pool", "stats", journal).rows] == ["train", "eval"]
+
+
+def test_a_failure_is_one_line_and_no_traceback() -> None:
+    done = spawn("pool", "stats", "/nowhere/at/all")
+    assert done.code == 1
+    assert done.out == ""
+    assert done.err == "headrace: no journal at /nowhere/at/all: there is no such folder\n"
+
+
+def test_a_channel_s_options_may_hold_several_values_and_none() -> None:
+    spec = "train:n_rollouts=8,overflow=reject,require-reward=true,group_timeout_s=none,replay_share=0.25"
+    assert channel_spec(spec) == (
+        "train",
+        {
+            "n_rollouts": 8,
+            "overflow": "reject",
+            "require_reward": True,
+            "group_timeout_s": None,
+            "replay_share": 0.25,
+        },
+    )
+    assert channel_spec("eval") == ("eval", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pool.yaml", "channels:\n  train:\n    n_rollouts: 8\ndefaults:\n  history_size: 4\n"),
+        ("pool.json", '{"channels": {"train": {"n_rollouts": 8}}, "defaults": {"history_size": 4}}'),
+    ],
+)
+def test_a_configuration_file_is_yaml_or_json(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    assert read_config(tmp_path / name) == {
+        "channels": {"train": {"n_rollouts": 8}},
+        "defaults": {"history_size": 4},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("channels: [", "pool.yaml: "),
+        ("- 1\n", "it must be an object with channels, defaults, limits"),
+        ("chanels: {}\n", "unknown key 'chanels'; known: channels, defaults, limits"),
+        ("channels:\n  train: 8\n", "channel 'train' must be an object of options"),
+        ("channels:\n  train:\n    n_rolouts: 8\n", "unknown channel option 'n_rolouts'; did you mean 'n_rollouts'?"),
+        ("defaults:\n  overflow: spill\n", "overflow is 'spill'; it must be one of drop_oldest, reject, block"),
+        ("limits:\n  most: 1\n", "unknown limit 'most'"),
+    ],
+)
+def test_a_wrong_configuration_file_is_refused_by_name(headrace: Command, tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "pool.yaml").write_text(text)
+    done = headrace("pool", "serve", "--port", "0", "--config", tmp_path / "pool.yaml")
+    assert done.code == 2
+    assert said in done.err
+
+
+def test_a_missing_configuration_file_is_named(headrace: Command, tmp_path: Path) -> None:
+    done = headrace("pool", "serve", "--config", tmp_path / "none.yaml")
+    assert done.code == 1
+    assert done.err == f"headrace: No such file or directory: {tmp_path / 'none.yaml'}\n"
