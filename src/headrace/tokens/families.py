@@ -1,0 +1,241 @@
+"""Renderers for the families that the `renderers` library knows, found by proof and not by name.
+
+A folder's name says little about the template in it. So a family is taken for a model only if the library writes the
+same ids as the model's own template, over conversations with every kind of turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.data.errors import InvalidInput
+from headrace.tokens.messages import Message, ToolCall, read_arguments, to_dict
+from headrace.tokens.parse import Delta, Grammar, NewId, Parsed, StopCut
+from headrace.tokens.renderer import (
+    PROMPT_TAIL,
+    AnswerStream,
+    Reading,
+    Tools,
+    Unrenderable,
+    numbered,
+)
+from headrace.tokens.template import TemplateRenderer, proofs
+from headrace.tokens.vocabulary import Vocabulary
+
+#: The families whose answers are parsed as they stream. The others are parsed by the library, at their end.
+GRAMMARS = {"qwen3": Grammar(True, "hermes"), "llama-3": Grammar(False, "llama")}
+#: A token without which a family need not be tried: building it would look for files on the network.
+NEEDS = {"gpt-oss": "<|channel|>"}
+
+
+class FamilyRenderer(Reading):
+    """One family of `renderers`. Earlier reasoning stays in context, since it was sampled there.
+
+    The library walks the whole prompt to bridge. The last few ids tell it the same; `looks_back` is how many of them it
+    gets, and None gives it all, for a family in which that made a difference when it was tried.
+    """
+
+    def __init__(
+        self,
+        family: str,
+        vocabulary: Vocabulary,
+        options: Mapping[str, Any] | None = None,
+        *,
+        looks_back: int | None = None,
+    ) -> None:
+        self.name = family
+        self.vocabulary = vocabulary
+        self.options = dict(options or {})
+        self.looks_back = looks_back
+        self._library = _create(family, vocabulary, self.options)
+        self.stop_ids = frozenset(int(i) for i in self._library.get_stop_token_ids())
+        self.grammar = GRAMMARS.get(family, Grammar())
+        self._variants: dict[str, FamilyRenderer] = {}
+
+    @property
+    def overrides(self) -> frozenset[str]:
+        return frozenset() if self._library.is_prefix_stable else frozenset({"reasoning"})
+
+    def with_options(self, options: Mapping[str, Any] | None) -> FamilyRenderer:
+        if not options:
+            return self
+        key = repr(sorted(options.items(), key=lambda item: item[0]))
+        if key not in self._variants:
+            self._variants[key] = FamilyRenderer(self.name, self.vocabulary, options, looks_back=self.looks_back)
+        return self._variants[key]
+
+    def render(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+        given = [to_dict(message) for message in messages]
+        specs = [dict(tool) for tool in tools] or None
+        try:
+            return [int(i) for i in self._library.render_ids(given, tools=specs, add_generation_prompt=True)]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise Unrenderable(f"the model's chat format cannot hold these messages: {error}") from error
+
+    def bridge(
+        self, prompt: Sequence[int], response: Sequence[int], calls: Sequence[ToolCall], new: Sequence[Message]
+    ) -> list[int] | None:
+        if not new or any(message.role == "assistant" for message in new):
+            return None
+        before = [int(i) for i in (prompt if self.looks_back is None else prompt[-self.looks_back :])]
+        sampled = [int(i) for i in response]
+        names = {call.id: call.name for call in calls if call.id}
+        given = []
+        for message in new:
+            item = to_dict(message)
+            # The call that a result answers is not among the new messages, and some formats write its name.
+            if message.role == "tool" and message.name is None and message.tool_call_id in names:
+                item["name"] = names[message.tool_call_id]
+            given.append(item)
+        try:
+            bridged = self._library.bridge_to_next_turn(before, sampled, given)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+        if bridged is None:
+            return None
+        ids, kept = bridged.token_ids, len(before) + len(sampled)
+        if len(ids) <= kept or ids[:kept] != before + sampled:
+            return None
+        return [int(i) for i in ids[kept:]]
+
+    def stream(
+        self, prompt: Sequence[int], *, tools: bool, new_id: NewId | None = None, stop: Sequence[str] = ()
+    ) -> AnswerStream:
+        if self.name in GRAMMARS:
+            return super().stream(prompt, tools=tools, new_id=new_id, stop=stop)
+        return LibraryStream(self._library, self.vocabulary, prompt, tools=tools, new_id=new_id or numbered, stop=stop)
+
+
+class LibraryStream:
+    """An answer that the library parses, once it is whole."""
+
+    def __init__(
+        self,
+        library: Any,
+        vocabulary: Vocabulary,
+        prompt: Sequence[int],
+        *,
+        tools: bool,
+        new_id: NewId,
+        stop: Sequence[str],
+    ) -> None:
+        self._library = library
+        self._vocabulary = vocabulary
+        self._prompt = [int(i) for i in prompt[-PROMPT_TAIL:]]
+        self._tools = tools
+        self._new_id = new_id
+        self._stop = stop
+        self._ids: list[int] = []
+        self._parsed = Parsed()
+
+    def feed(self, ids: Sequence[int]) -> Delta:
+        self._ids.extend(int(i) for i in ids)
+        return Delta()
+
+    def finish(self) -> Delta:
+        found = self._library.parse_response(self._ids, prompt_ids=self._prompt)
+        content = str(found.content or "")
+        made: list[ToolCall] = []
+        malformed: list[str] = []
+        for call in found.tool_calls:
+            if self._tools and call.name and str(call.status) == "ok":
+                made.append(ToolCall(call.name, read_arguments(call.arguments), call.id or self._new_id(len(made))))
+            else:
+                malformed.append(call.raw)
+                content += call.raw
+        cut = StopCut(self._stop)
+        content = cut.feed(content) + cut.finish()
+        open_end = found.reasoning_complete is False
+        self._parsed = Parsed(
+            content, found.reasoning_content, tuple(made), tuple(malformed), "reasoning" if open_end else ""
+        )
+        return Delta(content, found.reasoning_content or "", tuple(made))
+
+    @property
+    def parsed(self) -> Parsed:
+        return self._parsed
+
+
+def families() -> list[str]:
+    """The families that may be asked for by name."""
+    from renderers import base
+
+    base._populate_registry()
+    return [name for name in base.RENDERER_REGISTRY if name != "default"]
+
+
+def _create(family: str, vocabulary: Vocabulary, options: Mapping[str, Any]) -> Any:
+    from pydantic import ValidationError
+    from renderers import config_from_name, create_renderer
+
+    if family not in families():
+        raise InvalidInput(f"unknown model family {family!r}; known: {', '.join(families())}")
+    config_type = type(config_from_name(family))
+    known = config_type.template_field_names()
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise InvalidInput(
+            f"{family} has no template option {unknown[0]!r}; it has: {', '.join(sorted(known)) or 'none'}"
+        )
+    try:
+        config = config_type(thinking_retention="all", **options)
+    except ValidationError as error:
+        raise InvalidInput(
+            f"template options {dict(options)} do not fit {family}: {error.errors()[0]['msg']}"
+        ) from None
+    return create_renderer(vocabulary.hf, config)
+
+
+def proven_family(template: TemplateRenderer) -> FamilyRenderer | None:
+    """The family that writes the same ids as the model's own template; None where there is none."""
+    for family in families():
+        if family in NEEDS and template.vocabulary.id_of(NEEDS[family]) is None:
+            continue
+        try:
+            renderer = FamilyRenderer(family, template.vocabulary)
+        except Exception:  # each family says in its own way that its tokens are not in this vocabulary
+            continue
+        if _same_ids(renderer, template):
+            return FamilyRenderer(family, template.vocabulary, looks_back=_safe_tail(renderer))
+    return None
+
+
+def named_family(family: str, vocabulary: Vocabulary) -> FamilyRenderer:
+    """A family taken on trust."""
+    return FamilyRenderer(family, vocabulary, looks_back=_safe_tail(FamilyRenderer(family, vocabulary)))
+
+
+def _same_ids(renderer: FamilyRenderer, template: TemplateRenderer) -> bool:
+    compared = 0
+    for messages, tools in proofs():
+        try:
+            expected = template.render(messages, tools)
+        except Unrenderable:
+            continue
+        try:
+            if renderer.render(messages, tools) != expected:
+                return False
+        except Unrenderable:
+            return False
+        compared += 1
+    return compared > 0
+
+
+def _safe_tail(renderer: FamilyRenderer) -> int | None:
+    """How few of a prompt's ids suffice to bridge; None where fewer than all made a difference."""
+    short = FamilyRenderer(renderer.name, renderer.vocabulary, looks_back=PROMPT_TAIL)
+    for messages, tools in proofs():
+        try:
+            prompt = renderer.render(
+                [Message("user", "long " * PROMPT_TAIL), Message("assistant", "so"), *messages], tools
+            )
+        except Unrenderable:
+            continue
+        for text in ("Well.", "<think>\nso\n</think>\n\nWell.", "<think>\nso"):
+            sampled = renderer.vocabulary.encode(text)
+            for response in (sampled, [*sampled, *list(renderer.stop_ids)[:1]]):
+                new = [Message("user", "and?")]
+                if short.bridge(prompt, response, (), new) != renderer.bridge(prompt, response, (), new):
+                    return None
+    return PROMPT_TAIL

@@ -1,0 +1,263 @@
+"""A trajectory's calls as a tree of conversations: which earlier call does a new request continue?
+
+A node's key stands for the messages it was called with and the answer it gave. A request continues the node whose key
+is that of the longest beginning of its messages: one digest a message, then a look-up; no old message is compared,
+parsed or kept. A node keeps only the ids that its parent does not hold, and its record fits into a step's metadata, so
+that another process can rebuild the tree from the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from headrace.data.step import IntArray, Step
+from headrace.tokens.messages import ROOT, Chain, Message, ToolCall, digest_of, strict
+
+#: Where a step's metadata holds its node's record.
+RECORD = "history"
+
+
+class Cause(StrEnum):
+    """Why a prompt is what it is: the continuation of a node, or the beginning of a branch."""
+
+    EXTENDED = "extended"  # begins, bit for bit, with its parent's prompt and response
+    FIRST = "first"  # nothing was there yet
+    REPEATED = "repeated"  # the same conversation from its beginning, asked again
+    NEW_CONVERSATION = "new_conversation"  # no answer in it: a sub-agent, or a compaction into one message
+    SYSTEM_CHANGED = "system_changed"  # continues a node but for its system message
+    TOOLS_CHANGED = "tools_changed"
+    OPTIONS_CHANGED = "options_changed"  # template options, such as thinking on or off
+    HISTORY_REWRITTEN = "history_rewritten"  # holds an answer, or a turn before one, that was never sampled so
+    BRIDGE_REFUSED = "bridge_refused"  # continues a node, but what to append could not be proven
+    TEMPLATE_DIFFERS = "template_differs"  # rendered as the template would, which is not what was sampled
+
+
+class Request:
+    """One call's conversation, digested once."""
+
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.messages = tuple(messages)
+        self.tools = tuple(tools or ())
+        self.options = dict(options or {})
+        self.chain = Chain(self.messages)
+        self.tools_key = digest_of(list(self.tools))
+        self.options_key = digest_of(self.options)
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """What a node is known by; small enough for a step's metadata."""
+
+    key: bytes  # the messages and the answer
+    body: bytes  # the same without the opening system messages
+    messages: int  # how many they are
+    prompt_key: bytes  # the messages alone
+    strict: bytes
+    tools: bytes
+    options: bytes
+    parent: bytes
+    calls: tuple[tuple[str, str], ...] = ()
+
+    def to_metadata(self) -> dict[str, Any]:
+        digests = {name: getattr(self, name).hex() for name in DIGESTS}
+        return {**digests, "messages": self.messages, "calls": [list(call) for call in self.calls]}
+
+    @classmethod
+    def from_metadata(cls, given: Mapping[str, Any]) -> Record:
+        digests: dict[str, Any] = {name: bytes.fromhex(given[name]) for name in DIGESTS}
+        return cls(
+            **digests,
+            messages=int(given["messages"]),
+            calls=tuple((str(call_id), str(name)) for call_id, name in given["calls"]),
+        )
+
+
+DIGESTS = ("key", "body", "prompt_key", "strict", "tools", "options", "parent")
+
+
+class Node(msgspec.Struct, eq=False):
+    """One call: its record, and the ids that its parent does not hold."""
+
+    record: Record
+    parent: Node | None
+    own: IntArray
+    n_response: int
+    step: int | str | None = None  # the step's index, or the call's id while it has none
+    before: int = 0  # how many ids the parent holds
+
+    @property
+    def total(self) -> int:
+        return self.before + len(self.own)
+
+    @property
+    def n_prompt(self) -> int:
+        return self.total - self.n_response
+
+    @property
+    def response(self) -> IntArray:
+        return self.own[len(self.own) - self.n_response :]
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        return tuple(ToolCall(name, {}, call_id) for call_id, name in self.record.calls)
+
+    def whole(self) -> IntArray:
+        """Prompt and response."""
+        parts: list[IntArray] = []
+        node: Node | None = self
+        while node is not None:
+            parts.append(node.own)
+            node = node.parent
+        return np.concatenate(parts[::-1]) if len(parts) > 1 else parts[0]
+
+    def prompt_tail(self, most: int) -> IntArray:
+        """The last ids of the prompt, without building the whole of it."""
+        tail = self.own[: len(self.own) - self.n_response]
+        node = self.parent
+        while node is not None and len(tail) < most:
+            tail = np.concatenate([node.own[max(0, len(node.own) - (most - len(tail))) :], tail])
+            node = node.parent
+        return tail[max(0, len(tail) - most) :]
+
+
+class Match(msgspec.Struct, frozen=True):
+    """Where a request belongs: the node it continues and the messages that are new, or why it begins a branch."""
+
+    cause: Cause
+    node: Node | None = None
+    new: tuple[Message, ...] = ()
+
+
+class History:
+    """The nodes of one trajectory."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self._by_key: dict[bytes, list[Node]] = {}
+        self._bodies: set[bytes] = set()
+        self._prompts: set[bytes] = set()
+
+    def match(self, request: Request) -> Match:
+        """The longest node that the request continues; of several that look alike, the one that was meant."""
+        if not self.nodes:
+            return Match(Cause.FIRST)
+        keys, messages = request.chain.keys, request.messages
+        for n in range(len(messages), 0, -1):
+            found = self._by_key.get(keys[n]) if messages[n - 1].role == "assistant" else None
+            if not found:
+                continue
+            new = messages[n:]
+            if any(message.role == "assistant" for message in new):
+                return Match(Cause.HISTORY_REWRITTEN)
+            fits = [node for node in found if node.record.tools == request.tools_key]
+            if not fits:
+                return Match(Cause.TOOLS_CHANGED)
+            fits = [node for node in fits if node.record.options == request.options_key]
+            if not fits:
+                return Match(Cause.OPTIONS_CHANGED)
+            return Match(Cause.EXTENDED, _meant(fits, messages[n - 1]), _named(new, messages[n - 1], fits))
+        return Match(self._cause_of_branch(request))
+
+    def _cause_of_branch(self, request: Request) -> Cause:
+        if request.chain.whole in self._prompts:
+            return Cause.REPEATED
+        answers = [n for n, message in enumerate(request.messages, 1) if message.role == "assistant"]
+        if not answers:
+            return Cause.NEW_CONVERSATION
+        if request.chain.body(answers[-1]) in self._bodies:
+            return Cause.SYSTEM_CHANGED
+        return Cause.HISTORY_REWRITTEN
+
+    def record(self, request: Request, answer: Message, parent: Node | None) -> Record:
+        """What the call with this answer will be known by."""
+        start = 0 if parent is None else parent.record.messages
+        before = ROOT if parent is None else parent.record.body
+        return Record(
+            key=request.chain.extended(answer),
+            body=request.chain.body(len(request.messages), start, before, answer),
+            messages=len(request.messages) + 1,
+            prompt_key=request.chain.whole,
+            strict=strict(answer),
+            tools=request.tools_key,
+            options=request.options_key,
+            parent=ROOT if parent is None else parent.record.key,
+            calls=tuple((call.id, call.name) for call in answer.tool_calls),
+        )
+
+    def add(
+        self,
+        record: Record,
+        prompt: IntArray,
+        response: IntArray,
+        parent: Node | None = None,
+        step: int | str | None = None,
+    ) -> Node:
+        """A call that was answered. The prompt must begin with the parent's ids; the step's check sees to that."""
+        before = 0 if parent is None else parent.total
+        own = np.concatenate([prompt[before:], response]).astype(np.int32, copy=False)
+        node = Node(record, parent, own, len(response), step, before)
+        self.nodes.append(node)
+        self._by_key.setdefault(record.key, []).append(node)
+        self._bodies.add(record.body)
+        self._prompts.add(record.prompt_key)
+        return node
+
+    @classmethod
+    def from_steps(cls, steps: Iterable[Step]) -> History:
+        """The tree as another process left it in the pool; steps without a record, or quarantined, are passed over."""
+        history = cls()
+        for step in steps:
+            given = step.metadata.get(RECORD)
+            if given is None or step.quarantined is not None:
+                continue
+            record = Record.from_metadata(given)
+            parent = next(
+                (node for node in reversed(history._by_key.get(record.parent, ())) if _begins(step.prompt_ids, node)),
+                None,
+            )
+            history.add(record, step.prompt_ids, step.response_ids, parent, step.step_index)
+        return history
+
+
+def _begins(prompt: IntArray, node: Node) -> bool:
+    return len(prompt) >= node.total and np.array_equal(prompt[: node.total], node.whole())
+
+
+def _meant(nodes: Sequence[Node], answer: Message) -> Node:
+    """Of several answers that look alike, the one that is the same in everything, else the newest."""
+    if len(nodes) > 1:
+        exact = strict(answer)
+        for node in reversed(nodes):
+            if node.record.strict == exact:
+                return node
+    return nodes[-1]
+
+
+def _named(new: tuple[Message, ...], answer: Message, nodes: Sequence[Node]) -> tuple[Message, ...]:
+    """New tool results with the ids that the model's calls had, where the client renamed them."""
+    calls = _meant(nodes, answer).record.calls
+    ids = [call_id for call_id, _ in calls]
+    shown = [call.id for call in answer.tool_calls]
+    if shown == ids or len(shown) != len(ids):
+        renamed = {}
+    else:
+        renamed = dict(zip(shown, ids, strict=True)) if len(set(shown)) == len(shown) else {}
+    out = []
+    for message in new:
+        if message.role == "tool":
+            call_id = renamed.get(message.tool_call_id or "", message.tool_call_id)
+            if call_id not in ids and len(ids) == 1:
+                call_id = ids[0]
+            if call_id != message.tool_call_id:
+                message = msgspec.structs.replace(message, tool_call_id=call_id)
+        out.append(message)
+    return tuple(out)

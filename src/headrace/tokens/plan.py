@@ -1,0 +1,62 @@
+"""Which ids for these messages: the one place that decides.
+
+`bridge` (the default): a request that continues a node gets the node's own ids and, behind them, only what is new; the
+template is overridden where it would strip or move what was sent. `template`: every prompt is rendered as the template
+would, and a branch begins where that is not what was sampled. In both, a prompt with a parent begins bit for bit with
+the parent's prompt and response.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from headrace.data.step import IntArray
+from headrace.tokens.history import Cause, History, Match, Node, Request
+from headrace.tokens.renderer import Renderer
+
+HistoryMode = Literal["bridge", "template"]
+
+
+class PromptPlan(msgspec.Struct, frozen=True, eq=False):
+    """A prompt, what it continues, and why. `bridged` says that nothing old was rendered again."""
+
+    ids: IntArray
+    cause: Cause
+    parent: Node | None = None
+    kept: int = 0  # how many of the ids are the parent's
+    bridged: bool = False
+
+
+def plan_prompt(renderer: Renderer, history: History, request: Request, mode: HistoryMode = "bridge") -> PromptPlan:
+    """The prompt for a request. Raises Unrenderable where the model's format cannot hold its messages."""
+    renderer = renderer.with_options(request.options)
+    match = history.match(request)
+    if match.node is None:
+        return PromptPlan(_render(renderer, request), match.cause)
+    if mode == "bridge":
+        plan = _bridge(renderer, match, match.node)
+        if plan is not None:
+            return plan
+    ids = _render(renderer, request)
+    before = match.node.whole()
+    if len(ids) > len(before) and np.array_equal(ids[: len(before)], before):
+        return PromptPlan(ids, Cause.EXTENDED, match.node, len(before))
+    return PromptPlan(ids, Cause.BRIDGE_REFUSED if mode == "bridge" else Cause.TEMPLATE_DIFFERS)
+
+
+def _bridge(renderer: Renderer, match: Match, node: Node) -> PromptPlan | None:
+    ext = renderer.bridge(
+        node.prompt_tail(renderer.looks_back or node.n_prompt).tolist(), node.response.tolist(), node.calls, match.new
+    )
+    if not ext:
+        return None
+    before = node.whole()
+    ids = np.concatenate([before, np.asarray(ext, np.int32)])
+    return PromptPlan(ids, Cause.EXTENDED, node, len(before), True)
+
+
+def _render(renderer: Renderer, request: Request) -> IntArray:
+    return np.asarray(renderer.render(request.messages, request.tools), np.int32)

