@@ -1,0 +1,245 @@
+"""What is answered, in vLLM's shapes: the same keys, in the same order, with the same nulls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from headrace.engine import chat
+from headrace.engine.requests import ChatRequest, CompletionRequest, OpenAI
+from headrace.engine.sequence import Candidates, Sequence
+from headrace.engine.vocabulary import Vocabulary
+from headrace.engine.worker import Delta
+
+Json = dict[str, Any]
+
+
+def usage(sequences: Seq[Sequence], n: int) -> Json:
+    """Token counts; a prompt counts once, however many choices answer it."""
+    asked = sum(len(sequence.prompt) for sequence in sequences[::n])
+    answered = sum(len(sequence.output) for sequence in sequences)
+    return {"prompt_tokens": asked, "total_tokens": asked + answered, "completion_tokens": answered}
+
+
+def _whole_usage(sequences: Seq[Sequence], n: int) -> Json:
+    return {**usage(sequences, n), "prompt_tokens_details": None, "completion_tokens_details": None}
+
+
+def now() -> int:
+    return int(time.time())
+
+
+# -- /v1/completions ---------------------------------------------------------------------------------------------------
+
+
+def completion(
+    head: Json, asked: CompletionRequest, sequences: Seq[Sequence], words: Vocabulary, fingerprint: str
+) -> Json:
+    choices = []
+    for sequence in sequences:
+        ids = asked.return_token_ids
+        choices.append(
+            {
+                "index": sequence.index,
+                "text": sequence.text.value,
+                "logprobs": _completion_logprobs(sequence, 0, len(sequence.output), asked, words, 0)[0],
+                "finish_reason": sequence.finish_reason,
+                "stop_reason": sequence.stop_reason,
+                "token_ids": sequence.output if ids else None,
+                "prompt_logprobs": prompt_logprobs(sequence, words),
+                "prompt_token_ids": sequence.prompt if ids else None,
+                "routed_experts": None,
+            }
+        )
+    return {
+        **head,
+        "choices": choices,
+        "service_tier": None,
+        "system_fingerprint": fingerprint,
+        "usage": _whole_usage(sequences, sequences[0].sampling.n),
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
+        "metrics": None,
+    }
+
+
+def completion_choice(asked: CompletionRequest, delta: Delta, words: Vocabulary, offset: int) -> tuple[Json, int]:
+    """One chunk's choice, and where the text of the next one's tokens begins."""
+    sequence = delta.sequence
+    logprobs, offset = _completion_logprobs(sequence, delta.first, delta.last, asked, words, offset)
+    choice = {
+        "index": sequence.index,
+        "text": delta.text,
+        "logprobs": logprobs,
+        "finish_reason": delta.finish_reason,
+        "stop_reason": sequence.stop_reason if delta.finish_reason else None,
+        "prompt_token_ids": sequence.prompt if asked.return_token_ids and delta.first == 0 else None,
+        "token_ids": sequence.output[delta.first : delta.last] if asked.return_token_ids else None,
+    }
+    return choice, offset
+
+
+def _completion_logprobs(
+    sequence: Sequence, first: int, last: int, asked: CompletionRequest, words: Vocabulary, offset: int
+) -> tuple[Json | None, int]:
+    if sequence.sampling.logprobs is None:
+        return None, offset
+    tokens, top, offsets = [], [], []
+    for found in sequence.candidates[first:last]:
+        named: dict[str, float] = {}
+        for token, value, _ in found[: 1 + (asked.logprobs or 0)]:
+            # Two tokens may read alike; the sampled one comes first, and its log-prob is not to be lost.
+            named.setdefault(_name(token, asked, words), value)
+        top.append(named)
+        tokens.append(_name(found[0][0], asked, words))
+        offsets.append(offset)
+        offset += len(tokens[-1])
+    told = {
+        "text_offset": offsets,
+        "token_logprobs": sequence.logprobs[first:last],
+        "tokens": tokens,
+        "top_logprobs": top,
+    }
+    return told, offset
+
+
+# -- /v1/chat/completions ----------------------------------------------------------------------------------------------
+
+
+def chat_completion(
+    head: Json, asked: ChatRequest, sequences: Seq[Sequence], words: Vocabulary, fingerprint: str
+) -> Json:
+    choices = []
+    for sequence in sequences:
+        message, reason = _message(sequence, parse=bool(asked.tools) and asked.tool_choice != "none")
+        choices.append(
+            {
+                "index": sequence.index,
+                "message": message,
+                "logprobs": chat_logprobs(sequence, 0, len(sequence.output), asked, words),
+                "finish_reason": reason,
+                "stop_reason": sequence.stop_reason,
+                "token_ids": sequence.output if asked.return_token_ids else None,
+                "routed_experts": None,
+            }
+        )
+    first = sequences[0]
+    return {
+        **head,
+        "choices": choices,
+        "service_tier": None,
+        "system_fingerprint": fingerprint,
+        "usage": _whole_usage(sequences, first.sampling.n),
+        "prompt_logprobs": prompt_logprobs(first, words),
+        "prompt_token_ids": first.prompt if asked.return_token_ids else None,
+        "prompt_text": None,
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
+        "metrics": None,
+    }
+
+
+def _message(sequence: Sequence, *, parse: bool) -> tuple[Json, str | None]:
+    content, calls = chat.tool_calls(sequence.text.value) if parse else (sequence.text.value, [])
+    message: Json = {
+        "role": "assistant",
+        "content": content,
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+    }
+    if calls:
+        message["tool_calls"] = calls
+    message["reasoning"] = None
+    called = calls and sequence.finish_reason == "stop"
+    return message, "tool_calls" if called else sequence.finish_reason
+
+
+def chat_logprobs(sequence: Sequence, first: int, last: int, asked: OpenAI, words: Vocabulary) -> Json | None:
+    most = sequence.sampling.logprobs
+    if most is None:
+        return None
+    content = []
+    for found in sequence.candidates[first:last]:
+        entries = [_entry(token, value, asked, words) for token, value, _ in found[: max(1, most)]]
+        content.append({**entries[0], "top_logprobs": entries if most else []})
+    return {"content": content}
+
+
+def _entry(token: int, value: float, asked: OpenAI, words: Vocabulary) -> Json:
+    name = _name(token, asked, words)
+    return {"token": name, "logprob": value, "bytes": list(name.encode("utf-8", "replace"))}
+
+
+def _name(token: int, asked: OpenAI, words: Vocabulary) -> str:
+    return f"token_id:{token}" if asked.return_tokens_as_token_ids else words.text(token)
+
+
+def prompt_logprobs(sequence: Sequence, words: Vocabulary) -> list[Json | None] | None:
+    if sequence.sampling.prompt_logprobs is None:
+        return None
+    return [
+        None
+        if found is None
+        else {
+            str(token): {"logprob": value, "rank": rank, "decoded_token": words.text(token)}
+            for token, value, rank in found
+        }
+        for found in sequence.prompt_candidates
+    ]
+
+
+# -- /inference/v1/generate --------------------------------------------------------------------------------------------
+
+
+def generate_choice(sequence: Sequence, first: int, last: int, *, end: bool, text: str | None) -> Json:
+    found: Json = {
+        "index": sequence.index,
+        "finish_reason": sequence.finish_reason if end else None,
+        "stop_reason": sequence.stop_reason if end else None,
+        "token_ids": sequence.output[first:last],
+        "routed_experts": None,
+        "sampling_mask": None,
+        "weight_versions": sequence.versions() if end else None,
+        "logprobs": generate_logprobs(sequence.candidates[first:last], sequence.sampling.logprobs),
+    }
+    if text is not None:
+        found["text"] = text
+    return found
+
+
+def generate_logprobs(candidates: Iterable[Candidates], most: int | None) -> Json | None:
+    if most is None:
+        return None
+    content = []
+    for found in candidates:
+        entries = [{"token_id": token, "logprob": value, "rank": rank} for token, value, rank in found[: max(1, most)]]
+        content.append({**entries[0], "top_logprobs": entries if most else []})
+    return {"content": content}
+
+
+def generated(asked_id: str, model: str, sequences: Seq[Sequence], words: Vocabulary, *, ids: bool, mode: str) -> Json:
+    first = sequences[0]
+    return {
+        "request_id": asked_id,
+        "model": model,
+        "created": now(),
+        "usage": _whole_usage(sequences, first.sampling.n),
+        "prompt_logprobs": prompt_logprobs(first, words),
+        "prompt_token_id_logprobs": None,
+        "prompt_token_ids": first.prompt if ids else None,
+        "mm_placeholders": None,
+        "metrics": None,
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
+        "output_mode": mode,
+        "choices": [
+            generate_choice(
+                sequence, 0, len(sequence.output), end=True, text=sequence.text.value if mode == "text" else None
+            )
+            for sequence in sequences
+        ],
+    }

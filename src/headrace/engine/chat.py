@@ -1,0 +1,107 @@
+"""Messages to ids by the model's own chat template, and tool calls out of its text (Hermes' form)."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from typing import Any
+
+from headrace.engine.failures import Refused
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_CALL = re.compile(rf"{OPEN}\s*(.*?)\s*(?:{CLOSE}|\Z)", re.DOTALL)
+
+
+def render(tokenizer: Any, messages: list[Any], tools: list[Any] | None, **options: Any) -> list[int]:
+    """The ids of a conversation, as the template writes it."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise Refused("This model's tokenizer has no chat template; use /v1/completions.", param="messages")
+    if not messages:
+        raise Refused("messages must not be empty.", param="messages")
+    try:
+        text = tokenizer.apply_chat_template(
+            [_message(message, at) for at, message in enumerate(messages)], tools=tools, tokenize=False, **options
+        )
+    except Refused:
+        raise
+    except Exception as error:  # whatever the template's author raised: the request is what does not fit it
+        raise Refused(f"The chat template refuses these messages: {error}", param="messages") from error
+    found: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return found
+
+
+def _message(message: Any, at: int) -> dict[str, Any]:
+    """One message as templates expect it: text as a string, arguments as an object."""
+    where = f"messages.{at}"
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise Refused(f"{where} must be an object with a role, got {message!r:.200}.", param=where)
+    found = dict(message)
+    content = found.get("content")
+    if isinstance(content, list):
+        found["content"] = "".join(_part(part, where) for part in content)
+    elif content is not None and not isinstance(content, str):
+        raise Refused(f"{where}.content must be a string or a list of parts.", param=f"{where}.content")
+    calls = found.get("tool_calls")
+    if calls is None:
+        found.pop("tool_calls", None)
+        return found
+    if not isinstance(calls, list):
+        raise Refused(f"{where}.tool_calls must be a list.", param=f"{where}.tool_calls")
+    found["tool_calls"] = [_called(call, f"{where}.tool_calls") for call in calls]
+    return found
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and part.get("type", "text") in ("text", "input_text", "output_text"):
+        text = part.get("text")
+        if isinstance(text, str):
+            return text
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    raise Refused(
+        f"{where}.content has a part of type {kind!r}; this engine takes text only.", param=f"{where}.content"
+    )
+
+
+def _called(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise Refused(f"{where} must hold objects with function.name.", param=where)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments else {}
+        except ValueError as error:
+            raise Refused(f"{where}.function.arguments is not JSON: {error}.", param=where) from error
+    return {**call, "function": {**function, "arguments": arguments if arguments is not None else {}}}
+
+
+def tool_calls(text: str) -> tuple[str | None, list[dict[str, Any]]]:
+    """The text before the first call, and the calls; an answer with anything that is no call is text as it stands."""
+    if OPEN not in text:
+        return text, []
+    calls = []
+    for found in _CALL.findall(text):
+        try:
+            call = json.loads(found)
+            name, arguments = call["name"], call.get("arguments", {})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return text, []
+        if not isinstance(name, str):
+            return text, []
+        function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        calls.append({"id": f"chatcmpl-tool-{uuid.uuid4().hex[:16]}", "type": "function", "function": function})
+    return text[: text.index(OPEN)] or None, calls
+
+
+def plain(text: str) -> int:
+    """How much of a text that still grows is certainly no tool call: all before a mark, or what may become one."""
+    at = text.find(OPEN)
+    if at >= 0:
+        return at
+    for size in range(min(len(OPEN) - 1, len(text)), 0, -1):
+        if text.endswith(OPEN[:size]):
+            return len(text) - size
+    return len(text)

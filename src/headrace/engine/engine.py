@@ -1,0 +1,183 @@
+"""The parts put together: a model that is served, and the calls it answers."""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headrace import __version__
+from headrace.data.errors import InvalidInput
+from headrace.engine import chat, tiny
+from headrace.engine.failures import no_such_model
+from headrace.engine.model import Model
+from headrace.engine.requests import ChatRequest, TokenizeRequest, checked
+from headrace.engine.sampler import Sampler
+from headrace.engine.sampling import Sampling
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.sequence import Sequence
+from headrace.engine.text import Text
+from headrace.engine.vocabulary import Vocabulary
+from headrace.engine.weights import DTYPES
+from headrace.engine.worker import Call, Worker
+
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
+#: Fields of a checkpoint's generation_config.json that a request without them takes.
+DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True)
+class Settings:
+    model: str = "tiny"
+    served_model_name: str | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 256
+    dtype: str = "auto"
+    device: str = "auto"
+    seed: int = 0
+    logprobs_mode: str = "raw_logprobs"
+    prefix_cache_mb: float = 256
+    #: How many of the last calls are kept for whoever asks; 0 keeps none.
+    record: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype != "auto" and self.dtype not in DTYPES:
+            raise InvalidInput(f"dtype is {self.dtype!r}; it is auto, {', '.join(DTYPES)}")
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            raise InvalidInput(f"logprobs_mode is {self.logprobs_mode!r}; it is one of {', '.join(LOGPROBS_MODES)}")
+        if self.max_num_seqs < 1 or (self.max_model_len is not None and self.max_model_len < 2):
+            raise InvalidInput("max_num_seqs is at least 1, and max_model_len at least 2")
+
+
+class Engine:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.folder = tiny.folder(settings.seed) if settings.model == "tiny" else Path(settings.model).resolve()
+        if not (self.folder / "config.json").exists():
+            raise InvalidInput(f"model is {settings.model!r}; it is a checkpoint's folder, with a config.json, or tiny")
+        device = torch.device(_device(settings.device))
+        model = Model(self.folder, dtype=_dtype(settings.dtype, self.folder, device), device=device)
+        self.name = settings.served_model_name or settings.model
+        self.vocabulary, self.size = model.vocabulary, model.size
+        self.context = settings.max_model_len or model.context
+        if self.context > model.context:
+            raise InvalidInput(f"max_model_len is {self.context}; this model's longest context is {model.context}")
+        self.words = Vocabulary(self.folder)
+        generation = _json(self.folder / "generation_config.json")
+        self.defaults = {name: generation[name] for name in DEFAULTS if generation.get(name) is not None}
+        self.default_max_tokens: int | None = generation.get("max_new_tokens")
+        self.eos = _eos(self.words.tokenizer, generation, model.config)
+        self.fingerprint = f"headrace-{__version__}-{uuid.uuid4().hex[:8]}"
+        self.calls: deque[dict[str, Any]] = deque(maxlen=settings.record or 0)
+        self.open: set[Call] = set()
+        self._seeds = random.Random(settings.seed)
+        scheduler = Scheduler(
+            model,
+            Sampler(processed=settings.logprobs_mode == "processed_logprobs"),
+            max_num_seqs=settings.max_num_seqs,
+            max_model_len=self.context,
+            prefix_bytes=int(settings.prefix_cache_mb * 1e6),
+        )
+        self.worker = Worker(scheduler, self._record if settings.record else _ignore)
+
+    def served(self, model: str | None) -> None:
+        """Refuses a request for another model."""
+        if model and model != self.name:
+            raise no_such_model(model, self.name)
+
+    def rendered(self, asked: ChatRequest | TokenizeRequest) -> list[int]:
+        """The ids of a request's messages, if the model can read them."""
+        ids = chat.render(
+            self.words.tokenizer,
+            asked.messages or [],
+            asked.tools,
+            add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
+            continue_final_message=asked.continue_final_message,
+            **(asked.chat_template_kwargs or {}),
+        )
+        return checked(ids, self.vocabulary, self.context)
+
+    def start(self, request_id: str, prompts: list[tuple[list[int], Sampling]], *, stream: bool) -> Call:
+        """Begins the answers to some prompts, `n` to each; choices are numbered through."""
+        sequences: list[Sequence] = []
+        for prompt, sampling in prompts:
+            seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
+            for choice in range(sampling.n):
+                sequences.append(
+                    Sequence(
+                        request_id,
+                        len(sequences),
+                        prompt,
+                        sampling,
+                        seed=seed + choice,
+                        eos=self.eos,
+                        text=Text(self.words.inner, prompt, skip_special_tokens=sampling.skip_special_tokens),
+                        stream=stream,
+                    )
+                )
+        call = Call(request_id, sequences, stream=stream)
+        self.open.add(call)
+        self.worker.submit(call)
+        return call
+
+    def end(self, call: Call) -> None:
+        """The request is answered, or nobody waits for it any more."""
+        self.open.discard(call)
+        if not call.finished:
+            self.worker.abort(lambda sequence: sequence.call is call)
+
+    def close(self) -> None:
+        self.worker.close()
+
+    def _record(self, sequence: Sequence) -> None:
+        self.calls.append(
+            {
+                "request_id": sequence.request_id,
+                "index": sequence.index,
+                "prompt_token_ids": sequence.prompt,
+                "token_ids": sequence.output,
+                "logprobs": sequence.logprobs,
+                "text": sequence.text.value,
+                "finish_reason": sequence.finish_reason,
+                "stop_reason": sequence.stop_reason,
+                "weight_versions": sequence.versions(),
+                "temperature": sequence.sampling.temperature,
+                "seed": sequence.seed,
+            }
+        )
+
+
+def _ignore(sequence: Sequence) -> None:
+    pass
+
+
+def _device(asked: str) -> str:
+    if asked != "auto":
+        return asked
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _dtype(asked: str, folder: Path, device: torch.device) -> torch.dtype:
+    """`auto` is float32 on a CPU, where nothing else is faster, and the checkpoint's own on an accelerator."""
+    if asked == "auto":
+        config = _json(folder / "config.json")
+        asked = str(config.get("dtype") or config.get("torch_dtype") or "") if device.type != "cpu" else ""
+    return DTYPES.get(asked, torch.float32)
+
+
+def _eos(tokenizer: Any, generation: dict[str, Any], config: Any) -> frozenset[int]:
+    """The tokens that end an answer: the tokenizer's, and those that the checkpoint names."""
+    found: set[int] = set()
+    for given in (tokenizer.eos_token_id, generation.get("eos_token_id"), config.eos_token_id):
+        found.update([given] if isinstance(given, int) else given or [])
+    return frozenset(found)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_bytes())) if path.exists() else {}

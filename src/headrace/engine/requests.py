@@ -1,0 +1,213 @@
+"""What is asked: vLLM's fields, checked by pydantic, and what they come to.
+
+Fields that nobody knows are ignored, as vLLM does. Fields that vLLM knows and this engine does not compute are refused
+when they are set: an answer that silently lacks what was asked for is worse than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from headrace.engine.failures import Refused, not_offered, outside_vocabulary, prompt_too_long, too_many_tokens
+from headrace.engine.sampling import Sampling
+
+#: What vLLM offers and this engine does not, and how it is called in a sentence.
+NOT_OFFERED = {
+    "structured_outputs": "structured outputs",
+    "guided_json": "structured outputs",
+    "guided_regex": "structured outputs",
+    "guided_choice": "structured outputs",
+    "guided_grammar": "structured outputs",
+    "prompt_embeds": "prompt embeddings",
+    "use_beam_search": "beam search",
+    "echo": "echo",
+    "suffix": "suffix",
+    "bad_words": "bad_words",
+    "truncate_prompt_tokens": "truncation of prompts",
+    "logprob_token_ids": "logprob_token_ids",
+    "vllm_xargs": "vllm_xargs",
+    "kv_transfer_params": "KV transfer",
+    "features": "multi-modal input",
+    "content_parts": "multi-modal input",
+}
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class Asked(BaseModel):
+    """The sampling fields that all routes share."""
+
+    model_config = ConfigDict(extra="allow")
+
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    max_tokens: int | None = None
+    response_format: dict[str, Any] | None = None
+
+    def sampling(self, defaults: Mapping[str, Any], *, max_tokens: int, logprobs: int | None) -> Sampling:
+        """What is sampled by: the request's fields, else the model's defaults, else vLLM's."""
+        for name, what in NOT_OFFERED.items():
+            if (self.model_extra or {}).get(name):
+                raise not_offered(what, name)
+        if self.response_format and self.response_format.get("type") not in (None, "text"):
+            raise not_offered("structured outputs", "response_format")
+        given = {**defaults, **{name: getattr(self, name) for name in _DIRECT if getattr(self, name) is not None}}
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        allowed = self.allowed_token_ids
+        return Sampling(
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            stop=tuple(stop),
+            stop_token_ids=frozenset(self.stop_token_ids or ()),
+            allowed_token_ids=None if allowed is None else tuple(allowed),
+            **given,
+        )
+
+
+_DIRECT = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "min_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "prompt_logprobs",
+)
+
+
+class OpenAI(Asked):
+    """What both of OpenAI's routes share."""
+
+    model: str | None = None
+    request_id: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    add_special_tokens: bool | None = None
+
+
+class CompletionRequest(OpenAI):
+    prompt: Any = None
+    logprobs: int | None = None
+
+
+class ChatRequest(OpenAI):
+    messages: list[Any]
+    logprobs: bool | None = False
+    top_logprobs: int | None = 0
+    max_completion_tokens: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class GenerateSampling(Asked):
+    logprobs: int | None = None
+
+
+class GenerateRequest(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    token_ids: list[int] = Field(min_length=1)
+    sampling_params: GenerateSampling
+    model: str | None = None
+    request_id: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    output_mode: str = Field("tokens", pattern="^(tokens|text)$")
+
+
+class TokenizeRequest(BaseModel):
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(BaseModel):
+    model: str | None = None
+    tokens: list[int]
+
+
+def prompts(given: Any) -> list[str | list[int]]:
+    """The prompts of a completion: one text, one list of ids, or a list of either."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given, list) and given:
+        if type(given[0]) is int:
+            return [_ids(given)]
+        if all(isinstance(part, str) for part in given):
+            return list(given)
+        if all(isinstance(part, list) and part for part in given):
+            return [_ids(part) for part in given]
+    raise Refused(
+        "prompt must be a string, a list of token ids, or a non-empty list of either, "
+        f"got {given!r:.200}. (parameter=prompt)",
+        param="prompt",
+    )
+
+
+def _ids(given: list[Any]) -> list[int]:
+    for token in given:
+        if type(token) is not int:
+            raise Refused(f"prompt must hold token ids, got {token!r:.200}. (parameter=prompt)", param="prompt")
+    return given
+
+
+def checked(ids: list[int], vocabulary: int, context: int) -> list[int]:
+    """A prompt that the model can read; else `Refused`."""
+    if not ids:
+        raise Refused("The prompt is empty: it has no tokens.", param="prompt")
+    if len(ids) >= context:
+        raise prompt_too_long(len(ids), context)
+    if max(ids) >= vocabulary or min(ids) < 0:
+        raise outside_vocabulary(next(token for token in ids if not 0 <= token < vocabulary))
+    return ids
+
+
+def room(asked: int | None, default: int | None, length: int, context: int) -> int:
+    """The most tokens an answer may have: as asked, if that fits; else as many as fit."""
+    if asked is None:
+        return min(default, context - length) if default is not None else context - length
+    if asked + length > context:
+        raise too_many_tokens(asked, length, context)
+    return asked

@@ -1,0 +1,155 @@
+"""A model's weights by their names, and the ways in: a checkpoint's safetensors, or a block of shared memory.
+
+The tensors that a forward pass uses are fused (one for query, key and value; one for gate and up). A name of the
+checkpoint is a view into them, so whatever is loaded by name is at once what is computed with. A load is all or
+nothing: names, shapes and dtypes are checked before the first byte is copied.
+
+Tied embeddings: `lm_head.weight` is the same tensor as `model.embed_tokens.weight`. A load may leave it out, or bring
+it equal; one that brings it different is refused, since half of it would be lost.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from multiprocessing import shared_memory
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headrace.data.errors import HeadraceError
+
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class BadWeights(HeadraceError, ValueError):
+    """Weights that do not fit this model. Nothing of them was taken."""
+
+    code = "bad_weights"
+
+
+class Weights:
+    """Named views into a model's tensors."""
+
+    def __init__(self, views: Mapping[str, torch.Tensor], *, tied: bool) -> None:
+        self.views = dict(views)
+        self.tied = tied
+
+    def load(self, found: Mapping[str, torch.Tensor]) -> None:
+        """Takes a whole set of weights, or raises `BadWeights` and takes none."""
+        found = dict(found)
+        if self.tied:
+            head = found.pop(HEAD, None)
+            if head is not None and EMBED in found and not torch.equal(head, found[EMBED]):
+                raise BadWeights(
+                    f"{HEAD} differs from {EMBED}, but this model ties them; untie them in its config.json"
+                )
+        self._check(found)
+        with torch.no_grad():
+            for name, view in self.views.items():
+                view.copy_(found[name])
+
+    def _check(self, found: Mapping[str, torch.Tensor]) -> None:
+        missing, unknown = self.views.keys() - found.keys(), found.keys() - self.views.keys()
+        if missing:
+            raise BadWeights(f"{len(missing)} weights are missing, the first {min(missing)!r}")
+        if unknown:
+            raise BadWeights(f"{len(unknown)} weights are not this model's, the first {min(unknown)!r}")
+        for name, view in self.views.items():
+            given = found[name]
+            if given.shape != view.shape:
+                raise BadWeights(f"{name} has shape {tuple(given.shape)}; this model's is {tuple(view.shape)}")
+            if not given.dtype.is_floating_point:
+                raise BadWeights(f"{name} is {given.dtype}; weights are floating-point")
+
+
+def checkpoint(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint's safetensors, in one file or in the several that its index names."""
+    return dict(_tensors(folder))
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    index = folder / "model.safetensors.index.json"
+    try:
+        if index.exists():
+            files = sorted({folder / name for name in json.loads(index.read_bytes())["weight_map"].values()})
+        else:
+            files = [folder / "model.safetensors"]
+        for file in files:
+            with safe_open(file, "pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                    if not name.endswith("rotary_emb.inv_freq"):
+                        yield name, tensors.get_tensor(name)
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise BadWeights(f"{folder} holds no safetensors that can be read: {error}") from error
+
+
+def shared(name: str, manifest: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Copies of the tensors in a block of shared memory: `manifest` has `name`, `dtype`, `shape` and `offset` of each.
+
+    The block stays its writer's, who unlinks it once the answer is there.
+    """
+    try:
+        block = _attach(name)
+    except (OSError, ValueError) as error:
+        raise BadWeights(f"no shared memory {name!r}: {error}") from error
+    try:
+        return {str(entry["name"]): _tensor(block, entry) for entry in manifest}
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise BadWeights(f"the manifest does not fit shared memory {name!r} of {block.size} bytes: {error}") from error
+    finally:
+        block.close()
+
+
+def _tensor(block: shared_memory.SharedMemory, entry: Mapping[str, Any]) -> torch.Tensor:
+    dtype = DTYPES.get(entry["dtype"])
+    if dtype is None:
+        raise ValueError(f"dtype is {entry['dtype']!r}; it is one of {', '.join(DTYPES)}")
+    shape = [int(size) for size in entry["shape"]]
+    count = 1
+    for size in shape:
+        count *= size
+    size, offset = count * dtype.itemsize, int(entry["offset"])
+    if min(shape, default=1) <= 0 or offset < 0 or offset + size > block.size:
+        raise ValueError(f"{entry['name']!r} at {offset} with {size} bytes lies outside")
+    assert block.buf is not None
+    return torch.frombuffer(bytearray(block.buf[offset : offset + size]), dtype=dtype).view(shape)
+
+
+def _attach(name: str) -> shared_memory.SharedMemory:
+    """Attaches without handing the block to this process's resource tracker, which would unlink it at exit."""
+    if sys.version_info >= (3, 13):
+        return shared_memory.SharedMemory(name=name, track=False)
+    from multiprocessing import resource_tracker
+
+    register = resource_tracker.register
+    resource_tracker.register = lambda *_: None
+    try:
+        return shared_memory.SharedMemory(name=name)
+    finally:
+        resource_tracker.register = register
+
+
+def share(tensors: Mapping[str, torch.Tensor], name: str | None = None) -> tuple[Any, list[dict[str, Any]]]:
+    """Writes tensors into a new block of shared memory; the block and its manifest, as `shared` reads them.
+
+    The caller closes and unlinks the block once every reader has answered.
+    """
+    names = {dtype: said for said, dtype in DTYPES.items()}
+    manifest: list[dict[str, Any]] = []
+    size = 0
+    for key, tensor in tensors.items():
+        said = names[tensor.dtype]
+        manifest.append({"name": key, "dtype": said, "shape": list(tensor.shape), "offset": size})
+        size += -(-tensor.numel() * tensor.element_size() // 64) * 64
+    block = shared_memory.SharedMemory(name=name, create=True, size=max(size, 1))
+    for entry, tensor in zip(manifest, tensors.values(), strict=True):
+        flat = tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8).numpy()
+        assert block.buf is not None
+        block.buf[entry["offset"] : entry["offset"] + len(flat)] = flat.data
+    return block, manifest

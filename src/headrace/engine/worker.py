@@ -1,0 +1,179 @@
+"""The thread that steps the scheduler, and the way in and out of it.
+
+Only this thread touches the scheduler. Others hand it functions, which it runs between two steps, in the order in which
+they came; what its sequences have to tell goes to their call's event loop, once a step for all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from queue import Empty, SimpleQueue
+from typing import NamedTuple, TypeVar
+
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.sequence import Sequence
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Delta(NamedTuple):
+    """What is new of a sequence: its tokens [first, last), text, and its end if it came."""
+
+    sequence: Sequence
+    first: int
+    last: int
+    text: str
+    finish_reason: str | None
+
+
+class Call:
+    """The sequences of one request, and their news for the event loop that waits for them."""
+
+    def __init__(self, request_id: str, sequences: list[Sequence], *, stream: bool) -> None:
+        self.request_id, self.sequences, self.stream = request_id, sequences, stream
+        self.loop = asyncio.get_running_loop()
+        self.news: asyncio.Queue[Delta] = asyncio.Queue()
+        self.done: asyncio.Future[None] = self.loop.create_future()
+        self._open = len(sequences)
+        for sequence in sequences:
+            sequence.call = self
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sequence has ended."""
+        return not self._open
+
+    def tell(self, delta: Delta) -> None:
+        if self.stream:
+            self.news.put_nowait(delta)
+        if delta.finish_reason is not None:
+            self._open -= 1
+            if not self._open and not self.done.done():
+                self.done.set_result(None)
+
+
+class Worker:
+    def __init__(self, scheduler: Scheduler, ended: Callable[[Sequence], None] = lambda sequence: None) -> None:
+        """`ended` is told of every sequence that ends, in the worker's thread."""
+        self._scheduler = scheduler
+        self._ended = ended
+        self._inbox: SimpleQueue[Callable[[Scheduler], object] | None] = SimpleQueue()
+        self._drained: list[Callable[[], object]] = []
+        self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Call) -> None:
+        self._inbox.put(lambda scheduler: scheduler.add(call.sequences))
+
+    def abort(self, gone: Callable[[Sequence], bool]) -> None:
+        self._inbox.put(lambda scheduler: self._tell(scheduler.abort(gone)))
+
+    async def ask(self, question: Callable[[Scheduler], T]) -> T:
+        """Runs a function between two steps; its result or its error."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def run(scheduler: Scheduler) -> None:
+            try:
+                found = question(scheduler)
+            except Exception as error:
+                loop.call_soon_threadsafe(_fail, answer, error)
+            else:
+                loop.call_soon_threadsafe(_settle, answer, found)
+
+        self._inbox.put(run)
+        return await answer
+
+    async def stop_all(self, gone: Callable[[Sequence], bool]) -> int:
+        """Ends the sequences of which `gone` is true; how many they were."""
+
+        def end(scheduler: Scheduler) -> int:
+            ended = scheduler.abort(gone)
+            self._tell(ended)
+            return len(ended)
+
+        return await self.ask(end)
+
+    async def pause(self, mode: str) -> None:
+        """Pauses; returns when nothing is stepped any more."""
+        loop = asyncio.get_running_loop()
+        quiet = asyncio.Event()
+
+        def begin(scheduler: Scheduler) -> None:
+            self._tell(scheduler.pause(mode))
+            self._drained.append(lambda: loop.call_soon_threadsafe(quiet.set))
+
+        await self.ask(begin)
+        await quiet.wait()
+
+    def close(self) -> None:
+        """Ends the thread; what still runs is aborted."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        scheduler = self._scheduler
+        while True:
+            try:
+                while (command := self._inbox.get(block=not scheduler.busy)) is not None:
+                    command(scheduler)
+                    self._quiet()
+                self._tell(scheduler.abort(lambda _: True))
+                return
+            except Empty:
+                pass
+            try:
+                batch = scheduler.step()
+            except Exception as error:
+                log.exception("a step failed; what was running is answered with an error")
+                batch = scheduler.fail(f"{type(error).__name__}: {error}")
+            self._tell(batch)
+            self._quiet()
+
+    def _quiet(self) -> None:
+        """Tells those who wait for a pause, once it is there, or once it was called off."""
+        if self._drained and not self._scheduler.draining:
+            for tell in self._drained:
+                tell()
+            self._drained.clear()
+
+    def _tell(self, batch: Iterable[Sequence]) -> None:
+        news: defaultdict[asyncio.AbstractEventLoop, list[Delta]] = defaultdict(list)
+        for sequence in batch:
+            reason = sequence.finish_reason
+            if reason is not None:
+                self._ended(sequence)
+            if sequence.call is not None and (sequence.stream or reason is not None):
+                news[sequence.call.loop].append(_delta(sequence))
+        for loop, deltas in news.items():
+            try:
+                loop.call_soon_threadsafe(_deliver, deltas)
+            except RuntimeError:  # the loop was closed: nobody is there to be told
+                pass
+
+
+def _delta(sequence: Sequence) -> Delta:
+    first, shown = sequence.told, sequence.shown
+    sequence.told, sequence.shown = len(sequence.output), max(shown, sequence.settled())
+    text = sequence.text.value[shown : sequence.shown]
+    return Delta(sequence, first, sequence.told, text, sequence.finish_reason)
+
+
+def _deliver(deltas: list[Delta]) -> None:
+    for delta in deltas:
+        delta.sequence.call.tell(delta)
+
+
+def _settle(answer: asyncio.Future[T], found: T) -> None:
+    if not answer.done():
+        answer.set_result(found)
+
+
+def _fail(answer: asyncio.Future[T], error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.engine.kit import Client, Reference, serving
+
+from headrace.engine import tiny
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Small models are slower with threads, and the machine has other tests to run."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of `tiny`."""
+    found = tmp_path_factory.mktemp("tiny")
+    tiny.build(found, seed=0)
+    return found
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with other weights."""
+    found = tmp_path_factory.mktemp("other")
+    tiny.build(found, seed=1)
+    return found
+
+
+@pytest.fixture(scope="session")
+def reference(folder: Path) -> Reference:
+    return Reference(folder)
+
+
+@pytest.fixture(scope="session")
+def other_reference(other: Path) -> Reference:
+    return Reference(other)
+
+
+@pytest.fixture(scope="session")
+def engine(folder: Path) -> Iterator[Client]:
+    """An engine that every test may use and none may change."""
+    with serving(model=str(folder), served_model_name="tiny") as client:
+        yield client
+
+
+@pytest.fixture
+def own(folder: Path) -> Iterator[Client]:
+    """An engine for one test, to pause and to change."""
+    with serving(model=str(folder), served_model_name="tiny") as client:
+        yield client

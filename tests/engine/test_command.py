@@ -1,0 +1,50 @@
+"""`headrace engine` as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import main
+
+COMMAND = [sys.executable, "-m", "headrace", "engine"]
+
+
+def test_it_says_where_it_is_serves_and_ends_on_sigterm(folder: Path) -> None:
+    args = ["--model", str(folder), "--port", "0", "--served-model-name", "small", "--threads", "1"]
+    with subprocess.Popen([*COMMAND, *args], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = re.fullmatch(r"engine ready on (http://127\.0\.0\.1:\d+)\n", process.stdout.readline())
+        assert found is not None
+        with urllib.request.urlopen(f"{found[1]}/v1/models", timeout=30) as answer:
+            card = json.loads(answer.read())["data"][0]
+        assert (card["id"], card["root"], card["max_model_len"]) == ("small", str(folder), 2048)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--model", "nowhere"], "it is a checkpoint's folder"),
+        (["--max-model-len", "4096"], "longest context is 2048"),
+        (["--dtype", "int8"], "--dtype"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_one_line(
+    folder: Path, args: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = args if "--model" in args else ["--model", str(folder), *args]
+    with pytest.raises(SystemExit) as ended:
+        main(["engine", *given])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
