@@ -2,8 +2,8 @@
 
 Eight threads submit to one embedded pool; every submit returns once its steps are on the disk. The other side is one
 loop of `os.write` and `os.fdatasync` in the same folder, of the very bytes that the journal wrote, a submit's worth at
-a time: what a log without CRCs, without an index and without a queue behind it would take. No file is deleted before
-the last round, so that both sides always write to fresh pages.
+a time: what a log without CRCs, without an index and without a queue behind it would take. One pool and one file serve
+all rounds; between rounds, off the clock, the pool's queue is fetched empty, as a trainer would.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 
 from headrace.bench.pool.load import Load
@@ -27,23 +26,27 @@ from headrace.pool.journal.layout import read_layout
 def measure(sizes: Sizes, folder: Path) -> Part:
     load = Load(sizes)
     submits = sizes.writers * sizes.submits_a_writer
-    rounds = count()
+    journal = folder / "journal"
     written = b""
 
     def pool_side() -> float:
         nonlocal written
-        journal = folder / f"journal-{next(rounds)}"
         work = [load.submits(sizes.submits_a_writer) for _ in range(sizes.writers)]
-        with DataPool(journal, durability="fsync") as pool:
-            took = _at_once([_writer(pool, some) for some in work])
-        written = b"".join(path.read_bytes() for path in read_layout(journal).segments)
+        took = _at_once([_writer(pool, some) for some in work])
+        if not written:
+            written = b"".join(path.read_bytes() for path in read_layout(journal).segments)
+        pool.fetch_batch(submits * sizes.submit, timeout=0)
         return took
 
     def raw_side() -> float:
-        path = folder / f"raw-{next(rounds)}"
-        return seconds(lambda: _write_raw(path, written, submits))
+        return seconds(lambda: _write_raw(raw, written, submits))
 
-    pool_s, raw_s = map(median, in_turn(pool_side, raw_side, sizes.durable_rounds))
+    raw = os.open(folder / "raw", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND)
+    try:
+        with DataPool(journal, durability="fsync") as pool:
+            pool_s, raw_s = map(median, in_turn(pool_side, raw_side, sizes.durable_rounds))
+    finally:
+        os.close(raw)
     steps = submits * sizes.submit
     return Part(
         {"durable_vs_raw": raw_s / pool_s},
@@ -89,15 +92,11 @@ def _at_once(actions: list[Callable[[], None]]) -> float:
     return took
 
 
-def _write_raw(path: Path, data: bytes, writes: int) -> None:
+def _write_raw(fd: int, data: bytes, writes: int) -> None:
     view = memoryview(data)
     size = -(-len(data) // writes)
-    fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND)
-    try:
-        for at in range(0, len(data), size):
-            part = view[at : at + size]
-            while part:
-                part = part[os.write(fd, part) :]
-            os.fdatasync(fd)
-    finally:
-        os.close(fd)
+    for at in range(0, len(data), size):
+        part = view[at : at + size]
+        while part:
+            part = part[os.write(fd, part) :]
+        os.fdatasync(fd)

@@ -17,7 +17,7 @@ class Sizes:
 
     writers: int = 8
     submits_a_writer: int = 12
-    durable_rounds: int = 25
+    durable_rounds: int = 21
 
     few_groups: int = 10_000
     many_groups: int = 100_000
