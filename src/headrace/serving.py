@@ -1,28 +1,53 @@
-"""An application on a socket: the port is known before it is served, and ending is a return, not a signal."""
+"""An application on a socket: the port is known before it is served, and ending is a return, not a signal.
+
+The first SIGTERM or SIGINT lets what runs end; a second one ends it at once.
+"""
 
 from __future__ import annotations
 
+import gc
+import ipaddress
 import socket
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from starlette.requests import ClientDisconnect, Request
+
+#: Seconds that calls under way may take to end once a server is told to stop.
+GRACE_S = 5
 
 
 class Server:
     """Serves an application. The port is bound when it is made, so `port=0` is known at once."""
 
-    def __init__(self, app: Any, host: str, port: int, *, closed: Callable[[], None] = lambda: None) -> None:
-        """`closed` is called when the last request is answered, however serving ended."""
+    def __init__(
+        self,
+        app: Any,
+        host: str,
+        port: int,
+        *,
+        closed: Callable[[], None] = lambda: None,
+        lifespan: bool = False,
+        grace_s: int | None = GRACE_S,
+        shared: bool = False,
+    ) -> None:
+        """`closed` is called when the last request is answered, however serving ended. `lifespan`: the application has
+        things to start and to end. `shared`: other processes listen on the same port; `private` is then an address of
+        this one alone, on loopback."""
         self._closed = closed
-        self._listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._listener.bind((host, port))
-        shown = f"[{host}]" if ":" in host else host
-        self.address = f"http://{shown}:{self._listener.getsockname()[1]}"
+        self._listener = listener(host, port, shared=shared)
+        self.address = address_of(self._listener)
+        self._private = listener("127.0.0.1", 0) if shared else None
+        self.private = address_of(self._private) if self._private is not None else self.address
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_graceful_shutdown=5, ws="none", lifespan="off"
+            app,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=grace_s,
+            ws="none",
+            lifespan="on" if lifespan else "off",
         )
         self._server = _Announcing(config)
 
@@ -30,9 +55,11 @@ class Server:
         """Serves until SIGTERM, SIGINT or `stop`. `ready` is told the address."""
         self._server.announce = lambda: ready(self.address)
         try:
-            self._server.run([self._listener])
+            self._server.run([bound for bound in (self._listener, self._private) if bound is not None])
         finally:
             self._listener.close()
+            if self._private is not None:
+                self._private.close()
             self._closed()
 
     def stop(self) -> None:
@@ -51,3 +78,62 @@ class _Announcing(uvicorn.Server):
         await super().startup(sockets)
         if self.started:
             self.announce()
+
+
+def listener(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A bound socket; with `shared`, one of several on the same port, among which the kernel spreads connections."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        bound.bind((host, port))
+    except BaseException:
+        bound.close()
+        raise
+    return bound
+
+
+def address_of(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def loopback(host: str) -> bool:
+    """Whether only this machine reaches a host."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def settle_memory() -> None:
+    """What is loaded by now stays: the garbage collector need not look through it again and again.
+
+    With a tokenizer and its libraries in memory a full collection holds every caller up for a tenth of a second.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
+class BodyTooLarge(Exception):
+    """A request's body is larger than its route takes."""
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body, refused as soon as it is known to be too large."""
+    if int(request.headers.get("content-length") or 0) > limit:
+        raise BodyTooLarge
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part, more = message.get("body", b""), message.get("more_body", False)
+        size += len(part)
+        if size > limit:
+            raise BodyTooLarge
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -141,3 +141,20 @@ def test_a_group_is_ready_when_its_grace_is_over(pool: Any) -> None:
     pool.configure(grace_s=0.05, n_rollouts=2)
     pool.submit_steps([step("a", prompt="p", last=True), step("b", 1, prompt="p", last=True), step("b", 0, prompt="p")])
     assert keys(fetched(pool).steps) == [("a", 0), ("b", 0), ("b", 1)]
+
+
+def test_a_trajectory_without_steps_moves_to_another_channel_with_what_was_said_of_it(pool: Any) -> None:
+    pool.open("t", "p", "train", {"answer": 42}, 2)
+    pool.open("t", None, "val", {"source": "late"}, move=True)
+    found = pool.trajectory("t")
+    assert (found.channel, found.prompt_uid, found.n_rollouts) == ("val", "p", 2)
+    assert found.metadata == {"answer": 42, "source": "late"}
+    assert pool.complete("t").status == "ok"
+    assert pool.list_trajectories("train")["items"] == []
+
+
+def test_a_trajectory_with_steps_stays_in_its_channel(pool: Any) -> None:
+    pool.submit_step({"trajectory_uid": "t", "prompt_ids": [1], "response_ids": [2]}, "train")
+    with pytest.raises(Conflict, match="channel 'train'"):
+        pool.open("t", None, "val", move=True)
+    assert pool.trajectory("t").channel == "train"

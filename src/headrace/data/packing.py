@@ -55,6 +55,13 @@ class Extra(msgspec.Struct, omit_defaults=True):
     note: str | None = None
 
 
+class Peek(msgspec.Struct):
+    """The fields of `Extra` that are looked at whenever a step comes in; the others are passed over."""
+
+    call_id: str | None = None
+    quarantined: str | None = None
+
+
 class StepHead(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     """One step without its arrays. New fields go to the end, with a default: old frames stay readable."""
 
@@ -76,6 +83,9 @@ class StepHead(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     def unpack_extra(self) -> Extra:
         return _extra_decoder.decode(self.extra) if self.extra else Extra()
 
+    def peek(self) -> Peek:
+        return _peek_decoder.decode(self.extra) if self.extra else Peek()
+
 
 class BlockHeader(msgspec.Struct, array_like=True):
     """How a Block lies in a frame's body: ids, log-probs, then the blobs in order."""
@@ -88,6 +98,7 @@ class BlockHeader(msgspec.Struct, array_like=True):
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=lambda value: plain(value))
 _extra_decoder = msgspec.msgpack.Decoder(Extra)
+_peek_decoder = msgspec.msgpack.Decoder(Peek)
 
 
 def plain(value: Any) -> Any:

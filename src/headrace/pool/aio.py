@@ -35,6 +35,8 @@ class AsyncPool(Protocol):
         channel: str = DEFAULT_CHANNEL,
         metadata: dict[str, Any] | None = None,
         n_rollouts: int | None = None,
+        *,
+        move: bool = False,
     ) -> None: ...
 
     async def reward(

@@ -45,6 +45,7 @@ class Open(OnChannel):
     prompt_uid: str | None
     metadata: dict[str, Any] | None
     n_rollouts: int | None
+    move: bool = False
 
 
 class Reward(OnAnyChannel, kw_only=True):

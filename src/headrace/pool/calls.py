@@ -60,10 +60,13 @@ class Calls:
         channel: str = DEFAULT_CHANNEL,
         metadata: dict[str, Any] | None = None,
         n_rollouts: int | None = None,
+        *,
+        move: bool = False,
     ) -> None:
-        """Announces a trajectory before its first step; again, it adds metadata, or moves one that has no step yet."""
+        """Announces a trajectory before its first step; again, it adds metadata, or moves one that has no step yet
+        to another group; with `move`, also out of any other channel."""
         args = {"trajectory_uid": trajectory_uid, "prompt_uid": prompt_uid, "channel": channel}
-        return self._do("open", {**args, "metadata": metadata, "n_rollouts": n_rollouts})
+        return self._do("open", {**args, "metadata": metadata, "n_rollouts": n_rollouts, "move": move})
 
     def reward(
         self, trajectory_uid: str, reward: float, step_index: int | None = None, channel: str | None = None

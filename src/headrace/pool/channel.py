@@ -343,12 +343,12 @@ class Channel(Index):
             trajectory.rewarded = True
         if not head.extra:
             return False
-        extra = head.unpack_extra()
-        if extra.call_id is not None:
+        seen = head.peek()
+        if seen.call_id is not None:
             if trajectory.calls is None:
                 trajectory.calls = {}
-            trajectory.calls[extra.call_id] = head.step_index
-        return extra.quarantined is not None
+            trajectory.calls[seen.call_id] = head.step_index
+        return seen.quarantined is not None
 
     def _counts(self, trajectory: TrajectoryState) -> bool:
         last = trajectory.last

@@ -11,7 +11,7 @@ from headrace.pool.remote import RemotePool
 def connect(address: str, *, key: str | None = None, retry_s: float = 30.0) -> RemotePool:
     """A pool that runs elsewhere.
 
-    `http://host:port` is a `headrace pool serve`, with its `key` where it has one;
+    `http://host:port` is a `headrace pool serve`, with its `key` where it has one, `unix:///path` the same on a socket;
     `ray-actor://NAME?namespace=default&address=auto` the named actor of a `headrace pool start`.
     """
     scheme = urllib.parse.urlsplit(address).scheme
@@ -19,6 +19,10 @@ def connect(address: str, *, key: str | None = None, retry_s: float = 30.0) -> R
         from headrace.pool.http import HttpTransport
 
         return RemotePool(HttpTransport(address, key), retry_s=retry_s)
+    if scheme == "unix":
+        from headrace.pool.http import UnixTransport
+
+        return RemotePool(UnixTransport(urllib.parse.urlsplit(address).path), retry_s=retry_s)
     if scheme == "ray-actor":
         from headrace.pool.ray import RayTransport
 

@@ -61,9 +61,16 @@ class Core:
         metadata: dict[str, Any] | None,
         n_rollouts: int | None,
         now: float,
+        *,
+        move: bool = False,
     ) -> Plan:
         check_uid(trajectory, "trajectory_uid")
         known = self.state.look(channel).trajectories.get(trajectory)
+        left = self._elsewhere(trajectory, channel) if move and known is None else None
+        if left is not None:
+            known = left.trajectories[trajectory]
+            if len(known.tree) or known.last != OPEN:
+                raise Conflict(f"trajectory {trajectory!r} has steps in channel {left.name!r}; it cannot move")
         prompt = check_uid(prompt or (known.group.uid if known is not None else trajectory), "prompt_uid")
         if n_rollouts is not None:
             n_rollouts = count(n_rollouts, "n_rollouts", 1)
@@ -78,7 +85,7 @@ class Core:
             raise Conflict(
                 f"trajectory {trajectory!r} has steps in group {known.group.uid!r}; it cannot move to {prompt!r}"
             )
-        if known is None or known.group.uid != prompt:
+        if known is None or known.group.uid != prompt or left is not None:
             check_room(there, prompt)
         if known is not None:
             metadata = {**unpack_metadata(known.metadata), **metadata}
@@ -86,7 +93,13 @@ class Core:
         packed = pack_extra(Extra(metadata)) if metadata else b""
         group = there.open_groups.get(prompt)
         seat = group.seq if group is not None else there.next_seq
-        return Plan([f.Opened(channel, now, trajectory, prompt, packed, n_rollouts, seat)])
+        opened = f.Opened(channel, now, trajectory, prompt, packed, n_rollouts, seat)
+        return Plan([opened] if left is None else [f.Forgotten(left.name, now, trajectory), opened])
+
+    def _elsewhere(self, trajectory: str, channel: str) -> Channel | None:
+        """Another channel that holds the trajectory."""
+        others = (there for name, there in self.state.channels.items() if name != channel)
+        return next((there for there in others if trajectory in there.trajectories), None)
 
     def reward(self, channel: str | None, trajectory: str, reward: float, index: int | None, now: float) -> Plan:
         """Sets the reward of a step, or of the last one."""
@@ -293,8 +306,11 @@ class Core:
         """The trajectory and its channel; without a channel's name, the one that knows it."""
         if channel is None:
             for candidate in self.state.channels.values():
-                if trajectory in candidate.trajectories or trajectory in candidate.tombs:
-                    return candidate, candidate.trajectories.get(trajectory)
+                if trajectory in candidate.trajectories:
+                    return candidate, candidate.trajectories[trajectory]
+            for candidate in self.state.channels.values():
+                if trajectory in candidate.tombs:
+                    return candidate, None
         there = self.state.look(channel or "train")
         return there, there.trajectories.get(trajectory)
 

@@ -92,7 +92,7 @@ def fingerprint(record: Record) -> bytes:
 
 
 def is_quarantined(record: Record) -> bool:
-    return bool(record.head.extra) and record.head.unpack_extra().quarantined is not None
+    return record.head.peek().quarantined is not None
 
 
 def quarantined_steps(trajectory: TrajectoryState) -> int:

@@ -21,6 +21,12 @@ class NotFound(PoolError):
     code = "not_found"
 
 
+class Gone(NotFound):
+    """It was here: consumed, dropped or forgotten, and its content with it."""
+
+    code = "gone"
+
+
 class LeaseLost(PoolError):
     """The lease expired, or was ended before: its groups may be with another consumer."""
 

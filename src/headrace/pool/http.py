@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import hmac
 import http.client
+import socket
 import threading
 import urllib.parse
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -26,8 +28,9 @@ from headrace import serving
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Unauthorized
-from headrace.pool.remote import Unreachable
+from headrace.pool.remote import RemotePool, Unreachable
 from headrace.pool.service import CallerGone, answer
+from headrace.serving import BodyTooLarge, read_body
 
 FRAME = "application/vnd.headrace.frame"
 STATUS = {
@@ -35,6 +38,7 @@ STATUS = {
     "bad_frame": 400,
     "conflict": 409,
     "not_found": 404,
+    "gone": 404,
     "lease_lost": 409,
     "pool_full": 503,
     "pool_closed": 503,
@@ -45,12 +49,22 @@ STATUS = {
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def pool_routes(pool: DataPool, *, key: str | None = None, max_body_mb: float = 512) -> list[BaseRoute]:
-    """The pool's routes under `/pool/`, to put into any Starlette or FastAPI application."""
+def pool_routes(
+    pool: DataPool | RemotePool,
+    *,
+    key: str | None = None,
+    authorize: Callable[[Request], None] | None = None,
+    max_body_mb: float = 512,
+) -> list[BaseRoute]:
+    """The pool's routes under `/pool/`, to put into any Starlette or FastAPI application.
+
+    `authorize` raises `Unauthorized` for who may not; without it, whoever has the `key` may.
+    """
+    authorized = authorize if authorize is not None else partial(_authorize, key=key)
     limit = int(max_body_mb * 1e6)
 
     async def call(request: Request) -> Response:
-        body = await _read(request, limit)
+        body = await read_body(request, limit)
         try:
             data, error = await answer(pool, body, lambda: _disconnected(request))
         except CallerGone:
@@ -81,11 +95,11 @@ def pool_routes(pool: DataPool, *, key: str | None = None, max_body_mb: float = 
     def guarded(handler: Handler) -> Handler:
         async def guard(request: Request) -> Response:
             try:
-                _authorize(request, key)
+                authorized(request)
                 return await handler(request)
             except HeadraceError as error:
                 return _json({"detail": str(error), "code": error.code}, STATUS.get(error.code, 500))
-            except _TooLarge:
+            except BodyTooLarge:
                 return _json({"detail": f"the body is larger than {max_body_mb:g} MB; send it in parts"}, 413)
             except ClientDisconnect:
                 return Response(status_code=499)
@@ -128,24 +142,6 @@ def serve(
 ) -> None:
     """Serves a pool until SIGTERM or SIGINT, then closes it; `options` are `create_app`'s."""
     Server(pool, host, port, **options).run(ready)
-
-
-class _TooLarge(Exception):
-    pass
-
-
-async def _read(request: Request, limit: int) -> bytes:
-    """The body, refused as soon as it is known to be too large."""
-    if int(request.headers.get("content-length") or 0) > limit:
-        raise _TooLarge
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise _TooLarge
-        parts.append(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 async def _disconnected(request: Request) -> None:
@@ -229,12 +225,15 @@ class HttpTransport:
             if connection.sock is not None:
                 connection.sock.settimeout(timeout)
             return connection, True
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        assert self._parts.hostname
-        connection = self._local.connection = kind(self._parts.hostname, self._parts.port, timeout=timeout)
+        connection = self._local.connection = self._connect(timeout)
         return connection, False
 
-    async def acall(self, op: str, body: bytes, timeout: float) -> bytes:
+    def _connect(self, timeout: float) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
+        assert self._parts.hostname
+        return kind(self._parts.hostname, self._parts.port, timeout=timeout)
+
+    async def acall(self, op: str, body: bytes, timeout: float, *, waits: bool = True) -> bytes:
         try:
             limit = aiohttp.ClientTimeout(total=timeout)
             url = f"{self._parts.scheme}://{self._parts.netloc}{self._path}"
@@ -249,9 +248,11 @@ class HttpTransport:
         if session is None or session.closed:
             for other in [old for old in self._sessions if old.is_closed()]:
                 del self._sessions[other]
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
-            session = self._sessions[loop] = aiohttp.ClientSession(connector=connector, auto_decompress=True)
+            session = self._sessions[loop] = aiohttp.ClientSession(connector=self._connector(), auto_decompress=True)
         return session
+
+    def _connector(self) -> aiohttp.BaseConnector:
+        return aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
 
     def _checked(self, status: int, kind: str | None, data: bytes) -> bytes:
         if kind == FRAME:
@@ -272,3 +273,29 @@ class HttpTransport:
         session = self._sessions.pop(asyncio.get_running_loop(), None)
         if session is not None:
             await session.close()
+
+
+class UnixTransport(HttpTransport):
+    """The same over a unix socket: processes of one machine, and nobody else."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("http://unix")
+        self.address = f"unix://{path}"
+        self._socket = path
+
+    def _connect(self, timeout: float) -> http.client.HTTPConnection:
+        return _UnixConnection(self._socket, timeout)
+
+    def _connector(self) -> aiohttp.BaseConnector:
+        return aiohttp.UnixConnector(self._socket, limit=0, keepalive_timeout=60)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("unix", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)

@@ -229,7 +229,7 @@ class _Intake:
         head = record.head
         if head.step_index >= 0:
             return head.step_index
-        call = head.unpack_extra().call_id if head.extra else None
+        call = head.peek().call_id
         if call is None:
             return max(tree.records, default=-1) + 1
         known = self.calls.get((head.trajectory_uid, call))
@@ -301,7 +301,7 @@ class _Intake:
         head = record.head
         tomb = self.channel.tombs[head.trajectory_uid]
         index = head.step_index
-        if index < 0 and head.extra and head.unpack_extra().call_id is not None:
+        if index < 0 and head.peek().call_id is not None:
             index = _position(tomb.digests, fingerprint(record))
         kept = tomb.digests[index * DIGEST : (index + 1) * DIGEST] if index >= 0 else b""
         if not kept or kept == bytes(DIGEST):

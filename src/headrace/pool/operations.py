@@ -44,7 +44,13 @@ PLANS: dict[str, Operation] = {
     "submit": _submit,
     "fetch": _fetch,
     "open": lambda c, now, a, _: c.open(
-        a["channel"], a["trajectory_uid"], a["prompt_uid"], a["metadata"], a["n_rollouts"], now
+        a["channel"],
+        a["trajectory_uid"],
+        a["prompt_uid"],
+        a["metadata"],
+        a["n_rollouts"],
+        now,
+        move=a.get("move", False),
     ),
     "reward": lambda c, now, a, _: c.reward(a["channel"], a["trajectory_uid"], a["reward"], a["step_index"], now),
     "complete": lambda c, now, a, _: c.complete(a["channel"], a["trajectory_uid"], a["reward"], now),

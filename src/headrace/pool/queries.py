@@ -14,7 +14,7 @@ from headrace.data.step import count, finite
 from headrace.data.trajectory import Trajectory
 from headrace.pool.channel import Channel
 from headrace.pool.entities import FULL, OPEN, GroupState, TrajectoryState
-from headrace.pool.errors import NotFound
+from headrace.pool.errors import Gone, NotFound
 from headrace.pool.state import Event, State
 from headrace.pool.views import trajectory_view
 
@@ -79,7 +79,9 @@ def trajectory(state: State, uid: str, channel: str | None) -> Trajectory:
         if found is not None:
             return trajectory_view(there, found)
     gone = next((state.look(n).tombs[uid].reason for n in names if uid in state.look(n).tombs), None)
-    raise NotFound(f"trajectory {uid!r} is {gone}: its content is gone" if gone else f"no trajectory {uid!r}")
+    if gone:
+        raise Gone(f"trajectory {uid!r} is {gone}: its content is gone")
+    raise NotFound(f"no trajectory {uid!r}")
 
 
 def list_groups(state: State, channel: str, filters: Row) -> Row:

@@ -33,8 +33,16 @@ from headrace.pool.service import answer
 
 DEFAULT_NAMESPACE = "default"
 
+#: Calls that go to the actor in one.
+MOST_TOGETHER = 64
 #: Answers lost to a dying or restarting actor: the call may be sent again.
 LOST = (rayerr.ActorUnavailableError, rayerr.ActorDiedError, rayerr.GetTimeoutError, rayerr.WorkerCrashedError)
+
+
+def actor_address(name: str, address: str = "auto", namespace: str = DEFAULT_NAMESPACE) -> str:
+    """A named actor as `connect` takes it."""
+    query = {"namespace": namespace, **({"address": address} if address != "auto" else {})}
+    return f"ray-actor://{urllib.parse.quote(name, safe='')}?{urllib.parse.urlencode(query)}"
 
 
 class PoolActor:
@@ -46,6 +54,10 @@ class PoolActor:
     async def call(self, body: bytes) -> bytes:
         data, _ = await answer(self._pool, body)
         return data
+
+    async def call_many(self, bodies: list[bytes]) -> list[bytes]:
+        """Several calls in one: an actor call costs more than what most of them do."""
+        return [await self.call(body) for body in bodies]
 
     async def submit_step(self, step: Step | dict[str, Any], channel: str = DEFAULT_CHANNEL) -> Receipt:
         return await self._pool.aio.submit_step(step, channel)
@@ -175,6 +187,42 @@ def _cause(error: BaseException) -> str:
     return str(error.__cause__ or error).strip().splitlines()[-1]
 
 
+class _Gathering:
+    """Calls of one event loop on their way to the actor: while some are under way, the next ones gather."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self._next: list[tuple[bytes, asyncio.Future[bytes]]] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    async def call(self, body: bytes, timeout: float) -> bytes:
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._next.append((body, answer))
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send())
+        try:
+            return await asyncio.wait_for(answer, timeout)
+        except TimeoutError as error:
+            raise Unreachable(f"no answer within {timeout:g} s") from error
+
+    async def _send(self) -> None:
+        try:
+            while self._next:
+                some, self._next = self._next[:MOST_TOGETHER], self._next[MOST_TOGETHER:]
+                try:
+                    answers = await self._actor.call_many.remote([body for body, _ in some])
+                except LOST as error:
+                    for _, waiting in some:
+                        if not waiting.done():
+                            waiting.set_exception(Unreachable(_cause(error)))
+                    continue
+                for (_, waiting), answer in zip(some, answers, strict=True):
+                    if not waiting.done():
+                        waiting.set_result(bytes(answer))
+        finally:
+            self._sending = None
+
+
 class RayTransport:
     """Carries frames in actor calls. `ray-actor://NAME?namespace=default&address=auto`."""
 
@@ -189,6 +237,7 @@ class RayTransport:
         self._namespace = query.get("namespace", DEFAULT_NAMESPACE)
         join_cluster(query.get("address", "auto"), self._namespace)
         self._actor = find_actor(self._name, self._namespace)
+        self._gathering: dict[asyncio.AbstractEventLoop, _Gathering] = {}
 
     def call(self, op: str, body: bytes, timeout: float) -> bytes:
         sent = self._actor.call.remote(body)
@@ -200,7 +249,9 @@ class RayTransport:
             ray.cancel(sent)
             raise
 
-    async def acall(self, op: str, body: bytes, timeout: float) -> bytes:
+    async def acall(self, op: str, body: bytes, timeout: float, *, waits: bool = True) -> bytes:
+        if not waits:
+            return await self._together().call(body, timeout)
         sent = self._actor.call.remote(body)
         try:
             return bytes(await asyncio.wait_for(sent, timeout))
@@ -209,6 +260,15 @@ class RayTransport:
         except asyncio.CancelledError:
             ray.cancel(sent)  # nobody takes the answer: a fetch that waits must not take a batch for them
             raise
+
+    def _together(self) -> _Gathering:
+        loop = asyncio.get_running_loop()
+        found = self._gathering.get(loop)
+        if found is None:
+            for other in [old for old in self._gathering if old.is_closed()]:
+                del self._gathering[other]
+            found = self._gathering[loop] = _Gathering(self._actor)
+        return found
 
     def close(self) -> None:
         """The actor and the cluster's connection stay: others in this process may use them."""

@@ -24,6 +24,8 @@ from headrace.pool.wire import decode_reply, encode_call
 PIECE_S = 20.0
 #: Seconds that an answer may take beyond that.
 SLACK_S = 30.0
+#: Operations on the pool's journal, which take long.
+UPKEEP = frozenset({"compact", "backup", "forget"})
 #: Between tries at a pool that does not answer.
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -39,7 +41,9 @@ class Transport(Protocol):
 
     def call(self, op: str, body: bytes, timeout: float) -> bytes: ...
 
-    async def acall(self, op: str, body: bytes, timeout: float) -> bytes: ...
+    async def acall(self, op: str, body: bytes, timeout: float, *, waits: bool = True) -> bytes:
+        """`waits`: the call may wait in the pool; one that does not may travel with others."""
+        ...
 
     def close(self) -> None: ...
 
@@ -88,7 +92,8 @@ class RemotePool(Calls):
         call = _Call(op, args, block, self._retry_s)
         while not call.done:
             try:
-                call.answered(await self._transport.acall(op, call.body(), call.patience))
+                waits = call.may_wait
+                call.answered(await self._transport.acall(op, call.body(), call.patience, waits=waits))
             except Unreachable as error:
                 await asyncio.sleep(call.failed(error, self._transport.address))
         return then(call.answer) if then is not None else call.answer
@@ -121,6 +126,7 @@ class _Call:
         self._frame: bytes | None = None
         timeout = args.get("timeout")
         self._waits = "timeout" in args and not _wrong(timeout)
+        self._relayed = bool(args.get("pieces"))  # for a caller who asks in pieces itself
         self._until = time.monotonic() + timeout if self._waits and timeout is not None else None
         if op == "fetch" and not args["request_id"]:
             args["request_id"] = uuid.uuid4().hex
@@ -130,6 +136,11 @@ class _Call:
     @property
     def _left(self) -> float | None:
         return None if self._until is None else max(0.0, self._until - time.monotonic())
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether the pool may hold this call: for room, for groups, or for its disk."""
+        return self.op in UPKEEP or (self._waits and self._left != 0)
 
     @property
     def patience(self) -> float:
@@ -150,6 +161,9 @@ class _Call:
         answer = decode_reply(data)
         if answer == PENDING and self._waits:
             if self._left is None or self._left > 0:
+                return
+            if self._relayed:
+                self.answer, self.done = answer, True
                 return
             if self.op == "submit":
                 raise PoolFull(f"channel {self.args['channel']!r} had no room in time; nothing was taken")

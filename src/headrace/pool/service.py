@@ -12,6 +12,7 @@ from headrace.data.frame import Buffer
 from headrace.pool import arguments
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import InternalError
+from headrace.pool.remote import RemotePool
 from headrace.pool.wire import decode_call, encode_error, encode_reply
 
 log = logging.getLogger("headrace.pool")
@@ -37,7 +38,7 @@ class CallerGone(Exception):
 
 
 async def answer(
-    pool: DataPool, data: Buffer, gone: Callable[[], Awaitable[None]] | None = None
+    pool: DataPool | RemotePool, data: Buffer, gone: Callable[[], Awaitable[None]] | None = None
 ) -> tuple[bytes, HeadraceError | None]:
     """The answer's frame, and the error that it carries, if it carries one.
 

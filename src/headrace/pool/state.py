@@ -163,7 +163,7 @@ def _appended(state: State, channel: Channel, fact: f.Appended, block: Block | N
             seat = None  # an earlier step of this submit was the last that its group waited for
         channel.append(record, fact.at, seat)
         if head.extra:
-            reason = head.unpack_extra().quarantined
+            reason = head.peek().quarantined
             if reason is not None:
                 state.record(
                     "quarantine",

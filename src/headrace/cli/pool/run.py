@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import urllib.parse
 from pathlib import Path
@@ -16,6 +15,7 @@ from headrace.cli.common import KEY_VARIABLE, pool_key, say
 from headrace.cli.parser import Usage
 from headrace.data.errors import HeadraceError
 from headrace.pool.config import ChannelConfig, Limits
+from headrace.serving import loopback
 
 CONFIG_KEYS = ("channels", "defaults", "limits")
 
@@ -74,7 +74,7 @@ class Serve(PoolOptions):
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         key = pool_key(self.key)
-        if key is None and not _loopback(self.host):
+        if key is None and not loopback(self.host):
             say(
                 f"warning: {self.host} can be reached from other machines and there is no key: whoever reaches it can "
                 f"read and change this pool. Set {KEY_VARIABLE} or --key"
@@ -104,7 +104,7 @@ class Start(PoolOptions):
     num_cpus: float = Field(0, ge=0, description="CPUs that Ray sets aside for it")
 
     def cli_cmd(self) -> None:
-        from headrace.pool.ray import start_pool
+        from headrace.pool.ray import actor_address, start_pool
 
         start_pool(
             self.name,
@@ -115,10 +115,7 @@ class Start(PoolOptions):
             num_cpus=self.num_cpus,
             **self.options(),
         )
-        query = {"namespace": self.namespace}
-        if self.ray_address != "auto":
-            query["address"] = self.ray_address
-        _announce(f"ray-actor://{urllib.parse.quote(self.name, safe='')}?{urllib.parse.urlencode(query)}")
+        _announce(actor_address(self.name, self.ray_address, self.namespace))
 
 
 class Stop(BaseModel):
@@ -194,10 +191,3 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def _announce(address: str) -> None:
     print(f"pool ready on {address}", flush=True)
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
