@@ -49,8 +49,8 @@ def check_step(
         return Quarantine.NO_TOKENS
     if log_probs is None or len(log_probs) != len(response):
         return Quarantine.LOG_PROB_COUNT
-    values = np.asarray(log_probs, np.float64)
-    if not np.isfinite(values).all() or (values > ROUNDING).any():
+    values = np.asarray(log_probs)
+    if not (values.max() <= ROUNDING and values.min() > -np.inf):  # so that NaN fails too
         return Quarantine.LOG_PROB_VALUE
     if int(response.min()) < 0 or int(response.max()) >= vocabulary.size:
         return Quarantine.UNKNOWN_TOKEN
@@ -80,6 +80,9 @@ def same_text(
     ids = list(response)
     if ids and ids[-1] in stop_ids:
         ids = ids[:-1]
+    plain = vocabulary.bytewise and vocabulary.special.isdisjoint(ids)
+    if plain and vocabulary.bytes_of(ids) == text.encode("utf-8", "surrogatepass"):
+        return True
     for skip in (True, False):
         whole = vocabulary.decode(ids, skip_special=skip)
         if text in (whole, whole.rstrip("\ufffd")):

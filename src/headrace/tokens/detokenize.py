@@ -6,7 +6,7 @@ The deltas' concatenation is the text of all the ids, however they were cut up.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from headrace.tokens.vocabulary import Vocabulary
 
@@ -22,11 +22,11 @@ class Detokenizer:
         self._prefix = 0
         self._read = 0
 
-    def feed(self, ids: Iterable[int]) -> str:
+    def feed(self, ids: Sequence[int]) -> str:
         """The text that is certain now."""
-        kept = [i for i in ids if i not in self._dropped]
+        kept = ids if self._dropped.isdisjoint(ids) else [i for i in ids if i not in self._dropped]
         if self._vocabulary.bytewise:
-            return self._utf8.decode(b"".join(map(self._vocabulary.token_bytes, kept)))
+            return self._utf8.decode(self._vocabulary.bytes_of(kept))
         return "".join(self._window(i) for i in kept)
 
     def finish(self) -> str:
@@ -49,7 +49,7 @@ class Detokenizer:
         return now[len(before) :]
 
 
-def text_of(vocabulary: Vocabulary, ids: Iterable[int], *, keep: frozenset[int] = frozenset()) -> str:
+def text_of(vocabulary: Vocabulary, ids: Sequence[int], *, keep: frozenset[int] = frozenset()) -> str:
     """The text of ids at once; what a `Detokenizer`'s deltas add up to."""
     stream = Detokenizer(vocabulary, keep=keep)
     return stream.feed(ids) + stream.finish()

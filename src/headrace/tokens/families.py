@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.data.errors import InvalidInput
+from headrace.tokens.lean import LeanTokenizer
 from headrace.tokens.messages import Message, ToolCall, read_arguments, to_dict
 from headrace.tokens.parse import Delta, Grammar, NewId, Parsed, StopCut
 from headrace.tokens.renderer import (
@@ -184,7 +185,7 @@ def _create(family: str, vocabulary: Vocabulary, options: Mapping[str, Any]) -> 
         raise InvalidInput(
             f"template options {dict(options)} do not fit {family}: {error.errors()[0]['msg']}"
         ) from None
-    return create_renderer(vocabulary.hf, config)
+    return create_renderer(LeanTokenizer(vocabulary), config)
 
 
 def proven_family(template: TemplateRenderer) -> FamilyRenderer | None:

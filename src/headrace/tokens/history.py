@@ -67,6 +67,13 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     parent: bytes
     calls: tuple[tuple[str, str], ...] = ()
 
+    @classmethod
+    def opaque(cls, name: str, parent: Node | None) -> Record:
+        """The record of a call whose prompt was no conversation: no request's messages continue it."""
+        key = digest_of(["opaque", name])
+        before = ROOT if parent is None else parent.record.key
+        return cls(key, key, 0, key, key, ROOT, ROOT, before)
+
     def to_metadata(self) -> dict[str, Any]:
         digests = {name: getattr(self, name).hex() for name in DIGESTS}
         return {**digests, "messages": self.messages, "calls": [list(call) for call in self.calls]}
@@ -204,7 +211,11 @@ class History:
         """A call that was answered. The prompt must begin with the parent's ids; the step's check sees to that."""
         before = 0 if parent is None else parent.total
         own = np.concatenate([prompt[before:], response]).astype(np.int32, copy=False)
-        node = Node(record, parent, own, len(response), step, before)
+        return self.adopt(Node(record, parent, own, len(response), step, before))
+
+    def adopt(self, node: Node) -> Node:
+        """A node that is made already."""
+        record = node.record
         self.nodes.append(node)
         self._by_key.setdefault(record.key, []).append(node)
         self._bodies.add(record.body)

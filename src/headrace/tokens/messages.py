@@ -128,7 +128,7 @@ def read_arguments(raw: Any) -> Any:
         return raw
     try:
         return json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return raw
 
 
@@ -213,7 +213,9 @@ def canonical(message: Message, calls: Sequence[ToolCall] = ()) -> bytes:
 def strict(message: Message) -> bytes:
     """A digest of everything in an assistant message: which of several look-alikes was meant."""
     made = [[call.name, plain(call.arguments), call.id] for call in message.tool_calls]
-    return _digest(ROOT, _json([message.content, message.reasoning, made]).encode())
+    thought = "-" if message.reasoning is None else f"{len(message.reasoning)}:{message.reasoning}"
+    written = f"{len(message.content)}:{message.content}{thought}" + (_json(made) if made else "")
+    return _digest(ROOT, written.encode("utf-8", "surrogatepass"))
 
 
 def answer_text(content: str) -> str:

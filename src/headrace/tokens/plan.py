@@ -30,10 +30,19 @@ class PromptPlan(msgspec.Struct, frozen=True, eq=False):
     bridged: bool = False
 
 
-def plan_prompt(renderer: Renderer, history: History, request: Request, mode: HistoryMode = "bridge") -> PromptPlan:
-    """The prompt for a request. Raises Unrenderable where the model's format cannot hold its messages."""
+def plan_prompt(
+    renderer: Renderer,
+    history: History,
+    request: Request,
+    mode: HistoryMode = "bridge",
+    match: Match | None = None,
+) -> PromptPlan:
+    """The prompt for a request. Raises Unrenderable where the model's format cannot hold its messages.
+
+    `match` is `history.match(request)`, where a caller has asked already.
+    """
     renderer = renderer.with_options(request.options)
-    match = history.match(request)
+    match = match or history.match(request)
     if match.node is None:
         return PromptPlan(_render(renderer, request), match.cause)
     if mode == "bridge":

@@ -18,6 +18,8 @@ from headrace.tokens.vocabulary import Vocabulary
 Tools = Sequence[Mapping[str, Any]]
 #: How many ids before an answer tell how the prompt ended. A generation prompt has about ten.
 PROMPT_TAIL = 64
+#: How many of them hold the mark that opens a reasoning block, spelt in single characters, and white space behind it.
+OPENING_TAIL = 16
 
 
 class Unrenderable(InvalidInput):
@@ -34,6 +36,11 @@ class Renderer(Protocol):
 
     @property
     def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def grammar(self) -> Grammar:
+        """How the family writes reasoning and tool calls."""
+        ...
 
     @property
     def looks_back(self) -> int | None:
@@ -118,7 +125,8 @@ class GrammarStream:
         self._parser = AnswerParser(grammar, tools=tools, thinking=thinking, new_id=new_id)
 
     def feed(self, ids: Sequence[int]) -> Delta:
-        text = self._detokenizer.feed(i for i in ids if i not in self._stop_ids)
+        kept = ids if self._stop_ids.isdisjoint(ids) else [i for i in ids if i not in self._stop_ids]
+        text = self._detokenizer.feed(kept)
         return self._parser.feed(self._cut.feed(text))
 
     def finish(self) -> Delta:
@@ -167,12 +175,15 @@ def joined(first: Delta, second: Delta) -> Delta:
 
 def opens_reasoning(vocabulary: Vocabulary, prompt: Sequence[int]) -> bool:
     """Whether a prompt ends inside a reasoning block that it opened itself."""
-    text = vocabulary.decode(prompt[-PROMPT_TAIL:]).rstrip()
+    text = vocabulary.decode(prompt[-OPENING_TAIL:]).rstrip()
     return text.endswith(THINK)
 
 
 def reasoning_is_open(vocabulary: Vocabulary, prompt: Sequence[int], response: Sequence[int]) -> bool:
     """Whether a response ended in the middle of its reasoning."""
+    thought = vocabulary.id_of(THOUGHT)
+    if thought is not None and thought in response:
+        return False
     text = vocabulary.decode(response)
     if not opens_reasoning(vocabulary, prompt) and not text.lstrip().startswith(THINK):
         return False

@@ -27,6 +27,8 @@ from headrace.tokens.vocabulary import Vocabulary
 MARK = "headraceanswermark"
 #: Options under which templates render the same on every day.
 PINNED = {"date_string": "26 Jul 2024"}
+#: Stand-ins whose text is kept.
+REMEMBERED = 1024
 ALPHANUMERIC = string.digits + string.ascii_letters
 
 
@@ -67,6 +69,9 @@ class TemplateRenderer(Reading):
         self.vocabulary = vocabulary
         self.options = {**PINNED, **(options or {})}
         self.grammar = grammar or grammar_of(template, vocabulary)
+        self._alone: dict[tuple[Any, ...], str] = {}
+        self._compiled = compiled(template)
+        self._special = dict(vocabulary.hf.special_tokens_map)
         self.traits = Traits()
         self.traits = traits if traits is not None else probe(self)
         eos = vocabulary.hf.eos_token_id
@@ -94,16 +99,23 @@ class TemplateRenderer(Reading):
         """The prompt as text. Raises Unrenderable with the template's own words."""
         given = [to_dict(self._with_short_ids(message)) for message in messages]
         try:
-            text = self.vocabulary.hf.apply_chat_template(
-                given,
-                tools=[dict(tool) for tool in tools] or None,
-                tokenize=False,
-                add_generation_prompt=generate,
-                **self.options,
-            )
+            text = self._written(given, [dict(tool) for tool in tools] or None, generate)
         except Exception as error:  # templates are programs of strangers and may raise anything
             raise Unrenderable(f"the model's chat template refuses these messages: {error}") from error
         return str(text)
+
+    def _written(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, generate: bool) -> Any:
+        hf = self.vocabulary.hf
+        if self._compiled is None:
+            options = {"tools": tools, "tokenize": False, "add_generation_prompt": generate, **self.options}
+            return hf.apply_chat_template(messages, **options)
+        return self._compiled.render(
+            messages=messages,
+            tools=tools,
+            documents=None,
+            add_generation_prompt=generate,
+            **{**self._special, **self.options},
+        )
 
     def bridge(
         self, prompt: Sequence[int], response: Sequence[int], calls: Sequence[ToolCall], new: Sequence[Message]
@@ -123,7 +135,7 @@ class TemplateRenderer(Reading):
             return None
         if response and response[-1] in self.stop_ids:
             return ids[1:]
-        if any(i in self.stop_ids for i in response):
+        if not self.stop_ids.isdisjoint(response):
             return None  # it went on after its end: where the turn closed cannot be said
         if self.grammar.reasoning and reasoning_is_open(self.vocabulary, prompt, response):
             return self.vocabulary.encode(THOUGHT) + ids
@@ -133,7 +145,7 @@ class TemplateRenderer(Reading):
         """What follows an answer that made `calls`, when `new` comes in; None where that is not clear."""
         try:
             marked = stand_in(calls)
-            alone, followed = self.text(marked, generate=False), self.text([*marked, *new])
+            alone, followed = self._closed(calls, marked), self.text([*marked, *new])
         except Unrenderable:
             return None
         own, after = _after_mark(alone), _after_mark(followed)
@@ -143,6 +155,16 @@ class TemplateRenderer(Reading):
         at = own.find(self.traits.stop) if self.traits.stop else 0
         return Tail(own[at:], after[len(own) :]) if at >= 0 else None
 
+    def _closed(self, calls: Sequence[ToolCall], marked: Sequence[Message]) -> str:
+        """A stand-in with nothing after it; the same few come again and again."""
+        key = (self.traits.short_ids, *((call.name, call.id) for call in calls))
+        known = self._alone.get(key)
+        if known is None:
+            known = self.text(marked, generate=False)
+            if len(self._alone) < REMEMBERED:
+                self._alone[key] = known
+        return known
+
     def _with_short_ids(self, message: Message) -> Message:
         if not self.traits.short_ids or not (message.tool_calls or message.tool_call_id):
             return message
@@ -151,6 +173,16 @@ class TemplateRenderer(Reading):
             tool_calls=tuple(ToolCall(call.name, call.arguments, short_id(call.id)) for call in message.tool_calls),
             tool_call_id=None if message.tool_call_id is None else short_id(message.tool_call_id),
         )
+
+
+def compiled(template: str) -> Any:
+    """The template as transformers compiles it, to call it without what it does around; None where that has moved."""
+    try:
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        return _compile_jinja_template(template)
+    except ImportError:
+        return None
 
 
 def kind_of(calls: Sequence[ToolCall], new: Sequence[Message]) -> str:

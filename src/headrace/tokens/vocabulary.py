@@ -5,7 +5,7 @@ Nothing here adds or cleans up: no begin-of-text that nobody asked for, no space
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,16 @@ class Vocabulary:
         self.special = frozenset(i for i, token in added.items() if token.special)
         self.size = int(backend.get_vocab_size(with_added_tokens=True))
         self.bytewise = type(backend.decoder).__name__ == "ByteLevel"
-        self._bytes: dict[int, bytes] = {}
+        self._bytes = _Bytes(self._bytes_of)
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        # A batch of one: unlike a single text, it lets other threads run meanwhile. `fast` leaves out offsets.
+        ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """A text prompt, with what the tokenizer puts around one (a begin-of-text, where it has that)."""
+        ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=True)[0].ids
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
@@ -43,12 +49,9 @@ class Vocabulary:
     def holds(self, ids: Sequence[int]) -> bool:
         return all(0 <= i < self.size for i in ids)
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """A token's bytes; only for byte-level vocabularies (`bytewise`)."""
-        known = self._bytes.get(token_id)
-        if known is None:
-            known = self._bytes[token_id] = self._bytes_of(token_id)
-        return known
+    def bytes_of(self, ids: Iterable[int]) -> bytes:
+        """Tokens' bytes; only for byte-level vocabularies (`bytewise`)."""
+        return b"".join(map(self._bytes.__getitem__, ids))
 
     def _bytes_of(self, token_id: int) -> bytes:
         token: str | None = self._backend.id_to_token(token_id)
@@ -61,6 +64,18 @@ class Vocabulary:
 
     def marked_special(self, token_id: int) -> bool:
         return token_id in self.special
+
+
+class _Bytes(dict[int, bytes]):
+    """Each token's bytes, found out when it is first met."""
+
+    def __init__(self, found: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._found = found
+
+    def __missing__(self, token_id: int) -> bytes:
+        known = self[token_id] = self._found(token_id)
+        return known
 
 
 def load_vocabulary(folder: str | Path) -> Vocabulary:
