@@ -82,13 +82,17 @@ def test_tiny_is_built_once_and_by_its_seed(tmp_path: Path, monkeypatch: pytest.
     assert {path.name for path in first.parent.iterdir()} == {first.name, tiny.folder(4).name}
 
 
+A = '{"name": "a", "arguments": {}}'
+
+
 @pytest.mark.parametrize(
     ("text", "content", "names"),
     [
         ("plain", "plain", []),
         ('<tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call>', None, ["a"]),
-        ('so <tool_call>{"name": "a"}</tool_call><tool_call>{"name": "b"}</tool_call>', "so ", ["a", "b"]),
-        ('<tool_call>{"name": "a"}', None, ["a"]),
+        (f"so <tool_call>{A}</tool_call><tool_call>{A}</tool_call>", "so ", ["a", "a"]),
+        (f"<tool_call>{A}", None, ["a"]),
+        ('<tool_call>{"name": "a"}</tool_call>', '<tool_call>{"name": "a"}</tool_call>', []),
         ("<tool_call>{broken</tool_call>", "<tool_call>{broken</tool_call>", []),
         ("<tool_call>[1]</tool_call>", "<tool_call>[1]</tool_call>", []),
     ],

@@ -77,6 +77,15 @@ def test_pause_abort_ends_what_runs_with_what_it_has(own: Client) -> None:
     own.post("/resume")
 
 
+def test_a_stream_that_is_aborted_before_its_first_token_says_nothing(own: Client) -> None:
+    own.post("/pause?mode=keep")
+    waiting = own.pool.submit(own.chunks, "/v1/completions", LONG)
+    while not own.get("/load")["server_load"]:
+        pass
+    own.post("/abort_requests", {})
+    assert waiting.result(60) == []
+
+
 def test_pause_wait_lets_what_runs_end_and_holds_what_comes(own: Client) -> None:
     with own.stream("/v1/completions", LONG) as chunks:
         next(chunks)

@@ -113,7 +113,7 @@ def chat_completion(
 ) -> Json:
     choices = []
     for sequence in sequences:
-        message, reason = _message(sequence, parse=bool(asked.tools) and asked.tool_choice != "none")
+        message, reason = _message(sequence, asked)
         choices.append(
             {
                 "index": sequence.index,
@@ -141,10 +141,11 @@ def chat_completion(
     }
 
 
-def _message(sequence: Sequence, *, parse: bool) -> tuple[Json, str | None]:
+def _message(sequence: Sequence, asked: ChatRequest) -> tuple[Json, str | None]:
+    parse = bool(asked.tools) and asked.tool_choice != "none"
     content, calls = chat.tool_calls(sequence.text.value) if parse else (sequence.text.value, [])
     message: Json = {
-        "role": "assistant",
+        "role": asked.role,
         "content": content,
         "refusal": None,
         "annotations": None,
@@ -169,13 +170,13 @@ def chat_logprobs(sequence: Sequence, first: int, last: int, asked: OpenAI, word
     return {"content": content}
 
 
-def _entry(token: int, value: float, asked: OpenAI, words: Vocabulary) -> Json:
-    name = _name(token, asked, words)
-    return {"token": name, "logprob": value, "bytes": list(name.encode("utf-8", "replace"))}
+def _entry(token: int, value: float, asked: OpenAI | None, words: Vocabulary) -> Json:
+    told = list(words.text(token).encode("utf-8", "replace"))
+    return {"token": _name(token, asked, words), "logprob": value, "bytes": told}
 
 
-def _name(token: int, asked: OpenAI, words: Vocabulary) -> str:
-    return f"token_id:{token}" if asked.return_tokens_as_token_ids else words.text(token)
+def _name(token: int, asked: OpenAI | None, words: Vocabulary) -> str:
+    return f"token_id:{token}" if asked and asked.return_tokens_as_token_ids else words.text(token)
 
 
 def prompt_logprobs(sequence: Sequence, words: Vocabulary) -> list[Json | None] | None:
@@ -195,8 +196,11 @@ def prompt_logprobs(sequence: Sequence, words: Vocabulary) -> list[Json | None] 
 # -- /inference/v1/generate --------------------------------------------------------------------------------------------
 
 
-def generate_choice(sequence: Sequence, first: int, last: int, *, end: bool, text: str | None) -> Json:
-    found: Json = {
+def generate_choice(
+    sequence: Sequence, first: int, last: int, words: Vocabulary, *, end: bool, text: str | None
+) -> Json:
+    """One choice, or what is new of it; with text (`output_mode` "text") the log-probs tell strings, not ids."""
+    return {
         "index": sequence.index,
         "finish_reason": sequence.finish_reason if end else None,
         "stop_reason": sequence.stop_reason if end else None,
@@ -204,20 +208,23 @@ def generate_choice(sequence: Sequence, first: int, last: int, *, end: bool, tex
         "routed_experts": None,
         "sampling_mask": None,
         "weight_versions": sequence.versions() if end else None,
-        "logprobs": generate_logprobs(sequence.candidates[first:last], sequence.sampling.logprobs),
+        **({} if text is None else {"text": text}),
+        "logprobs": generate_logprobs(
+            sequence.candidates[first:last], sequence.sampling.logprobs, None if text is None else words
+        ),
     }
-    if text is not None:
-        found["text"] = text
-    return found
 
 
-def generate_logprobs(candidates: Iterable[Candidates], most: int | None) -> Json | None:
+def generate_logprobs(candidates: Iterable[Candidates], most: int | None, words: Vocabulary | None) -> Json | None:
     if most is None:
         return None
     content = []
     for found in candidates:
-        entries = [{"token_id": token, "logprob": value, "rank": rank} for token, value, rank in found[: max(1, most)]]
-        content.append({**entries[0], "top_logprobs": entries if most else []})
+        entries = [
+            {"token_id": token, "logprob": value, "rank": rank} if words is None else _entry(token, value, None, words)
+            for token, value, rank in found[: max(1, most)]
+        ]
+        content.append({**entries[0], "top_logprobs": entries})
     return {"content": content}
 
 
@@ -238,7 +245,7 @@ def generated(asked_id: str, model: str, sequences: Seq[Sequence], words: Vocabu
         "output_mode": mode,
         "choices": [
             generate_choice(
-                sequence, 0, len(sequence.output), end=True, text=sequence.text.value if mode == "text" else None
+                sequence, 0, len(sequence.output), words, end=True, text=sequence.text.value if mode == "text" else None
             )
             for sequence in sequences
         ],

@@ -39,7 +39,7 @@ def _message(message: Any, at: int) -> dict[str, Any]:
     found = dict(message)
     content = found.get("content")
     if isinstance(content, list):
-        found["content"] = "".join(_part(part, where) for part in content)
+        found["content"] = "\n".join(_part(part, where) for part in content)
     elif content is not None and not isinstance(content, str):
         raise Refused(f"{where}.content must be a string or a list of parts.", param=f"{where}.content")
     calls = found.get("tool_calls")
@@ -86,8 +86,8 @@ def tool_calls(text: str) -> tuple[str | None, list[dict[str, Any]]]:
     for found in _CALL.findall(text):
         try:
             call = json.loads(found)
-            name, arguments = call["name"], call.get("arguments", {})
-        except (ValueError, KeyError, TypeError, AttributeError):
+            name, arguments = call["name"], call["arguments"]
+        except (ValueError, KeyError, TypeError):
             return text, []
         if not isinstance(name, str):
             return text, []

@@ -26,12 +26,10 @@ class ChatChunks:
     def opening(self, sequences: list[Sequence]) -> list[Chunk]:
         found: list[Chunk] = []
         for sequence in sequences:
-            delta = {"role": "assistant", "content": ""}
+            delta = {"role": self._asked.role, "content": ""}
             choice = {"index": sequence.index, "delta": delta, "logprobs": None, "finish_reason": None}
-            chunk: Chunk = {**self._head, "choices": [choice]}
-            if self._asked.return_token_ids and not found:
-                chunk |= {"prompt_token_ids": sequence.prompt, "prompt_text": None}
-            found.append(chunk)
+            ids = sequence.prompt if self._asked.return_token_ids else None
+            found.append({**self._head, "choices": [choice], "prompt_token_ids": ids, "prompt_text": None})
         return found
 
     def __call__(self, delta: Delta) -> Chunk:
@@ -50,16 +48,20 @@ class ChatChunks:
 
     def _new(self, delta: Delta) -> tuple[Chunk, bool]:
         if not self._parse:
-            return {"content": delta.text}, False
+            return _said(delta.text), False
         at = delta.sequence.index
         text = self._texts[at] = self._texts.get(at, "") + delta.text
         sent = self._sent.get(at, 0)
         if delta.finish_reason is None:
             self._sent[at] = max(sent, chat.plain(text))
-            return {"content": text[sent : self._sent[at]]}, False
+            return _said(text[sent : self._sent[at]]), False
         content, calls = chat.tool_calls(text)
         if not calls:
-            return {"content": text[sent:]}, False
+            return _said(text[sent:]), False
         new: Chunk = {"tool_calls": [{**call, "index": place} for place, call in enumerate(calls)]}
-        rest = (content or "")[sent:]
-        return {"content": rest, **new} if rest else new, True
+        return _said((content or "")[sent:]) | new, True
+
+
+def _said(text: str) -> Chunk:
+    """A delta of text: nothing at all where there is none."""
+    return {"content": text} if text else {}

@@ -67,7 +67,9 @@ class Control:
     async def pause(self, request: Request) -> Response:
         mode = request.query_params.get("mode", "abort")
         if mode not in MODES:
-            raise Refused(f"mode must be one of {', '.join(MODES)}, got {mode!r}.", param="mode")
+            raise Refused(
+                f"mode must be one of {', '.join(MODES)}, got {mode!r}.", kind="Bad Request", param="query.mode"
+            )
         await self.worker.pause(mode)
         if mode != "keep" and request.query_params.get("clear_cache", "true").lower() not in ("false", "0"):
             await self.worker.ask(lambda scheduler: scheduler.forget())

@@ -46,12 +46,11 @@ def prompt_too_long(length: int, context: int) -> Refused:
     )
 
 
-def too_many_tokens(asked: int, length: int, context: int) -> Refused:
+def too_many_tokens(asked: int, context: int) -> Refused:
     return Refused(
-        f"This model's maximum context length is {context} tokens. However, you requested {asked} output tokens and "
-        f"your prompt contains {length} input tokens, for a total of {asked + length} tokens. Please reduce the length "
-        f"of the input prompt or the number of requested output tokens. (parameter=input_tokens, value={length})",
-        param="input_tokens",
+        f"max_tokens={asked} cannot be greater than max_model_len={context}. Please request fewer output tokens. "
+        f"(parameter=max_tokens, value={asked})",
+        param="max_tokens",
     )
 
 

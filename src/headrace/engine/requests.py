@@ -58,10 +58,10 @@ class Asked(BaseModel):
     allowed_token_ids: list[int] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     prompt_logprobs: int | None = None
     max_tokens: int | None = None
     response_format: dict[str, Any] | None = None
@@ -114,12 +114,21 @@ class OpenAI(Asked):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    add_special_tokens: bool | None = None
+
+    def check(self) -> None:
+        """What vLLM refuses of fields that do not go together."""
+        if self.stream_options is not None and not self.stream:
+            raise Refused(
+                "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
+                param="stream_options",
+            )
 
 
 class CompletionRequest(OpenAI):
+    n: int = 1
     prompt: Any = None
     logprobs: int | None = None
+    add_special_tokens: bool = True
 
 
 class ChatRequest(OpenAI):
@@ -133,8 +142,31 @@ class ChatRequest(OpenAI):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
 
+    @property
+    def role(self) -> str:
+        """Whose turn the answer is: the assistant's, or that of the message that it goes on with."""
+        return "assistant" if self.add_generation_prompt else str(self.messages[-1]["role"])
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise Refused(
+                "when using `top_logprobs`, `logprobs` must be set to true. (parameter=top_logprobs)",
+                param="top_logprobs",
+            )
+
 
 class GenerateSampling(Asked):
+    """vLLM's own parameters: none but those that may be absent may be null, and the model's defaults do not count."""
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     logprobs: int | None = None
 
 
@@ -206,8 +238,12 @@ def checked(ids: list[int], vocabulary: int, context: int) -> list[int]:
 
 def room(asked: int | None, default: int | None, length: int, context: int) -> int:
     """The most tokens an answer may have: as asked, if that fits; else as many as fit."""
-    if asked is None:
-        return min(default, context - length) if default is not None else context - length
-    if asked + length > context:
-        raise too_many_tokens(asked, length, context)
+    most = default if asked is None else asked
+    return context - length if most is None else min(most, context - length)
+
+
+def within(asked: int | None, context: int) -> int | None:
+    """A length that OpenAI's routes take: more than the whole context is refused."""
+    if asked is not None and asked > context:
+        raise too_many_tokens(asked, context)
     return asked

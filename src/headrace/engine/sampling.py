@@ -87,12 +87,15 @@ class Sampling:
                 )
         if any(not text for text in self.stop):
             raise Refused("stop cannot contain an empty string.", param="stop")
-        ids = [*self.logit_bias, *self.stop_token_ids, *(self.allowed_token_ids or ())]
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise Refused("allowed_token_ids is not None and empty!", param="allowed_token_ids")
-        for token in ids:
-            if not 0 <= token < vocabulary:
-                raise Refused(f"token_id {token} is out of vocabulary: the model has {vocabulary} tokens")
+        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+            for token in getattr(self, name) or ():
+                if not 0 <= token < vocabulary:
+                    raise Refused(
+                        f"token_id {token} in {name} is out of vocabulary: the model has {vocabulary} tokens",
+                        param=name,
+                    )
         for token, bias in self.logit_bias.items():
             if not math.isfinite(bias):
                 raise Refused(f"logit_bias of token {token} must be finite, got {bias}.", param="logit_bias")

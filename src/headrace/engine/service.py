@@ -23,6 +23,7 @@ from headrace.engine.requests import (
     checked,
     prompts,
     room,
+    within,
 )
 from headrace.engine.routing import body, json
 from headrace.engine.sampling import Sampling
@@ -41,13 +42,14 @@ class Service:
     async def completions(self, request: Request) -> Response:
         asked = await body(request, CompletionRequest)
         self.engine.served(asked.model)
+        asked.check()
         engine = self.engine
-        special = asked.add_special_tokens is not False
+        limit = within(asked.max_tokens, engine.context)
         found: list[tuple[list[int], Sampling]] = []
         for prompt in prompts(asked.prompt):
-            ids = engine.words.encode(prompt, special=special) if isinstance(prompt, str) else prompt
+            ids = engine.words.encode(prompt, special=asked.add_special_tokens) if isinstance(prompt, str) else prompt
             ids = checked(ids, engine.vocabulary, engine.context)
-            most = room(asked.max_tokens, COMPLETION_TOKENS, len(ids), engine.context)
+            most = room(limit, COMPLETION_TOKENS, len(ids), engine.context)
             found.append(
                 (ids, self._sampling(asked.sampling(engine.defaults, max_tokens=most, logprobs=asked.logprobs)))
             )
@@ -56,7 +58,9 @@ class Service:
         if asked.stream:
             offsets: dict[int, int] = {}
 
-            def chunk(delta: Delta) -> Chunk:
+            def chunk(delta: Delta) -> Chunk | None:
+                if delta.finish_reason == "abort" and not delta.last:
+                    return None  # as vLLM: nothing is said of an answer that was aborted before its first token
                 at = delta.sequence.index
                 choice, offsets[at] = answers.completion_choice(asked, delta, engine.words, offsets.get(at, 0))
                 return {**head, "choices": [choice]}
@@ -68,11 +72,13 @@ class Service:
     async def chat(self, request: Request) -> Response:
         asked = await body(request, ChatRequest)
         self.engine.served(asked.model)
+        asked.check()
         engine = self.engine
         if asked.tools and asked.tool_choice not in (None, "auto", "none"):
             raise not_offered("a tool_choice other than auto or none", "tool_choice")
         ids = engine.rendered(asked)
         limit = asked.max_completion_tokens if asked.max_completion_tokens is not None else asked.max_tokens
+        limit = within(limit, engine.context)
         most = room(limit, engine.default_max_tokens, len(ids), engine.context)
         logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
         sampling = self._sampling(asked.sampling(engine.defaults, max_tokens=most, logprobs=logprobs))
@@ -95,22 +101,25 @@ class Service:
         for name in ("features", "content_parts"):
             if (asked.model_extra or {}).get(name):
                 raise not_offered("multi-modal input", name)
-        sampling = self._sampling(given.sampling(engine.defaults, max_tokens=most, logprobs=given.logprobs))
+        sampling = self._sampling(given.sampling({}, max_tokens=most, logprobs=given.logprobs))
         call = engine.start(
             _name("generate-tokens", asked.request_id, request), [(ids, sampling)], stream=bool(asked.stream)
         )
         name, mode, told = call.request_id, asked.output_mode, bool(asked.return_token_ids)
         if asked.stream:
+            head = {"request_id": name, "usage": None}
+            rest = {"output_mode": mode, "choices": []}
+            untold = [{"prompt_token_ids": ids}] if told else []  # until the first chunk
 
             def chunk(delta: Delta) -> Chunk:
                 text = delta.text if mode == "text" else None
+                end = delta.finish_reason is not None
                 choice = answers.generate_choice(
-                    delta.sequence, delta.first, delta.last, end=delta.finish_reason is not None, text=text
+                    delta.sequence, delta.first, delta.last, engine.words, end=end, text=text
                 )
-                first = ids if told and delta.first == 0 else None
-                return {"request_id": name, "prompt_token_ids": first, "output_mode": mode, "choices": [choice]}
+                return {**head, **(untold.pop() if untold else {}), **rest, "choices": [choice]}
 
-            return self._streamed(call, chunk, {"request_id": name, "output_mode": mode}, asked.stream_options)
+            return self._streamed(call, chunk, {**head, **rest}, asked.stream_options)
         await self._answered(call, request)
         return json(answers.generated(name, engine.name, call.sequences, engine.words, ids=told, mode=mode))
 
@@ -138,13 +147,16 @@ class Service:
     def _streamed(
         self,
         call: Call,
-        chunk: Callable[[Delta], Chunk],
+        chunk: Callable[[Delta], Chunk | None],
         head: Chunk,
         options: StreamOptions | None,
         opening: list[Chunk] | None = None,
     ) -> Response:
         sequences, n = call.sequences, call.sequences[0].sampling.n
         always = options is not None and bool(options.continuous_usage_stats)
+        usage_last = options is not None and bool(options.include_usage)
+        # OpenAI's streams are signed in their last chunk; those of ids alone are not.
+        signed = {"system_fingerprint": self.engine.fingerprint} if "id" in head else {}
 
         async def events() -> AsyncIterator[bytes]:
             try:
@@ -157,12 +169,15 @@ class Service:
                     if delta.sequence.error is not None:
                         yield b"data: " + bytes(broken(delta.sequence.error).response().body) + b"\n\n"
                         break
-                    found = chunk(delta)
-                    yield _event({**found, "usage": answers.usage(sequences, n)} if always else found)
+                    told = chunk(delta)
+                    if told is None:
+                        continue
+                    if delta.finish_reason is not None and not usage_last:
+                        told |= signed
+                    yield _event({**told, "usage": answers.usage(sequences, n)} if always else told)
                 else:
-                    if options is not None and options.include_usage:
-                        end = {**head, "choices": [], "usage": answers.usage(sequences, n)}
-                        yield _event({**end, "system_fingerprint": self.engine.fingerprint})
+                    if usage_last:
+                        yield _event({**head, "choices": [], "usage": answers.usage(sequences, n), **signed})
                 yield b"data: [DONE]\n\n"
             finally:
                 self.engine.end(call)

@@ -1,8 +1,9 @@
 """`tiny`: a two-layer Llama of width 96 with random weights, its tokenizer and a chat template, built on the spot.
 
 The folder is an ordinary checkpoint (`config.json`, `model.safetensors`, `tokenizer.json`, ...) that transformers and
-vLLM load as well. The same recipe and seed give the same folder, so it is built once and found again. The embeddings
-are not tied: a server that reloads weights in place then cannot keep an old half of them.
+vLLM load as well; on a CPU, vLLM wants a `head_dim` of 32. The same recipe and seed give the same folder, so it is
+built once and found again. The embeddings are not tied: a server that reloads weights in place then cannot keep an old
+half of them.
 
 The template is prefix-preserving: every message is rendered by itself and nothing of a turn depends on a later one, so
 the ids of a longer conversation begin with those of a shorter one. Tools stand in the first turn.

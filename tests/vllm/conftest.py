@@ -1,0 +1,83 @@
+"""These tests run where they are asked for (HEADRACE_VLLM=1): vLLM takes gigabytes of disk and minutes to install."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.engine.kit import Client, Reference, serving
+from tests.vllm.kit import reach
+from tests.vllm.server import MAX_NUM_SEQS, NAME, vllm
+
+from headrace.engine import tiny
+
+HERE = Path(__file__).parent
+#: vLLM's attention on a CPU wants heads of at least this width; those of `tiny` are narrower.
+HEAD = 32
+#: The first test may wait for an installation, and every first one for the server.
+TIMEOUT_S = 1800
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "vllm: starts a real vLLM on the CPU (make test-vllm)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    found = [item for item in items if HERE in item.path.parents]
+    for item in found:
+        item.add_marker(pytest.mark.vllm)
+        item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+    if found and os.environ.get("HEADRACE_VLLM", "0") in ("", "0"):
+        config.hook.pytest_deselected(items=found)
+        items[:] = [item for item in items if HERE not in item.path.parents]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Small models are slower with threads, and vLLM has the other core."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint that both servers serve."""
+    found = tmp_path_factory.mktemp("tiny")
+    tiny.build(found, seed=0, head_dim=HEAD)
+    return found
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with other weights."""
+    found = tmp_path_factory.mktemp("other")
+    tiny.build(found, seed=1, head_dim=HEAD)
+    return found
+
+
+@pytest.fixture(scope="session")
+def reference(folder: Path) -> Reference:
+    return Reference(folder)
+
+
+@pytest.fixture(scope="session")
+def theirs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """vLLM."""
+    with vllm(folder, tmp_path_factory.mktemp("vllm") / "vllm.log") as address, reach(address) as client:
+        client.complete([1, 5, 9], max_tokens=1)  # the first answer takes long
+        yield client
+
+
+@pytest.fixture(scope="session")
+def ours(folder: Path) -> Iterator[Client]:
+    """Headrace's engine, started the same way."""
+    with serving(
+        model=str(folder),
+        served_model_name=NAME,
+        max_model_len=2048,
+        max_num_seqs=MAX_NUM_SEQS,
+        logprobs_mode="processed_logprobs",
+    ) as client:
+        yield client
