@@ -16,6 +16,7 @@ from headrace import __version__
 from headrace.cli.bench import Bench
 from headrace.cli.demo import Demo
 from headrace.cli.engine import EngineCommand
+from headrace.cli.gateway import GatewayCommand, ServeCommand
 from headrace.cli.parser import BAD_USAGE, FAILED, OK, Commands, Usage, run
 from headrace.cli.pool import Pool
 from headrace.data.errors import HeadraceError, InvalidInput
@@ -23,12 +24,22 @@ from headrace.data.errors import HeadraceError, InvalidInput
 __all__ = ["main"]
 
 #: Modules that come with an extra.
-EXTRAS = {"ray": "ray", "pyarrow": "export", "torch": "train", "transformers": "train", "safetensors": "train"}
+EXTRAS = {
+    "ray": "ray",
+    "pyarrow": "export",
+    "renderers": "tokens",
+    "transformers": "tokens",
+    "tokenizers": "tokens",
+    "torch": "train",
+    "safetensors": "train",
+}
 
 
 class Headrace(Commands):
     """Headrace: the bridge between agents that run and the trainer that learns from them."""
 
+    gateway: CliSubCommand[GatewayCommand] = Field(description="forward agents' calls and record them")
+    serve: CliSubCommand[ServeCommand] = Field(description="gateway and pool in one process")
     pool: CliSubCommand[Pool] = Field(description="start, read and look after a pool")
     bench: CliSubCommand[Bench] = Field(description="measure, against named limits and peers")
     engine: CliSubCommand[EngineCommand] = Field(description="serve a small model as vLLM would")

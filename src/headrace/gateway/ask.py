@@ -1,0 +1,191 @@
+"""`Ask`: what an agent asked for, in no dialect; and `Sampling`, the parameters it may name.
+
+A dialect turns its wire into an `Ask`. Everything behind it knows only this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from headrace.data.errors import InvalidInput, shown
+from headrace.data.step import IntArray
+from headrace.tokens import Request
+
+
+class Ask(msgspec.Struct, kw_only=True):
+    """One call: a conversation, or prompts of text or ids, and how to answer.
+
+    `tops`: None where no log-probs are wanted, else how many alternatives a token. `calls`: whether the answer may hold
+    tool calls, `one_call`: at most one, `must_call`: at least one of these. `show_ids`: the agent asked to see token
+    ids. `extra`: fields that are not known here, for the rollout server.
+    """
+
+    model: str
+    conversation: Request | None = None
+    prompts: tuple[str | IntArray, ...] = ()
+    sampling: dict[str, Any]
+    extra: dict[str, Any] = {}
+    n: int = 1
+    stream: bool = False
+    show_usage: bool = False
+    tops: int | None = None
+    calls: bool = False
+    one_call: bool = False
+    must_call: tuple[str, ...] = ()
+    show_ids: bool = False
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        return tuple(self.sampling.get("stop") or ())
+
+    @property
+    def cut(self) -> tuple[str, ...]:
+        """The stop strings that are not to be shown."""
+        return () if self.sampling.get("include_stop_str_in_output") else self.stop
+
+
+#: What a server would otherwise decide by its own defaults, said in every request.
+EXPLICIT: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+}
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "temperature": (int, float),
+    "top_p": (int, float),
+    "top_k": (int,),
+    "min_p": (int, float),
+    "presence_penalty": (int, float),
+    "frequency_penalty": (int, float),
+    "repetition_penalty": (int, float),
+    "seed": (int,),
+    "min_tokens": (int,),
+    "ignore_eos": (bool,),
+    "include_stop_str_in_output": (bool,),
+}
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "top_k": (-1, 2**31),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0, 100),
+    "seed": (-(2**63), 2**63 - 1),
+    "min_tokens": (0, 2**31),
+}
+MAX_N = 128
+MAX_STOPS = 64
+
+
+def take_sampling(fields: dict[str, Any]) -> dict[str, Any]:
+    """Takes the sampling parameters out of a request's fields; null is not given. What is wrong is named."""
+    found: dict[str, Any] = {}
+    for name in _KINDS.keys() & fields.keys():
+        kinds, value = _KINDS[name], fields.pop(name)
+        if value is None:
+            continue
+        if type(value) not in kinds:
+            kind = "true or false" if bool in kinds else "an integer" if float not in kinds else "a number"
+            raise Bad(f"{name} must be {kind}, not {shown(value)}", name)
+        low, high = _RANGES.get(name, (0, 1))
+        if not low <= value <= high:
+            raise Bad(f"{name} is {value}; it must lie in {low:g}..{high:g}", name)
+        found[name] = value
+    if found.get("top_p") == 0:
+        raise Bad("top_p is 0; it must be above 0", "top_p")
+    if found.get("repetition_penalty") == 0:
+        raise Bad("repetition_penalty is 0; it must be above 0", "repetition_penalty")
+    stop = _stop(fields.pop("stop", None))
+    if stop:
+        found["stop"] = stop
+    ids = fields.pop("stop_token_ids", None)
+    if ids:
+        found["stop_token_ids"] = _ids(ids, "stop_token_ids")
+    bias = fields.pop("logit_bias", None)
+    if bias:
+        found["logit_bias"] = _bias(bias)
+    return found
+
+
+def take_max_tokens(fields: dict[str, Any], *names: str) -> int | None:
+    """The first of the names that is given."""
+    found: int | None = None
+    for name in names:
+        value = fields.pop(name, None)
+        if value is None:
+            continue
+        if type(value) is not int or value < 1:
+            raise Bad(f"{name} must be an integer of at least 1, not {shown(value)}", name)
+        found = value if found is None else found
+    return found
+
+
+def take(fields: dict[str, Any], name: str, kind: type, default: Any, what: str) -> Any:
+    """A field of one type; null is not given."""
+    value = fields.pop(name, None)
+    if value is None:
+        return default
+    if type(value) is not kind:
+        raise Bad(f"{name} must be {what}, not {shown(value)}", name)
+    return value
+
+
+def take_n(fields: dict[str, Any]) -> int:
+    n: int = take(fields, "n", int, 1, "an integer")
+    if not 1 <= n <= MAX_N:
+        raise Bad(f"n is {n}; it must lie in 1..{MAX_N}", "n")
+    return n
+
+
+class Bad(InvalidInput):
+    """A field of a request that cannot be taken, by its name."""
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+def _stop(value: Any) -> list[str]:
+    if value is None:
+        return []
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise Bad(f"stop must be a string or a list of strings, not {shown(value)}", "stop")
+    if len(stops) > MAX_STOPS:
+        raise Bad(f"stop has {len(stops)} strings; at most {MAX_STOPS} are taken", "stop")
+    if not all(stops):
+        raise Bad("stop holds an empty string, which every answer begins with", "stop")
+    return stops
+
+
+def _ids(value: Any, name: str) -> list[int]:
+    if not isinstance(value, list) or not all(type(item) is int and 0 <= item < 2**31 for item in value):
+        raise Bad(f"{name} must be a list of token ids, not {shown(value)}", name)
+    return value
+
+
+def _bias(value: Any) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        raise Bad(f"logit_bias must be an object of token ids and numbers, not {shown(value)}", "logit_bias")
+    for token, bias in value.items():
+        if (
+            not (str(token).isascii() and str(token).isdigit())
+            or type(bias) not in (int, float)
+            or not -100 <= bias <= 100
+        ):
+            raise Bad(
+                f"logit_bias[{shown(token)}] is {shown(bias)}; keys are token ids, values lie in -100..100",
+                "logit_bias",
+            )
+    return dict(value)

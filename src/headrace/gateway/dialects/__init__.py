@@ -1,0 +1,46 @@
+"""How agents speak: one module a dialect, each turning a request into an `Ask` and turns into its own answers.
+
+A dialect knows no tokens, no pool and no server. Another one is another module with a `Dialect` in it, and its routes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from headrace.gateway.ask import Ask
+from headrace.gateway.errors import Refusal
+from headrace.gateway.turn import Choice, Turn
+from headrace.gateway.upstream.types import Sampled
+from headrace.tokens import Delta
+
+
+class Dialect(Protocol):
+    """One kind of request and its answer, whole or as server-sent events."""
+
+    def read(self, body: bytes) -> Ask:
+        """What the body asks for; `InvalidInput` names what is wrong with it."""
+        ...
+
+    def whole(self, turns: list[Turn]) -> Any:
+        """The answer as JSON."""
+        ...
+
+    def opening(self, turns: list[Turn]) -> bytes:
+        """The events before the first token."""
+        ...
+
+    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: Sampled | None) -> bytes:
+        """The event for what is new; nothing where nothing is. `piece` is None for what was held back to the end."""
+        ...
+
+    def closing(self, turns: list[Turn]) -> bytes:
+        """The events that say how it ended."""
+        ...
+
+    def error(self, refusal: Refusal) -> Any:
+        """An error as JSON."""
+        ...
+
+    def error_event(self, refusal: Refusal) -> bytes:
+        """An error in a stream that has begun."""
+        ...

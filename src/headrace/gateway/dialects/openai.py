@@ -1,0 +1,132 @@
+"""What OpenAI's two routes share: reading JSON, errors, log-probs and events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from headrace.data.errors import shown
+from headrace.gateway.ask import Bad
+from headrace.gateway.errors import Refusal
+from headrace.gateway.turn import Choice
+
+DONE = b"data: [DONE]\n\n"
+
+#: Fields that would change what is consumed or sampled, or how it is shown, in ways that are not built.
+NOT_OFFERED = {
+    "audio": "audio answers",
+    "best_of": "best_of",
+    "use_beam_search": "beam search",
+    "echo": "echoing the prompt",
+    "suffix": "filling in before a suffix",
+    "prompt_embeds": "embeddings as a prompt",
+    "prompt_logprobs": "log-probs of the prompt",
+    "truncate_prompt_tokens": "cutting the prompt",
+    "chat_template": "another chat template",
+    "documents": "documents for the template",
+    "continue_final_message": "continuing the last message",
+    "functions": "functions (use tools)",
+    "function_call": "function_call (use tool_choice)",
+    "web_search_options": "web search",
+    "return_tokens_as_token_ids": "token ids in place of texts (ask for return_token_ids)",
+}
+MAX_TOPS = 20
+
+
+def read_fields(body: bytes) -> dict[str, Any]:
+    """A request's fields; what is no JSON object is named."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Bad(f"the body is no JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise Bad(f"the body must be a JSON object, not {shown(fields)}")
+    return fields
+
+
+def refuse_unbuilt(fields: dict[str, Any]) -> None:
+    for name in NOT_OFFERED.keys() & fields.keys():
+        if fields[name] and not (name == "best_of" and fields[name] == 1):
+            raise Bad(f"{name}: {NOT_OFFERED[name]} is not offered here; leave it out", name)
+        del fields[name]
+    modalities = fields.get("modalities")
+    if modalities is not None and modalities != ["text"]:
+        raise Bad(f"modalities is {shown(modalities)}; only text is offered", "modalities")
+    if fields.pop("add_generation_prompt", True) is False:
+        raise Bad("add_generation_prompt is false; an answer is always begun anew here", "add_generation_prompt")
+    if fields.pop("skip_special_tokens", True) is False:
+        raise Bad("skip_special_tokens is false; ask for return_token_ids to see them", "skip_special_tokens")
+
+
+def take_stream(fields: dict[str, Any]) -> tuple[bool, bool]:
+    """Whether to stream, and whether to say the usage at its end."""
+    stream = fields.pop("stream", None)
+    if stream is not None and type(stream) is not bool:
+        raise Bad(f"stream must be true or false, not {shown(stream)}", "stream")
+    options = fields.pop("stream_options", None)
+    if options is None:
+        return bool(stream), False
+    if not isinstance(options, dict):
+        raise Bad(f"stream_options must be an object, not {shown(options)}", "stream_options")
+    if not stream:
+        raise Bad("stream_options is only for streams; set stream to true", "stream_options")
+    return True, bool(options.get("include_usage"))
+
+
+def take_format(fields: dict[str, Any], sampling: dict[str, Any]) -> None:
+    """`response_format` as what vLLM's completions honour; there it would be ignored under its own name."""
+    given = fields.pop("response_format", None)
+    if given is None:
+        return
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind == "text":
+        return
+    if kind == "json_object":
+        sampling["structured_outputs"] = {"json_object": True}
+        return
+    schema = given.get("json_schema") if isinstance(given, dict) else None
+    if kind == "json_schema" and isinstance(schema, dict) and isinstance(schema.get("schema"), dict):
+        sampling["structured_outputs"] = {"json": schema["schema"]}
+        return
+    raise Bad(
+        f"response_format is {shown(given)}; its type must be text, json_object, or json_schema with a schema in it",
+        "response_format",
+    )
+
+
+def error_body(refusal: Refusal) -> dict[str, Any]:
+    return {
+        "error": {
+            "message": str(refusal),
+            "type": refusal.kind,
+            "param": refusal.param,
+            "code": refusal.reason,
+        }
+    }
+
+
+def event(value: Any) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def error_event(refusal: Refusal) -> bytes:
+    return event(error_body(refusal)) + DONE
+
+
+def token_entries(choice: Choice, since: int, tops: int) -> list[dict[str, Any]]:
+    """A chat answer's log-probs from a token on."""
+    values = choice.log_probs or []
+    return [
+        {**_token(text, value), "top_logprobs": [_token(*pair) for pair in _best(choice.top, at, tops)]}
+        for at, (text, value) in enumerate(zip(choice.tokens[since:], values[since:], strict=False), start=since)
+    ]
+
+
+def _token(text: str, value: float) -> dict[str, Any]:
+    return {"token": text, "logprob": value, "bytes": list(text.encode("utf-8", "surrogatepass"))}
+
+
+def _best(top: list[dict[str, float]], at: int, tops: int) -> list[tuple[str, float]]:
+    found = top[at] if at < len(top) and top[at] else {}
+    return sorted(found.items(), key=lambda pair: -pair[1])[:tops]

@@ -1,0 +1,152 @@
+"""OpenAI's completions: a prompt of text or ids in, text out. Several prompts are several turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from headrace.data.errors import shown
+from headrace.data.step import IntArray
+from headrace.gateway.ask import Ask, Bad, take, take_max_tokens, take_n, take_sampling
+from headrace.gateway.dialects import openai
+from headrace.gateway.errors import Refusal
+from headrace.gateway.turn import Choice, Turn, usage
+from headrace.gateway.upstream.types import Sampled
+from headrace.tokens import Delta
+
+#: OpenAI's own default, which agents that name none rely on.
+DEFAULT_TOKENS = 16
+MAX_PROMPTS = 256
+
+
+class OpenAICompletions:
+    """`POST /v1/completions`."""
+
+    def read(self, body: bytes) -> Ask:
+        fields = openai.read_fields(body)
+        openai.refuse_unbuilt(fields)
+        model = take(fields, "model", str, "default", "a string")
+        prompts = _prompts(fields.pop("prompt", None))
+        stream, show_usage = openai.take_stream(fields)
+        sampling = take_sampling(fields)
+        sampling["max_tokens"] = take_max_tokens(fields, "max_tokens") or DEFAULT_TOKENS
+        openai.take_format(fields, sampling)
+        tops = take(fields, "logprobs", int, None, "an integer")
+        if tops is not None and not 0 <= tops <= openai.MAX_TOPS:
+            raise Bad(f"logprobs is {tops}; it must lie in 0..{openai.MAX_TOPS}", "logprobs")
+        return Ask(
+            model=model,
+            prompts=prompts,
+            sampling=sampling,
+            n=take_n(fields),
+            stream=stream,
+            show_usage=show_usage,
+            tops=tops,
+            show_ids=take(fields, "return_token_ids", bool, False, "true or false"),
+            extra=fields,
+        )
+
+    def whole(self, turns: list[Turn]) -> Any:
+        choices = [_choice(turn, choice, choice.parsed.content) for turn in turns for choice in turn.choices]
+        for turn, row in zip((t for t in turns for _ in t.choices), choices, strict=True):
+            if turn.ask.show_ids:
+                row["prompt_token_ids"] = turn.plan.ids.tolist()
+        return {**_head(turns[0]), "choices": choices, "usage": usage(turns)}
+
+    def opening(self, turns: list[Turn]) -> bytes:
+        return b""
+
+    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: Sampled | None) -> bytes:
+        shown = piece is not None and bool(piece.ids) and (turn.ask.tops is not None or turn.ask.show_ids)
+        if not (delta.content or shown):
+            return b""
+        row: dict[str, Any] = {
+            "index": turn.first + choice.index,
+            "text": delta.content,
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        if piece is not None:
+            since = len(choice.ids) - len(piece.ids)
+            if turn.ask.tops is not None:
+                row["logprobs"] = _log_probs(choice, since, turn.ask.tops)
+            if turn.ask.show_ids:
+                row["prompt_token_ids"] = turn.plan.ids.tolist() if not since else None
+                row["token_ids"] = piece.ids
+        return openai.event({**_head(turn), "choices": [row]})
+
+    def closing(self, turns: list[Turn]) -> bytes:
+        events = []
+        for turn in turns:
+            for choice in turn.choices:
+                row = {"index": turn.first + choice.index, "text": "", "logprobs": None}
+                row["finish_reason"] = choice.finish_reason
+                events.append(openai.event({**_head(turn), "choices": [row]}))
+        if turns[0].ask.show_usage:
+            events.append(openai.event({**_head(turns[0]), "choices": [], "usage": usage(turns)}))
+        return b"".join(events) + openai.DONE
+
+    def error(self, refusal: Refusal) -> Any:
+        return openai.error_body(refusal)
+
+    def error_event(self, refusal: Refusal) -> bytes:
+        return openai.error_event(refusal)
+
+
+def _head(turn: Turn) -> dict[str, Any]:
+    return {
+        "id": f"cmpl-{turn.call_id}",
+        "object": "text_completion",
+        "created": turn.created,
+        "model": turn.ask.model,
+    }
+
+
+def _choice(turn: Turn, choice: Choice, text: str) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "index": turn.first + choice.index,
+        "text": text,
+        "logprobs": None if turn.ask.tops is None else _log_probs(choice, 0, turn.ask.tops),
+        "finish_reason": choice.finish_reason,
+    }
+    if turn.ask.show_ids:
+        found["token_ids"] = choice.ids
+    return found
+
+
+def _log_probs(choice: Choice, since: int, tops: int) -> dict[str, Any]:
+    entries = openai.token_entries(choice, since, tops)
+    offsets, at = [], sum(map(len, choice.tokens[:since]))
+    for entry in entries:
+        offsets.append(at)
+        at += len(entry["token"])
+    return {
+        "tokens": [entry["token"] for entry in entries],
+        "token_logprobs": [entry["logprob"] for entry in entries],
+        "top_logprobs": [{top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in entries],
+        "text_offset": offsets,
+    }
+
+
+def _prompts(given: Any) -> tuple[str | IntArray, ...]:
+    if isinstance(given, str):
+        return (given,)
+    if isinstance(given, list) and given:
+        if all(type(item) is int for item in given):
+            return (_ids(given),)
+        if len(given) > MAX_PROMPTS:
+            raise Bad(f"prompt holds {len(given)} prompts; at most {MAX_PROMPTS} are taken in one call", "prompt")
+        if all(isinstance(item, str) for item in given):
+            return tuple(given)
+        if all(isinstance(item, list) and item and all(type(i) is int for i in item) for item in given):
+            return tuple(_ids(item) for item in given)
+    raise Bad(
+        f"prompt must be a text, a list of token ids, or a list of either, and not empty; not {shown(given)}", "prompt"
+    )
+
+
+def _ids(given: list[int]) -> IntArray:
+    if min(given) < 0 or max(given) >= 2**31:
+        raise Bad("prompt holds an id that is no token id (0 and above)", "prompt")
+    return np.asarray(given, np.int32)

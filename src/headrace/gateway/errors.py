@@ -1,0 +1,78 @@
+"""What a gateway refuses, and with which status. Every error of Headrace's has its place in one table.
+
+A dialect writes the refusal in its own shape (OpenAI's `error` object); the other routes as `{"detail": ...}`.
+"""
+
+from __future__ import annotations
+
+from headrace.data.errors import HeadraceError, InvalidInput
+from headrace.gateway.upstream.errors import Failed, NoServer, Refused
+from headrace.pool import errors as pool
+
+#: Seconds after which a client that met a passing trouble may try again.
+RETRY_AFTER_S = 1
+
+
+class Refusal(HeadraceError):
+    """A request that is answered with an error, by its status."""
+
+    code = "gateway_refused"
+
+    def __init__(
+        self,
+        message: str,
+        status: int = 400,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = code
+        self.param = param
+        self.retry_after = retry_after
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's `type` for the status."""
+        return KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+
+KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+}
+
+
+def not_ready(why: str) -> Refusal:
+    return Refusal(why, 503, code="not_ready", retry_after=RETRY_AFTER_S)
+
+
+def refusal(error: HeadraceError) -> Refusal:
+    """The refusal that an error amounts to."""
+    said = str(error)
+    match error:
+        case Refusal():
+            return error
+        case Refused():
+            return Refusal(said, error.status if 400 <= error.status < 500 else 400, param=error.param)
+        case NoServer():
+            return Refusal(said, 503, code="no_server", retry_after=error.retry_after_s)
+        case Failed():
+            return Refusal(said, 502, code="upstream_failed")
+        case InvalidInput():
+            return Refusal(said, 400, code=error.code, param=getattr(error, "param", None))
+        case pool.NotFound():
+            return Refusal(said, 404, code=error.code)
+        case pool.Conflict() | pool.LeaseLost():
+            return Refusal(said, 409, code=error.code)
+        case pool.Unauthorized():
+            return Refusal(said, 401, code=error.code)
+        case pool.PoolFull() | pool.PoolClosed() | pool.PoolUnreachable() | pool.JournalError():
+            return Refusal(said, 503, code=error.code, retry_after=RETRY_AFTER_S)
+        case _:
+            return Refusal(said, 500, code=error.code)

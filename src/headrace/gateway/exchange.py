@@ -1,0 +1,156 @@
+"""One LLM call over HTTP, in whichever dialect: from the request to the last byte of its answer.
+
+An error before the first token has a status of its own; after it, it is the stream's last event. A stream that is
+silent (a long prompt, a paused gateway) gets comments, so that no client gives up on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from headrace.data.errors import HeadraceError
+from headrace.gateway import replay
+from headrace.gateway.dialects import Dialect
+from headrace.gateway.errors import Refusal, refusal
+from headrace.gateway.gateway import Gateway
+from headrace.gateway.presence import HungUp, Presence
+from headrace.gateway.responses import json_response, retry_header
+from headrace.gateway.sending import Sending
+from headrace.gateway.session import Session, digest_of
+from headrace.gateway.turn import Turn
+from headrace.tokens import Delta
+
+log = logging.getLogger("headrace.gateway")
+
+CALL_HEADER, VERSION_HEADER = "x-headrace-call", "x-headrace-policy-version"
+
+
+class Exchange:
+    """One call: an ASGI application, so that it holds the connection from its first byte to its last."""
+
+    def __init__(self, gateway: Gateway, dialect: Dialect, route: str, request: Request, uid: str, prompt: str) -> None:
+        self._gateway = gateway
+        self._dialect = dialect
+        self._route = route
+        self._request = request
+        self._uid = uid
+        self._prompt = prompt
+        self._began = time.monotonic()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = Sending(send, self._gateway.settings.keep_alive_s)
+        gateway = self._gateway
+        try:
+            with gateway.admitted():
+                body = await gateway.body(self._request)
+                async with Presence(receive) as presence:
+                    await self._answer(body, presence, sending)
+            status = 200
+        except HungUp:
+            gateway.counters.add("unrecorded", "agent_left")
+            status = 499
+        except ClientDisconnect:
+            status = 499
+        except HeadraceError as error:
+            status = await self._refuse(error, sending)
+        except Exception as error:
+            log.exception("a call failed")
+            status = await self._refuse(
+                Refusal(f"the gateway failed at this call ({type(error).__name__})", 500), sending
+            )
+        finally:
+            sending.close()
+        gateway.counters.add("calls", self._route, str(status))
+        gateway.counters.took(time.monotonic() - self._began)
+
+    async def _refuse(self, error: HeadraceError, sending: Sending) -> int:
+        refused = refusal(error)
+        if refused.status >= 500:
+            self._gateway.counters.add("unrecorded", error.code)
+        if sending.begun:
+            await sending.last(self._dialect.error_event(refused))
+        else:
+            await sending.whole(json_response(self._dialect.error(refused), refused.status, retry_header(refused)))
+        return refused.status
+
+    async def _answer(self, body: bytes, presence: Presence, sending: Sending) -> None:
+        gateway = self._gateway
+        ask = self._dialect.read(body)
+        calls, planner = gateway.calls, gateway.planner  # raises while the tokenizer loads
+        session = await gateway.sessions.running(self._uid, self._prompt)
+        digest = digest_of(body)
+        with gateway.sessions.using(session):
+            if replay.is_retry(self._request):
+                turns = await replay.earlier(planner, gateway.sessions, session, ask, digest)
+                if turns is not None:
+                    gateway.counters.add("replayed")
+                    await self._again(turns, sending)
+                    return
+            call_id = uuid.uuid4().hex
+            turns = await planner.turns(session, ask, call_id, digest, gateway.upstream.max_model_len)
+            with _running(session, digest, turns):
+                if ask.stream:
+                    await self._streamed(session, turns, presence, sending)
+                    return
+                await calls.sample(turns)
+                presence.settle()
+                await calls.record(session, turns)
+        await sending.whole(json_response(self._dialect.whole(turns), 200, self._headers(turns)))
+
+    async def _streamed(self, session: Session, turns: list[Turn], presence: Presence, sending: Sending) -> None:
+        calls, dialect = self._gateway.calls, self._dialect
+        headers = {CALL_HEADER: turns[0].call_id, VERSION_HEADER: str(self._gateway.upstream.version)}
+        sending.expect(headers)
+        opened = False
+        async with aclosing(calls.stream(turns)) as pieces:
+            async for turn, choice, delta, piece in pieces:
+                if not opened:
+                    opened = True
+                    await sending.event(dialect.opening(turns))
+                await sending.event(dialect.delta(turn, choice, delta, piece))
+        presence.settle()
+        await calls.record(session, turns)
+        await sending.last(dialect.closing(turns))
+
+    async def _again(self, turns: list[Turn], sending: Sending) -> None:
+        """An answer that is there already."""
+        dialect = self._dialect
+        if not turns[0].ask.stream:
+            await sending.whole(json_response(dialect.whole(turns), 200, self._headers(turns)))
+            return
+        sending.expect(self._headers(turns))
+        await sending.event(dialect.opening(turns))
+        for turn in turns:
+            for choice in turn.choices:
+                message = choice.message(one_call=turn.ask.one_call)
+                delta = Delta(message.content, message.reasoning or "", message.tool_calls)
+                await sending.event(dialect.delta(turn, choice, delta, None))
+        await sending.last(dialect.closing(turns))
+
+    def _headers(self, turns: list[Turn]) -> dict[str, str]:
+        return {CALL_HEADER: turns[0].call_id, VERSION_HEADER: str(min(turn.version for turn in turns))}
+
+
+@contextmanager
+def _running(session: Session, digest: str, turns: list[Turn]) -> Iterator[None]:
+    """While a call runs, a retry of it waits for its answer; afterwards a retry finds the steps it made."""
+    running: asyncio.Future[list[Turn]] = asyncio.get_running_loop().create_future()
+    first = session.running.setdefault(digest, running) is running
+    try:
+        yield
+    except BaseException:
+        running.cancel()
+        raise
+    else:
+        running.set_result(turns)
+    finally:
+        if first:
+            del session.running[digest]

@@ -1,0 +1,194 @@
+"""Several gateway processes as one: what changes or tells all of them is asked of each, and their answers are joined.
+
+The parent holds the hub. A worker sends what concerns all of them here; the hub hands it to each worker's own address,
+with a secret that only they share. What was changed is remembered, for a worker that has to be started anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headrace.gateway.errors import Refusal
+from headrace.gateway.responses import refused
+
+SECRET_HEADER = "x-headrace-hub"
+#: Beside the secret: the hub asks for itself, and needs no key.
+TRUSTED_HEADER = "x-headrace-trusted"
+#: Routes whose answer is about all workers, or must reach all of them.
+DROP = "/sessions/drop"
+SHARED = frozenset(
+    {"/health", "/ready", "/policy_version", "/pause", "/resume", "/servers", "/stats", "/metrics", DROP}
+)
+#: Seconds that a worker may take: a drain waits for calls under way.
+PATIENCE_S = 3600
+
+
+class Hub:
+    """The parent's side."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret
+        self._workers: dict[int, str] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._changes: dict[tuple[str, ...], tuple[str, str, bytes]] = {}
+
+    def routes(self) -> list[BaseRoute]:
+        return [Route(path, self.shared, methods=["GET", "POST", "DELETE"]) for path in SHARED]
+
+    async def shared(self, request: Request) -> Response:
+        """Hands a request to every worker."""
+        body = await request.body()
+        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        headers = {name: value for name, value in request.headers.items() if name in ("authorization", "x-api-key")}
+        answers = await asyncio.gather(
+            *(self._ask(worker, request.method, path, body, headers) for worker in self._workers.values())
+        )
+        if not answers:
+            return refused(Refusal("the workers of this gateway are starting", 503, code="starting", retry_after=1))
+        wrong = next((answer for answer in answers if answer[0] != 200), None)
+        if wrong is None and request.method != "GET":
+            self._remember(request.method, path, body)
+        status, kind, data = wrong if wrong is not None else (200, answers[0][1], joined(request.url.path, answers))
+        return Response(data, status, media_type=kind)
+
+    async def joined_by(self, number: int, worker: str) -> None:
+        """A worker is there, perhaps in place of one that died: it is told what changed before."""
+        for method, path, body in list(self._changes.values()):
+            await self._ask(worker, method, path, body, {TRUSTED_HEADER: "yes"})
+        self._workers[number] = worker
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _ask(
+        self, worker: str, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[int, str, bytes]:
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
+        try:
+            async with self._session.request(
+                method, f"{worker}{path}", data=body, headers={**headers, SECRET_HEADER: self._secret}
+            ) as answer:
+                return answer.status, answer.content_type, await answer.read()
+        except (aiohttp.ClientError, OSError) as error:
+            said = Refusal(f"a worker of this gateway is starting: {error}", 503, code="worker_starting", retry_after=1)
+            return 503, "application/json", bytes(refused(said).body)
+
+    def _remember(self, method: str, path: str, body: bytes) -> None:
+        route = path.partition("?")[0]
+        if route == DROP:
+            return
+        if route in ("/pause", "/resume"):
+            self._changes.pop(("pause",), None)
+            if route == "/pause":
+                self._changes["pause",] = (method, path, body)
+            return
+        fields = orjson.loads(body)
+        which = str(fields.get("server") or fields.get("address") or "")
+        if route == "/policy_version" and not which:
+            self._changes = {key: change for key, change in self._changes.items() if key[0] != route}
+        self._changes.pop((route, which), None)
+        self._changes[route, which] = (method, path, body)
+
+
+class ToHub:
+    """The worker's side: sends what concerns all workers to the hub, unless it comes from there."""
+
+    def __init__(self, app: ASGIApp, *, socket: str, secret: str) -> None:
+        self._app = app
+        self._socket = socket
+        self._secret = secret.encode()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] not in SHARED:
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        if hmac.compare_digest(headers.get(SECRET_HEADER.encode(), b""), self._secret):
+            trusted = TRUSTED_HEADER.encode() in headers or scope["path"] == DROP
+            await self._app({**scope, "headrace.trusted": trusted}, receive, send)
+            return
+        await (await self._relayed(Request(scope, receive)))(scope, receive, send)
+
+    async def _relayed(self, request: Request) -> Response:
+        if request.url.path == DROP:
+            return refused(Refusal("there is no such route", 404))
+        headers = {name: value for name, value in request.headers.items() if name in ("authorization", "x-api-key")}
+        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return await self.ask(request.method, path, await request.body(), headers)
+
+    async def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.UnixConnector(self._socket, limit=0), timeout=timeout
+            )
+        try:
+            async with self._session.request(method, f"http://hub{path}", data=body, headers=dict(headers)) as answer:
+                return Response(await answer.read(), answer.status, media_type=answer.content_type)
+        except (aiohttp.ClientError, OSError) as error:
+            return refused(Refusal(f"the gateway's parent process does not answer: {error}", 503, retry_after=1))
+
+    async def dropped(self, uid: str) -> None:
+        """Lets the other workers forget what they know of a trajectory."""
+        await self.ask("POST", DROP, orjson.dumps({"trajectory_uid": uid}), {})
+
+
+def joined(path: str, answers: list[tuple[int, str, bytes]]) -> bytes:
+    """One answer out of every worker's."""
+    if path == "/metrics":
+        return joined_metrics([data.decode() for _, _, data in answers]).encode()
+    found = [orjson.loads(data) for _, _, data in answers]
+    if path == "/stats":
+        return orjson.dumps({**found[0], "gateway": summed([each["gateway"] for each in found]), "workers": len(found)})
+    if path == "/health":
+        return orjson.dumps(next((each for each in found if each["status"] != "ok"), found[0]))
+    return answers[0][2]
+
+
+def summed(values: list[Any]) -> Any:
+    """Counts added up, by name; what is no count is the first worker's."""
+    if all(type(value) is int for value in values):
+        return sum(values)
+    if all(isinstance(value, dict) for value in values):
+        names = list(dict.fromkeys(name for value in values for name in value))
+        return {name: summed([value[name] for value in values if name in value]) for name in names}
+    return next((value for value in values if value is not None), None)
+
+
+def joined_metrics(texts: list[str]) -> str:
+    """Prometheus' text with each sample's worker among its labels."""
+    heads: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for number, text in enumerate(texts):
+        name = ""
+        for line in text.splitlines():
+            if line.startswith("# "):
+                name = line.split()[2]
+                kept = heads.setdefault(name, [])
+                if line not in kept:
+                    kept.append(line)
+                continue
+            metric, _, value = line.rpartition(" ")
+            label = f'worker="{number}"'
+            metric = f"{metric[:-1]},{label}}}" if metric.endswith("}") else f"{metric}{{{label}}}"
+            samples.setdefault(name, []).append(f"{metric} {value}")
+    return "\n".join(line for name in heads for line in (*heads[name], *samples.get(name, ()))) + "\n"
+
+
+def hub_app(hub: Hub, pool_routes: list[BaseRoute]) -> Starlette:
+    return Starlette(routes=[*hub.routes(), *pool_routes])

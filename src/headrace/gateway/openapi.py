@@ -1,0 +1,101 @@
+"""What the OpenAPI says of each route: its body's schema, its answers, and what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+#: What every route may answer beside 200.
+COMMON = {
+    400: "the request is wrong; the answer says what would be right",
+    401: "a key is needed",
+    404: "there is no such thing",
+    409: "it is complete, or of another channel or group",
+    413: "the body is too large",
+    503: "not now; `Retry-After` says when to try again",
+}
+CALLS = {**COMMON, 502: "the rollout server failed"}
+
+_MESSAGE = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"type": "string", "enum": ["system", "developer", "user", "assistant", "tool"]},
+        "content": {"type": ["string", "null"]},
+    },
+}
+_MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}
+DIALECTS: dict[str, dict[str, Any]] = {
+    "/chat/completions": {
+        "type": "object",
+        "required": ["messages"],
+        "properties": {
+            "model": {"type": "string"},
+            "messages": _MESSAGES,
+            "tools": {"type": "array", "items": {"type": "object"}},
+            "max_tokens": {"type": "integer", "minimum": 1},
+            "temperature": {"type": "number", "minimum": 0},
+            "stream": {"type": "boolean"},
+        },
+    },
+    "/completions": {
+        "type": "object",
+        "required": ["prompt"],
+        "properties": {
+            "model": {"type": "string"},
+            "prompt": {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}, "minItems": 1}]},
+            "max_tokens": {"type": "integer", "minimum": 1},
+            "temperature": {"type": "number", "minimum": 0},
+            "stream": {"type": "boolean"},
+        },
+    },
+}
+
+
+def describe(
+    path: str, handler: Callable[..., Any], body: type | None, *, dialect: str | None = None, aliased: bool = False
+) -> dict[str, Any]:
+    """The options with which FastAPI lists a route. `aliased`: the same route under another path, listed once."""
+    schema = DIALECTS[dialect] if dialect is not None else _schema(body) if body is not None else None
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in ("trajectory_uid", "prompt_uid")
+        if f"{{{name}}}" in path
+    ]
+    if path == "/pause":
+        modes = {"type": "string", "enum": ["drain", "keep", "abort-resume"]}
+        parameters.append({"name": "mode", "in": "query", "required": False, "schema": modes})
+    if path == "/submit_steps":
+        parameters.append({"name": "channel", "in": "query", "required": False, "schema": {"type": "string"}})
+    extra: dict[str, Any] = {"parameters": parameters}
+    if schema is not None:
+        content = {"application/json": {"schema": schema}}
+        extra["requestBody"] = {"required": bool(schema.get("required")), "content": content}
+    answers = CALLS if dialect is not None or path == "/generate" else COMMON
+    return {
+        "summary": (handler.__doc__ or path.strip("/")).strip().splitlines()[0],
+        "description": "",
+        "responses": {status: {"description": said} for status, said in answers.items()},
+        "openapi_extra": extra,
+        "response_model": None,
+        "include_in_schema": not aliased,
+        "name": f"{path}{' ' if aliased else ''}",
+    }
+
+
+def _schema(kind: type) -> dict[str, Any]:
+    """A body's JSON schema in one piece."""
+    found = msgspec.json.schema(kind)
+    defined = found.get("$defs", {})
+
+    def inlined(value: Any) -> Any:
+        if isinstance(value, dict):
+            if "$ref" in value:
+                return inlined(defined[value["$ref"].rpartition("/")[2]])
+            return {key: inlined(item) for key, item in value.items() if key != "$defs"}
+        return [inlined(item) for item in value] if isinstance(value, list) else value
+
+    schema: dict[str, Any] = inlined(found)
+    return schema

@@ -1,0 +1,204 @@
+"""From an ask to its turns: the prompt of each, what it continues, and the order that goes upstream.
+
+Long texts are tokenised in a thread, so that one agent's new document does not hold up the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from headrace.data.step import IntArray
+from headrace.gateway.ask import Ask, Bad
+from headrace.gateway.constraints import must_call
+from headrace.gateway.counters import Counters
+from headrace.gateway.prompts import Prompts
+from headrace.gateway.sampling import Sampling
+from headrace.gateway.session import Session
+from headrace.gateway.sessions import Sessions
+from headrace.gateway.text import PlainStream
+from headrace.gateway.turn import Choice, Turn, new_ids
+from headrace.gateway.upstream.types import Order
+from headrace.pool.errors import PoolUnreachable
+from headrace.tokens import AnswerStream, Cause, HistoryMode, Match, PromptPlan, Renderer, Request, plan_prompt
+from headrace.tokens.renderer import PROMPT_TAIL
+from headrace.tokens.template import TemplateRenderer
+
+#: Characters that are tokenised on the spot. More, about half a millisecond's worth, go to a thread: the tokenizer lets
+#: others run meanwhile, on another core where there is one.
+LONG = 1_500
+#: Seconds that a call waits for the pool to say what other processes sampled.
+REFRESH_S = 1.0
+
+log = logging.getLogger("headrace.gateway")
+
+
+class Planner:
+    """Plans calls. `shared`: other processes write to the same pool, so a session may be behind it."""
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        sessions: Sessions,
+        sampling: Sampling,
+        counters: Counters,
+        *,
+        mode: HistoryMode,
+        shared: bool,
+    ) -> None:
+        self.renderer = renderer
+        self._sessions = sessions
+        self._sampling = sampling
+        self._counters = counters
+        self._mode = mode
+        self._shared = shared
+        self._prompts = Prompts()
+        self._threads = ThreadPoolExecutor(1, "headrace-tokenize")
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def turns(self, session: Session, ask: Ask, call_id: str, request: str, context: int | None) -> list[Turn]:
+        """The turns of a call: one of a conversation, one a prompt of a completion."""
+        if ask.conversation is not None:
+            plan = await self._conversation(session, ask.conversation)
+            return [self.turn(session.channel, ask, plan, call_id, request, context, sticky=session.uid)]
+        turns: list[Turn] = []
+        for at, prompt in enumerate(ask.prompts):
+            plan = await self._completion(session, prompt)
+            named = call_id if len(ask.prompts) == 1 else f"{call_id}-{at}"
+            turn = self.turn(session.channel, ask, plan, named, request, context, sticky=session.uid)
+            turn.first = at * ask.n
+            turn.text = prompt if isinstance(prompt, str) else None
+            turns.append(turn)
+        return turns
+
+    def turn(
+        self,
+        channel: str,
+        ask: Ask,
+        plan: PromptPlan,
+        call_id: str,
+        request: str,
+        context: int | None,
+        *,
+        sticky: str = "",
+    ) -> Turn:
+        """A turn for a prompt that is decided; `Refusal` where it is too long or asks for what may not be."""
+        chat = ask.conversation is not None
+        given = self._sampling.effective(ask, channel, len(plan.ids), context, self.renderer.stop_ids if chat else ())
+        if ask.must_call:
+            assert ask.conversation is not None
+            given["structured_outputs"] = must_call(self.renderer.grammar, ask.conversation.tools, ask.must_call)
+        # Even where no alternatives are wanted, tokens must be told by their text.
+        tops = 0 if ask.tops is None else max(1, ask.tops)
+        order = Order(plan.ids, given, ask.extra, tops, sticky, call_id)
+        self._counters.add("prompts", channel, plan.cause.value)
+        if plan.parent is not None and not plan.bridged and chat:
+            self._counters.add("rendered", channel)
+        return Turn(
+            call_id=call_id,
+            ask=ask,
+            plan=plan,
+            order=order,
+            choices=[Choice(index, self.reader(ask, plan, call_id, index)) for index in range(ask.n)],
+            created=int(time.time()),
+            began=time.monotonic(),
+            request=request,
+        )
+
+    def reader(self, ask: Ask, plan: PromptPlan, call_id: str, index: int) -> AnswerStream:
+        """What reads one answer to the prompt."""
+        if ask.conversation is None:
+            return PlainStream(self.renderer.vocabulary, ask.cut)
+        renderer = self.renderer.with_options(ask.conversation.options)
+        tail = plan.ids[-PROMPT_TAIL:].tolist()
+        return renderer.stream(tail, tools=ask.calls, new_id=new_ids(call_id, index), stop=ask.cut)
+
+    async def conversation(self, conversation: Request, session: Session | None = None) -> PromptPlan:
+        """The prompt of messages, continuing a session where there is one."""
+        return await self._conversation(session or Session("-", "-", "-"), conversation)
+
+    async def _conversation(self, session: Session, conversation: Request) -> PromptPlan:
+        match = session.history.match(conversation)
+        unknown = match.node is None and any(message.role == "assistant" for message in conversation.messages)
+        if unknown and self._shared and session.uid != "-":
+            await self._refresh(session)  # perhaps another process sampled it
+            match = session.history.match(conversation)
+        key = self._prompts.key(conversation) if match.node is None else None
+        known = self._prompts.get(key) if key is not None else None
+        if known is not None:
+            return PromptPlan(known, match.cause)
+        plan = await self._planned(session, conversation, match)
+        if key is not None:
+            self._prompts.put(key, plan.ids)
+        return plan
+
+    async def _planned(self, session: Session, conversation: Request, match: Match) -> PromptPlan:
+        if _size(conversation, match) < LONG:
+            return plan_prompt(self.renderer, session.history, conversation, self._mode, match)
+        loop = asyncio.get_running_loop()
+        renderer = self.renderer.with_options(conversation.options)
+        if match.node is None and isinstance(renderer, TemplateRenderer):
+            # Only the tokenizer's work goes to the thread: two threads that both run Python wait for each other.
+            text = renderer.text(conversation.messages, conversation.tools)
+            ids = await loop.run_in_executor(self._threads, renderer.vocabulary.encode, text)
+            return PromptPlan(np.asarray(ids, np.int32), match.cause)
+        return await loop.run_in_executor(
+            self._threads, plan_prompt, self.renderer, session.history, conversation, self._mode, match
+        )
+
+    async def _refresh(self, session: Session) -> None:
+        """Reads a session anew. A pool that cannot be asked holds nobody up: what is unknown here is then a branch."""
+        try:
+            async with asyncio.timeout(REFRESH_S):
+                await self._sessions.refresh(session)
+        except (TimeoutError, PoolUnreachable) as error:
+            log.warning("trajectory %r could not be read anew: %s", session.uid, error)
+
+    async def _completion(self, session: Session, prompt: str | IntArray) -> PromptPlan:
+        if not isinstance(prompt, str):
+            self.checked(prompt)
+            parent = session.continued_ids(prompt)
+            if parent is None and self._shared and session.steps:
+                await self._refresh(session)
+                parent = session.continued_ids(prompt)
+            if parent is not None:
+                return PromptPlan(prompt, Cause.EXTENDED, parent, parent.total, True)
+            return PromptPlan(prompt, Cause.NEW_CONVERSATION if session.history.nodes else Cause.FIRST)
+        continued = session.continued_text(prompt)
+        if continued is None and self._shared and session.steps:
+            await self._refresh(session)
+            continued = session.continued_text(prompt)
+        if continued is not None and continued[1]:
+            parent, rest = continued
+            new = np.asarray(await self._encoded(rest, special=False), np.int32)
+            return PromptPlan(np.concatenate([parent.whole(), new]), Cause.EXTENDED, parent, parent.total, True)
+        ids = await self._encoded(prompt, special=True)
+        if not ids:
+            raise Bad("prompt is empty: it has no tokens", "prompt")
+        cause = Cause.NEW_CONVERSATION if session.history.nodes else Cause.FIRST
+        return PromptPlan(np.asarray(ids, np.int32), cause)
+
+    async def _encoded(self, text: str, *, special: bool) -> list[int]:
+        encode = self.renderer.vocabulary.encode_prompt if special else self.renderer.vocabulary.encode
+        if len(text) < LONG:
+            return encode(text)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, encode, text)
+
+    def checked(self, prompt: IntArray) -> IntArray:
+        """Ids that the model can read."""
+        most = self.renderer.vocabulary.size
+        if len(prompt) and int(prompt.max()) >= most:
+            raise Bad(f"the prompt holds the id {int(prompt.max())}; the vocabulary has {most} tokens", "prompt")
+        return prompt
+
+
+def _size(conversation: Request, match: Match) -> int:
+    """How much text there is to tokenise."""
+    messages = conversation.messages if match.node is None else match.new
+    return sum(len(message.content) for message in messages)

@@ -1,0 +1,97 @@
+"""Handing steps over: to an embedded pool at once, to one that is elsewhere or full through the outbox.
+
+Handing over never waits for a pool that does not answer. What could not be kept is counted and said, never hidden; the
+agents are served all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.data.errors import HeadraceError
+from headrace.data.packing import pack
+from headrace.data.step import Step
+from headrace.gateway.counters import Counters
+from headrace.gateway.outbox import Entry, Outbox
+from headrace.gateway.session import Session
+from headrace.pool.embedded import DataPool
+from headrace.pool.errors import PoolFull
+from headrace.pool.plan import Receipt
+from headrace.pool.remote import RemotePool
+from headrace.tokens import Node
+
+log = logging.getLogger("headrace.gateway")
+
+
+class Recorder:
+    """Where a gateway's steps go. `ack="pool"` makes a hand-over wait for a remote pool's own acknowledgement."""
+
+    def __init__(
+        self, pool: DataPool | RemotePool, counters: Counters, *, outbox_mb: float, ack: str, file: Path | None = None
+    ) -> None:
+        self._pool = pool
+        self._counters = counters
+        self._direct = isinstance(pool, DataPool)
+        self._ack_pool = ack == "pool"
+        self.outbox = Outbox(pool, most=int(outbox_mb * 1e6), file=file, lost=self._lost)
+        self.broken: str | None = None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why a gateway is degraded: a pool that is out of reach, or steps that are being lost."""
+        return self.outbox.trouble or self.broken
+
+    async def start(self) -> None:
+        await self.outbox.start()
+
+    async def close(self, patience: float | None) -> int:
+        """Sends what waits; how many steps are left after `patience` seconds."""
+        return await self.outbox.close(patience)
+
+    async def hand_over(self, session: Session, steps: Sequence[Step], nodes: Sequence[Node | None]) -> None:
+        """Returns once the steps are kept, as safely as promised. `nodes` learn the indices of their steps."""
+        self._counters.add("steps", session.channel, by=len(steps))
+        if self._direct and not self.outbox.waiting:
+            try:
+                receipt = await self._pool.aio.submit_steps(steps, session.channel, timeout=0)
+            except PoolFull:
+                pass  # a channel that makes producers wait: the outbox does that for the agent
+            except HeadraceError as error:
+                self.broken = f"steps cannot be kept: {error}"
+                self._lost(session.channel, len(steps), error.code, error)
+                return
+            else:
+                self.broken = None
+                self._taken(session, nodes, receipt)
+                return
+        session.busy += 1  # until the pool has it, nobody else can tell what was sampled here
+
+        def done(receipt: Receipt | None) -> None:
+            session.busy -= 1
+            if receipt is not None:
+                self._taken(session, nodes, receipt)
+
+        entry = Entry(session.channel, pack(steps), done)
+        if await self.outbox.put(entry) and self._ack_pool and not self._direct:
+            await entry.sent.wait()
+
+    async def flushed(self) -> None:
+        """Returns once everything handed over so far is in the pool; `PoolUnreachable` where that takes too long."""
+        if self.outbox.waiting:
+            await self.outbox.flushed()
+
+    def _taken(self, session: Session, nodes: Sequence[Node | None], receipt: Receipt) -> None:
+        if receipt.late:
+            self._counters.add("late", session.channel, by=receipt.late)
+        for node, index in zip(nodes, receipt.indices, strict=True):
+            if index >= 0:
+                session.steps = max(session.steps, index + 1)
+                if node is not None:
+                    node.step = index
+
+    def _lost(self, channel: str, steps: int, reason: str, error: Any) -> None:
+        self._counters.add("lost", channel, reason, by=steps)
+        log.error("%d steps of channel %r could not be kept: %s", steps, channel, error)

@@ -1,0 +1,1 @@
+"""The routes of a gateway, one kind a file."""

@@ -1,0 +1,169 @@
+"""What agents that know nothing of training need: a base URL, OpenAI's routes under it, a reward and an end."""
+
+from __future__ import annotations
+
+import uuid
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.data.errors import InvalidInput
+from headrace.data.step import check_uid, finite
+from headrace.gateway.access import Role
+from headrace.gateway.bodies import CompleteTrajectory, InitTrajectory, RegisterTrajectory, Reward
+from headrace.gateway.dialects import Dialect
+from headrace.gateway.errors import Refusal, refusal
+from headrace.gateway.exchange import Exchange
+from headrace.gateway.gateway import Gateway
+from headrace.gateway.responses import json_response, retry_header
+from headrace.gateway.routing import Handler, path_uid, read
+from headrace.gateway.session import Session
+from headrace.pool.config import DEFAULT_CHANNEL
+from headrace.pool.errors import Gone, NotFound, Unauthorized
+
+#: First segments of our own routes: no trajectory can be called so.
+RESERVED = frozenset(
+    {
+        *("init_trajectory", "complete_trajectory", "generate", "submit_steps", "compute_reward", "trajectories"),
+        *("health", "ready", "stats", "metrics", "policy_version", "pause", "resume", "servers", "pool", "v1"),
+        *("docs", "redoc", "openapi.json", "dashboard", "sessions"),
+    }
+)
+
+
+class BlackBox:
+    """The handlers, bound to one gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+
+    def llm(self, dialect: Dialect, route: str) -> Handler:
+        """A handler for one dialect's calls."""
+        gateway = self.gateway
+
+        async def call(request: Request) -> Exchange | Response:
+            try:
+                gateway.access.check(request, Role.AGENT)
+                uid, prompt = path_uid(request, "trajectory_uid"), path_uid(request, "prompt_uid")
+            except (Unauthorized, InvalidInput) as error:
+                refused = refusal(error)
+                gateway.counters.add("calls", route, str(refused.status))
+                return json_response(dialect.error(refused), refused.status, retry_header(refused))
+            return Exchange(gateway, dialect, route, request, uid, prompt)
+
+        call.__name__ = route.replace("/", "_")
+        return call
+
+    async def init_trajectory(self, request: Request) -> Response:
+        """Begins a trajectory and answers its base_url."""
+        gateway = self.gateway
+        gateway.access.check(request, Role.AGENT)
+        asked = read(await gateway.body(request), InitTrajectory, empty=True)
+        uid = asked.trajectory_uid if asked.trajectory_uid is not None else uuid.uuid4().hex
+        prompt = asked.prompt_uid if asked.prompt_uid is not None else uid
+        _check(uid, prompt)
+        if asked.trajectory_uid is not None:
+            await self._place(uid, prompt, asked)
+        else:
+            channel = asked.channel or DEFAULT_CHANNEL
+            await gateway.pool.aio.open(uid, prompt, channel, asked.metadata, asked.n_rollouts)
+            gateway.sessions.add(Session(uid, prompt, channel))
+        base = f"{_reached(request)}/{quote(uid, safe='')}/{quote(prompt, safe='')}"
+        return json_response({"trajectory_uid": uid, "prompt_uid": prompt, "base_url": base})
+
+    async def register_trajectory(self, request: Request) -> Response:
+        """Says which channel a trajectory belongs to, and what is known of it; begins one that is not there yet."""
+        gateway = self.gateway
+        gateway.access.check(request, Role.AGENT)
+        uid, prompt = path_uid(request, "trajectory_uid"), path_uid(request, "prompt_uid")
+        asked = read(await gateway.body(request), RegisterTrajectory, empty=True)
+        _check(uid, prompt)
+        await self._place(uid, prompt, asked)
+        return json_response({"status": "ok"})
+
+    async def _place(self, uid: str, prompt: str, asked: InitTrajectory | RegisterTrajectory) -> None:
+        """Begins a trajectory under a name of its client's; one that is there stays, or moves if it has no steps."""
+        gateway = self.gateway
+        try:
+            session: Session | None = await gateway.sessions.find(uid)
+        except Gone as error:
+            raise Refusal(f"{error}; choose another uid", 409, code="trajectory_complete") from None
+        except NotFound:
+            session = None
+        if session is not None and session.complete:
+            raise Refusal(f"trajectory {uid!r} is complete; choose another uid", 409, code="trajectory_complete")
+        channel = asked.channel or (session.channel if session is not None else DEFAULT_CHANNEL)
+        await gateway.recorder.flushed()
+        moves = session is not None and session.channel != channel
+        await gateway.pool.aio.open(uid, prompt, channel, asked.metadata, asked.n_rollouts, move=moves)
+        if session is not None and (session.channel, session.prompt_uid) != (channel, prompt):
+            session.channel, session.prompt_uid = channel, prompt  # a call under way goes with it
+            await gateway.forget(uid)
+        gateway.sessions.add(session or Session(uid, prompt, channel))
+
+    async def models(self, request: Request) -> Response:
+        """The models of the rollout servers."""
+        self.gateway.access.check(request, Role.AGENT)
+        _ = self.gateway.planner
+        return json_response(await self.gateway.upstream.models())
+
+    async def reward(self, request: Request) -> Response:
+        """Annotates a step, or the trajectory's last; `late` once its group was consumed."""
+        gateway = self.gateway
+        gateway.access.check(request, Role.REWARD)
+        uid = path_uid(request, "trajectory_uid")
+        asked = read(await gateway.body(request), Reward)
+        finite(asked.reward, "reward")
+        await gateway.recorder.flushed()
+        status = await gateway.pool.aio.reward(uid, asked.reward, asked.step_index)
+        return json_response({"status": status})
+
+    async def complete_trajectory(self, request: Request) -> Response:
+        """Ends a trajectory, with a reward where one is given."""
+        gateway = self.gateway
+        gateway.access.check(request, Role.REWARD)
+        uid = path_uid(request, "trajectory_uid")
+        asked = read(await gateway.body(request), CompleteTrajectory, empty=True)
+        if asked.reward is not None:
+            finite(asked.reward, "reward")
+        await gateway.recorder.flushed()
+        if asked.channel is not None:
+            await self._check_channel(uid, asked.channel)
+        done = await gateway.pool.aio.complete(uid, asked.reward)
+        if done.status == "unknown":
+            raise Refusal(f"no trajectory {uid!r} to complete", 404, code="unknown_trajectory")
+        await gateway.forget(uid)
+        return json_response({"status": done.status, "steps": done.steps})
+
+    async def _check_channel(self, uid: str, channel: str) -> None:
+        try:
+            session = await self.gateway.sessions.find(uid)
+        except NotFound:
+            return  # unknown or gone: the completion says which
+        if session.channel != channel:
+            raise Refusal(
+                f"trajectory {uid!r} is in channel {session.channel!r}, not {channel!r}; complete it without a "
+                "channel, or register it for the other before its first call",
+                409,
+                code="other_channel",
+            )
+
+
+def _check(uid: str, prompt: str) -> None:
+    check_uid(uid, "trajectory_uid")
+    check_uid(prompt, "prompt_uid")
+    if uid in RESERVED:
+        raise InvalidInput(f"trajectory_uid is {uid!r}, which is the name of a route; choose another")
+    for name, value in (("trajectory_uid", uid), ("prompt_uid", prompt)):
+        if value in (".", ".."):  # clients take these out of a URL, even percent-encoded
+            raise InvalidInput(f"{name} is {value!r}, which no URL can hold; choose another")
+
+
+def _reached(request: Request) -> str:
+    """The address under which the caller reached us."""
+    host = request.headers.get("host")
+    if not host:
+        server = request.scope.get("server") or ("127.0.0.1", None)
+        host = f"{server[0]}:{server[1]}" if server[1] else server[0]
+    return f"{request.scope.get('scheme', 'http')}://{host}"

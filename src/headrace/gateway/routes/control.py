@@ -1,0 +1,142 @@
+"""What trainers and operators need: policy versions, rollout servers, pausing, how the gateway is, and looking in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.data.errors import InvalidInput, shown
+from headrace.gateway.access import Role
+from headrace.gateway.bodies import Drop, PolicyVersion, Server
+from headrace.gateway.errors import Refusal
+from headrace.gateway.gateway import Gateway
+from headrace.gateway.responses import json_response
+from headrace.gateway.routing import path_uid, read
+
+PAUSES = ("drain", "keep", "abort-resume")
+
+
+class Control:
+    """The handlers, bound to one gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+
+    # -- how it is -----------------------------------------------------------------------------------------------------
+
+    async def health(self, request: Request) -> Response:
+        """200 while the process serves; `degraded` where steps wait or are lost."""
+        trouble = self.gateway.recorder.trouble
+        if trouble is None:
+            return json_response({"status": "ok"})
+        return json_response({"status": "degraded", "detail": trouble})
+
+    async def ready(self, request: Request) -> Response:
+        """200 once calls can be taken, 503 with the reason before."""
+        why = self.gateway.why_not_ready
+        if why is None:
+            return json_response({"status": "ready"})
+        return json_response({"detail": why}, 503, {"retry-after": "1"})
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    async def policy_version(self, request: Request) -> Response:
+        """The newest policy version, and each server's."""
+        self.gateway.access.check(request, Role.AGENT)
+        return json_response(self._versions())
+
+    async def set_policy_version(self, request: Request) -> Response:
+        """What the servers, or one of them, sample with from now on."""
+        gateway = self.gateway
+        gateway.access.check(request, Role.ADMIN)
+        asked = read(await gateway.body(request), PolicyVersion)
+        server = asked.server.rstrip("/") if asked.server is not None else None
+        newest, before = gateway.upstream.version, gateway.upstream.versions
+        gateway.upstream.set_version(asked.version, server)
+        try:
+            await gateway.pool.aio.set_version(gateway.upstream.version)
+        except InvalidInput:  # what the pool refuses holds nowhere
+            gateway.upstream.set_version(newest)
+            for address, version in before.items():
+                gateway.upstream.set_version(version, address)
+            raise
+        return json_response(self._versions())
+
+    def _versions(self) -> dict[str, Any]:
+        upstream = self.gateway.upstream
+        return {"version": upstream.version, "servers": upstream.versions}
+
+    async def pause(self, request: Request) -> Response:
+        """Holds new calls; those in flight end (drain), freeze (keep), or are cut and continued (abort-resume)."""
+        self.gateway.access.check(request, Role.ADMIN)
+        mode = request.query_params.get("mode", "drain")
+        if mode not in PAUSES:
+            raise InvalidInput(f"mode is {shown(mode)}; it must be one of {', '.join(PAUSES)}")
+        await self.gateway.upstream.pause(mode)  # type: ignore[arg-type]
+        return json_response({"status": "paused", "mode": mode})
+
+    async def resume(self, request: Request) -> Response:
+        """Lets calls through again."""
+        self.gateway.access.check(request, Role.ADMIN)
+        await self.gateway.upstream.resume()
+        return json_response({"status": "resumed"})
+
+    # -- servers -------------------------------------------------------------------------------------------------------
+
+    async def servers(self, request: Request) -> Response:
+        """The rollout servers, as the gateway finds them."""
+        self.gateway.access.check(request, Role.ADMIN)
+        return json_response({"servers": self.gateway.upstream.describe()})
+
+    async def add_server(self, request: Request) -> Response:
+        """Adds a rollout server."""
+        self.gateway.access.check(request, Role.ADMIN)
+        asked = read(await self.gateway.body(request), Server)
+        if not asked.address.startswith(("http://", "https://")):
+            raise InvalidInput(f"address is {shown(asked.address)}; it looks like http://127.0.0.1:8001")
+        await self.gateway.upstream.add(asked.address.rstrip("/"))
+        return json_response({"servers": self.gateway.upstream.describe()})
+
+    async def remove_server(self, request: Request) -> Response:
+        """Takes a rollout server out; its calls under way end."""
+        self.gateway.access.check(request, Role.ADMIN)
+        asked = read(await self.gateway.body(request), Server)
+        await self.gateway.upstream.remove(asked.address.rstrip("/"))
+        return json_response({"servers": self.gateway.upstream.describe()})
+
+    async def drop_session(self, request: Request) -> Response:
+        """Forgets what is known of a trajectory; only other workers ask for it."""
+        if request.scope.get("headrace.trusted"):
+            self.gateway.sessions.drop(read(await request.body(), Drop).trajectory_uid)
+            return json_response({"status": "ok"})
+        raise Refusal("there is no such route", 404, code="no_route")
+
+    # -- looking in ----------------------------------------------------------------------------------------------------
+
+    async def trajectory(self, request: Request) -> Response:
+        """A trajectory and its steps, each with its whole prompt."""
+        self.gateway.access.check(request, Role.ADMIN)
+        await self.gateway.recorder.flushed()
+        found = await self.gateway.pool.aio.trajectory(path_uid(request, "trajectory_uid"))
+        return json_response(
+            {
+                "trajectory_uid": found.uid,
+                "prompt_uid": found.prompt_uid,
+                "channel": found.channel,
+                "complete": found.complete,
+                "metadata": found.metadata,
+                "steps": [step.to_dict() for step in found.steps],
+            }
+        )
+
+    async def stats(self, request: Request) -> Response:
+        """The pool's ledger and the gateway's counters."""
+        self.gateway.access.check(request, Role.ADMIN)
+        return json_response(await self.gateway.stats())
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        self.gateway.access.check(request, Role.ADMIN)
+        return Response(self.gateway.metrics(), media_type="text/plain; version=0.0.4")

@@ -1,0 +1,140 @@
+"""What flows that handle tokens themselves need: sampling by ids, and handing their own steps in."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.data.errors import InvalidInput
+from headrace.data.step import Step, token_ids
+from headrace.gateway.access import Role
+from headrace.gateway.ask import Ask, Bad, take_max_tokens, take_sampling
+from headrace.gateway.bodies import ComputeReward, Generate, SubmitSteps, WireStep
+from headrace.gateway.errors import Refusal
+from headrace.gateway.gateway import Gateway
+from headrace.gateway.presence import HungUp, Presence
+from headrace.gateway.responses import json_response
+from headrace.gateway.routing import read
+from headrace.gateway.turn import Turn
+from headrace.gateway.upstream import Failed
+from headrace.pool.config import DEFAULT_CHANNEL
+from headrace.tokens import Cause, PromptPlan, read_messages, text_of
+from headrace.tokens import Request as Conversation
+
+#: What counters call prompts that belong to no channel.
+WHITE_BOX = "-"
+
+
+class WhiteBox:
+    """The handlers, bound to one gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+
+    async def generate(self, request: Request) -> Response:
+        """Samples an answer to ids or messages; records nothing."""
+        gateway = self.gateway
+        gateway.access.check(request, Role.AGENT)
+        with gateway.admitted():
+            asked = read(await gateway.body(request), Generate)
+            try:
+                async with Presence(request.receive):
+                    turn = await self._sampled(asked)
+            except HungUp:
+                return Response(status_code=499)
+        (choice,) = turn.choices
+        assert choice.sampled is not None
+        return json_response(
+            {
+                "prompt_ids": turn.plan.ids.tolist(),
+                "response_ids": choice.ids,
+                "token_ids": choice.ids,
+                "log_probs": choice.log_probs,
+                "response_text": text_of(gateway.planner.renderer.vocabulary, choice.ids),
+                "stop_reason": choice.sampled.finish_reason,
+                "policy_version": turn.version,
+                "version_spans": [list(span) for span in choice.sampled.spans],
+            }
+        )
+
+    async def _sampled(self, asked: Generate) -> Turn:
+        planner, calls = self.gateway.planner, self.gateway.calls
+        ask = _ask(asked)
+        if ask.conversation is not None:
+            plan = await planner.conversation(ask.conversation)
+        else:
+            plan = PromptPlan(planner.checked(token_ids(asked.prompt_ids, "prompt_ids")), Cause.FIRST)
+        call_id = uuid.uuid4().hex
+        context = self.gateway.upstream.max_model_len
+        turn = planner.turn(WHITE_BOX, ask, plan, call_id, "", context, sticky=asked.trajectory_uid or call_id)
+        await calls.sample([turn])
+        (choice,) = turn.choices
+        trouble = calls.trouble(turn, choice, choice.response(), choice.values())
+        if trouble is not None:
+            self.gateway.counters.add("quarantined", WHITE_BOX, trouble.value)
+            raise Failed(f"{turn.server} gave an answer that must not be trained on: {trouble.value}", "malformed")
+        return turn
+
+    async def submit_steps(self, request: Request) -> Response:
+        """Takes steps that a flow made itself: all of them, or none."""
+        gateway = self.gateway
+        gateway.access.check(request, Role.AGENT)
+        channel = request.query_params.get("channel") or DEFAULT_CHANNEL
+        asked = read(await gateway.body(request), SubmitSteps)
+        steps = [_step(at, given) for at, given in enumerate(asked.steps)]
+        await gateway.recorder.flushed()
+        receipt = await gateway.pool.aio.submit_steps(steps, channel, timeout=0)
+        said: dict[str, Any] = {"accepted": receipt.accepted}
+        if receipt.duplicates:
+            said["duplicates"] = receipt.duplicates
+        if receipt.late:
+            said["late"] = receipt.late
+        return json_response(said)
+
+    async def compute_reward(self, request: Request) -> Response:
+        """Scores an answer, where a reward worker is configured."""
+        self.gateway.access.check(request, Role.REWARD)
+        read(await self.gateway.body(request), ComputeReward)
+        raise Refusal(
+            "no reward worker is configured: score answers in your own code, and send what they are worth with "
+            "/submit_steps, or with reward and complete_trajectory",
+            503,
+            code="no_reward_worker",
+        )
+
+
+def _ask(asked: Generate) -> Ask:
+    """What `/generate` takes, as an ask."""
+    if (asked.prompt_ids is None) == (asked.messages is None):
+        raise Bad("give either prompt_ids or messages", "prompt_ids")
+    fields = dict(asked.sampling_params or {})
+    beside = {"max_tokens": asked.max_tokens, "temperature": asked.temperature, "top_p": asked.top_p}
+    fields |= {name: value for name, value in beside.items() if value is not None}
+    if fields.pop("n", 1) != 1:
+        raise Bad("n is not offered here: one call samples one answer", "sampling_params")
+    for name in ("logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens", "output_kind"):
+        fields.pop(name, None)  # how vLLM's own SamplingParams show an answer; ids and log-probs always come
+    most = take_max_tokens(fields, "max_tokens", "max_new_tokens")
+    sampling = take_sampling(fields)
+    if most is not None:
+        sampling["max_tokens"] = most
+    conversation = None
+    if asked.messages is not None:
+        conversation = Conversation(read_messages(asked.messages), asked.tools, asked.chat_template_kwargs)
+    return Ask(model="", conversation=conversation, sampling=sampling, extra=fields)
+
+
+def _step(at: int, given: WireStep) -> Step:
+    fields: dict[str, Any] = {
+        name: value for name in WireStep.__struct_fields__ if (value := getattr(given, name)) is not None
+    }
+    try:
+        for name in ("prompt_ids", "response_ids"):
+            fields[name] = np.asarray(fields[name], np.int64)  # their values are checked all at once
+        return Step(**fields)
+    except (InvalidInput, OverflowError) as error:
+        raise InvalidInput(f"steps[{at}]: {error}") from None

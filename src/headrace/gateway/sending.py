@@ -1,0 +1,65 @@
+"""The answer on its way: whole, or events with comments in their pauses. The status is decided by the first byte."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from starlette.responses import Response
+from starlette.types import Send
+
+KEEP_ALIVE = b": keep-alive\n\n"
+EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class Sending:
+    """One response. Once `expect` was called it may begin by itself, with a comment, when nothing comes for long."""
+
+    def __init__(self, send: Send, keep_alive_s: float) -> None:
+        self._send = send
+        self._keep_alive_s = keep_alive_s
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._keeper: asyncio.Task[None] | None = None
+        self._quiet = True
+        self.begun = False
+
+    async def whole(self, response: Response) -> None:
+        """A response in one piece."""
+        self.begun = True
+        await self._send(
+            {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+        )
+        await self._send({"type": "http.response.body", "body": response.body})
+
+    def expect(self, headers: Mapping[str, str]) -> None:
+        """Events will come, under these headers."""
+        self._headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        self._keeper = asyncio.create_task(self._keep_alive())
+
+    async def event(self, data: bytes) -> None:
+        if data:
+            self._quiet = False
+            await self._write(data, more=True)
+
+    async def last(self, data: bytes) -> None:
+        """The last events; nothing follows."""
+        self.close()
+        await self._write(data, more=False)
+
+    def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            self._keeper = None
+
+    async def _write(self, data: bytes, *, more: bool) -> None:
+        if not self.begun:
+            self.begun = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": EVENTS + self._headers})
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _keep_alive(self) -> None:
+        while True:
+            self._quiet = True
+            await asyncio.sleep(self._keep_alive_s)
+            if self._quiet:
+                await self._write(KEEP_ALIVE, more=True)

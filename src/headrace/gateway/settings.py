@@ -1,0 +1,118 @@
+"""How a gateway behaves. A value that could not work is refused when it is given, by its field.
+
+`Settings` is what `create_app` takes; the command line adds where the pool is and where to listen.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from headrace.data.errors import InvalidInput
+
+Balance = Literal["round-robin", "sticky", "least-busy"]
+
+
+class Settings(BaseModel):
+    """What a gateway needs to know beside its pool."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    vllm_addresses: str = Field(description="rollout servers, as http://host1:8001,http://host2:8001")
+    tokenizer_path: str = Field(description="folder of the served model's tokenizer and chat template")
+    prompt_length: int | None = Field(
+        None, ge=1, description="longest prompt in tokens; a longer one is refused, never cut (default: the model's)"
+    )
+    response_length: int | None = Field(
+        None, ge=1, description="default and cap of max_tokens (default: what the model's context leaves)"
+    )
+    history: Literal["bridge", "template"] = Field(
+        "bridge",
+        description="a continued conversation keeps its exact tokens (bridge), or is rendered as the template would",
+    )
+    renderer: str = Field("auto", description="auto: proven against the template; template; or a family by name")
+    open: bool = Field(False, description="accept calls for trajectories that nobody initialised or registered")
+
+    balance: Balance = Field("round-robin", description="how calls are spread over the rollout servers")
+    wire: Literal["auto", "completions", "generate"] = Field(
+        "auto", description="vLLM's route: /v1/completions, /inference/v1/generate, or what the server has and can do"
+    )
+    logprobs_mode: Literal["auto", "processed", "raw"] = Field(
+        "auto", description="which log-probs the servers must give; auto: any, as long as they agree"
+    )
+    upstream_key: str | None = Field(None, description="key for the rollout servers (or set HEADRACE_UPSTREAM_KEY)")
+    connect_s: float = Field(5, gt=0, description="longest wait for a connection to a rollout server")
+    idle_s: float = Field(600, gt=0, description="longest silence of a rollout server within a call")
+    call_s: float = Field(3600, gt=0, description="longest call in all")
+
+    api_key: str | None = Field(None, description="key that agents must present (or set HEADRACE_API_KEY)")
+    reward_key: str | None = Field(
+        None, description="key for rewards and completions, so that an agent cannot pay itself (or HEADRACE_REWARD_KEY)"
+    )
+    admin_key: str | None = Field(
+        None, description="key for policy versions, servers, pausing and the pool (or HEADRACE_ADMIN_KEY)"
+    )
+    max_body_mb: float = Field(64, gt=0, description="largest request that is taken")
+    max_in_flight: int = Field(4096, ge=1, description="calls at once; more are answered 503 with Retry-After")
+    keep_alive_s: float = Field(
+        15, gt=0, description="a silent stream gets a comment so often, so that nobody hangs up"
+    )
+
+    ack: Literal["outbox", "pool"] = Field(
+        "outbox", description="what an answer's last byte waits for: the outbox, or a remote pool's own acknowledgement"
+    )
+    outbox_mb: float = Field(256, gt=0, description="steps that may wait for a pool that is out of reach")
+    cached_tokens: int = Field(50_000_000, ge=0, description="tokens of running trajectories kept in memory")
+
+    sampling: list[str] = Field(
+        [], description="parameters that a channel forces, as CHANNEL:name=value,...; may be given several times"
+    )
+    refuse: list[str] = Field([], description="values that a channel refuses, as CHANNEL:temperature=0; likewise")
+    reward_worker_name: str | None = Field(None, description="the reward worker's Ray actor")
+
+    @field_validator("vllm_addresses")
+    @classmethod
+    def _addresses(cls, given: str) -> str:
+        addresses = [part.strip().rstrip("/") for part in given.split(",") if part.strip()]
+        if not addresses:
+            raise ValueError("it must name at least one rollout server, such as http://127.0.0.1:8001")
+        for address in addresses:
+            if not address.startswith(("http://", "https://")):
+                raise ValueError(f"{address!r} is no address; it looks like http://127.0.0.1:8001")
+        if len(set(addresses)) < len(addresses):
+            raise ValueError(f"{given!r} names a server twice")
+        return ",".join(addresses)
+
+    @field_validator("sampling", "refuse")
+    @classmethod
+    def _by_channel(cls, given: list[str]) -> list[str]:
+        for spec in given:
+            channel_values(spec)
+        return given
+
+    @property
+    def addresses(self) -> list[str]:
+        return self.vllm_addresses.split(",")
+
+    @property
+    def keyed(self) -> bool:
+        return any((self.api_key, self.reward_key, self.admin_key))
+
+
+def channel_values(spec: str) -> tuple[str, dict[str, Any]]:
+    """`train:temperature=1,top_p=1` as a channel and what it says of parameters."""
+    channel, _, rest = spec.partition(":")
+    values: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise InvalidInput(f"{spec!r}: {part!r} should be name=value, as in train:temperature=1")
+        try:
+            values[name.strip()] = msgspec.json.decode(value.strip())
+        except msgspec.DecodeError:
+            raise InvalidInput(f"{spec!r}: {value!r} is no number, true or false") from None
+    if not channel or not values:
+        raise InvalidInput(f"{spec!r} should be CHANNEL:name=value,..., as in train:temperature=1")
+    return channel, values

@@ -1,0 +1,85 @@
+"""Pausing the servers around an exchange of weights, and letting them go on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+from headrace.data.errors import InvalidInput, shown
+from headrace.gateway.upstream.client import Client
+from headrace.gateway.upstream.errors import CannotPause, Failed
+from headrace.gateway.upstream.fleet import Fleet
+from headrace.gateway.upstream.gate import Gate
+from headrace.gateway.upstream.options import Options
+from headrace.gateway.upstream.patience import Patience
+from headrace.gateway.upstream.server import Server
+from headrace.gateway.upstream.wire import said
+
+PauseMode = Literal["drain", "keep", "abort-resume"]
+
+
+class Control:
+    """The gate is closed before a server is asked anything, and open again whenever a pause could not be had."""
+
+    def __init__(self, fleet: Fleet, gate: Gate, options: Options, patient: Iterable[Patience]) -> None:
+        self.client: Client | None = None
+        self._fleet, self._gate, self._options, self._patient = fleet, gate, options, patient
+        self._paused: list[Server] = []
+        self._one_at_a_time = asyncio.Lock()
+
+    async def pause(self, mode: PauseMode) -> None:
+        if mode not in get_args(PauseMode):
+            raise InvalidInput(f"mode is {shown(mode)}; it must be one of {', '.join(get_args(PauseMode))}")
+        async with self._one_at_a_time:
+            self._gate.close()
+            if mode != "drain":
+                await self._freeze(mode)
+                return
+            if self._paused:
+                return  # what is in flight is held already, and would never end
+        await self._gate.wait_quiet()
+
+    async def resume(self) -> None:
+        async with self._one_at_a_time:
+            await self._release()
+
+    async def _freeze(self, mode: PauseMode) -> None:
+        for patience in self._patient:
+            patience.freeze()
+        if mode == "abort-resume":
+            self._gate.aborts += 1
+        servers = [server for server in self._fleet.servers.values() if server.state in ("up", "leaving")]
+        asked = "/pause?mode=abort" if mode == "abort-resume" else "/pause?mode=keep"
+        found = await asyncio.gather(*(self._ask(server, asked) for server in servers), return_exceptions=True)
+        self._paused += [server for server, error in zip(servers, found, strict=True) if error is None]
+        failed = [error for error in found if error is not None]
+        if failed:
+            await self._release()
+            raise failed[0]
+
+    async def _release(self) -> None:
+        servers, self._paused = self._paused, []
+        found = await asyncio.gather(*(self._ask(server, "/resume") for server in servers), return_exceptions=True)
+        for server, error in zip(servers, found, strict=True):
+            if error is not None:
+                self._fleet.down(server, str(error))
+        for patience in self._patient:
+            patience.thaw()
+        self._gate.open()
+
+    async def _ask(self, server: Server, path: str) -> None:
+        assert self.client is not None, "start() comes before a pause"
+        try:
+            status, data = await self.client.ask("POST", server.url(path), None, self._options.control_s)
+        except Failed as error:
+            if error.kind == "unreachable":  # it holds nothing that could go on
+                self._fleet.down(server, str(error))
+                return
+            raise CannotPause(f"{server.address} did not answer {path}: {error}") from error
+        if status == 404:
+            raise CannotPause(
+                f"{server.address} has no {path.partition('?')[0]}; start vLLM with VLLM_SERVER_DEV_MODE=1"
+            )
+        if status != 200:
+            raise CannotPause(f"{server.address} answered {path} with {status}: {said(status, data).message}")

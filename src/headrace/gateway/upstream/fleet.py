@@ -1,0 +1,160 @@
+"""All servers and what is known of them. A server is used only while it is `up`, and only a probe makes it that."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from headrace.data.errors import InvalidInput, shown
+from headrace.gateway.upstream.client import Client
+from headrace.gateway.upstream.errors import Failed
+from headrace.gateway.upstream.gate import Gate
+from headrace.gateway.upstream.options import Options
+from headrace.gateway.upstream.probe import Probe, Unfit
+from headrace.gateway.upstream.server import Server, State, normal_address
+from headrace.tokens.vocabulary import Vocabulary
+
+log = logging.getLogger("headrace.gateway.upstream")
+
+
+class Fleet:
+    def __init__(self, addresses: Iterable[str], options: Options, gate: Gate) -> None:
+        self._options, self._gate = options, gate
+        #: Of a server that nobody told another.
+        self.version = options.version
+        self.servers: dict[str, Server] = {}
+        for address in addresses:
+            self._known(normal_address(address))
+        #: Those that take orders.
+        self.up: tuple[Server, ...] = ()
+        self._look = asyncio.Event()
+        self._client: Client | None = None
+        self._vocabulary: Vocabulary | None = None
+
+    # -- membership ----------------------------------------------------------------------------------------------------
+
+    def _known(self, address: str) -> Server:
+        return self.servers.setdefault(address, Server(address, self.version))
+
+    async def add(self, address: str) -> Server:
+        server = self._known(normal_address(address))
+        if server.state in ("new", "leaving"):
+            self._set(server, "new", "not verified yet")
+            await self.verify(server)
+        return server
+
+    def remove(self, address: str) -> None:
+        self._set(self.find(address), "leaving", "removed; its calls in flight end")
+        self.prune()
+
+    def prune(self) -> None:
+        """Forgets those that left and have nothing in flight any more."""
+        for server in [s for s in self.servers.values() if s.state == "leaving" and not s.in_flight]:
+            del self.servers[server.address]
+
+    def find(self, address: str) -> Server:
+        found = self.servers.get(normal_address(address))
+        if found is None:
+            known = ", ".join(self.servers) or "none"
+            raise InvalidInput(f"{shown(address)} is no rollout server of this gateway; known: {known}")
+        return found
+
+    # -- health --------------------------------------------------------------------------------------------------------
+
+    def down(self, server: Server, reason: str) -> None:
+        """Takes a server out until a probe, which begins at once, finds it well."""
+        if server.state == "up":
+            log.warning("rollout server %s is down: %s", server.address, reason)
+            self._set(server, "down", reason)
+            self._look.set()
+
+    async def start(self, client: Client, vocabulary: Vocabulary) -> None:
+        self._client, self._vocabulary = client, vocabulary
+        await asyncio.gather(*(self.verify(server) for server in self.servers.values()))
+
+    async def watch(self) -> None:
+        """Probes what is down or unfit, for as long as it runs; one that does not answer holds up no other."""
+        probing: set[Server] = set()
+
+        async def probe(server: Server) -> None:
+            probing.add(server)
+            try:
+                await self.verify(server)
+            finally:
+                probing.discard(server)
+
+        async with asyncio.TaskGroup() as probes:
+            while True:
+                try:
+                    async with asyncio.timeout(self._options.probe_s):
+                        await self._look.wait()
+                except TimeoutError:
+                    pass
+                self._look.clear()
+                await self._gate.wait_open()  # a paused server samples nothing, not even for a probe
+                for server in list(self.servers.values()):
+                    if server.state in ("new", "down", "unfit") and server not in probing:
+                        probes.create_task(probe(server))
+                self.prune()
+
+    async def verify(self, server: Server) -> None:
+        if self._client is None or self._vocabulary is None:
+            return  # `start` will
+        probe = Probe(self._client, server, self._vocabulary, self._options)
+        try:
+            async with asyncio.timeout(self._options.verify_s):
+                await probe.healthy()
+                found = await probe.verify()
+        except TimeoutError:
+            self._judged(server, "down", f"the probe took longer than {self._options.verify_s:g} s (is it paused?)")
+        except Failed as error:
+            self._judged(server, "down", str(error))
+        except Unfit as error:
+            self._judged(server, "unfit", str(error))
+        else:
+            server.model, server.max_model_len = found.model, found.max_model_len
+            server.log_prob_mode, server.generate = found.log_prob_mode, found.generate
+            if found.version is not None:
+                server.version = found.version
+            self._judged(server, "up", None)
+
+    def _judged(self, server: Server, state: State, reason: str | None) -> None:
+        if server.state == "leaving":
+            return
+        if state != server.state and state != "up":
+            log.warning("rollout server %s is %s: %s", server.address, state, reason)
+        elif state != server.state:
+            log.info("rollout server %s is up", server.address)
+        self._set(server, state, reason)
+
+    def _set(self, server: Server, state: State, reason: str | None) -> None:
+        server.state, server.reason = state, reason
+        self.up = tuple(known for known in self.servers.values() if known.state == "up")
+
+    # -- what it comes to ----------------------------------------------------------------------------------------------
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing recorded now could be trusted; None where there is no mismatch."""
+        for server in self.servers.values():
+            if server.state == "unfit":
+                return f"rollout server {server.address} does not match: {server.reason}"
+        modes: dict[str, str] = {}
+        for server in self.up:
+            if server.log_prob_mode != "unknown":
+                modes.setdefault(server.log_prob_mode, server.address)
+        if len(modes) > 1:
+            said = ", ".join(f"{address} {mode} ones" for mode, address in modes.items())
+            return f"rollout servers give different log-probs: {said}; start all with the same --logprobs-mode"
+        return None
+
+    @property
+    def max_model_len(self) -> int | None:
+        """What every server that is up can take."""
+        return min((server.max_model_len for server in self.up if server.max_model_len is not None), default=None)
+
+    def describe(self) -> list[dict[str, Any]]:
+        self.prune()
+        return [server.describe() for server in self.servers.values()]

@@ -1,0 +1,57 @@
+"""The gate before all orders: closed while weights are exchanged. Orders wait at it without an error or a time-out.
+
+An order that is past it is in flight until it ends; only one whose answer was aborted comes back to wait again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Gate:
+    def __init__(self) -> None:
+        #: How often everything in flight was aborted; an abort that came while this moved was asked for.
+        self.aborts = 0
+        self.in_flight = 0
+        self.waiting = 0
+        self._opened: asyncio.Event | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def closed(self) -> bool:
+        return self._opened is not None
+
+    def close(self) -> None:
+        if self._opened is None:
+            self._opened = asyncio.Event()
+
+    def open(self) -> None:
+        if self._opened is not None:
+            self._opened.set()
+            self._opened = None
+        self._notify()
+
+    async def wait_open(self) -> None:
+        while self._opened is not None:
+            self.waiting += 1
+            try:
+                await self._opened.wait()
+            finally:
+                self.waiting -= 1
+
+    def enter(self) -> None:
+        self.in_flight += 1
+
+    def leave(self) -> None:
+        self.in_flight -= 1
+        if not self.in_flight:
+            self._notify()
+
+    async def wait_quiet(self) -> None:
+        """Until nothing is in flight, or the gate was opened again."""
+        while self.in_flight and self.closed:
+            await self._changed.wait()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

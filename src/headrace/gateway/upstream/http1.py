@@ -1,0 +1,293 @@
+"""HTTP/1.1 to rollout servers, no more of it than they need: POST and GET, kept connections, answers as they come.
+
+A general client spends more on a call than the gateway does on its tokens. This one writes a request in one piece, has
+`httptools` (uvicorn's own parser) read the answer, and keeps the connection if the answer was read to its end; closing
+an answer before that closes the connection, which is how a server learns that nobody listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Any
+
+import httptools
+from yarl import URL
+
+#: Bytes of an answer that may wait to be read before the server is made to wait.
+HIGH_WATER = 1 << 20
+
+
+class HttpError(Exception):
+    """What is wrong with a connection or an answer."""
+
+
+class Unconnected(HttpError):
+    """There is no connection to be had."""
+
+
+class Dropped(HttpError):
+    """The connection ended before the answer did."""
+
+
+class NotHttp(HttpError):
+    """What came is no HTTP answer."""
+
+
+class Response:
+    """An answer whose beginning is there; the rest is read as it comes."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self._connection: _Connection | None = connection
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._ended = False
+        self._error: HttpError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._wants_all = False
+
+    @property
+    def content_length(self) -> int | None:
+        told = self.headers.get("content-length", "")
+        return int(told) if told.isdecimal() else None
+
+    async def begun(self) -> None:
+        """Returns once status and headers are there."""
+        if not self.status:
+            await self._news()
+        if not self.status:
+            raise self._error or Dropped("the connection was closed without an answer")
+
+    async def readany(self) -> bytes:
+        """What has come and was not read yet; nothing at the end."""
+        while not self._parts:
+            if self._ended:
+                return b""
+            if self._error is not None:
+                raise self._error
+            await self._news()
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        self._size = 0
+        if self._connection is not None:
+            self._connection.flow(reading=True)
+        return data
+
+    async def read(self) -> bytes:
+        """All of it."""
+        self._wants_all = True
+        while not self._ended:
+            if self._error is not None:
+                raise self._error
+            await self._news()
+        return await self.readany()
+
+    def close(self) -> None:
+        """Lets go of the connection, which is lost unless the answer has ended."""
+        connection, self._connection = self._connection, None
+        if connection is not None and not self._ended:
+            connection.abort()
+
+    async def _news(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _tell(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # What the connection reports.
+
+    def head(self, status: int) -> None:
+        self.status = status
+        self._tell()
+
+    def body(self, data: bytes) -> bool:
+        """Takes a part; false where the server should wait."""
+        self._parts.append(data)
+        self._size += len(data)
+        if not self._wants_all:
+            self._tell()
+        return self._wants_all or self._size < HIGH_WATER
+
+    def end(self) -> None:
+        self._ended = True
+        self._connection = None
+        self._tell()
+
+    def fail(self, error: HttpError) -> None:
+        self._error = error
+        self._connection = None
+        self._tell()
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: at most one request at a time."""
+
+    def __init__(self, home: list[_Connection]) -> None:
+        self._home = home  # where it waits for the next request
+        self._transport: Any = None
+        self._parser: Any = None
+        self._response: Response | None = None
+        self._reading = True
+        self.idle_since = 0.0
+
+    @property
+    def usable(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, data: bytes) -> Response:
+        self._response = response = Response(self)
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport.write(data)
+        return response
+
+    def abort(self) -> None:
+        self._response = None
+        self._transport.abort()
+
+    def flow(self, *, reading: bool) -> None:
+        if reading != self._reading and self.usable:
+            self._reading = reading
+            self._transport.resume_reading() if reading else self._transport.pause_reading()
+
+    # asyncio's side.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        if self._response is None:
+            self._transport.abort()  # nothing was asked
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._lost(NotHttp(f"what came is no HTTP: {error}"))
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self in self._home:
+            self._home.remove(self)
+        self._lost(Dropped(str(error) if error is not None else "the connection was closed"))
+
+    def _lost(self, error: HttpError) -> None:
+        response, self._response = self._response, None
+        if response is None:
+            return
+        lengthless = not {"content-length", "transfer-encoding"} & response.headers.keys()
+        if isinstance(error, Dropped) and response.status and lengthless:
+            response.end()  # an answer whose end is the connection's
+        else:
+            response.fail(error)
+
+    # The parser's side.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._response is not None:
+            self._response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if self._response is not None and status >= 200:
+            self._response.head(status)
+
+    def on_body(self, data: bytes) -> None:
+        if self._response is not None and not self._response.body(data):
+            self.flow(reading=False)
+
+    def on_message_complete(self) -> None:
+        response = self._response
+        if response is None or not response.status:
+            return  # an interim answer: the real one follows
+        keep = self._parser.should_keep_alive()
+        self._response = None
+        response.end()
+        if keep and self.usable:
+            self.flow(reading=True)
+            self.idle_since = asyncio.get_running_loop().time()
+            self._home.append(self)
+        else:
+            self._transport.close()
+
+
+class Http1:
+    """Connections to any number of servers, made and used in one loop."""
+
+    def __init__(self, headers: dict[str, str], *, connect_s: float, keep_alive_s: float) -> None:
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self._connect_s = connect_s
+        self._keep_alive_s = keep_alive_s
+        self._idle: dict[tuple[str, int, bool], list[_Connection]] = {}
+        self._heads: dict[tuple[str, URL], bytes] = {}
+        self._tls: ssl.SSLContext | None = None
+
+    async def request(self, method: str, url: URL, body: bytes | None) -> Response:
+        """The answer's beginning. A kept connection that the server had just closed is replaced, once."""
+        data = b"".join((self._head(method, url), str(len(body or b"")).encode(), b"\r\n\r\n", body or b""))
+        home = self._idle.setdefault(_where(url), [])
+        kept = self._kept(home)
+        if kept is not None:
+            response = kept.send(data)
+            try:
+                await self._begun(response)
+                return response
+            except Dropped:
+                pass
+        response = (await self._connected(url, home)).send(data)
+        await self._begun(response)
+        return response
+
+    def close(self) -> None:
+        for home in self._idle.values():
+            for connection in list(home):
+                connection.abort()
+            home.clear()
+
+    async def _begun(self, response: Response) -> None:
+        try:
+            await response.begun()
+        except BaseException:
+            response.close()
+            raise
+
+    def _kept(self, home: list[_Connection]) -> _Connection | None:
+        now = asyncio.get_running_loop().time()
+        while home:
+            connection = home.pop()
+            if connection.usable and now - connection.idle_since < self._keep_alive_s:
+                return connection
+            connection.abort()
+        return None
+
+    async def _connected(self, url: URL, home: list[_Connection]) -> _Connection:
+        if url.scheme == "https" and self._tls is None:
+            self._tls = ssl.create_default_context()
+        tls = self._tls if url.scheme == "https" else None
+        try:
+            async with asyncio.timeout(self._connect_s):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: _Connection(home), url.host or "", url.port or 0, ssl=tls
+                )
+        except TimeoutError:
+            raise Unconnected(f"no connection to {url.host}:{url.port} within {self._connect_s:g} s") from None
+        except OSError as error:
+            raise Unconnected(f"no connection to {url.host}:{url.port}: {error.strerror or error}") from error
+        return connection
+
+    def _head(self, method: str, url: URL) -> bytes:
+        known = self._heads.get((method, url))
+        if known is None:
+            host = url.authority.rpartition("@")[2]
+            lines = f"{method} {url.raw_path_qs} HTTP/1.1\r\nHost: {host}\r\n{self._headers}Content-Length: "
+            known = self._heads[method, url] = lines.encode("latin-1")
+        return known
+
+
+def _where(url: URL) -> tuple[str, int, bool]:
+    return url.host or "", url.port or 0, url.scheme == "https"

@@ -1,0 +1,157 @@
+"""Is a rollout server fit: does it serve this tokenizer's model, which log-probs does it give, what else can it do?
+
+A server that cannot be asked is `Failed`; one that answers wrongly is `Unfit`, with the reason.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import orjson
+
+from headrace.data.errors import shown
+from headrace.gateway.upstream.client import Client
+from headrace.gateway.upstream.errors import Failed
+from headrace.gateway.upstream.options import Options
+from headrace.gateway.upstream.server import Server
+from headrace.gateway.upstream.versions import version_number
+from headrace.gateway.upstream.wire import said
+from headrace.tokens.servers import SAMPLE, LogProbMode, log_prob_mode, tokenization_trouble
+from headrace.tokens.vocabulary import Vocabulary
+
+#: The second temperature that log-probs are asked at, and how many tokens' are compared.
+TEMPERATURE = 0.5
+TOPS = 5
+#: Ids of the sample text before the last id of the vocabulary.
+FEW = 7
+
+
+class Unfit(Exception):
+    """Why a server must not be used."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What a probe found of a server that may be used."""
+
+    model: str
+    max_model_len: int | None
+    log_prob_mode: LogProbMode
+    generate: bool
+    version: int | None
+
+
+class Probe:
+    """Asks one server."""
+
+    def __init__(self, client: Client, server: Server, vocabulary: Vocabulary, options: Options) -> None:
+        self._client, self._server, self._vocabulary, self._options = client, server, vocabulary, options
+
+    async def healthy(self) -> None:
+        status, _ = await self._ask("GET", "/health")
+        if status >= 300:
+            raise Failed(f"/health answers {status}", "status")
+
+    async def verify(self) -> Verdict:
+        model, longest = await self._model()
+        await self._tokenization(model)
+        mode = await self._mode(model)
+        wanted = self._options.log_prob_mode
+        if "unknown" not in (mode, wanted) and wanted not in ("auto", mode):
+            raise Unfit(
+                f"the server gives {mode} log-probs where {wanted} ones are expected; start it with "
+                f"--logprobs-mode {wanted}_logprobs"
+            )
+        generate = self._options.wire != "completions" and await self._generates(model)
+        if self._options.wire == "generate" and not generate:
+            raise Unfit(
+                "the server has no /inference/v1/generate; start vLLM with --enable-scale-out, or use wire auto"
+            )
+        return Verdict(model, longest, mode, generate, await self._version())
+
+    async def _model(self) -> tuple[str, int | None]:
+        status, data = await self._ask("GET", "/v1/models")
+        if status != 200:
+            raise Failed(f"/v1/models answers {status}: {said(status, data).message}", "denied")
+        found = _json(data)
+        cards = found.get("data") if isinstance(found, dict) else None
+        card = cards[0] if isinstance(cards, list) and cards else None
+        if not isinstance(card, dict) or not isinstance(card.get("id"), str):
+            raise Failed(f"/v1/models names no model: {shown(found)}", "malformed")
+        longest = card.get("max_model_len")
+        return card["id"], longest if isinstance(longest, int) else None
+
+    async def _tokenization(self, model: str) -> None:
+        """Not every server tokenizes; one that does must do it as we do."""
+        asked = {"model": model, "prompt": SAMPLE, "add_special_tokens": False}
+        status, data = await self._ask("POST", "/tokenize", asked)
+        found = _json(data) if status == 200 else None
+        ids = found.get("tokens") if isinstance(found, dict) else None
+        if isinstance(ids, list) and all(isinstance(token, int) for token in ids):
+            trouble = tokenization_trouble(self._vocabulary, ids)
+            if trouble is not None:
+                raise Unfit(trouble)
+
+    async def _mode(self, model: str) -> LogProbMode:
+        last = self._vocabulary.size - 1
+        prompt = [*self._vocabulary.encode(SAMPLE)[:FEW], last]
+        at = []
+        for temperature in (1.0, TEMPERATURE):
+            asked = {
+                "model": model,
+                "prompt": prompt,
+                "max_tokens": 1,
+                "temperature": temperature,
+                "top_p": 1.0,
+                "top_k": -1,
+                "logprobs": TOPS,
+                "return_token_ids": True,
+                "return_tokens_as_token_ids": True,
+            }
+            status, data = await self._ask("POST", "/v1/completions", asked)
+            if status == 400:
+                raise Unfit(
+                    f"the server refuses a prompt with {last}, the tokenizer's last id ({said(status, data).message}); "
+                    "give --tokenizer-path the folder of the model that the server runs"
+                )
+            if status != 200:
+                raise Failed(f"/v1/completions answers {status}: {said(status, data).message}", "status")
+            at.append(_candidates(_json(data)))
+        return log_prob_mode(at[0], at[1], TEMPERATURE)
+
+    async def _generates(self, model: str) -> bool:
+        asked = {
+            "model": model,
+            "token_ids": self._vocabulary.encode(SAMPLE)[:FEW],
+            "sampling_params": {"max_tokens": 1},
+        }
+        status, data = await self._ask("POST", "/inference/v1/generate", asked)
+        found = _json(data) if status == 200 else None
+        choices = found.get("choices") if isinstance(found, dict) else None
+        first = choices[0] if isinstance(choices, list) and choices else None
+        return isinstance(first, dict) and isinstance(first.get("token_ids"), list)
+
+    async def _version(self) -> int | None:
+        status, data = await self._ask("GET", "/weight_info")
+        found = _json(data) if status == 200 else None
+        told = found.get("weight_version") if isinstance(found, dict) else None
+        return version_number(told) if isinstance(told, str) else None
+
+    async def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+        return await self._client.ask(method, self._server.url(path), body, self._options.verify_s)
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except ValueError:
+        return None
+
+
+def _candidates(found: Any) -> dict[int, float]:
+    """The log-probs of an answer's first token, by id; none where it does not tell them so."""
+    try:
+        top = found["choices"][0]["logprobs"]["top_logprobs"][0]
+        return {int(name.removeprefix("token_id:")): float(value) for name, value in top.items()}
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return {}

@@ -1,0 +1,42 @@
+"""One worker of a gateway: `python -m headrace.gateway.worker`, started by `workers`, told what to do on its stdin."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+
+import msgspec
+
+from headrace.gateway.app import create_app
+from headrace.gateway.hub import ToHub
+from headrace.gateway.settings import Settings
+from headrace.gateway.workers import Task
+from headrace.pool.connect import connect
+from headrace.serving import Server, settle_memory
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(name)s[{os.getpid()}]: %(message)s")
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        task = msgspec.json.decode(stdin.readline(), type=Task)
+    threading.Thread(target=_watch_parent, name="headrace-parent", daemon=True).start()
+    with connect(task.pool, retry_s=5) as pool:
+        app = create_app(pool, Settings.model_validate(task.settings), drain_s=task.drain_s)
+        hub = ToHub(app, socket=task.hub, secret=task.secret)
+        app.state.gateway.others = hub
+        app.state.gateway.loaded = settle_memory
+        server = Server(hub, task.host, task.port, lifespan=True, grace_s=None, shared=True)
+        server.run(lambda _: print(server.private, flush=True))
+
+
+def _watch_parent() -> None:
+    """Ends with the parent: its end of our standard input closes, however it died."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

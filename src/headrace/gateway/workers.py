@@ -1,0 +1,165 @@
+"""A gateway of several processes on one port. The parent owns the pool and the hub; a worker that dies is replaced.
+
+Workers hold nothing that the pool does not have, so losing one loses its calls under way and nothing else. A worker
+whose parent is gone ends too: it notices that its standard input closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import uvicorn
+
+from headrace.data.errors import HeadraceError
+from headrace.gateway.hub import Hub, hub_app
+from headrace.gateway.settings import Settings
+from headrace.pool.embedded import DataPool
+from headrace.pool.http import pool_routes
+from headrace.serving import address_of, listener
+
+log = logging.getLogger("headrace.gateway")
+
+#: Seconds before a worker that died is started again, doubled each time up to the most.
+RESTART_S, MOST_RESTART_S = 0.1, 10.0
+#: A worker that lived so long was well: the next restart is quick again.
+WELL_S = 30.0
+
+
+class Task(msgspec.Struct):
+    """What a worker is told, on one line of its standard input."""
+
+    settings: dict[str, object]
+    host: str
+    port: int
+    pool: str
+    hub: str
+    secret: str
+    drain_s: float
+
+
+class Workers:
+    """The parent process."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        host: str,
+        port: int,
+        count: int,
+        pool: DataPool | None,
+        pool_address: str | None,
+        drain_s: float,
+    ) -> None:
+        self._settings = settings
+        self._host = host
+        self._reserved = listener(host, port, shared=True)
+        self.address = address_of(self._reserved)
+        self._count = count
+        self._pool = pool
+        self._pool_address = pool_address
+        self._drain_s = drain_s
+        self._secret = secrets.token_hex(32)
+        self._children: dict[int, asyncio.subprocess.Process] = {}
+        self._ending = asyncio.Event()
+
+    def run(self, ready: Callable[[str], None]) -> None:
+        try:
+            asyncio.run(self._run(ready))
+        finally:
+            self._reserved.close()
+
+    async def _run(self, ready: Callable[[str], None]) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end)
+        with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+            hub_socket = str(Path(folder) / "hub.sock")
+            hub = Hub(self._secret)
+            routes = pool_routes(self._pool) if self._pool is not None else []
+            server = _Quiet(uvicorn.Config(hub_app(hub, routes), uds=hub_socket, log_level="warning", lifespan="off"))
+            serving = asyncio.create_task(server.serve())
+            while not server.started:
+                await asyncio.sleep(0.01)
+            started = [asyncio.Event() for _ in range(self._count)]
+            keepers = [
+                asyncio.create_task(self._keep(number, self._task(hub_socket), hub, started[number]))
+                for number in range(self._count)
+            ]
+            announcing = asyncio.create_task(self._announce(started, ready))
+            try:
+                await asyncio.gather(*keepers)
+                announcing.cancel()
+            finally:
+                server.should_exit = True
+                await serving
+                await hub.close()
+
+    async def _announce(self, started: list[asyncio.Event], ready: Callable[[str], None]) -> None:
+        for event in started:
+            await event.wait()
+        ready(self.address)
+
+    def _task(self, hub: str) -> bytes:
+        # Another worker must find what this one answered: steps are acknowledged by the pool itself.
+        settings = {**self._settings.model_dump(), "ack": "pool"}
+        port = self._reserved.getsockname()[1]
+        pool = self._pool_address or f"unix://{hub}"
+        task = Task(settings, self._host, port, pool, hub, self._secret, self._drain_s)
+        return msgspec.json.encode(task) + b"\n"
+
+    async def _keep(self, number: int, task: bytes, hub: Hub, started: asyncio.Event) -> None:
+        """Runs one worker, again and again, until the end."""
+        wait = RESTART_S
+        while not self._ending.is_set():
+            began = asyncio.get_running_loop().time()
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "headrace.gateway.worker"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,  # a Ctrl-C reaches the parent alone, which tells its workers
+            )
+            self._children[number] = child
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdin.write(task)
+            if self._ending.is_set():
+                child.terminate()
+            address = (await child.stdout.readline()).decode().strip()
+            if address:
+                await hub.joined_by(number, address)
+                started.set()
+            code = await child.wait()
+            if self._ending.is_set():
+                return
+            if not started.is_set():
+                self._end()
+                raise HeadraceError(f"a worker ended with code {code} before it served; it said why above")
+            log.error("worker %d ended with code %d and is started again", number, code)
+            wait = RESTART_S if asyncio.get_running_loop().time() - began > WELL_S else min(2 * wait, MOST_RESTART_S)
+            await asyncio.sleep(wait)
+
+    def _end(self) -> None:
+        """The first time, workers drain; the second time, they end at once."""
+        again = self._ending.is_set()
+        self._ending.set()
+        for child in self._children.values():
+            if child.returncode is None:
+                child.kill() if again else child.terminate()
+
+
+class _Quiet(uvicorn.Server):
+    """A server whose parent handles the signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tests.engine.kit import Client
+from tests.engine.kit import serving as serving_engine
+from tests.gateway import tool_model
+from tests.gateway.kit import Evidence, Running, running_gateway
+
+from headrace import DataPool
+from headrace.engine import tiny
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Small models are slower with threads, and the machine has other tests to run."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of `tiny`: random weights, a tokenizer and a template with tools."""
+    found = tmp_path_factory.mktemp("tiny")
+    tiny.build(found, seed=0)
+    return found
+
+
+@pytest.fixture(scope="session")
+def engine(folder: Path) -> Iterator[Client]:
+    """An engine that every test may use and none may change; it records what it consumed and sampled."""
+    with serving_engine(
+        model=str(folder), served_model_name="tiny", logprobs_mode="processed_logprobs", record=100_000
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+def own(folder: Path) -> Iterator[Client]:
+    """An engine for one test, to pause and to change."""
+    with serving_engine(
+        model=str(folder), served_model_name="tiny", logprobs_mode="processed_logprobs", record=1000
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+def pool() -> Iterator[DataPool]:
+    with DataPool() as found:
+        yield found
+
+
+@pytest.fixture
+def gateway(pool: DataPool, engine: Client, folder: Path) -> Iterator[Running]:
+    """A gateway on an empty pool, in front of `engine`."""
+    with running_gateway(pool, f"http://{engine.host}", folder) as found:
+        yield found
+
+
+@pytest.fixture
+def evidence(engine: Client, gateway: Running) -> Evidence:
+    """What `engine` does during this test, once `gateway` has probed it."""
+    return Evidence(engine)
+
+
+@pytest.fixture(scope="session")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a model that calls tools."""
+    found = tmp_path_factory.mktemp("taught")
+    tool_model.train(found)
+    return found
+
+
+@pytest.fixture(scope="session")
+def calculator(taught: Path) -> Iterator[Client]:
+    """An engine with the model that calls tools; none may change it."""
+    with serving_engine(
+        model=str(taught), served_model_name="taught", logprobs_mode="processed_logprobs", record=100_000
+    ) as client:
+        yield client
+
+
+@pytest.fixture
+def agency(pool: DataPool, calculator: Client, taught: Path) -> Iterator[Running]:
+    """A gateway on an empty pool, in front of `calculator`, for agents with tools."""
+    with running_gateway(pool, f"http://{calculator.host}", taught) as found:
+        yield found
+
+
+@pytest.fixture
+def witness(calculator: Client, agency: Running) -> Evidence:
+    """What `calculator` does during this test, once `agency` has probed it."""
+    return Evidence(calculator)

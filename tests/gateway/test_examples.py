@@ -1,0 +1,133 @@
+"""The examples of clients run as they stand, and the pool then holds what they did."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.gateway.kit import Evidence, Running, await_ready, tokens, tree
+
+from headrace import Step, connect
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, gateway: Running) -> list[str]:
+    """The lines that an example printed; it ends well and complains of nothing."""
+    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", str(EXAMPLES / name), gateway.address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def recorded(gateway: Running) -> list[list[Step]]:
+    """The steps of every trajectory that the pool knows, each of which is complete."""
+    rows = gateway.pool.list_trajectories()["items"]
+    assert all(row["complete"] for row in rows)
+    return [gateway.steps(row["trajectory_uid"]) for row in rows]
+
+
+def test_openai(gateway: Running, evidence: Evidence) -> None:
+    lines = run("gateway_openai.py", gateway)
+    assert lines[2] == "{'status': 'ok', 'steps': 2}"
+    (steps,) = recorded(gateway)
+    evidence.holds(steps)
+    assert tree(steps) == [None, 0]
+
+
+def test_openai_async(gateway: Running, evidence: Evidence) -> None:
+    assert len(run("gateway_openai_async.py", gateway)) == 4
+    trajectories = recorded(gateway)
+    evidence.holds([step for steps in trajectories for step in steps])
+    assert len({steps[0].prompt_uid for steps in trajectories}) == 1
+    assert [len(steps) for steps in trajectories] == [1] * 4
+    batch = gateway.pool.fetch_batch(1, timeout=0)
+    assert batch is not None
+    assert len(batch.groups[0].rewards) == 4
+
+
+def test_openai_with_tools(agency: Running, witness: Evidence) -> None:
+    lines = run("gateway_openai_tools.py", agency)
+    assert lines == ['add({"a":2,"b":3}) = 5', "answer: 'It is 5.'", "{'status': 'ok', 'steps': 2}"]
+    (steps,) = recorded(agency)
+    witness.holds(steps)
+    assert tree(steps) == [None, 0]
+    assert steps[-1].reward == 1.0
+
+
+def test_langchain(agency: Running, witness: Evidence) -> None:
+    lines = run("gateway_langchain.py", agency)
+    assert lines == ["add({'a': 2, 'b': 3})", "answer: 'It is 5.'", "{'status': 'ok', 'steps': 2}"]
+    (steps,) = recorded(agency)
+    witness.holds(steps)
+    assert tree(steps) == [None, 0]
+    assert steps[-1].reward == 1.0
+
+
+@pytest.mark.parametrize("name", ["gateway_openai_tools.py", "gateway_langchain.py"])
+def test_a_model_that_calls_nothing_ends_the_loop(gateway: Running, evidence: Evidence, name: str) -> None:
+    assert run(name, gateway)[-1] == "{'status': 'ok', 'steps': 1}"
+    (steps,) = recorded(gateway)
+    evidence.holds(steps)
+
+
+def test_plain_http(gateway: Running, evidence: Evidence) -> None:
+    lines = run("gateway_http.py", gateway)
+    assert lines == ["first: {'accepted': 2}", "again: {'accepted': 0, 'duplicates': 2}"]
+    (steps,) = recorded(gateway)
+    evidence.holds(steps)
+    assert tree(steps) == [None, 0]
+
+
+def test_a_trainer_gets_what_agents_did(gateway: Running) -> None:
+    run("gateway_openai.py", gateway)
+    run("gateway_http.py", gateway)
+    done = recorded(gateway)
+    *sequences, last = run("gateway_trainer.py", gateway)
+    assert [line.partition(", mean")[0] for line in sequences] == [
+        f"{steps[0].prompt_uid[:12]}: {len(tokens(steps[-1]))} tokens, "
+        f"{sum(len(step.response_ids) for step in steps)} of them sampled"
+        for steps in done
+    ]
+    assert last.startswith("policy version 2 ledger {'submitted': 4, 'queued': 0, 'leased': 0, 'consumed': 4")
+    assert gateway.get("/policy_version").json()["version"] == 2
+
+
+@pytest.mark.slow
+def test_the_commands_that_the_examples_name(tmp_path: Path) -> None:
+    """An engine and a server as a stranger starts them, each in a process of its own."""
+    with started("engine", "--port", "0") as engine:
+        (model,) = httpx.get(f"{engine}/v1/models", trust_env=False).json()["data"]
+        rest = ("--tokenizer-path", model["root"], "--journal", tmp_path / "pool")
+        with started("serve", "--vllm-addresses", engine, "--host", "127.0.0.1", "--port", "0", *rest) as address:
+            await_ready(address)
+            with connect(address) as pool:
+                gateway = Running(address, pool)
+                assert run("gateway_openai.py", gateway)[2] == "{'status': 'ok', 'steps': 2}"
+                (steps,) = recorded(gateway)
+                gateway.http.close()
+    assert tree(steps) == [None, 0]
+
+
+@contextmanager
+def started(*command: str | Path) -> Iterator[str]:
+    """The address of a `headrace ...` that is ended with the block."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headrace", *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().decode().split()[-1]
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("gateway_*.py")), ids=lambda path: path.name)
+def test_an_example_fits_on_a_screen(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 40

@@ -1,0 +1,229 @@
+"""A pool that is full, away or slow: agents are served all the same, and their steps arrive later, in order."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.gateway.kit import Running, running_gateway, told, tree
+from tests.gateway.rollout import PATIENCE_S, Rollout, chat, in_front, scripted, user
+from tests.pool.servers import ServedPool
+
+from headrace import DataPool
+from headrace.pool.connect import connect
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Iterator[Rollout]:
+    with scripted(folder) as found:
+        yield found
+
+
+@pytest.fixture
+def rollout(shared: Rollout) -> Rollout:
+    shared.forget()
+    shared.reply = lambda asked: f"answer {len(shared.orders)}"
+    return shared
+
+
+@pytest.fixture(scope="module")
+def common(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPool]:
+    with ServedPool(tmp_path_factory.mktemp("served") / "pool") as found:
+        yield found
+
+
+@pytest.fixture
+def served(common: ServedPool) -> ServedPool:
+    """A pool in a process that may be killed and started again; every test leaves it running."""
+    return common
+
+
+@contextmanager
+def away_from(served: ServedPool, rollout: Rollout, folder: Path, **settings: Any) -> Iterator[Running]:
+    """A gateway on a pool in another process, that notices soon when it is gone."""
+    with (
+        connect(served.address, retry_s=0.05) as pool,
+        running_gateway(pool, rollout.address, folder, **settings) as gateway,
+    ):
+        yield gateway
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < until, "it never came to that"
+        time.sleep(0.002)
+
+
+def uid_of(base: str) -> str:
+    return base.split("/")[3]
+
+
+def gauge(gateway: Running, name: str) -> float:
+    """One of the numbers that can be read without the pool."""
+    text = gateway.get("/metrics").text
+    return float(re.findall(rf"^headrace_gateway_{name} (\S+)$", text, re.M)[0])
+
+
+def counter(gateway: Running, name: str) -> dict[str, float]:
+    """A counter's samples by their labels."""
+    text = gateway.get("/metrics").text
+    return {labels: float(n) for labels, n in re.findall(rf"^headrace_gateway_{name}_total{{(.*)}} (\S+)$", text, re.M)}
+
+
+def health(gateway: Running) -> str:
+    return str(told(gateway.get("/health"))["status"])
+
+
+def talk(gateway: Running, base: str, turns: int, messages: list[Any] | None = None) -> list[Any]:
+    """A conversation; its messages, the last one a user's."""
+    messages = messages or [user("hi")]
+    for turn in range(turns):
+        answer = told(chat(gateway, base, messages))["choices"][0]["message"]
+        messages = [*messages, answer, user(f"turn {turn}")]
+    return messages
+
+
+# -- full or closed ----------------------------------------------------------------------------------------------------
+
+
+def test_a_pool_without_room_for_another_group_says_when_to_come_back(rollout: Rollout, folder: Path) -> None:
+    with DataPool() as pool, in_front(rollout, folder, pool) as gateway:
+        pool.configure(max_queue_size=1, overflow="reject")
+        base = gateway.init()["base_url"]
+        refused = gateway.post("/init_trajectory")
+        assert refused.status_code == 503
+        assert "max_queue_size" in refused.json()["detail"]
+        assert int(refused.headers["retry-after"]) >= 1
+        talk(gateway, base, 2)
+        assert gateway.complete(uid_of(base)) == {"status": "ok", "steps": 2}
+        assert pool.fetch_batch(1, timeout=10) is not None
+        gateway.init()
+
+
+def test_steps_that_cannot_be_kept_are_counted_and_agents_are_served(rollout: Rollout, folder: Path) -> None:
+    with DataPool() as pool, in_front(rollout, folder, pool) as gateway:
+        base = gateway.init()["base_url"]
+        messages = talk(gateway, base, 1)
+        pool.shutdown()
+        messages = talk(gateway, base, 2, messages)
+        assert health(gateway) == "degraded"
+        assert sum(counter(gateway, "lost").values()) == 2
+        pool.reopen()
+        talk(gateway, base, 1, messages)
+        assert health(gateway) == "ok"
+        steps = gateway.steps(uid_of(base))
+        assert [step.step_index for step in steps] == [0, 1]
+        assert steps[1].prompt_ids.tolist() == rollout.orders[-1]["prompt"]
+
+
+def test_a_full_outbox_is_counted_and_said_and_agents_are_served(
+    rollout: Rollout, folder: Path, served: ServedPool
+) -> None:
+    with away_from(served, rollout, folder, outbox_mb=0.003) as gateway:
+        base = gateway.init()["base_url"]
+        served.kill()
+        assert len(talk(gateway, base, 12)) == 25
+        lost = counter(gateway, "lost")
+        assert set(lost) == {'channel="train",reason="outbox_full"'}
+        kept = gauge(gateway, "outbox_calls")
+        assert kept > 0
+        assert sum(lost.values()) + kept == 12
+        assert gauge(gateway, "outbox_bytes") <= 3000
+        assert health(gateway) == "degraded"
+        served.start()
+        eventually(lambda: gauge(gateway, "outbox_calls") == 0)
+        told(chat(gateway, base, "once more"))
+        eventually(lambda: gauge(gateway, "outbox_calls") == 0)
+        assert health(gateway) == "ok"
+        steps = gateway.steps(uid_of(base))
+        prompts = [order["prompt"] for order in rollout.orders]
+        assert [step.step_index for step in steps] == list(range(int(kept) + 1))
+        assert [step.prompt_ids.tolist() for step in steps[:-1]] == prompts[: int(kept)]
+        assert steps[-1].prompt_ids.tolist() == prompts[-1]
+
+
+# -- away --------------------------------------------------------------------------------------------------------------
+
+
+def test_while_the_pool_is_away_agents_are_served_and_steps_arrive_in_order(
+    rollout: Rollout, folder: Path, served: ServedPool
+) -> None:
+    with away_from(served, rollout, folder) as gateway:
+        base = gateway.init()["base_url"]
+        messages = talk(gateway, base, 2)
+        eventually(lambda: gauge(gateway, "outbox_calls") == 0)
+        assert len(gateway.steps(uid_of(base))) == 2
+        served.kill()
+        messages = talk(gateway, base, 3, messages)
+        told(chat(gateway, base, messages, stream=False))
+        assert chat(gateway, base, messages, stream=True).text.endswith("data: [DONE]\n\n")
+        eventually(lambda: health(gateway) == "degraded")
+        assert gauge(gateway, "degraded") == 1
+        served.start()
+        eventually(lambda: gauge(gateway, "outbox_calls") == 0)
+        assert health(gateway) == "ok"
+        steps = gateway.steps(uid_of(base))
+        assert [step.prompt_ids.tolist() for step in steps] == [order["prompt"] for order in rollout.orders]
+        assert tree(steps) == [None, 0, 1, 2, 3, 4, 4]
+        assert gateway.complete(uid_of(base), reward=1.0) == {"status": "ok", "steps": 7}
+
+
+def test_a_history_that_nobody_here_knows_is_served_while_the_pool_is_away(
+    rollout: Rollout, folder: Path, served: ServedPool
+) -> None:
+    """A compaction that keeps an answer needs nothing from the pool: it is a branch."""
+    with away_from(served, rollout, folder) as gateway:
+        base = gateway.init()["base_url"]
+        talk(gateway, base, 1)
+        served.kill()
+        rewritten = [user("so far"), {"role": "assistant", "content": "never said"}, user("go on")]
+        told(chat(gateway, base, rewritten))
+        told(gateway.post(f"{base}/v1/completions", {"prompt": "something else"}))
+        served.start()
+        eventually(lambda: gauge(gateway, "outbox_calls") == 0)
+        assert tree(gateway.steps(uid_of(base))) == [None, None, None]
+
+
+def test_what_needs_the_pool_says_when_to_come_back(rollout: Rollout, folder: Path, served: ServedPool) -> None:
+    with away_from(served, rollout, folder) as gateway:
+        base = gateway.init()["base_url"]
+        served.kill()
+        for answer in (
+            gateway.post("/init_trajectory"),
+            gateway.post(f"{base}/v1/complete_trajectory"),
+            gateway.get("/stats"),
+            chat(gateway, f"{gateway.address}/other/p", "hi"),
+        ):
+            assert answer.status_code == 503, answer.text
+            assert int(answer.headers["retry-after"]) >= 1
+        assert gateway.get("/health").status_code == gateway.get("/ready").status_code == 200
+        served.start()
+        assert gateway.complete(uid_of(base)) == {"status": "ok", "steps": 0}
+
+
+def test_with_ack_pool_the_last_byte_waits_for_the_pool_itself(
+    rollout: Rollout, folder: Path, served: ServedPool
+) -> None:
+    with away_from(served, rollout, folder, ack="pool") as gateway, ThreadPoolExecutor(2) as threads:
+        base = gateway.init()["base_url"]
+        told(chat(gateway, base, "hi"))
+        assert gauge(gateway, "outbox_calls") == 0
+        served.kill()
+        url = f"{base}/v1/chat/completions"
+        calls = [
+            threads.submit(httpx.post, url, json={"messages": [user("x")], "stream": s}, timeout=60, trust_env=False)
+            for s in (False, True)
+        ]
+        eventually(lambda: gauge(gateway, "outbox_calls") == 2)
+        assert not any(call.done() for call in calls)
+        served.start()
+        assert [call.result(60).status_code for call in calls] == [200, 200]
+        assert len(gateway.steps(uid_of(base))) == 3

@@ -1,0 +1,122 @@
+"""Starting: HTTP at once, the tokenizer behind it, and a configuration that could not work refused by its field."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from tests.gateway.kit import await_ready, told
+from tests.gateway.rollout import Rollout, chat, error_of, in_front, scripted
+
+from headrace.cli.gateway import GatewayCommand
+from headrace.gateway import Settings, gateway
+from headrace.tokens import load_renderer
+
+
+@pytest.fixture(scope="module")
+def rollout(folder: Path) -> Iterator[Rollout]:
+    with scripted(folder) as found:
+        yield found
+
+
+def test_it_serves_at_once_and_takes_calls_once_the_tokenizer_is_loaded(
+    rollout: Rollout, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading, go_on = threading.Event(), threading.Event()
+
+    def slow(*given: Any) -> Any:
+        loading.set()
+        assert go_on.wait(30)
+        return load_renderer(*given)
+
+    monkeypatch.setattr(gateway, "load_renderer", slow)
+    with in_front(rollout, folder, until_ready=False) as running:
+        try:
+            assert loading.wait(30)
+            assert told(running.get("/health")) == {"status": "ok"}
+            ready = running.get("/ready")
+            assert ready.status_code == 503
+            assert ready.json() == {"detail": "Gateway not ready (tokenizer still loading)"}
+            made = running.init()
+            base = made["base_url"]
+            calls = [
+                chat(running, base, "hi"),
+                chat(running, base, "hi", stream=True),
+                running.post(f"{base}/v1/completions", {"prompt": "x"}),
+            ]
+            for refused in calls:
+                assert error_of(refused, 503)["message"] == "Gateway not ready (tokenizer still loading)"
+                assert int(refused.headers["retry-after"]) >= 1
+            plain = running.post("/generate", {"prompt_ids": [5]})
+            assert (plain.status_code, "retry-after" in plain.headers) == (503, True)
+            body = {"steps": [{"prompt_ids": [1], "response_ids": [2], "trajectory_uid": "white"}]}
+            assert told(running.post("/submit_steps", body)) == {"accepted": 1}
+        finally:
+            go_on.set()
+        await_ready(running.address)
+        assert told(running.get("/ready")) == {"status": "ready"}
+        told(chat(running, base, "hi"))
+        assert len(running.steps(made["trajectory_uid"])) == 1
+
+
+def test_a_server_that_comes_later_is_found(rollout: Rollout, folder: Path) -> None:
+    rollout.die()
+    try:
+        with in_front(rollout, folder) as running:
+            base = running.init()["base_url"]
+            refused = chat(running, base, "hi")
+            assert error_of(refused, 503)["code"] == "no_server"
+            rollout.revive()
+            while told(running.get("/servers"))["servers"][0]["state"] != "up":
+                pass
+            told(chat(running, base, "hi"))
+    finally:
+        rollout.die()
+        rollout.revive()
+
+
+def test_without_another_word_the_contracts_defaults_hold() -> None:
+    found = GatewayCommand(vllm_addresses="http://127.0.0.1:1", tokenizer_path="x")
+    assert (found.host, found.port, found.ray_address, found.ray_namespace) == ("0.0.0.0", 8100, "auto", "default")
+    assert found.settings().balance == "round-robin"
+    assert found.settings().history == "bridge"
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"vllm_addresses": ""}, "at least one"),
+        ({"vllm_addresses": " , "}, "at least one"),
+        ({"vllm_addresses": "host:8001"}, "host:8001"),
+        ({"vllm_addresses": "http://a:1,http://a:1/"}, "twice"),
+        ({"prompt_length": 0}, "prompt_length"),
+        ({"response_length": -1}, "response_length"),
+        ({"balance": "random"}, "balance"),
+        ({"history": "both"}, "history"),
+        ({"wire": "grpc"}, "wire"),
+        ({"ack": "never"}, "ack"),
+        ({"idle_s": 0}, "idle_s"),
+        ({"max_in_flight": 0}, "max_in_flight"),
+        ({"outbox_mb": 0}, "outbox_mb"),
+        ({"sampling": ["temperature=1"]}, "train:temperature=1"),
+        ({"sampling": ["train:temperature"]}, "name=value"),
+        ({"sampling": ["train:temperature=hot"]}, "hot"),
+        ({"refuse": ["train:"]}, "train:"),
+        ({"unknown_flag": 1}, "unknown_flag"),
+    ],
+    ids=str,
+)
+def test_a_setting_that_could_not_work_is_named(given: dict[str, Any], named: str) -> None:
+    with pytest.raises((ValidationError, ValueError), match=named):
+        Settings(**{"vllm_addresses": "http://127.0.0.1:1", "tokenizer_path": "x", **given})
+
+
+@pytest.mark.parametrize("given", [{}, {"prompt_length": 8}, {"response_length": 8}])
+def test_on_a_ray_pool_the_lengths_are_required(given: dict[str, int]) -> None:
+    named = {"vllm_addresses": "http://127.0.0.1:1", "tokenizer_path": "x", "data_pool_name": "data_pool"}
+    with pytest.raises(ValidationError, match="must be given too"):
+        GatewayCommand(**{**named, **given})

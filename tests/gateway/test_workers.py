@@ -1,0 +1,162 @@
+"""Several processes on one port behave as one gateway; each can die without anyone losing a token."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from tests.engine.kit import Client
+from tests.gateway.kit import await_ready, told
+
+from headrace import connect
+from headrace.pool.readonly import JournalView
+
+WORKERS = 2
+PATIENCE_S = 60
+
+
+class Gateway:
+    """`python -m headrace.gateway --workers 2`, and its workers."""
+
+    def __init__(self, *flags: str) -> None:
+        command = [sys.executable, "-m", "headrace.gateway", "--host", "127.0.0.1", "--port", "0", *flags]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        said = self.process.stdout.readline()
+        assert said.startswith("gateway ready on "), said
+        self.address = said.split()[-1]
+
+    @property
+    def workers(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children()
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE_S)
+
+
+@contextmanager
+def started(engine: Client, folder: Path, journal: Path) -> Iterator[Gateway]:
+    flags = ["--vllm-addresses", f"http://{engine.host}", "--tokenizer-path", str(folder), "--workers", str(WORKERS)]
+    running = Gateway(*flags, "--journal", str(journal))
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.process.kill()
+            running.process.wait(PATIENCE_S)
+        assert running.process.stdout is not None
+        running.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def gateway(engine: Client, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """One for all tests that leave it running: starting takes a while."""
+    with started(engine, folder, tmp_path_factory.mktemp("gateway") / "journal") as running:
+        await_ready(running.address)
+        yield running
+
+
+def fresh(method: str, url: str, body: Any = None) -> httpx.Response:
+    """A request on a connection of its own, so that any of the workers may get it."""
+    with httpx.Client(timeout=PATIENCE_S, trust_env=False) as client:
+        return client.request(method, url, json=body)
+
+
+def by_worker(gateway: Gateway, name: str) -> dict[str, float]:
+    """A metric's value in each worker, added up over its other labels."""
+    found: dict[str, float] = {}
+    for line in fresh("GET", f"{gateway.address}/metrics").text.splitlines():
+        match = re.match(rf'headrace_gateway_{name}\{{.*worker="(\d+)"\}} (\S+)', line)
+        if match:
+            found[match[1]] = found.get(match[1], 0.0) + float(match[2])
+    return found
+
+
+def converse(gateway: Gateway, base: str, turns: int, messages: list[dict[str, str]]) -> None:
+    for turn in range(turns):
+        messages.append({"role": "user", "content": f"turn {turn}"})
+        answer = told(
+            fresh("POST", f"{base}/v1/chat/completions", {"messages": messages, "max_tokens": 6, "seed": turn})
+        )
+        messages.append(answer["choices"][0]["message"])
+
+
+def test_a_conversation_goes_on_in_whichever_worker_its_next_call_lands(gateway: Gateway) -> None:
+    begun = told(fresh("POST", f"{gateway.address}/init_trajectory"))
+    converse(gateway, begun["base_url"], 12, [])
+    pool = connect(gateway.address)
+    steps = pool.trajectory(begun["trajectory_uid"]).steps
+    assert [step.step_index for step in steps] == list(range(12))
+    for before, step in pairwise(steps):
+        whole = [*before.prompt_ids, *before.response_ids]
+        assert step.prompt_ids.tolist()[: len(whole)] == whole
+    assert len(by_worker(gateway, "steps_total")) == WORKERS, "all calls landed in one worker: nothing was shown"
+
+
+def test_what_is_said_to_one_worker_holds_in_all(gateway: Gateway) -> None:
+    told(fresh("POST", f"{gateway.address}/policy_version", {"version": 7}))
+    assert by_worker(gateway, "policy_version") == {"0": 7.0, "1": 7.0}
+    told(fresh("POST", f"{gateway.address}/pause?mode=drain"))
+    assert told(fresh("GET", f"{gateway.address}/stats"))["gateway"]["paused"] is True
+    told(fresh("POST", f"{gateway.address}/resume"))
+    begun = told(fresh("POST", f"{gateway.address}/init_trajectory"))
+    converse(gateway, begun["base_url"], 1, [])
+    told(fresh("POST", f"{begun['base_url']}/complete_trajectory", {"reward": 1.0}))
+    body = {"messages": [{"role": "user", "content": "more"}], "max_tokens": 2}
+    answers = [fresh("POST", f"{begun['base_url']}/v1/chat/completions", body).status_code for _ in range(8)]
+    assert answers == [409] * 8, "a worker did not hear that the trajectory is complete"
+    assert connect(gateway.address).trajectory(begun["trajectory_uid"]).steps[0].policy_version == 7
+
+
+def test_a_worker_that_dies_is_replaced_and_knows_what_the_others_know(gateway: Gateway) -> None:
+    told(fresh("POST", f"{gateway.address}/policy_version", {"version": 9}))
+    begun = told(fresh("POST", f"{gateway.address}/init_trajectory"))
+    messages: list[dict[str, str]] = []
+    converse(gateway, begun["base_url"], 3, messages)
+    victim = gateway.workers[0]
+    victim.kill()
+    psutil.wait_procs([victim], PATIENCE_S)
+    for _ in range(20_000):  # until the other one is there and has loaded its tokenizer
+        if fresh("GET", f"{gateway.address}/ready").status_code == 200 and len(gateway.workers) == WORKERS:
+            break
+    assert set(by_worker(gateway, "policy_version").values()) == {9.0}
+    converse(gateway, begun["base_url"], 3, messages)
+    steps = connect(gateway.address).trajectory(begun["trajectory_uid"]).steps
+    assert len(steps) == 6
+    assert steps[5].prompt_ids.tolist()[: len(steps[4].prompt_ids)] == steps[4].prompt_ids.tolist()
+
+
+def test_the_end_of_the_parent_is_the_end_of_its_workers(engine: Client, folder: Path, tmp_path: Path) -> None:
+    with started(engine, folder, tmp_path / "journal") as gateway:
+        workers = gateway.workers
+        assert len(workers) == WORKERS
+        os.kill(gateway.process.pid, signal.SIGKILL)
+        gateway.process.wait(PATIENCE_S)
+        _, alive = psutil.wait_procs(workers, PATIENCE_S)
+        assert alive == []
+
+
+def test_sigterm_ends_all_of_them_and_what_was_answered_is_in_the_journal(
+    engine: Client, folder: Path, tmp_path: Path
+) -> None:
+    with started(engine, folder, tmp_path / "journal") as gateway:
+        await_ready(gateway.address)
+        begun = told(fresh("POST", f"{gateway.address}/init_trajectory"))
+        converse(gateway, begun["base_url"], 2, [])
+        workers = gateway.workers
+        assert gateway.end() == 0
+        assert psutil.wait_procs(workers, PATIENCE_S)[1] == []
+    with JournalView(tmp_path / "journal") as view:
+        assert len(view.trajectory(begun["trajectory_uid"]).steps) == 2

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.kit import Client, serving
+from tests.gateway.upstream.kit import Puppet
+
+from headrace.engine import tiny
+from headrace.tokens.vocabulary import Vocabulary, load_vocabulary
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("tiny")
+    tiny.build(found, seed=0)
+    return found
+
+
+@pytest.fixture(scope="session")
+def vocabulary(folder: Path) -> Vocabulary:
+    return load_vocabulary(folder)
+
+
+@pytest.fixture(scope="session")
+def engine(folder: Path) -> Iterator[Client]:
+    """An engine that every test may use and none may change."""
+    with serving(model=str(folder), served_model_name="tiny") as client:
+        yield client
+
+
+@pytest.fixture
+def own(folder: Path) -> Iterator[Client]:
+    """An engine for one test, to pause and to change."""
+    with serving(model=str(folder), served_model_name="tiny") as client:
+        yield client
+
+
+@pytest.fixture
+async def puppet() -> AsyncIterator[Callable[..., Any]]:
+    """Makes puppets, and ends them with the test."""
+    made: list[Puppet] = []
+
+    async def make(**answers: Any) -> Puppet:
+        made.append(await Puppet(**answers).start())
+        return made[-1]
+
+    yield make
+    for found in made:
+        await found.stop()
