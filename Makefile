@@ -5,10 +5,10 @@ STAMP  := $(VENV)/.setup-done
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench lint format clean
+.PHONY: help setup demo test test-vllm bench lint format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv and install Headrace into it
 
@@ -18,8 +18,12 @@ demo: setup ## see the pool survive a crash (no training yet)
 test: setup ## run the tests
 	$(BIN)/pytest -q
 
-bench: setup ## run the quick pool benchmark, into bench.json
-	$(BIN)/headrace bench pool --quick --json bench.json
+test-vllm: setup ## run the tests against a real vLLM on the CPU (installed once into the user's cache, 2 GB)
+	HEADRACE_VLLM=1 $(BIN)/pytest -q tests/vllm
+
+bench: setup ## run the quick benchmarks of pool and gateway, into bench-*.json
+	$(BIN)/headrace bench pool --quick --json bench-pool.json
+	$(BIN)/headrace bench gateway --quick --json bench-gateway.json
 
 lint: setup ## check style, format and types
 	$(BIN)/ruff check .
@@ -31,7 +35,7 @@ format: setup ## fix what ruff can fix, then format
 	$(BIN)/ruff format .
 
 clean: ## remove .venv, caches and build outputs (runs/ stays)
-	rm -rf $(VENV) dist build bench.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build bench-*.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The build backend is installed first and used without isolation, so that its version is a pinned one too.

@@ -1,0 +1,82 @@
+"""A server as a child process: started like a user would, known by the address it prints, ended by its id."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from types import TracebackType
+
+#: How long a server may take until it answers that it is ready.
+PATIENCE_S = 120.0
+
+
+class Child:
+    """`python -m MODULE ARGS`, which prints `... ready on ADDRESS` once it listens. What it says on stderr is told only
+    when it does not do what it should."""
+
+    def __init__(self, module: str, *args: object) -> None:
+        command = [sys.executable, "-m", module, *map(str, args)]
+        self._module = module
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._stderr, text=True)
+        self._address = ""
+
+    @property
+    def address(self) -> str:
+        """Where it answers; waits for the line that says so."""
+        if not self._address:
+            assert self._process.stdout is not None
+            for line in self._process.stdout:
+                _, found, address = line.partition(" ready on ")
+                if found:
+                    self._address = address.strip()
+                    break
+            else:
+                raise self._failed(f"ended with code {self._process.wait()} before it was ready")
+        return self._address
+
+    def wait_until(self, path: str) -> None:
+        """Asks for `path` until the answer is 200."""
+        give_up = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                with urllib.request.urlopen(self.address + path, timeout=PATIENCE_S) as answer:
+                    if answer.status == 200:
+                        return
+                    said = f"{answer.status}"
+            except urllib.error.HTTPError as error:
+                said = f"{error.code} {error.read()[:500]!r}"
+            if time.monotonic() > give_up:
+                raise self._failed(f"still answers {path} with {said} after {PATIENCE_S:g} s")
+            time.sleep(0.05)
+
+    def _failed(self, what: str) -> RuntimeError:
+        self._stderr.seek(0)
+        words = self._stderr.read().decode(errors="replace")[-2000:].strip()
+        return RuntimeError(f"{self._module} {what}; it said: {words or 'nothing'}")
+
+    def cpu_s(self) -> float:
+        """Seconds of CPU that it has used, all threads together, as finely as the system counts."""
+        clock = ctypes.c_int()
+        if error := ctypes.CDLL(None).clock_getcpuclockid(self._process.pid, ctypes.byref(clock)):
+            raise OSError(error, f"no CPU clock of {self._module}, process {self._process.pid}")
+        return time.clock_gettime(clock.value)
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._stderr.close()
