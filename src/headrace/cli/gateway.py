@@ -98,7 +98,7 @@ class ServeCommand(GatewayCommand):
     """Gateway and pool in one process on one port, until SIGTERM or Ctrl-C: a gateway with its pool embedded."""
 
     @model_validator(mode="after")
-    def _embedded(self) -> ServeCommand:
+    def _ray_form(self) -> ServeCommand:
         if self.data_pool_name is not None or self.pool_address is not None:
             raise ValueError("serve has its pool embedded; for one that runs elsewhere, use `headrace gateway`")
         return self

@@ -161,7 +161,8 @@ def _explained(error: ValidationError, root: type[BaseModel]) -> str:
     for line in error.errors(include_url=False):
         message = line["msg"].removeprefix("Value error, ")
         given = f", not {line['input']!r}" if isinstance(line["input"], str | int | float) else ""
-        said.append(f"{_name(line['loc'], root)}: {message}{given}")
+        name = _name(line["loc"], root)
+        said.append(f"{name}: {message}{given}" if name != "--" else message)  # what no single flag is to blame for
     return "; ".join(said)
 
 

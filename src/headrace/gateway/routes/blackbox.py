@@ -53,6 +53,7 @@ class BlackBox:
             return Exchange(gateway, dialect, route, request, uid, prompt)
 
         call.__name__ = route.replace("/", "_")
+        call.__doc__ = f"OpenAI's {route.replace('/', ' ')}, streamed or not; each choice is recorded as one step."
         return call
 
     async def init_trajectory(self, request: Request) -> Response:
