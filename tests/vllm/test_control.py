@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import select
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -57,11 +58,26 @@ def running(server: Client) -> int:
 
 
 def started(server: Client, path: str, body: Json) -> Future[Any]:
-    """A whole answer that is on its way."""
-    found = server.later(path, body)
-    while not running(server):
-        assert not found.done()
-    return found
+    """A whole answer that is on its way; one that was there before it was seen running is asked for again."""
+    while True:
+        found = server.later(path, body)
+        while not found.done():
+            if running(server):
+                return found
+
+
+def begun(server: Client, body: Json) -> http.client.HTTPConnection:
+    """A connection on which an answer is on its way."""
+    while True:
+        connection = http.client.HTTPConnection(server.host, timeout=60)
+        connection.request("POST", COMPLETIONS, json.dumps(body), {"content-type": "application/json"})
+        if body["stream"]:
+            connection.getresponse().readline()
+            return connection
+        while not select.select([connection.sock], [], [], 0)[0]:
+            if running(server):
+                return connection
+        connection.close()  # it was there before it was seen running
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -155,12 +171,7 @@ def test_all_are_aborted_where_none_is_named(server: Client) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_hangs_up_ends_its_answer(server: Client, stream: bool) -> None:
-    connection = http.client.HTTPConnection(server.host, timeout=60)
-    body = json.dumps({**ASKED[COMPLETIONS], "stream": stream})
-    connection.request("POST", COMPLETIONS, body, {"content-type": "application/json"})
-    while not running(server):
-        pass
-    connection.close()
+    begun(server, {**ASKED[COMPLETIONS], "stream": stream}).close()
     while running(server):
         pass
     found = server.post(COMPLETIONS, {**ASKED[COMPLETIONS], "max_tokens": 2})
