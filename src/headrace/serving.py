@@ -117,6 +117,14 @@ def settle_memory() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
+def presented_key(request: Request) -> bytes:
+    """The key that a request carries, as `Authorization: Bearer KEY` or `x-api-key: KEY`; nothing where it has none."""
+    bearer = request.headers.get("authorization", "")
+    if bearer[:7].lower() == "bearer ":
+        return bearer[7:].strip().encode()
+    return request.headers.get("x-api-key", "").encode()
+
+
 class BodyTooLarge(Exception):
     """A request's body is larger than its route takes."""
 

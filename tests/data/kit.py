@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from headrace.data import Step, TokenTree
-from headrace.data.packing import TOKEN, Record, pack
+from headrace.data.block import TOKEN, Record
+from headrace.data.packing import pack
 from headrace.data.step import INT32_MAX
 
 

@@ -12,18 +12,9 @@ from hypothesis import strategies as st
 from tests.data.kit import steps
 
 from headrace.data import Step, frame
+from headrace.data.block import TOKEN, Block, BlockHeader, StepHead, read_block
 from headrace.data.errors import FrameError, InvalidInput
-from headrace.data.packing import (
-    TOKEN,
-    Block,
-    BlockHeader,
-    StepHead,
-    check_heads,
-    check_values,
-    pack,
-    read_block,
-    unpack,
-)
+from headrace.data.packing import check_heads, check_values, pack, unpack
 
 
 def sent(block: Block) -> Block:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.data.kit import histories, insert, record_of, tree_of
 
 from headrace.data import Step, TokenTree
-from headrace.data.packing import TOKEN, ids_array
+from headrace.data.block import TOKEN, ids_array
 
 
 def stored(tree: TokenTree) -> int:

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.parser import Usage
+from headrace.data.json import to_json
 
 if TYPE_CHECKING:
     from headrace.pool.embedded import DataPool
@@ -102,8 +103,7 @@ def on_terminal() -> bool:
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout: indented for people, on one line for pipes."""
-    option = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if on_terminal() else 0)
-    print(orjson.dumps(value, default=_plain, option=option).decode())
+    print(to_json(value, orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if on_terminal() else 0)).decode())
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
@@ -145,13 +145,3 @@ def cell(value: Any) -> str:
 
 def megabytes(size: float) -> str:
     return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "__struct_fields__"):
-        return {name: getattr(value, name) for name in value.__struct_fields__}
-    if isinstance(value, bytes):
-        return {"bytes": len(value)}
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from headrace.cli.common import say
+from headrace.cli.common import KEY_VARIABLE, pool_key, say
 from headrace.cli.pool.run import PoolOptions
 from headrace.data.errors import HeadraceError
 from headrace.gateway.settings import Settings
@@ -40,7 +40,9 @@ class GatewayCommand(Settings, PoolOptions):
     data_pool_name: str | None = Field(None, description="the pool's Ray actor")
     ray_address: str = Field("auto", description="the cluster: auto, or its HOST:PORT")
     ray_namespace: str = Field("default", description="the actor's namespace")
-    pool_address: str | None = Field(None, description="a pool that is served over HTTP, as http://HOST:8200")
+    pool_address: str | None = Field(
+        None, description=f"a pool that is served over HTTP, as http://HOST:8200; its key is in {KEY_VARIABLE}"
+    )
     drain_s: float = Field(30, ge=0, description="at the end, how long to wait for a pool that is out of reach")
 
     @model_validator(mode="after")
@@ -72,6 +74,7 @@ class GatewayCommand(Settings, PoolOptions):
             journal=self.journal,
             pool_options=self.options(),
             pool_address=self._pool(),
+            pool_key=pool_key(None),
             drain_s=self.drain_s,
         )
         try:

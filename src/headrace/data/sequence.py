@@ -12,14 +12,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.data.packing import TOKEN, Record, floats_array, ids_array
+from headrace.data.block import TOKEN, Extra, Record, floats_array, ids_array
 from headrace.data.step import FloatArray, IntArray
 from headrace.data.tree import TokenTree
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where one step's response lies in a Sequence, and what it earned. `trained`: its tokens are targets here."""
+    """Where one step's response lies in a Sequence, and what it earned.
+
+    `trained`: its tokens are targets here. `temperature` is the one that the recorded log-probs are of: the sampling
+    temperature, or 1 where the step says that its log-probs are the model's raw ones.
+    """
 
     step_index: int
     start: int
@@ -28,6 +32,7 @@ class Span:
     trained: bool
     finish_reason: str | None
     sampling: dict[str, Any] | None
+    temperature: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,6 +115,14 @@ def _trainable(record: Record) -> bool:
     return extra.trainable and extra.quarantined is None
 
 
+def _temperature(extra: Extra) -> float:
+    """What the recorded log-probs' logits were divided by. Greedy decoding (0) divides by nothing."""
+    given = (extra.sampling or {}).get("temperature")
+    if extra.metadata.get("log_probs") == "raw" or not isinstance(given, int | float) or not given > 0:
+        return 1.0
+    return float(given)
+
+
 def _sequence(
     tree: TokenTree,
     chain: list[int],
@@ -134,5 +147,16 @@ def _sequence(
         versions[start:end] = head.policy_version
         for first, version in extra.version_spans or ():
             versions[start + first : end] = version
-        spans.append(Span(index, start, end, head.reward, index in fresh, extra.finish_reason, extra.sampling))
+        spans.append(
+            Span(
+                step_index=index,
+                start=start,
+                end=end,
+                reward=head.reward,
+                trained=index in fresh,
+                finish_reason=extra.finish_reason,
+                sampling=extra.sampling,
+                temperature=_temperature(extra),
+            )
+        )
     return Sequence(tokens, mask, log_probs, versions, trajectory_uid, prompt_uid, reward, tuple(spans), None, metadata)

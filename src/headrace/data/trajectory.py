@@ -52,6 +52,17 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, gc=False):
         rewards = [r.head.reward for _, r in sorted(self.tree.records.items()) if r.head.reward is not None]
         return float(sum(rewards)) if rewards else None
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain Python values, for JSON and for people; each step with its whole prompt."""
+        return {
+            "trajectory_uid": self.uid,
+            "prompt_uid": self.prompt_uid,
+            "channel": self.channel,
+            "complete": self.complete,
+            "metadata": self.metadata,
+            "steps": [step.to_dict() for step in self.steps],
+        }
+
     def sequences(self) -> list[Sequence]:
         return sequences_of(self.tree, self.uid, self.prompt_uid, self.metadata)
 

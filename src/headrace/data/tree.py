@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from headrace.data.packing import TOKEN, Record
+from headrace.data.block import TOKEN, Record
 
 
 class TokenTree(msgspec.Struct, eq=False, gc=False):  # holds records, which hold nothing that could lead back

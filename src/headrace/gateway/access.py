@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from headrace.gateway.settings import Settings
 from headrace.pool.errors import Unauthorized
+from headrace.serving import presented_key
 
 
 class Role(IntEnum):
@@ -37,18 +38,11 @@ class Access:
         needed = Role.AGENT if role is Role.REWARD and role not in self._keys else role
         if needed is Role.AGENT and needed not in self._keys:
             return
-        given = _given(request)
+        given = presented_key(request)
         # Every key is compared, so that the time taken tells nothing.
         opened = [hmac.compare_digest(given, key) for held, key in self._keys.items() if held >= needed]
         if not any(opened):
             raise Unauthorized(_wanted(needed, Role.ADMIN in self._keys))
-
-
-def _given(request: Request) -> bytes:
-    bearer = request.headers.get("authorization", "")
-    if bearer[:7].lower() == "bearer ":
-        return bearer[7:].strip().encode()
-    return request.headers.get("x-api-key", "").encode()
 
 
 def _wanted(role: Role, has_admin: bool) -> str:

@@ -27,13 +27,11 @@ from headrace.gateway.responses import json_response, refused
 from headrace.gateway.routes.blackbox import RESERVED, BlackBox
 from headrace.gateway.routes.control import Control
 from headrace.gateway.routes.whitebox import WhiteBox
-from headrace.gateway.routing import Handler, LeanRoute, plain
+from headrace.gateway.routing import BASE, Handler, LeanRoute, plain
 from headrace.gateway.settings import Settings
 from headrace.pool.embedded import DataPool
 from headrace.pool.http import pool_routes
 from headrace.pool.remote import RemotePool
-
-BASE = "/{trajectory_uid}/{prompt_uid}"
 
 
 def create_app(

@@ -6,13 +6,11 @@ answered all the same, and its step is a void that nothing trains on.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from headrace.data.errors import shown
-from headrace.data.step import INT32_MAX, FloatArray, IntArray, Step
+from headrace.data.step import FloatArray, IntArray, Step
 from headrace.gateway.counters import Counters
 from headrace.gateway.planner import Planner
 from headrace.gateway.recorder import Recorder
@@ -21,6 +19,7 @@ from headrace.gateway.sessions import Sessions
 from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream import Failed, Upstream
 from headrace.gateway.upstream.types import Sampled
+from headrace.gateway.upstream.upstream import together
 from headrace.tokens import RECORD, Delta, Node, Quarantine, Record, check_step, text_of
 
 #: What is wrong with log-probs that cannot even be kept.
@@ -35,7 +34,7 @@ class Calls:
     def __init__(
         self, planner: Planner, upstream: Upstream, sessions: Sessions, recorder: Recorder, counters: Counters
     ) -> None:
-        self._planner = planner
+        self.planner = planner
         self._upstream = upstream
         self._sessions = sessions
         self._recorder = recorder
@@ -45,13 +44,8 @@ class Calls:
         """Whole answers to all the turns."""
         if len(turns) == 1:
             await self._whole(turns[0])
-            return
-        tasks = [asyncio.ensure_future(self._whole(turn)) for turn in turns]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()  # one failed, or the agent left: nobody needs the others
+        else:
+            await together([self._whole(turn) for turn in turns])
 
     async def _whole(self, turn: Turn) -> None:
         answer = await self._upstream.sample(turn.order)
@@ -99,7 +93,7 @@ class Calls:
         ask, plan, sampled = turn.ask, turn.plan, choice.sampled
         assert sampled is not None
         response, log_probs = choice.response(), choice.values()
-        renderer = self._planner.renderer
+        renderer = self.planner.renderer
         trouble = self.trouble(turn, choice, response, log_probs)
         record = self._record(session, turn, choice)
         metadata: dict[str, Any] = {**self._about(turn, choice), RECORD: record.to_metadata()}
@@ -139,7 +133,7 @@ class Calls:
         self, turn: Turn, choice: Choice, response: IntArray, log_probs: FloatArray | None
     ) -> Quarantine | None:
         """Why an answer must not be trained on; None where all is well."""
-        renderer = self._planner.renderer
+        renderer = self.planner.renderer
         return check_step(
             renderer.vocabulary,
             prompt=turn.plan.ids,
@@ -192,5 +186,3 @@ def _check_whole(turn: Turn) -> None:
     for choice in turn.choices:
         if choice.sampled is None or not choice.ids:
             raise Failed(f"the rollout server sampled nothing for choice {choice.index}", "malformed")
-        if min(choice.ids) < 0 or max(choice.ids) > INT32_MAX:
-            raise Failed(f"the rollout server sampled ids that are no token ids: {shown(choice.ids)}", "malformed")

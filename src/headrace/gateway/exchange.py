@@ -84,18 +84,18 @@ class Exchange:
     async def _answer(self, body: bytes, presence: Presence, sending: Sending) -> None:
         gateway = self._gateway
         ask = self._dialect.read(body)
-        calls, planner = gateway.calls, gateway.planner  # raises while the tokenizer loads
+        calls = gateway.calls  # raises while the tokenizer loads
         session = await gateway.sessions.running(self._uid, self._prompt)
         digest = digest_of(body)
         with gateway.sessions.using(session):
             if replay.is_retry(self._request):
-                turns = await replay.earlier(planner, gateway.sessions, session, ask, digest)
+                turns = await replay.earlier(calls.planner, gateway.sessions, session, ask, digest)
                 if turns is not None:
                     gateway.counters.add("replayed")
                     await self._again(turns, sending)
                     return
             call_id = uuid.uuid4().hex
-            turns = await planner.turns(session, ask, call_id, digest, gateway.upstream.max_model_len)
+            turns = await calls.planner.turns(session, ask, call_id, digest, gateway.upstream.max_model_len)
             with _running(session, digest, turns):
                 if ask.stream:
                     await self._streamed(session, turns, presence, sending)

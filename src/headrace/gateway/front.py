@@ -13,10 +13,9 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from headrace.gateway.routing import Handler
+from headrace.gateway.routing import BASE, Handler
 
-#: What stands in front of the routes below a base URL.
-BASE = b"/{trajectory_uid}/{prompt_uid}/"
+_BASE = BASE.encode() + b"/"
 
 
 class Front(FastAPI):
@@ -46,7 +45,7 @@ class Front(FastAPI):
     def _found(self, scope: Scope, raw: bytes) -> Handler | None:
         parts = raw.split(b"/", 3)
         if len(parts) == 4 and parts[1] and parts[2]:
-            handler = self._short.get(BASE + parts[3])
+            handler = self._short.get(_BASE + parts[3])
             if handler is not None:
                 uid, prompt = parts[1].decode("latin-1"), parts[2].decode("latin-1")
                 scope["path_params"] = {"trajectory_uid": uid, "prompt_uid": prompt}

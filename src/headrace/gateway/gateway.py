@@ -77,7 +77,6 @@ class Gateway:
         self.others: Others | None = None  # the other workers, where this process is one of several
         self.in_flight = 0
         self._most_body = int(settings.max_body_mb * 1e6)
-        self._planner: Planner | None = None
         self._calls: Calls | None = None
         self._loading: asyncio.Task[None] | None = None
         self._not_ready: str = LOADING
@@ -96,8 +95,8 @@ class Gateway:
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)
-        if self._planner is not None:
-            self._planner.close()
+        if self._calls is not None:
+            self._calls.planner.close()
         await self.upstream.close()
 
     async def _load(self) -> None:
@@ -115,7 +114,7 @@ class Gateway:
             self._not_ready = f"Gateway not ready: {type(error).__name__}: {error}"
             log.exception("the tokenizer could not be loaded")
             return
-        self._planner = Planner(
+        planner = Planner(
             renderer,
             self.sessions,
             self.sampling,
@@ -123,13 +122,15 @@ class Gateway:
             mode=settings.history,
             shared=not isinstance(self.pool, DataPool),
         )
-        self._calls = Calls(self._planner, self.upstream, self.sessions, self.recorder, self.counters)
+        self._calls = Calls(planner, self.upstream, self.sessions, self.recorder, self.counters)
         self.loaded()
         if self.upstream.trouble:
             log.error("Gateway not ready: %s", self.upstream.trouble)
 
     async def _adopt_version(self) -> None:
-        """A restarted gateway goes on with the version that the pool knows."""
+        """A restarted gateway goes on with the version that the pool knows, unless it was told one meanwhile."""
+        if any(self.upstream.versions.values()):
+            return
         try:
             stats = await self.pool.aio.stats()
         except HeadraceError as error:
@@ -147,14 +148,8 @@ class Gateway:
         return f"Gateway not ready: {self.upstream.trouble}" if self.upstream.trouble else None
 
     @property
-    def planner(self) -> Planner:
-        why = self.why_not_ready
-        if why is not None or self._planner is None:
-            raise not_ready(why or LOADING)
-        return self._planner
-
-    @property
     def calls(self) -> Calls:
+        """What carries calls out; `Refusal` until it can."""
         why = self.why_not_ready
         if why is not None or self._calls is None:
             raise not_ready(why or LOADING)

@@ -48,9 +48,7 @@ class Hub:
 
     async def shared(self, request: Request) -> Response:
         """Hands a request to every worker."""
-        body = await request.body()
-        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        headers = {name: value for name, value in request.headers.items() if name in ("authorization", "x-api-key")}
+        path, headers, body = await _handed_on(request)
         answers = await asyncio.gather(
             *(self._ask(worker, request.method, path, body, headers) for worker in self._workers.values())
         )
@@ -127,9 +125,8 @@ class ToHub:
     async def _relayed(self, request: Request) -> Response:
         if request.url.path == DROP:
             return refused(Refusal("there is no such route", 404))
-        headers = {name: value for name, value in request.headers.items() if name in ("authorization", "x-api-key")}
-        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        return await self.ask(request.method, path, await request.body(), headers)
+        path, headers, body = await _handed_on(request)
+        return await self.ask(request.method, path, body, headers)
 
     async def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
         if self._session is None:
@@ -146,6 +143,13 @@ class ToHub:
     async def dropped(self, uid: str) -> None:
         """Lets the other workers forget what they know of a trajectory."""
         await self.ask("POST", DROP, orjson.dumps({"trajectory_uid": uid}), {})
+
+
+async def _handed_on(request: Request) -> tuple[str, dict[str, str], bytes]:
+    """What of a request goes along: its path with its query, its key, its body."""
+    path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    headers = {name: value for name, value in request.headers.items() if name in ("authorization", "x-api-key")}
+    return path, headers, await request.body()
 
 
 def joined(path: str, answers: list[tuple[int, str, bytes]]) -> bytes:

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from headrace.gateway.upstream import PAUSES
+
 #: What every route may answer beside 200.
 COMMON = {
     400: "the request is wrong; the answer says what would be right",
@@ -65,7 +67,7 @@ def describe(
         if f"{{{name}}}" in path
     ]
     if path == "/pause":
-        modes = {"type": "string", "enum": ["drain", "keep", "abort-resume"]}
+        modes = {"type": "string", "enum": list(PAUSES)}
         parameters.append({"name": "mode", "in": "query", "required": False, "schema": modes})
     if path == "/submit_steps":
         parameters.append({"name": "channel", "in": "query", "required": False, "schema": {"type": "string"}})

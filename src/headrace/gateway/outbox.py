@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.data.errors import FrameError, HeadraceError, InvalidInput
-from headrace.data.packing import Block
+from headrace.data.block import Block
+from headrace.data.errors import HeadraceError
 from headrace.pool.embedded import DataPool
-from headrace.pool.errors import Conflict, DiskFull, PoolClosed, PoolFull, PoolUnreachable
+from headrace.pool.errors import JournalError, PoolClosed, PoolFull, PoolUnreachable, Unauthorized
 from headrace.pool.plan import Receipt
 from headrace.pool.remote import RemotePool
 from headrace.pool.wire import decode_call, encode_call
@@ -32,8 +32,8 @@ MOST_BYTES = 16_000_000
 FLUSH_S = 10.0
 #: Seconds between tries at a pool that has no room, or is gone.
 RETRY_S = 0.2
-#: What passes: the pool is full, away, or its disk is.
-PASSING = (PoolFull, PoolUnreachable, PoolClosed, DiskFull)
+#: What passes: the pool is full, away, locked up, or its disk is full.
+PASSING = (PoolFull, PoolUnreachable, PoolClosed, JournalError, Unauthorized)
 
 Lost = Callable[[str, int, str, Any], None]
 
@@ -166,7 +166,9 @@ class Outbox:
         try:
             block = batch[0].block if len(batch) == 1 else joined([entry.block for entry in batch])
             receipt = await self._pool._do_async("submit", {"channel": batch[0].channel, "timeout": 0}, block)
-        except (Conflict, InvalidInput) as error:
+        except PASSING:
+            raise
+        except HeadraceError as error:
             if len(batch) > 1:  # one of them is at fault; the others must not suffer
                 return [(await self._submit([entry]))[0] for entry in batch]
             self._lost(batch[0].channel, batch[0].count, error.code, error)
@@ -211,7 +213,7 @@ class Spool:
             frame = data[at + 8 : at + 8 + length]
             try:
                 _, args, block = decode_call(frame)
-            except (FrameError, HeadraceError) as error:
+            except HeadraceError as error:
                 log.warning("outbox %s: %d bytes at its end are torn: %s", self._path, len(data) - at, error)
                 return
             assert block is not None

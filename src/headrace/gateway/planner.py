@@ -24,9 +24,8 @@ from headrace.gateway.text import PlainStream
 from headrace.gateway.turn import Choice, Turn, new_ids
 from headrace.gateway.upstream.types import Order
 from headrace.pool.errors import PoolUnreachable
-from headrace.tokens import AnswerStream, Cause, HistoryMode, Match, PromptPlan, Renderer, Request, plan_prompt
+from headrace.tokens import AnswerStream, Cause, History, HistoryMode, Match, PromptPlan, Renderer, Request, plan_prompt
 from headrace.tokens.renderer import PROMPT_TAIL
-from headrace.tokens.template import TemplateRenderer
 
 #: Characters that are tokenised on the spot. More, about half a millisecond's worth, go to a thread: the tokenizer lets
 #: others run meanwhile, on another core where there is one.
@@ -65,7 +64,7 @@ class Planner:
     async def turns(self, session: Session, ask: Ask, call_id: str, request: str, context: int | None) -> list[Turn]:
         """The turns of a call: one of a conversation, one a prompt of a completion."""
         if ask.conversation is not None:
-            plan = await self._conversation(session, ask.conversation)
+            plan = await self.conversation(ask.conversation, session)
             return [self.turn(session.channel, ask, plan, call_id, request, context, sticky=session.uid)]
         turns: list[Turn] = []
         for at, prompt in enumerate(ask.prompts):
@@ -121,35 +120,27 @@ class Planner:
 
     async def conversation(self, conversation: Request, session: Session | None = None) -> PromptPlan:
         """The prompt of messages, continuing a session where there is one."""
-        return await self._conversation(session or Session("-", "-", "-"), conversation)
-
-    async def _conversation(self, session: Session, conversation: Request) -> PromptPlan:
-        match = session.history.match(conversation)
+        history = History() if session is None else session.history
+        match = history.match(conversation)
         unknown = match.node is None and any(message.role == "assistant" for message in conversation.messages)
-        if unknown and self._shared and session.uid != "-":
+        if unknown and self._shared and session is not None:
             await self._refresh(session)  # perhaps another process sampled it
-            match = session.history.match(conversation)
+            history = session.history
+            match = history.match(conversation)
         key = self._prompts.key(conversation) if match.node is None else None
         known = self._prompts.get(key) if key is not None else None
         if known is not None:
             return PromptPlan(known, match.cause)
-        plan = await self._planned(session, conversation, match)
+        plan = await self._planned(history, conversation, match)
         if key is not None:
             self._prompts.put(key, plan.ids)
         return plan
 
-    async def _planned(self, session: Session, conversation: Request, match: Match) -> PromptPlan:
+    async def _planned(self, history: History, conversation: Request, match: Match) -> PromptPlan:
         if _size(conversation, match) < LONG:
-            return plan_prompt(self.renderer, session.history, conversation, self._mode, match)
-        loop = asyncio.get_running_loop()
-        renderer = self.renderer.with_options(conversation.options)
-        if match.node is None and isinstance(renderer, TemplateRenderer):
-            # Only the tokenizer's work goes to the thread: two threads that both run Python wait for each other.
-            text = renderer.text(conversation.messages, conversation.tools)
-            ids = await loop.run_in_executor(self._threads, renderer.vocabulary.encode, text)
-            return PromptPlan(np.asarray(ids, np.int32), match.cause)
-        return await loop.run_in_executor(
-            self._threads, plan_prompt, self.renderer, session.history, conversation, self._mode, match
+            return plan_prompt(self.renderer, history, conversation, self._mode, match)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, plan_prompt, self.renderer, history, conversation, self._mode, match
         )
 
     async def _refresh(self, session: Session) -> None:

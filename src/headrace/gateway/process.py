@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.gateway.app import create_app
 from headrace.gateway.settings import Settings
-from headrace.gateway.workers import Workers
+from headrace.gateway.workers import RETRY_S, Workers
 from headrace.pool.connect import connect
 from headrace.pool.embedded import DataPool
 from headrace.pool.remote import RemotePool
@@ -32,6 +32,7 @@ class Process:
         journal: Path | None = None,
         pool_options: dict[str, Any] | None = None,
         pool_address: str | None = None,
+        pool_key: str | None = None,
         drain_s: float = 30,
     ) -> None:
         self._settings = settings
@@ -41,6 +42,7 @@ class Process:
         self._journal = journal
         self._pool_options = pool_options or {}
         self._pool_address = pool_address
+        self._pool_key = pool_key
         self._drain_s = drain_s
 
     def run(self, ready: Callable[[str], None] = lambda address: None) -> None:
@@ -63,13 +65,14 @@ class Process:
             count=self._workers,
             pool=pool if isinstance(pool, DataPool) else None,
             pool_address=self._pool_address,
+            pool_key=self._pool_key,
             drain_s=self._drain_s,
         )
 
     @contextmanager
     def _pool(self) -> Iterator[DataPool | RemotePool]:
         if self._pool_address is not None:
-            with connect(self._pool_address, retry_s=5) as remote:
+            with connect(self._pool_address, key=self._pool_key, retry_s=RETRY_S) as remote:
                 remote.stats()  # a pool that is not there is said now, not at the first step
                 yield remote
             return

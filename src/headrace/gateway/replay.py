@@ -37,9 +37,7 @@ async def earlier(planner: Planner, sessions: Sessions, session: Session, ask: A
         except asyncio.CancelledError:
             if not running.cancelled():
                 raise
-        except Exception:
-            pass  # the first try's own caller is told; this one tries anew
-        return None
+            return None  # it failed, and its own caller was told; this one tries anew
     steps = await sessions.answered(session, digest)
     return _rebuilt(planner, ask, steps) if steps else None
 
@@ -64,12 +62,11 @@ def _rebuilt(planner: Planner, ask: Ask, steps: list[Step]) -> list[Turn] | None
                 call_id=call_id,
                 ask=ask,
                 plan=plan,
-                order=Order(plan.ids, step_sampling(own[0])),
+                order=Order(plan.ids, own[0].sampling or {}),
                 choices=choices,
                 first=at * ask.n,
                 created=int(own[0].created_at or time.time()),
                 began=time.monotonic(),
-                replayed=True,
             )
         )
     return turns
@@ -89,7 +86,3 @@ def _sampled(planner: Planner, index: int, step: Step) -> Sampled:
         spans=step.version_spans or ((0, step.policy_version or 0),),
         tokens=[vocabulary.decode([token]) for token in ids],
     )
-
-
-def step_sampling(step: Step) -> dict[str, object]:
-    return dict(step.sampling or {})

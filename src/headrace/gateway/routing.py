@@ -19,6 +19,9 @@ from headrace.gateway.responses import refused
 
 log = logging.getLogger("headrace.gateway")
 
+#: What stands in front of the routes of one trajectory.
+BASE = "/{trajectory_uid}/{prompt_uid}"
+
 Handler = Callable[[Request], Awaitable[Any]]
 T = TypeVar("T")
 

@@ -37,7 +37,6 @@ class Choice:
         self.sampled: Sampled | None = None  # the last piece: how it ended
         self.consumed: IntArray | None = None
         self.parsed = Parsed()  # what the ids say, once they are all there
-        self.step: int | None = None
 
     def take(self, piece: Sampled) -> Delta:
         """A piece's text, as far as it is certain."""
@@ -96,7 +95,6 @@ class Turn(msgspec.Struct, kw_only=True, eq=False):
     server: str = ""
     request: str = ""  # the digest of the request's body
     text: str | None = None  # the prompt of a text completion
-    replayed: bool = False
 
     @property
     def version(self) -> int:

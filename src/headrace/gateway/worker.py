@@ -12,7 +12,7 @@ import msgspec
 from headrace.gateway.app import create_app
 from headrace.gateway.hub import ToHub
 from headrace.gateway.settings import Settings
-from headrace.gateway.workers import Task
+from headrace.gateway.workers import RETRY_S, Task
 from headrace.pool.connect import connect
 from headrace.serving import Server, settle_memory
 
@@ -22,7 +22,7 @@ def main() -> None:
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         task = msgspec.json.decode(stdin.readline(), type=Task)
     threading.Thread(target=_watch_parent, name="headrace-parent", daemon=True).start()
-    with connect(task.pool, retry_s=5) as pool:
+    with connect(task.pool, key=task.pool_key, retry_s=RETRY_S) as pool:
         app = create_app(pool, Settings.model_validate(task.settings), drain_s=task.drain_s)
         hub = ToHub(app, socket=task.hub, secret=task.secret)
         app.state.gateway.others = hub

@@ -28,6 +28,8 @@ from headrace.serving import address_of, listener
 
 log = logging.getLogger("headrace.gateway")
 
+#: Seconds for which one call to a pool elsewhere is tried again; the outbox goes on after that.
+RETRY_S = 5
 #: Seconds before a worker that died is started again, doubled each time up to the most.
 RESTART_S, MOST_RESTART_S = 0.1, 10.0
 #: A worker that lived so long was well: the next restart is quick again.
@@ -41,6 +43,7 @@ class Task(msgspec.Struct):
     host: str
     port: int
     pool: str
+    pool_key: str | None
     hub: str
     secret: str
     drain_s: float
@@ -58,6 +61,7 @@ class Workers:
         count: int,
         pool: DataPool | None,
         pool_address: str | None,
+        pool_key: str | None,
         drain_s: float,
     ) -> None:
         self._settings = settings
@@ -67,6 +71,7 @@ class Workers:
         self._count = count
         self._pool = pool
         self._pool_address = pool_address
+        self._pool_key = pool_key
         self._drain_s = drain_s
         self._secret = secrets.token_hex(32)
         self._children: dict[int, asyncio.subprocess.Process] = {}
@@ -114,7 +119,7 @@ class Workers:
         settings = {**self._settings.model_dump(), "ack": "pool"}
         port = self._reserved.getsockname()[1]
         pool = self._pool_address or f"unix://{hub}"
-        task = Task(settings, self._host, port, pool, hub, self._secret, self._drain_s)
+        task = Task(settings, self._host, port, pool, self._pool_key, hub, self._secret, self._drain_s)
         return msgspec.json.encode(task) + b"\n"
 
     async def _keep(self, number: int, task: bytes, hub: Hub, started: asyncio.Event) -> None:

@@ -9,11 +9,13 @@ sends. So what is true of one pool is true of all.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headrace.data.block import Block
 from headrace.data.errors import InvalidInput, shown
-from headrace.data.packing import Block, pack
+from headrace.data.packing import pack
 from headrace.data.step import Step
 from headrace.data.trajectory import Trajectory
 from headrace.pool.batch import Batch
@@ -23,14 +25,14 @@ from headrace.pool.state import Event
 from headrace.pool.views import HandOut
 
 
-class Calls:
+class Calls(ABC):
     """What a producer, a consumer or a reader can ask of a pool."""
 
+    @abstractmethod
     def _do(
         self, op: str, args: dict[str, Any], block: Block | None = None, then: Callable[[Any], Any] | None = None
     ) -> Any:
         """Carries an operation out and returns its answer, passed through `then`."""
-        raise NotImplementedError
 
     def _wrap(self, handout: HandOut | None) -> Batch | None:
         if handout is None:

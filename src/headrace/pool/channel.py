@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sortedcontainers import SortedList
 
-from headrace.data.packing import Record
+from headrace.data.block import Record
 from headrace.pool.config import ChannelConfig
 from headrace.pool.entities import OPEN, GroupState, Lease, Tomb, TrajectoryState, is_quarantined, quarantined_steps
 from headrace.pool.index import Index

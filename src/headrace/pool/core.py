@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from headrace.data.block import Block, Extra, pack_extra
 from headrace.data.errors import InvalidInput, shown
-from headrace.data.packing import Block, Extra, pack_extra
 from headrace.data.step import INT32_MAX, check_dict, check_tags, check_uid, count, finite
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel

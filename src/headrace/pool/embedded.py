@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
+from headrace.data.block import Block
 from headrace.data.errors import HeadraceError, InvalidInput, shown
 from headrace.data.frame import Frame
-from headrace.data.packing import Block
 from headrace.pool import facts as facts_
 from headrace.pool import holes, operations
 from headrace.pool.aio import AsyncPool

@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 from crc32c import crc32c
 
-from headrace.data.packing import Record
+from headrace.data.block import Record
 from headrace.data.tree import TokenTree
 
 OPEN = -2  # Trajectory.last before its end is known

@@ -5,7 +5,7 @@ In a journal that is whole, none of this does anything.
 
 from __future__ import annotations
 
-from headrace.data.packing import StepHead
+from headrace.data.block import StepHead
 from headrace.pool.channel import Channel
 from headrace.pool.entities import GroupState
 

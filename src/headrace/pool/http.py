@@ -26,11 +26,12 @@ from starlette.routing import BaseRoute, Route
 
 from headrace import serving
 from headrace.data.errors import HeadraceError, InvalidInput
+from headrace.data.json import to_json
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Unauthorized
 from headrace.pool.remote import RemotePool, Unreachable
 from headrace.pool.service import CallerGone, answer
-from headrace.serving import BodyTooLarge, read_body
+from headrace.serving import BodyTooLarge, presented_key, read_body
 
 FRAME = "application/vnd.headrace.frame"
 STATUS = {
@@ -80,9 +81,7 @@ def pool_routes(
 
     async def trajectory(request: Request) -> Response:
         found = await pool.aio.trajectory(request.path_params["uid"], request.query_params.get("channel"))
-        fields = {"trajectory_uid": found.uid, "prompt_uid": found.prompt_uid, "channel": found.channel}
-        steps = [step.to_dict() for step in found.steps]
-        return _json({**fields, "complete": found.complete, "metadata": found.metadata, "steps": steps})
+        return _json(found.to_dict())
 
     def listing(name: str) -> Handler:
         async def rows(request: Request) -> Response:
@@ -152,24 +151,12 @@ async def _disconnected(request: Request) -> None:
 def _authorize(request: Request, key: str | None) -> None:
     if key is None:
         return
-    bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-    given = request.headers.get("x-api-key") or bearer
-    if not hmac.compare_digest(given.encode(), key.encode()):
+    if not hmac.compare_digest(presented_key(request), key.encode()):
         raise Unauthorized("this pool asks for its key, as `Authorization: Bearer KEY`")
 
 
 def _json(value: Any, status: int = 200) -> Response:
-    return Response(
-        orjson.dumps(value, default=_plain, option=orjson.OPT_SERIALIZE_NUMPY), status, media_type="application/json"
-    )
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "__struct_fields__"):
-        return {name: getattr(value, name) for name in value.__struct_fields__}
-    if isinstance(value, bytes):
-        return {"bytes": len(value)}
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+    return Response(to_json(value), status, media_type="application/json")
 
 
 def _number(request: Request, name: str, default: int) -> int:

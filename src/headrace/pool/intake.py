@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from headrace.data.block import TOKEN, Block, Record, StepHead, pack_extra
 from headrace.data.errors import InvalidInput
-from headrace.data.packing import TOKEN, Block, Record, StepHead, pack_extra
 from headrace.data.tree import TokenTree
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from headrace.data.block import Block
 from headrace.data.errors import InvalidInput
-from headrace.data.packing import Block
 from headrace.data.step import check_uid
 from headrace.pool import queries
 from headrace.pool.core import Core

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.data.packing import Block
+from headrace.data.block import Block
 from headrace.pool.facts import Fact
 
 #: The answer to a remote caller who waits in pieces: nothing yet, ask again.

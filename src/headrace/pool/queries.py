@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from headrace.data.block import Record
 from headrace.data.errors import InvalidInput, shown
-from headrace.data.packing import Record
 from headrace.data.step import count, finite
 from headrace.data.trajectory import Trajectory
 from headrace.pool.channel import Channel

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.data.packing import Block
+from headrace.data.block import Block
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import JournalDamaged, JournalLocked, NotFound, PoolError
 from headrace.pool.journal.journal import Journal, Take

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-from headrace.data.packing import Block, pack_extra
+from headrace.data.block import Block, pack_extra
 from headrace.pool.aio import AsyncPool
 from headrace.pool.calls import Calls
 from headrace.pool.errors import PoolFull, PoolUnreachable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from heapq import heappush
 
-from headrace.data.packing import Record
+from headrace.data.block import Record
 from headrace.pool.channel import Channel
 from headrace.pool.entities import OPEN, GroupState, Lease, TrajectoryState
 

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from headrace.data.packing import Blob, Block, Record, pack_extra
+from headrace.data.block import Blob, Block, Record, pack_extra
 from headrace.pool import facts as f
 from headrace.pool import holes
 from headrace.pool.channel import Channel

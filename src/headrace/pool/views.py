@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from headrace.data.block import TOKEN, Extra, Record
 from headrace.data.frame import Buffer
-from headrace.data.packing import TOKEN, Extra, Record
 from headrace.data.trajectory import Group, Trajectory
 from headrace.data.tree import TokenTree
 from headrace.pool.channel import Channel

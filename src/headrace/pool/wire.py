@@ -12,18 +12,9 @@ from typing import Any
 import msgspec
 
 from headrace.data import frame
+from headrace.data.block import Block, BlockHeader, Record, lay_out, plain, read_block
 from headrace.data.errors import FrameError, HeadraceError
-from headrace.data.packing import (
-    Block,
-    BlockHeader,
-    Record,
-    check_heads,
-    check_values,
-    lay_out,
-    plain,
-    read_block,
-    unpack_block,
-)
+from headrace.data.packing import check_heads, check_values, unpack_block
 from headrace.data.step import Step
 from headrace.data.trajectory import Group, Trajectory
 from headrace.data.tree import TokenTree

@@ -60,8 +60,11 @@ def _serve(fd: int, prompt: int, response: int, count: int) -> None:
         found = [{name: getattr(step, name) for name in FIELDS} for step in taken]
         return Response(orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
 
-    app = Starlette(routes=[Route("/fetch", fetch)])
-    uvicorn.run(app, fd=fd, log_level="warning", access_log=False, timeout_keep_alive=600)
+    config = uvicorn.Config(
+        Starlette(routes=[Route("/fetch", fetch)]), log_level="warning", access_log=False, timeout_keep_alive=600
+    )
+    with socket.socket(fileno=fd) as listener:
+        uvicorn.Server(config).run([listener])
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ class BlackBox:
     async def models(self, request: Request) -> Response:
         """The models of the rollout servers."""
         self.gateway.access.check(request, Role.AGENT)
-        _ = self.gateway.planner
+        _ = self.gateway.calls  # the servers are asked nothing before they were probed
         return json_response(await self.gateway.upstream.models())
 
     async def reward(self, request: Request) -> Response:

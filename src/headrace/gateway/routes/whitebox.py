@@ -54,7 +54,7 @@ class WhiteBox:
                 "response_ids": choice.ids,
                 "token_ids": choice.ids,
                 "log_probs": choice.log_probs,
-                "response_text": text_of(gateway.planner.renderer.vocabulary, choice.ids),
+                "response_text": text_of(gateway.calls.planner.renderer.vocabulary, choice.ids),
                 "stop_reason": choice.sampled.finish_reason,
                 "policy_version": turn.version,
                 "version_spans": [list(span) for span in choice.sampled.spans],
@@ -62,7 +62,8 @@ class WhiteBox:
         )
 
     async def _sampled(self, asked: Generate) -> Turn:
-        planner, calls = self.gateway.planner, self.gateway.calls
+        calls = self.gateway.calls
+        planner = calls.planner
         ask = _ask(asked)
         if ask.conversation is not None:
             plan = await planner.conversation(ask.conversation)
@@ -95,13 +96,17 @@ class WhiteBox:
             said["late"] = receipt.late
         return json_response(said)
 
+    def _no_worker(self) -> str:
+        name = self.gateway.settings.reward_worker_name
+        return f"reward workers ({name!r}) are not built yet" if name else "no reward worker is configured"
+
     async def compute_reward(self, request: Request) -> Response:
         """Scores an answer, where a reward worker is configured."""
         self.gateway.access.check(request, Role.REWARD)
         read(await self.gateway.body(request), ComputeReward)
         raise Refusal(
-            "no reward worker is configured: score answers in your own code, and send what they are worth with "
-            "/submit_steps, or with reward and complete_trajectory",
+            f"{self._no_worker()}: score answers in your own code, and send what they are worth with /submit_steps, or "
+            "with reward and complete_trajectory",
             503,
             code="no_reward_worker",
         )

@@ -7,7 +7,7 @@ async for piece in upstream.stream(order): ...      # closing it aborts upstream
 await upstream.pause("abort-resume"); upstream.set_version(7); await upstream.resume()
 """
 
-from headrace.gateway.upstream.control import PauseMode
+from headrace.gateway.upstream.control import PAUSES
 from headrace.gateway.upstream.errors import CannotPause, Failed, NoServer, Refused
 from headrace.gateway.upstream.options import Balancing, Options
 from headrace.gateway.upstream.types import Answer, Order, Sampled
@@ -17,7 +17,7 @@ __all__ = [
     "Upstream",
     "Options",
     "Balancing",
-    "PauseMode",
+    "PAUSES",
     "Order",
     "Sampled",
     "Answer",

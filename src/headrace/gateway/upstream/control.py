@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Literal, get_args
 
 from headrace.data.errors import InvalidInput, shown
 from headrace.gateway.upstream.client import Client
@@ -16,7 +15,8 @@ from headrace.gateway.upstream.patience import Patience
 from headrace.gateway.upstream.server import Server
 from headrace.gateway.upstream.wire import said
 
-PauseMode = Literal["drain", "keep", "abort-resume"]
+#: What becomes of calls in flight: they end, freeze on the servers, or are cut and continued from their tokens.
+PAUSES = ("drain", "keep", "abort-resume")
 
 
 class Control:
@@ -28,9 +28,9 @@ class Control:
         self._paused: list[Server] = []
         self._one_at_a_time = asyncio.Lock()
 
-    async def pause(self, mode: PauseMode) -> None:
-        if mode not in get_args(PauseMode):
-            raise InvalidInput(f"mode is {shown(mode)}; it must be one of {', '.join(get_args(PauseMode))}")
+    async def pause(self, mode: str) -> None:
+        if mode not in PAUSES:
+            raise InvalidInput(f"mode is {shown(mode)}; it must be one of {', '.join(PAUSES)}")
         async with self._one_at_a_time:
             self._gate.close()
             if mode != "drain":
@@ -44,11 +44,11 @@ class Control:
         async with self._one_at_a_time:
             await self._release()
 
-    async def _freeze(self, mode: PauseMode) -> None:
+    async def _freeze(self, mode: str) -> None:
         for patience in self._patient:
             patience.freeze()
         if mode == "abort-resume":
-            self._gate.aborts += 1
+            self._gate.abort()
         servers = [server for server in self._fleet.servers.values() if server.state in ("up", "leaving")]
         asked = "/pause?mode=abort" if mode == "abort-resume" else "/pause?mode=keep"
         found = await asyncio.gather(*(self._ask(server, asked) for server in servers), return_exceptions=True)

@@ -47,6 +47,21 @@ class Gate:
         if not self.in_flight:
             self._notify()
 
+    def abort(self) -> None:
+        """Everything in flight is being aborted."""
+        self.aborts += 1
+        self._notify()
+
+    async def wait_abort(self, since: int, within_s: float) -> bool:
+        """Whether everything in flight was aborted since there were so many aborts, or is within so many seconds."""
+        try:
+            async with asyncio.timeout(within_s):
+                while self.aborts == since:
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
     async def wait_quiet(self) -> None:
         """Until nothing is in flight, or the gate was opened again."""
         while self.in_flight and self.closed:

@@ -27,6 +27,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     probe_s         between two probes of a server that is down or unfit
     verify_s        one probe in all; the first completion of a server that has just started can be slow
     control_s       a pause or a resume
+    abort_grace_s   an abort may come before the pause that asked for it: from another worker, or another gateway
     api_key         the servers' own (`Authorization: Bearer`)
     max_answer_mb   the most that one answer may have
     """
@@ -41,6 +42,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     probe_s: float = 2.0
     verify_s: float = 60.0
     control_s: float = 120.0
+    abort_grace_s: float = 2.0
     api_key: str | None = None
     max_answer_mb: float = 256.0
 
@@ -48,7 +50,16 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         _choice(self.balance, Balancing, "balance")
         _choice(self.wire, Wire, "wire")
         _choice(self.log_prob_mode, ModeAsked, "log_prob_mode")
-        for name in ("connect_s", "idle_s", "call_s", "probe_s", "verify_s", "control_s", "max_answer_mb"):
+        for name in (
+            "connect_s",
+            "idle_s",
+            "call_s",
+            "probe_s",
+            "verify_s",
+            "control_s",
+            "abort_grace_s",
+            "max_answer_mb",
+        ):
             value = getattr(self, name)
             right = isinstance(value, int | float) and not isinstance(value, bool)
             if not right or not 0 < value < math.inf:

@@ -17,7 +17,7 @@ from headrace.data.step import INT32_MAX, count
 from headrace.gateway.upstream.call import Call
 from headrace.gateway.upstream.client import Client
 from headrace.gateway.upstream.continuation import begins_anew, continues, joined, rest_of
-from headrace.gateway.upstream.control import Control, PauseMode
+from headrace.gateway.upstream.control import Control
 from headrace.gateway.upstream.dispatch import Dispatch
 from headrace.gateway.upstream.errors import Failed
 from headrace.gateway.upstream.fleet import Fleet
@@ -77,7 +77,7 @@ class Upstream:
                 aborts = gate.aborts
                 call, choices = await self._dispatch.send(Asked.of(order), patience, Call.whole)
                 if any(choice.finish_reason == "abort" for choice in choices):
-                    choices = await _together([self._whole(order, choice, aborts, call.server) for choice in choices])
+                    choices = await together([self._whole(order, choice, aborts, call.server) for choice in choices])
             except asyncio.CancelledError:
                 self.counters["aborted"] += 1
                 raise
@@ -87,8 +87,7 @@ class Upstream:
     async def _whole(self, order: Order, choice: Sampled, aborts: int, server: Server) -> Sampled:
         """A choice with what a pause cut off of it."""
         while choice.finish_reason == "abort":
-            if self._gate.aborts == aborts:
-                raise self._unasked(server)
+            await self._asked_for(aborts, server)
             if begins_anew(order):
                 choice.ids = []  # nobody saw it: it is sampled again from its beginning
             rest = rest_of(order, choice.index, choice.ids)
@@ -128,8 +127,7 @@ class Upstream:
                                 whole.ids += piece.ids
                                 whole.spans = piece.spans
                                 if piece.finish_reason == "abort":
-                                    if gate.aborts == aborts:
-                                        raise self._unasked(call.server)
+                                    await self._asked_for(aborts, call.server)
                                     piece.finish_reason = None
                                     cut.append(whole)
                                     if not piece.ids and not piece.text:
@@ -168,11 +166,12 @@ class Upstream:
             self._dispatch.failed(call.server, error)
             raise
 
-    def _unasked(self, server: Server) -> Failed:
-        """An abort that no pause of ours asked for."""
-        error = Failed(f"{server.address} aborted the answer", "aborted")
-        self._dispatch.failed(server, error)
-        return error
+    async def _asked_for(self, aborts: int, server: Server) -> None:
+        """Returns where a pause asked for an abort; one that nobody asked for is a failure."""
+        if not await self._gate.wait_abort(aborts, self.options.abort_grace_s):
+            error = Failed(f"{server.address} aborted the answer", "aborted")
+            self._dispatch.failed(server, error)
+            raise error
 
     @contextmanager
     def _in_flight(self) -> Iterator[Patience]:
@@ -194,7 +193,7 @@ class Upstream:
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
-    async def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: str) -> None:
         """Holds new orders; those in flight end (`drain`), freeze (`keep`), or are cut and later continued."""
         await self._control.pause(mode)
 
@@ -290,7 +289,7 @@ class Upstream:
         return self._fleet.describe()
 
 
-async def _together(parts: list[Awaitable[T]]) -> list[T]:
+async def together(parts: list[Awaitable[T]]) -> list[T]:
     """All of them, or the first error, after which none runs on."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:

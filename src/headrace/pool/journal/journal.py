@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from headrace.data.block import Block
 from headrace.data.errors import HeadraceError
 from headrace.data.frame import Buffer, Frame, Kind
 from headrace.data.frame import encode as encode_frame
-from headrace.data.packing import Block
 from headrace.pool.config import Durability
 from headrace.pool.errors import DiskFull, JournalDamaged, JournalError, JournalLocked
 from headrace.pool.facts import Fact

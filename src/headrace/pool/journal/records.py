@@ -9,9 +9,9 @@ from typing import TypeVar
 import msgspec
 
 from headrace.data import frame
+from headrace.data.block import Block, BlockHeader, read_block
 from headrace.data.errors import ForeignFrame, FrameError
 from headrace.data.frame import Kind
-from headrace.data.packing import Block, BlockHeader, read_block
 from headrace.pool.facts import AnyFact, Fact
 
 T = TypeVar("T")

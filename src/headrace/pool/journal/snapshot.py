@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
+from headrace.data.block import BlockHeader, Record
 from headrace.data.frame import Buffer
-from headrace.data.packing import BlockHeader, Record
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.entities import GroupState, Lease

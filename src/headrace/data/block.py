@@ -1,0 +1,247 @@
+"""A batch of packed steps: small heads in a frame's header, arrays in its body.
+
+A `Block` has heads, one run of int32 ids (each step's prompt, then its response), one run of float32 log-probs, and the
+blobs (images, routed experts) that the heads name by hash. A `Record` is one step cut out of a Block, as the pool keeps
+it. A head with `base >= 0` leaves out what an earlier step of its trajectory holds: its prompt is the first `keep`
+tokens of that step's prompt and response, followed by its own `n_prompt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from headrace.data.errors import FrameError, InvalidInput, shown
+from headrace.data.frame import Buffer, checksum
+from headrace.data.step import FloatArray, IntArray
+
+TOKEN = 4  # bytes of an id and of a log-prob
+MAX_METADATA = 1 << 20
+_I4, _F4 = np.dtype("<i4"), np.dtype("<f4")
+
+
+class Extra(msgspec.Struct, omit_defaults=True):
+    """What few steps carry, or what is read rarely: kept encoded inside the head. Unknown fields are ignored."""
+
+    metadata: dict[str, Any] = {}
+    finish_reason: str | None = None
+    sampling: dict[str, Any] | None = None
+    multi_modal_data: dict[str, Any] | None = None
+    routed_experts: dict[str, Any] | None = None
+    call_id: str | None = None
+    version_spans: tuple[tuple[int, int], ...] | None = None
+    quarantined: str | None = None
+    trainable: bool = True
+    quality: float | None = None
+    tags: tuple[str, ...] = ()
+    note: str | None = None
+
+
+class Peek(msgspec.Struct):
+    """The fields of `Extra` that are looked at whenever a step comes in; the others are passed over."""
+
+    call_id: str | None = None
+    quarantined: str | None = None
+
+
+class StepHead(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """One step without its arrays. New fields go to the end, with a default: old frames stay readable."""
+
+    trajectory_uid: str
+    prompt_uid: str
+    n_prompt: int
+    n_response: int
+    has_log_probs: bool
+    step_index: int = -1
+    created_at: float = 0.0
+    policy_version: int = -1
+    reward: float | None = None
+    is_last: bool = False
+    base: int = -1
+    keep: int = 0
+    extra: bytes = b""
+    blobs: tuple[bytes, ...] = ()
+
+    def unpack_extra(self) -> Extra:
+        return _extra_decoder.decode(self.extra) if self.extra else Extra()
+
+    def peek(self) -> Peek:
+        return _peek_decoder.decode(self.extra) if self.extra else Peek()
+
+
+class BlockHeader(msgspec.Struct, array_like=True):
+    """How a Block lies in a frame's body: ids, log-probs, then the blobs in order."""
+
+    heads: list[StepHead]
+    ids: int
+    log_probs: int
+    blobs: list[tuple[bytes, int]] = []
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=lambda value: plain(value))
+_extra_decoder = msgspec.msgpack.Decoder(Extra)
+_peek_decoder = msgspec.msgpack.Decoder(Peek)
+
+
+def plain(value: Any) -> Any:
+    """A value that msgpack does not know as one that it does: numpy's numbers and arrays."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise InvalidInput(
+        f"{shown(value)} of type {type(value).__name__} is no JSON value; use numbers, text, lists and dicts"
+    )
+
+
+class Blob:
+    """Bytes that several steps may share: kept once, for as long as a record refers to it.
+
+    `uses` counts the live steps of a pool that do; what only a reader still holds has none.
+    """
+
+    __slots__ = ("__weakref__", "data", "digest", "uses")
+
+    def __init__(self, digest: bytes, data: bytes) -> None:
+        self.digest = digest
+        self.data = data
+        self.uses = 0
+
+
+class Record(msgspec.Struct, eq=False, gc=False):
+    """One step as it is kept: its head, its own ids (prompt past `keep`, then response) and its log-probs.
+
+    Neither it nor its head can be part of a cycle: millions of them are no work for the garbage collector.
+    """
+
+    head: StepHead
+    ids: bytes
+    log_probs: bytes
+    blobs: tuple[Blob, ...] = ()
+
+    @property
+    def end(self) -> int:
+        """Tokens of the whole prompt and response."""
+        head = self.head
+        return head.keep + head.n_prompt + head.n_response
+
+    @property
+    def response(self) -> bytes:
+        return self.ids[self.head.n_prompt * TOKEN :]
+
+
+class Block:
+    """A batch of packed steps; see the module."""
+
+    __slots__ = ("_body_crc", "_records", "blobs", "heads", "ids", "log_probs")
+
+    def __init__(self, heads: list[StepHead], ids: Buffer, log_probs: Buffer, blobs: dict[bytes, Buffer]) -> None:
+        self.heads = heads
+        self.ids = ids
+        self.log_probs = log_probs
+        self.blobs = blobs
+        self._records: list[Record] | None = None
+        self._body_crc: int | None = None
+
+    @classmethod
+    def of(cls, records: Iterable[Record], blobs: dict[bytes, Buffer] | None = None) -> Block:
+        """The records as a block; their own blobs come along unless others are given."""
+        kept = list(records)
+        if blobs is None:
+            blobs = {blob.digest: blob.data for record in kept for blob in record.blobs}
+        block = cls(
+            [record.head for record in kept],
+            b"".join([record.ids for record in kept]),
+            b"".join([record.log_probs for record in kept]),
+            blobs,
+        )
+        block._records = kept
+        return block
+
+    def header(self) -> BlockHeader:
+        sizes = [(digest, len(blob)) for digest, blob in self.blobs.items()]
+        return BlockHeader(self.heads, len(self.ids), len(self.log_probs), sizes)
+
+    def body(self) -> list[Buffer]:
+        return [self.ids, self.log_probs, *self.blobs.values()]
+
+    def body_crc(self) -> int:
+        """What a frame with this body needs; summed once."""
+        if self._body_crc is None:
+            self._body_crc = checksum(self.body())
+        return self._body_crc
+
+    def prepare(self) -> None:
+        """Does, ahead of time and outside of any lock, what does not depend on what a pool makes of the block."""
+        self.body_crc()
+        self.records()
+
+    def records(self) -> list[Record]:
+        """Each step with bytes of its own, so that one kept step does not keep the whole batch in memory. Cut once."""
+        if self._records is None:
+            self._records = self._cut()
+        return self._records
+
+    def _cut(self) -> list[Record]:
+        ids, probs = self.ids, self.log_probs
+        found: list[Record] = []
+        at = lp_at = 0
+        for head in self.heads:
+            end = at + (head.n_prompt + head.n_response) * TOKEN
+            lp_end = lp_at + (head.n_response * TOKEN if head.has_log_probs else 0)
+            found.append(Record(head, bytes(ids[at:end]), bytes(probs[lp_at:lp_end])))
+            at, lp_at = end, lp_end
+        return found
+
+
+def lay_out(records: Sequence[Record], blobs: dict[bytes, Buffer]) -> tuple[BlockHeader, list[Buffer]]:
+    """A Block of these records for a frame, header and body, without joining its arrays first."""
+    ids: list[Buffer] = [record.ids for record in records]
+    probs: list[Buffer] = [record.log_probs for record in records if record.log_probs]
+    sizes = [(digest, len(data)) for digest, data in blobs.items()]
+    header = BlockHeader([record.head for record in records], sum(map(len, ids)), sum(map(len, probs)), sizes)
+    return header, [*ids, *probs, *blobs.values()]
+
+
+def read_block(header: BlockHeader, body: memoryview) -> Block:
+    """The Block in a frame's body; lengths that do not add up are a `FrameError`."""
+    ids_len = lp_len = 0
+    for head in header.heads:
+        if head.n_prompt < 0 or head.n_response < 0 or head.keep < 0:
+            raise FrameError("a step's head holds a negative length")
+        ids_len += (head.n_prompt + head.n_response) * TOKEN
+        if head.has_log_probs:
+            lp_len += head.n_response * TOKEN
+    total = header.ids + header.log_probs + sum(size for _, size in header.blobs)
+    if header.ids != ids_len or header.log_probs != lp_len or total != len(body):
+        raise FrameError(
+            f"the heads speak of {ids_len} bytes of ids and {lp_len} of log-probs, the block of {header.ids} and "
+            f"{header.log_probs} in a body of {len(body)}"
+        )
+    at = header.ids + header.log_probs
+    blobs: dict[bytes, Buffer] = {}
+    for digest, size in header.blobs:
+        blobs[digest] = body[at : at + size]
+        at += size
+    return Block(header.heads, body[: header.ids], body[header.ids : header.ids + header.log_probs], blobs)
+
+
+def pack_extra(extra: Extra) -> bytes:
+    try:
+        encoded = _encoder.encode(extra)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidInput(f"metadata and sampling hold JSON values with string keys: {error}") from None
+    if len(encoded) > MAX_METADATA:
+        raise InvalidInput(f"metadata and sampling take {len(encoded)} bytes; at most {MAX_METADATA} a step are kept")
+    return encoded
+
+
+def ids_array(data: Buffer) -> IntArray:
+    return np.frombuffer(data, _I4)
+
+
+def floats_array(data: Buffer) -> FloatArray:
+    return np.frombuffer(data, _F4)
