@@ -19,6 +19,7 @@ from headrace.cli.engine import EngineCommand
 from headrace.cli.gateway import GatewayCommand, ServeCommand
 from headrace.cli.parser import BAD_USAGE, FAILED, OK, Commands, Usage, run
 from headrace.cli.pool import Pool
+from headrace.cli.train import Train
 from headrace.data.errors import HeadraceError, InvalidInput
 
 __all__ = ["main"]
@@ -32,6 +33,7 @@ EXTRAS = {
     "tokenizers": "tokens",
     "torch": "train",
     "safetensors": "train",
+    "yaml": "train",
 }
 
 
@@ -43,6 +45,7 @@ class Headrace(Commands):
     pool: CliSubCommand[Pool] = Field(description="start, read and look after a pool")
     bench: CliSubCommand[Bench] = Field(description="measure, against named limits and peers")
     engine: CliSubCommand[EngineCommand] = Field(description="serve a small model as vLLM would")
+    train: CliSubCommand[Train] = Field(description="train a model from a pool")
     demo: CliSubCommand[Demo] = Field(description="see the pool at work: agents, a crash, a recovery")
 
 

@@ -1,0 +1,255 @@
+"""Attention over packed sequences, for any causal model of transformers that looks its attention up by name.
+
+The tokens of all sequences stand in one row. A token attends to itself and to what precedes it in its own sequence,
+never across a cut. No mask is built, and nothing is ever as large as the row squared: on CUDA with half precision the
+sequences go through torch's variable-length kernel as they stand; elsewhere those of similar length are stacked and go
+through plain causal attention together. Which are stacked depends on the cuts alone and is decided once a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from headrace.data.errors import InvalidInput, shown
+
+#: What models say in `attn_implementation`.
+NAME = "headrace_packed"
+#: Shapes of attention that are computed elsewhere, by the names under which transformers hands them to us.
+REFUSED = ("sliding_window", "softcap", "s_aux", "position_bias")
+#: What one more call costs, in units of attending one token to one token; measured forward and backward on a CPU.
+CALL = 12_000
+#: The same of one padding token, besides what it attends to: it is copied to its place and away.
+TOKEN = 30
+
+
+def register() -> str:
+    """Makes packed attention known to transformers, and returns the name to give as `attn_implementation`.
+
+        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=attention.register())
+        model(input_ids=ids[None], position_ids=positions[None], cuts=cuts, use_cache=False)
+
+    There is no mask function by that name on purpose: transformers then builds no mask.
+    """
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, packed_attention)
+    return NAME
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    cuts: Sequence[int] | None = None,
+    **rest: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls in every layer: [1, heads, tokens, width] in, [1, tokens, heads, width] out."""
+    edges = _checked(query, key, attention_mask, dropout, cuts, rest)
+    attend = _as_they_stand if _has_varlen(query, value) else _stacked
+    return attend(query, key, value, edges, scaling)[None], None
+
+
+def _checked(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float,
+    cuts: Sequence[int] | None,
+    rest: dict[str, Any],
+) -> tuple[int, ...]:
+    """The cuts, where everything is as it must be."""
+    if cuts is None:
+        raise InvalidInput(
+            "a model with packed attention needs cuts=[0, ..., tokens]: where its sequences begin and end"
+        )
+    edges, tokens = tuple(cuts), query.shape[2]
+    if query.shape[0] != 1 or key.shape[2] != tokens or attention_mask is not None:
+        raise InvalidInput(
+            f"packed attention takes one row, without a cache or a mask: not {query.shape[0]} rows of {tokens} tokens "
+            f"against {key.shape[2]}{'' if attention_mask is None else ' under a mask'}"
+        )
+    if edges[0] != 0 or edges[-1] != tokens:
+        raise InvalidInput(
+            f"cuts go from {edges[0]} to {edges[-1]}; for {tokens} tokens they must go from 0 to {tokens}"
+        )
+    if dropout:
+        raise InvalidInput(f"attention dropout is {dropout}; packed attention has none: set attention_dropout to 0")
+    for name in REFUSED:
+        if rest.get(name) is not None:
+            raise InvalidInput(f"this model's attention has {name}={shown(rest[name])}, which packed attention has not")
+    return edges
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Sequences that are attended to together: `rows` of them, each padded at its end to `length` tokens."""
+
+    rows: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """Where the tokens of a row go. Stacks stand one after the other; a place is one token of one of them.
+
+    `tokens[place]` is the token at a place (in padding, the sequence's last), `places[token]` the place of a token.
+    Both are None where every token is in its place already.
+    """
+
+    stacks: tuple[Stack, ...]
+    tokens: torch.Tensor | None
+    places: torch.Tensor | None
+
+
+@lru_cache(maxsize=16)
+def plan(cuts: tuple[int, ...], device: torch.device) -> Plan:
+    """How sequences with these cuts are stacked. The same for every layer and both ways, so it is kept for a while."""
+    edges, lengths = np.asarray(cuts, np.int64), _lengths(cuts)
+    order = np.argsort(-lengths, kind="stable")
+    stacks, tokens = [], []
+    for members in np.split(order, _borders(lengths[order])):
+        length = int(lengths[members[0]])
+        stacks.append(Stack(len(members), length))
+        inside = np.minimum(np.arange(length), lengths[members, None] - 1)  # padding repeats the last token
+        tokens.append((edges[members, None] + inside).reshape(-1))
+    found = np.concatenate(tokens)
+    if np.array_equal(found, np.arange(edges[-1])):
+        return Plan(tuple(stacks), None, None)
+    # Places of one token follow each other, its own first: of equals, `unique` gives the first.
+    _, places = np.unique(found, return_index=True)
+    return Plan(tuple(stacks), torch.from_numpy(found).to(device), torch.from_numpy(places).to(device))
+
+
+def _lengths(cuts: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    edges = np.asarray(cuts, np.int64)
+    lengths = edges[1:] - edges[:-1]
+    if not len(lengths) or lengths.min() < 1:
+        raise InvalidInput(f"cuts are {shown(cuts)}; they must rise: [0, first's tokens, first's and second's, ...]")
+    return lengths
+
+
+def _borders(lengths: npt.NDArray[np.int64]) -> list[int]:
+    """Where to part sequences, sorted by falling length, into stacks so that the sum of their costs is least."""
+    firsts = np.flatnonzero(np.diff(lengths, prepend=lengths[0] + 1))  # one of each length: equals stay together
+    ends = np.append(firsts[1:], len(lengths))
+    a_row = lengths[firsts] * (lengths[firsts] + TOKEN)
+    least = np.zeros(len(firsts) + 1)  # least[i]: of everything before the i-th length
+    before = np.zeros(len(firsts) + 1, np.int64)  # where the last stack of that begins
+    for i in range(len(firsts)):
+        costs = least[: i + 1] + CALL + a_row[: i + 1] * (ends[i] - firsts[: i + 1])
+        before[i + 1] = int(costs.argmin())
+        least[i + 1] = costs[before[i + 1]]
+    borders, at = [], before[-1]
+    while at > 0:
+        borders.append(int(firsts[at]))
+        at = before[at]
+    return borders[::-1]
+
+
+def _has_varlen(query: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether torch's variable-length kernel takes this."""
+    width = query.shape[-1]
+    return (
+        query.is_cuda
+        and _varlen_dtype(query) in (torch.float16, torch.bfloat16)
+        and width == value.shape[-1]
+        and width % 8 == 0
+        and width <= 256
+        and _torch_has_varlen()
+    )
+
+
+def _varlen_dtype(query: torch.Tensor) -> torch.dtype:
+    """The kernel is not among those that autocast knows."""
+    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
+
+
+@cache
+def _torch_has_varlen() -> bool:
+    """Of the releases that have the kernel at all, those before `window_size` had another interface."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return False
+    return "window_size" in signature(varlen_attn).parameters
+
+
+@lru_cache(maxsize=16)
+def _edges(cuts: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, int]:
+    """The cuts on a device, and the longest sequence."""
+    return torch.tensor(cuts, dtype=torch.int32, device=device), int(_lengths(cuts).max())
+
+
+def _as_they_stand(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cuts: tuple[int, ...], scaling: float | None
+) -> torch.Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    edges, longest = _edges(cuts, query.device)
+    q, k, v = (x[0].transpose(0, 1).to(_varlen_dtype(query)) for x in (query, key, value))
+    found: torch.Tensor = varlen_attn(
+        q, k, v, edges, edges, longest, longest, scale=scaling, window_size=(-1, 0), enable_gqa=q.shape[1] > k.shape[1]
+    )
+    return found
+
+
+def _stacked(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cuts: tuple[int, ...], scaling: float | None
+) -> torch.Tensor:
+    places = plan(cuts, query.device)
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1 and query.is_cuda:  # only its half precision kernels share keys between heads
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        groups = 1
+    sizes = [stack.rows * stack.length for stack in places.stacks]
+    parts = [
+        _Placed.apply(x[0].transpose(0, 1), places.tokens, places.places).split(sizes) for x in (query, key, value)
+    ]
+    seen = []
+    for stack, *qkv in zip(places.stacks, *parts, strict=True):
+        q, k, v = (x.unflatten(0, (stack.rows, stack.length)).transpose(1, 2) for x in qkv)
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=groups > 1)
+        seen.append(out.transpose(1, 2).flatten(0, 1))
+    found: torch.Tensor = _Taken.apply(torch.cat(seen), places.tokens, places.places)
+    return found
+
+
+class _Placed(torch.autograd.Function):  # type: ignore[misc]
+    """Tokens to their places. What comes back from padding is zero, for nothing real attends to it: it is dropped."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, tokens: torch.Tensor | None, places: torch.Tensor | None) -> torch.Tensor:
+        ctx.places = places
+        return x if tokens is None else x.index_select(0, tokens)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return grad if ctx.places is None else grad.index_select(0, ctx.places), None, None
+
+
+class _Taken(torch.autograd.Function):  # type: ignore[misc]
+    """Tokens back from their places."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, tokens: torch.Tensor | None, places: torch.Tensor | None) -> torch.Tensor:
+        ctx.places, ctx.shape = places, x.shape
+        return x if places is None else x.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        if ctx.places is None:
+            return grad, None, None
+        return grad.new_zeros(ctx.shape).index_copy_(0, ctx.places, grad), None, None

@@ -1,0 +1,129 @@
+"""Checkpoints: all that a run needs to go on exactly, and an ordinary model folder that any server can load.
+
+A checkpoint is there whole or not at all: it is written beside its place, synced, and renamed. What it learned from and
+had not acknowledged is in it, so that whoever resumes knows what must not be learned from again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from headrace.data.errors import HeadraceError
+
+#: What a model folder has beside its weights.
+BESIDE = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    *("special_tokens_map.json", "vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json"),
+)
+
+
+class BadCheckpoint(HeadraceError, ValueError):
+    code = "bad_checkpoint"
+
+
+class Progress(msgspec.Struct):
+    """Where a run stands."""
+
+    step: int = 0
+    #: What the weights were, or are to be, published as.
+    version: int = 0
+    #: Leases whose batches are learned from and not yet acknowledged, with the trajectories in them.
+    leases: dict[str, list[str]] = {}
+    #: Trajectories that were learned from and whose lease was lost: they will be handed out again.
+    repeats: list[str] = []
+    #: Batches, trajectories and tokens that were learned from since the run began.
+    batches: int = 0
+    trajectories: int = 0
+    tokens: int = 0
+    #: Unix time of the run's first step, and seconds spent in it, over restarts.
+    began: float = 0.0
+    seconds: float = 0.0
+
+
+class Checkpoints:
+    """The checkpoints of one run, `keep` of them. `model` is where the configuration and the tokenizer come from."""
+
+    def __init__(self, run: Path, model: Path, keep: int) -> None:
+        self.folder, self._model, self._keep = run / "checkpoints", model, keep
+
+    def save(self, progress: Progress, weights: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Path:
+        from safetensors.torch import save_file
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        place = self.folder / f"{progress.step:08}"
+        made = self.folder / f".{place.name}.part"
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir()
+        tensors = {name: tensor.to("cpu").contiguous() for name, tensor in weights.items()}
+        save_file(tensors, made / "model.safetensors", {"format": "pt"})
+        torch.save(state, made / "trainer.pt")
+        (made / "progress.json").write_bytes(msgspec.json.encode(progress))
+        for name in BESIDE:
+            if (self._model / name).exists():
+                shutil.copyfile(self._model / name, made / name)
+        for file in made.iterdir():
+            _sync(file)
+        _sync(made)
+        if place.exists():  # an earlier life of this run came as far, and did not end well
+            shutil.rmtree(place)
+        made.rename(place)
+        _sync(self.folder)
+        for old in self._all()[: -self._keep]:
+            shutil.rmtree(old)
+        return place
+
+    @property
+    def latest(self) -> Path | None:
+        found = self._all()
+        return found[-1] if found else None
+
+    def load(self, place: Path) -> tuple[Progress, dict[str, torch.Tensor], dict[str, Any]]:
+        from safetensors.torch import load_file
+
+        try:
+            progress = msgspec.json.decode((place / "progress.json").read_bytes(), type=Progress)
+            weights = load_file(place / "model.safetensors")
+            return progress, weights, torch.load(place / "trainer.pt", weights_only=True)
+        except (OSError, ValueError, RuntimeError, pickle.UnpicklingError, msgspec.DecodeError) as error:
+            raise BadCheckpoint(f"{place} cannot be read: {error}; delete it to go on from the one before") from error
+
+    def _all(self) -> list[Path]:
+        if not self.folder.exists():
+            return []
+        return sorted(path for path in self.folder.iterdir() if path.name.isdigit())
+
+
+class Leases:
+    """The leases that a run holds, on disk, so that its next life can give them back."""
+
+    def __init__(self, run: Path) -> None:
+        self._file = run / "leases.json"
+
+    def write(self, leases: list[str]) -> None:
+        made = self._file.with_suffix(".part")
+        made.write_text(json.dumps(leases))
+        made.rename(self._file)
+
+    def read(self) -> list[str]:
+        try:
+            found = json.loads(self._file.read_text())
+        except (OSError, ValueError):
+            return []
+        return [lease for lease in found if isinstance(lease, str)] if isinstance(found, list) else []
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

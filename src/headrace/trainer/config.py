@@ -1,0 +1,156 @@
+"""What a trainer is told: `headrace train CONFIG.yaml`. Every choice has a name, a default and a check.
+
+A configuration that cannot work fails here, before a model is loaded, and says which field and what would be right.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from headrace.data.errors import InvalidInput
+from headrace.trainer.sync.config import SyncConfig
+
+Advantage = Literal["grpo", "dr_grpo", "rloo", "reinforce", "gae"]
+Loss = Literal["ppo", "tis"]
+Aggregation = Literal["token", "sequence", "step", "constant"]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PoolConfig(Section):
+    """Where batches come from."""
+
+    address: str = Field("http://127.0.0.1:8100", description="a gateway or pool, or ray-actor://NAME?namespace=...")
+    key: str | None = Field(None, description="its key; default: HEADRACE_POOL_KEY")
+    channel: str = "train"
+    batch_size: int = Field(32, ge=1, description="groups a step")
+    n_rollouts: int | None = Field(None, ge=1, description="trajectories that make a group; default: the group's own")
+    order: Literal["fifo", "latest", "mixed"] = "fifo"
+    max_staleness: int | None = Field(None, ge=0, description="groups further behind the policy are dropped")
+    lease_s: float = Field(300.0, gt=0, description="how long a batch is ours without news; prolonged while it is used")
+    prefetch: bool = Field(True, description="fetch the next batch while this one is learned from")
+
+
+class AlgorithmConfig(Section):
+    """From rewards to a loss."""
+
+    advantage: Advantage = "grpo"
+    gamma: float = Field(1.0, ge=0, le=1, description="gae: discount a token")
+    lam: float = Field(0.95, ge=0, le=1, description="gae: lambda")
+    skip_zero_variance: bool = Field(True, description="leave out groups whose rewards are all equal")
+    loss: Loss = "ppo"
+    old: Literal["rollout", "proximal"] = Field(
+        "rollout", description="ratios against the recorded log-probs, or against the weights before this batch"
+    )
+    clip: float = Field(0.2, gt=0, lt=1)
+    clip_high: float | None = Field(None, gt=0, description="ppo: upper clip, where it differs")
+    cap: float = Field(2.0, gt=0, description="most that an importance weight counts (tis, or ppo with old: proximal)")
+    kl: float = Field(0.0, ge=0, description="weight of the KL to the reference; 0: no reference is loaded")
+    kl_estimator: Literal["k2", "k3"] = "k3"
+    reference: Path | None = Field(None, description="the reference's checkpoint; default: where training began")
+    entropy: float = Field(0.0, ge=0, description="weight of an entropy bonus")
+    aggregation: Aggregation | None = Field(None, description="default: token; constant for dr_grpo")
+    constant_length: int = Field(1024, ge=1, description="aggregation constant: what a sequence's sum is divided by")
+    mask_truncated: bool = Field(False, description="answers that ended by their length are context, not targets")
+
+    @property
+    def weighting(self) -> Aggregation:
+        return self.aggregation or ("constant" if self.advantage == "dr_grpo" else "token")
+
+
+class OptimizerConfig(Section):
+    """AdamW, and how a batch is cut."""
+
+    lr: float = Field(1e-6, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_steps: int = Field(0, ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="down to 0 at the last step")
+    max_grad_norm: float = Field(1.0, gt=0)
+    epochs: int = Field(1, ge=1, description="times that a batch is gone through")
+    minibatches: int = Field(1, ge=1, description="optimizer updates an epoch")
+    tokens: int = Field(16384, ge=16, description="tokens of one forward pass; the rest accumulates")
+
+
+class CriticConfig(Section):
+    """The value model of `advantage: gae`: the policy's architecture with a head of one number."""
+
+    lr: float = Field(1e-5, gt=0)
+    clip: float = Field(0.2, gt=0, description="how far a value may move in one batch")
+    warmup_steps: int = Field(0, ge=0, description="steps in which only the critic learns")
+
+
+class ValidationConfig(Section):
+    """Groups that are looked at and never learned from."""
+
+    every: int = Field(0, ge=0, description="steps between; 0: never")
+    channel: str = "val"
+    groups: int = Field(64, ge=1, description="most groups that one validation takes")
+    timeout_s: float = Field(0.0, ge=0, description="how long it waits for the first of them")
+
+
+class CheckpointConfig(Section):
+    every: int = Field(10, ge=1, description="steps between; batches are acknowledged once their step is in one")
+    keep: int = Field(2, ge=1)
+
+
+class LogConfig(Section):
+    """`metrics.jsonl` is always written."""
+
+    tensorboard: bool = False
+    wandb: str | None = Field(None, description="a project's name")
+
+
+class TrainerConfig(Section):
+    model: Path = Field(description="the checkpoint to begin with, as transformers writes it")
+    run: Path = Field(description="the folder of this run: checkpoints, metrics.jsonl")
+    steps: int = Field(1000, ge=1)
+    seed: int = 0
+    device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto: a GPU where there is one")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the computation; weights are float32")
+    threads: int | None = Field(None, ge=1, description="CPU threads")
+    max_length: int | None = Field(None, ge=2, description="longer sequences are skipped and counted, never cut")
+    score_unrewarded: bool = Field(False, description="ask the gateway's /compute_reward for rewards that are missing")
+    pool: PoolConfig = PoolConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    critic: CriticConfig = CriticConfig()
+    sync: SyncConfig | None = Field(None, description="where weights go; without it nothing is published")
+    validation: ValidationConfig = ValidationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _fits(self) -> TrainerConfig:
+        if self.score_unrewarded and (self.sync is None or self.sync.gateway is None):
+            raise ValueError("score_unrewarded asks the gateway's /compute_reward: set sync.gateway")
+        if self.pool.order == "mixed" and self.algorithm.old == "rollout" and self.algorithm.loss == "ppo":
+            raise ValueError("order: mixed replays old groups: use loss: tis, or old: proximal with loss: ppo")
+        if self.validation.every and self.validation.channel == self.pool.channel:
+            raise ValueError(f"validation.channel is {self.pool.channel!r}, which is trained on; name another")
+        return self
+
+
+def load(path: Path, **changes: Any) -> TrainerConfig:
+    """The configuration in a YAML file. `changes` replace top-level fields."""
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidInput(f"{path} must hold a mapping such as 'model: FOLDER', not {type(found).__name__}")
+    try:
+        return TrainerConfig.model_validate({**found, **changes})
+    except ValidationError as error:
+        said = []
+        for line in error.errors(include_url=False):
+            where = ".".join(map(str, line["loc"]))
+            said.append(f"{where}: {line['msg'].removeprefix('Value error, ')}" if where else line["msg"])
+        raise InvalidInput(f"{path}: {'; '.join(said)}") from None

@@ -1,0 +1,195 @@
+"""Batches, as the trainer wants them: leased, scored, made into examples, the next one while this one is learned from.
+
+A lease is prolonged for as long as its batch is held. What was learned from in an earlier life of this run, and is
+handed out again because its acknowledgement did not arrive, is passed over: no trajectory is learned from twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from headrace.data.trajectory import Group, Trajectory
+from headrace.pool.batch import Batch
+from headrace.pool.errors import LeaseLost, PoolUnreachable
+from headrace.trainer.checkpoint import Leases
+from headrace.trainer.config import TrainerConfig
+from headrace.trainer.examples import Examples, examples_of
+
+log = logging.getLogger(__name__)
+
+#: Seconds that one wait in the pool lasts; between two, the trainer may be told to stop.
+PIECE_S = 2.0
+
+
+class Scorer(Protocol):
+    def scores(self, trajectories: Iterable[Trajectory]) -> dict[str, float]: ...
+
+
+@dataclass
+class Fetched:
+    """A batch that is ready to be learned from."""
+
+    examples: Examples
+    lease_id: str
+    trajectories: list[str]
+    #: Ready groups that stay behind in the pool.
+    queue: int
+    #: Groups that an earlier life of this run had learned from already.
+    repeated: int
+    #: Groups that were consumed before and come from the channel's history.
+    replayed: int
+    convert_s: float
+    #: From when to when the pool had too little.
+    starved: tuple[float, float]
+
+
+class Feed:
+    def __init__(
+        self,
+        pool: Any,
+        config: TrainerConfig,
+        leases: Leases,
+        repeats: Iterable[str] = (),
+        scorer: Scorer | None = None,
+    ) -> None:
+        self._pool, self._config, self._leases, self._scorer = pool, config, leases, scorer
+        self._channel = config.pool.channel
+        #: Trajectories that were learned from and will be handed out again.
+        self.repeats = set(repeats)
+        self._held: list[str] = []
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._worker = ThreadPoolExecutor(1, "headrace-feed")
+        self._ahead: Future[Fetched | None] | None = None
+        self._keeper = threading.Thread(target=self._keep, name="headrace-leases", daemon=True)
+        self._keeper.start()
+
+    def next(self, *, last: bool = False) -> Fetched | None:
+        """The next batch; None once the channel is shut down and empty, or `stop` was called. `last`: no other will be
+        asked for."""
+        ahead = self._ahead or self._worker.submit(self._fetch)
+        fetched = ahead.result()
+        self._ahead = self._worker.submit(self._fetch) if self._config.pool.prefetch and not last and fetched else None
+        return fetched
+
+    def ack(self, leases: Mapping[str, list[str]]) -> None:
+        """These batches are in a checkpoint. Where a lease was lost, its trajectories will come again: they are
+        remembered, and passed over then."""
+        for lease, trajectories in leases.items():
+            try:
+                self._pool.ack(lease, channel=self._channel)
+            except LeaseLost as error:
+                log.warning("a batch was not ours any more when it was acknowledged: %s", error)
+                self.repeats.update(trajectories)
+            self._hold(lease, held=False)
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def close(self) -> None:
+        """Gives back what was fetched and not learned from."""
+        self.stop()
+        if self._ahead is not None:
+            fetched = self._ahead.result()
+            if fetched is not None:
+                self._give_back(fetched.lease_id)
+        self._worker.shutdown()
+        self._keeper.join()
+
+    def recover(self, learned: Mapping[str, list[str]]) -> None:
+        """Ends the leases of an earlier life: acknowledges what its checkpoint learned from, gives back the rest."""
+        for lease in self._leases.read():
+            if lease not in learned:
+                self._give_back(lease)
+        self.ack(learned)
+
+    # -- in the background ---------------------------------------------------------------------------------------------
+
+    def _fetch(self) -> Fetched | None:
+        wanted = self._config.pool
+        starved = (0.0, 0.0)
+        while True:
+            batch = self._take(timeout=0)
+            if batch is None:
+                began = time.monotonic()
+                while batch is None and not self._stopping.is_set():
+                    batch = self._take(timeout=PIECE_S)
+                    if batch is None and self._pool.stats(self._channel)["closed"]:
+                        return None
+                starved = (began, time.monotonic())
+            if batch is None:
+                return None
+            began = time.monotonic()
+            groups = [group for group in batch.groups if not self._seen(group)]
+            if not groups:  # all of it is in the checkpoint that this run began with
+                self.ack({str(batch.lease_id): []})
+                continue
+            trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+            scores = self._scorer.scores(trajectories) if self._scorer is not None else {}
+            examples = examples_of(groups, self._config.algorithm, self._config.max_length, scores)
+            queue = self._pool.stats(wanted.channel)["groups"]["ready"]
+            return Fetched(
+                examples=examples,
+                lease_id=str(batch.lease_id),
+                trajectories=[trajectory.uid for trajectory in trajectories],
+                queue=queue,
+                repeated=len(batch) - len(groups),
+                replayed=sum(group.replayed for group in groups),
+                convert_s=time.monotonic() - began,
+                starved=starved,
+            )
+
+    def _take(self, timeout: float) -> Batch | None:
+        wanted = self._config.pool
+        batch: Batch | None = self._pool.fetch_batch(
+            wanted.batch_size,
+            n_rollouts=wanted.n_rollouts,
+            channel=wanted.channel,
+            order=wanted.order,
+            max_staleness=wanted.max_staleness,
+            lease_s=wanted.lease_s,
+            timeout=timeout,
+        )
+        if batch is not None:
+            self._hold(str(batch.lease_id), held=True)
+        return batch
+
+    def _seen(self, group: Group) -> bool:
+        """Whether a group was learned from in an earlier life; a replay of the channel's history is meant to be."""
+        found = {trajectory.uid for trajectory in group.trajectories} & self.repeats
+        if group.replayed or not found:
+            return False
+        self.repeats -= found
+        return True
+
+    # -- leases --------------------------------------------------------------------------------------------------------
+
+    def _hold(self, lease: str, *, held: bool) -> None:
+        with self._lock:
+            if held:
+                self._held.append(lease)
+            elif lease in self._held:
+                self._held.remove(lease)
+            self._leases.write(self._held)
+
+    def _give_back(self, lease: str) -> None:
+        try:
+            self._pool.nack(lease, channel=self._channel)
+        except LeaseLost:
+            pass  # it went back by itself
+        self._hold(lease, held=False)
+
+    def _keep(self) -> None:
+        every = self._config.pool.lease_s / 3
+        while not self._stopping.wait(every):
+            for lease in list(self._held):
+                try:
+                    self._pool.extend(lease, self._config.pool.lease_s, channel=self._channel)
+                except (LeaseLost, PoolUnreachable) as error:
+                    log.warning("a lease could not be prolonged: %s", error)

@@ -1,0 +1,253 @@
+"""One batch in, better weights out. What stands between a token and its gradient is all here.
+
+A batch is gone through `epochs` times, in `minibatches` updates each; a minibatch is computed in packed forward passes
+of at most `tokens` tokens, whose gradients add up to what one pass over all of it would give.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.data.sequence import Sequence
+from headrace.trainer import losses
+from headrace.trainer.advantages import EPS, gae
+from headrace.trainer.backends.packed import Packed, PackedBackend
+from headrace.trainer.config import TrainerConfig
+from headrace.trainer.examples import rewards_at
+from headrace.trainer.meter import Meter
+from headrace.trainer.policy import Critic, Policy
+from headrace.trainer.weighting import weights_of
+
+
+@dataclass
+class Before:
+    """What holds while a batch is learned from: of each sequence, one entry a target."""
+
+    old: list[Tensor]
+    importance: list[Tensor] | None = None
+    reference: list[Tensor] | None = None
+    values: list[Tensor] | None = None
+    returns: list[Tensor] | None = None
+
+
+class Learner:
+    """A policy and its optimizer; with `gae` a critic and its own; with a KL a reference that never moves."""
+
+    def __init__(self, config: TrainerConfig, device: str) -> None:
+        self.config, self.device = config, device
+        self._rule, self._cut = config.algorithm, config.optimizer
+        self.policy = Policy(config.model, dtype=config.dtype, device=device)
+        self.optimizer = self._adamw(self.policy.parameters(), config.optimizer.lr)
+        self.reference: Policy | None = None
+        if self._rule.kl:
+            self.reference = Policy(self._rule.reference or config.model, dtype=config.dtype, device=device)
+        self.critic: Critic | None = None
+        self.critic_optimizer: torch.optim.Optimizer | None = None
+        if self._rule.advantage == "gae":
+            self.critic = Critic(config.model, dtype=config.dtype, device=device)
+            self.critic_optimizer = self._adamw(list(self.critic.parameters()), config.critic.lr)
+        self._pack = PackedBackend()
+
+    def learn(self, sequences: list[Sequence], step: int, version: int) -> dict[str, float]:
+        """Learns from a batch. `step` counts from 0 and decides the shuffle and the rate; `version` is what the policy
+        was published as before."""
+        meter = Meter()
+        with torch.no_grad():
+            before, sequences = self._before(sequences)
+        rate = self._rate(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        for number, minibatch in enumerate(self._minibatches(len(sequences), step)):
+            chosen = [sequences[at] for at in minibatch]
+            weights = weights_of(chosen, self._rule.weighting, self._rule.constant_length)
+            for part in self._parts(chosen):
+                packed = self._packed([chosen[at] for at in part], [weights[at] for at in part])
+                which = [minibatch[at] for at in part]
+                self._policy_loss(packed, before, which, meter, version, first=number == 0).backward()
+                if self.critic is not None:
+                    self._critic_loss(packed, before, which, meter).backward()
+            if step >= self.config.critic.warmup_steps or self.critic is None:
+                meter.last("grad_norm", self._update(self.optimizer, meter))
+            else:
+                self.optimizer.zero_grad(set_to_none=True)
+            if self.critic_optimizer is not None:
+                self._update(self.critic_optimizer, meter)
+            meter.updated()
+        return {**meter.read(), "lr": rate}
+
+    # -- losses --------------------------------------------------------------------------------------------------------
+
+    def _policy_loss(
+        self, packed: Packed, before: Before, which: list[int], meter: Meter, version: int, *, first: bool
+    ) -> Tensor:
+        rule = self._rule
+        low, high = rule.clip, rule.clip_high or rule.clip
+        log_probs, entropy = self.policy.log_probs(packed, entropy_learns=rule.entropy > 0)
+        old, weights, advantages = _chosen(before.old, which), packed.weights, packed.advantages
+        if rule.loss == "ppo":
+            importance = _chosen(before.importance, which) if before.importance is not None else None
+            loss = losses.ppo(log_probs, old, advantages, weights, low=low, high=high, importance=importance)
+            meter.mean("clip_fraction", losses.clipped(log_probs.detach(), old, advantages, low=low, high=high))
+        else:
+            loss = losses.tis(log_probs, old, advantages, weights, cap=rule.cap)
+            meter.mean("clip_fraction", torch.exp(log_probs.detach() - old) > rule.cap)
+        if rule.entropy:
+            loss = loss - rule.entropy * (weights * entropy).sum()
+        if before.reference is not None:
+            distance = losses.kl(log_probs, _chosen(before.reference, which), rule.kl_estimator)
+            loss = loss + rule.kl * (weights * distance).sum()
+            meter.mean("reference_kl", distance)
+        meter.add("loss", loss)
+        meter.mean("entropy", entropy)
+        self._measure(packed, log_probs.detach(), meter, version, first=first)
+        return loss
+
+    def _measure(self, packed: Packed, log_probs: Tensor, meter: Meter, version: int, *, first: bool) -> None:
+        """How far the policy is from the one that sampled."""
+        known = ~torch.isnan(packed.log_probs)
+        moved = (log_probs - packed.log_probs)[known]
+        ratio = torch.exp(moved)
+        meter.mean("kl", losses.kl(moved, torch.zeros_like(moved), "k3"))
+        meter.mean("ratio_mean", ratio)
+        meter.range("ratio", ratio)
+        if first:
+            meter.most("ratio_first_max", (ratio - 1).abs())
+            meter.most("on_policy_gap", moved[packed.versions[known] == version].abs())
+
+    def _critic_loss(self, packed: Packed, before: Before, which: list[int], meter: Meter) -> Tensor:
+        assert self.critic is not None
+        assert before.values is not None
+        assert before.returns is not None
+        values, returns = self.critic(packed), _chosen(before.returns, which)
+        clip = self.config.critic.clip
+        loss = losses.value(values, _chosen(before.values, which), returns, packed.weights, clip=clip)
+        meter.add("value_loss", loss)
+        meter.mean("value", values)
+        meter.mean("return", returns)
+        return loss
+
+    # -- what holds before ---------------------------------------------------------------------------------------------
+
+    def _before(self, sequences: list[Sequence]) -> tuple[Before, list[Sequence]]:
+        rule = self._rule
+        recorded = [torch.from_numpy(sequence.log_probs[sequence.loss_mask]).to(self.device) for sequence in sequences]
+        before = Before(recorded)
+        if rule.old == "proximal" or any(torch.isnan(log_probs).any() for log_probs in recorded):
+            proximal = self._of_each(sequences, lambda packed: self.policy.log_probs(packed)[0])
+            # A token without a recorded log-prob counts as sampled by the weights before this batch.
+            recorded = [torch.where(torch.isnan(r), p, r) for r, p in zip(recorded, proximal, strict=True)]
+            before.old = recorded
+            if rule.old == "proximal" and rule.loss == "ppo":
+                pairs = zip(proximal, recorded, strict=True)
+                before.old, before.importance = proximal, [losses.truncated(p, r, rule.cap) for p, r in pairs]
+        if self.reference is not None:
+            reference = self.reference
+            before.reference = self._of_each(sequences, lambda packed: reference.log_probs(packed)[0])
+        if self.critic is not None:
+            before.values = self._of_each(sequences, self.critic)
+            sequences, before.returns = self._estimated(sequences, before.values)
+        return before, sequences
+
+    def _estimated(self, sequences: list[Sequence], values: list[Tensor]) -> tuple[list[Sequence], list[Tensor]]:
+        """The sequences with GAE's advantages, which have mean 0 and spread 1 over the batch; and the returns."""
+        found = [
+            gae(rewards_at(s)[s.loss_mask], v.double().cpu().numpy(), self._rule.gamma, self._rule.lam)
+            for s, v in zip(sequences, values, strict=True)
+        ]
+        every = np.concatenate([advantages for advantages, _ in found])
+        mean, spread = every.mean(), every.std() + EPS
+        done = []
+        for sequence, (advantages, _) in zip(sequences, found, strict=True):
+            whole = np.zeros(len(sequence), np.float32)
+            whole[sequence.loss_mask] = (advantages - mean) / spread
+            done.append(replace(sequence, advantages=whole))
+        returns = [torch.from_numpy(returns).float().to(self.device) for _, returns in found]
+        return done, returns
+
+    def _of_each(self, sequences: list[Sequence], compute: Callable[[Packed], Tensor]) -> list[Tensor]:
+        found: list[Tensor | None] = [None] * len(sequences)
+        for part in self._parts(sequences):
+            chosen = [sequences[at] for at in part]
+            sizes = [int(sequence.loss_mask.sum()) for sequence in chosen]
+            for at, values in zip(part, compute(self._packed(chosen)).split(sizes), strict=True):
+                found[at] = values
+        return [values for values in found if values is not None]
+
+    # -- cutting -------------------------------------------------------------------------------------------------------
+
+    def _minibatches(self, count: int, step: int) -> Iterator[list[int]]:
+        """Which sequences learn together, in turn. A step's shuffle is its own, so a resumed run repeats it."""
+        for epoch in range(self._cut.epochs):
+            order = np.random.default_rng([self.config.seed, step, epoch]).permutation(count)
+            yield from (part.tolist() for part in np.array_split(order, self._cut.minibatches) if len(part))
+
+    def _parts(self, sequences: Seq[Sequence]) -> Iterator[list[int]]:
+        """Forward passes of at most so many tokens (or of one sequence), like lengths together."""
+        part: list[int] = []
+        size = 0
+        for at in sorted(range(len(sequences)), key=lambda at: len(sequences[at])):
+            if part and size + len(sequences[at]) > self._cut.tokens:
+                yield part
+                part, size = [], 0
+            part.append(at)
+            size += len(sequences[at])
+        if part:
+            yield part
+
+    def _packed(self, sequences: list[Sequence], weights: list[Any] | None = None) -> Packed:
+        return self._pack.convert(sequences, weights).to(self.device)
+
+    # -- optimizers ----------------------------------------------------------------------------------------------------
+
+    def _adamw(self, parameters: list[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        cut = self._cut
+        return torch.optim.AdamW(
+            parameters, lr=lr, betas=cut.betas, eps=cut.eps, weight_decay=cut.weight_decay, fused=True
+        )
+
+    def _update(self, optimizer: torch.optim.Optimizer, meter: Meter) -> Tensor:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self._cut.max_grad_norm)
+        if torch.isfinite(norm):
+            optimizer.step()
+        else:
+            meter.count("updates_not_finite")
+        optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _rate(self, step: int) -> float:
+        cut = self._cut
+        if step < cut.warmup_steps:
+            return cut.lr * (step + 1) / cut.warmup_steps
+        if cut.schedule == "constant":
+            return cut.lr
+        done = min((step - cut.warmup_steps) / max(self.config.steps - cut.warmup_steps, 1), 1.0)
+        return cut.lr * ((1 - done) if cut.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
+
+    # -- keeping -------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """All that learning depends on beside the policy's weights."""
+        found: dict[str, Any] = {"optimizer": self.optimizer.state_dict()}
+        if self.critic is not None and self.critic_optimizer is not None:
+            found |= {"critic": self.critic.state_dict(), "critic_optimizer": self.critic_optimizer.state_dict()}
+        return found
+
+    def restore(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
+        self.policy.restore(weights)
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.critic is not None and self.critic_optimizer is not None:
+            self.critic.load_state_dict(state["critic"])
+            self.critic_optimizer.load_state_dict(state["critic_optimizer"])
+
+
+def _chosen(of_each: list[Tensor], which: list[int]) -> Tensor:
+    return torch.cat([of_each[at] for at in which])

@@ -1,0 +1,137 @@
+"""The models that learn: a causal LM over packed sequences, and a critic of the same architecture.
+
+Weights are float32; `dtype` is what the products are computed in. A token's log-prob is that of the logits divided by
+the temperature at which it was sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from headrace.data.errors import InvalidInput
+from headrace.trainer import attention
+from headrace.trainer.backends.packed import Packed
+
+#: Logits that are held at once: beyond that they are computed in parts, and again on the way back.
+LOGITS = 1 << 28
+
+
+class Policy:
+    """A checkpoint of transformers that gives log-probs of packed sequences."""
+
+    def __init__(self, folder: Path, *, dtype: str = "float32", device: str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.dtype = getattr(torch, dtype)
+        self.model = _load(folder, causal=True).to(self.device)
+        if getattr(self.model.config, "final_logit_softcapping", None):
+            raise InvalidInput(f"{folder} caps its logits (final_logit_softcapping), which the trainer does not")
+
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.model.parameters())
+
+    def weights(self) -> dict[str, Tensor]:
+        """What a server loads: the checkpoint's names, tied ones once."""
+        return {name: tensor.detach() for name, tensor in self.model.named_parameters()}
+
+    def restore(self, weights: Mapping[str, Tensor]) -> None:
+        """Takes the weights of a checkpoint of this policy."""
+        with torch.no_grad():
+            for name, mine in self.model.named_parameters():
+                mine.copy_(weights[name])
+
+    def log_probs(self, packed: Packed, *, entropy_learns: bool = False) -> tuple[Tensor, Tensor]:
+        """Of every target: its log-prob, and the entropy of what it was drawn from."""
+        states = self._states(packed)[packed.targets - 1]
+        ids = packed.ids[packed.targets]
+        head = self.model.get_output_embeddings()
+
+        def part(states: Tensor, ids: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+            logits = head(states).float() / temperatures[:, None]
+            every = torch.log_softmax(logits, -1)
+            with torch.set_grad_enabled(entropy_learns and torch.is_grad_enabled()):
+                entropy = -(every.exp() * every).sum(-1)
+            return every.gather(-1, ids[:, None])[:, 0], entropy
+
+        with self._computing():
+            return _in_parts(part, head.weight.shape[0], states, ids, packed.temperatures)
+
+    def raw_log_probs(self, ids: list[int]) -> list[float]:
+        """Of each token after the first, at temperature 1: what a rollout server must say of them too."""
+        tokens = torch.tensor(ids, device=self.device)
+        positions = torch.arange(len(ids), device=self.device)
+        with torch.no_grad(), self._computing():
+            states = self.model.get_decoder()(
+                input_ids=tokens[None], position_ids=positions[None], cuts=[0, len(ids)], use_cache=False
+            ).last_hidden_state[0, :-1]
+            every = torch.log_softmax(self.model.get_output_embeddings()(states).float(), -1)
+        found: list[float] = every.gather(-1, tokens[1:, None])[:, 0].tolist()
+        return found
+
+    def _states(self, packed: Packed) -> Tensor:
+        with self._computing():
+            return _states(self.model.get_decoder(), packed)
+
+    def _computing(self) -> Any:
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+
+class Critic(nn.Module):  # type: ignore[misc] # torch is not checked
+    """How much reward is still to come, before each target."""
+
+    def __init__(self, folder: Path, *, dtype: str = "float32", device: str = "cpu") -> None:
+        super().__init__()
+        self.device, self.dtype = torch.device(device), getattr(torch, dtype)
+        self.trunk = _load(folder, causal=False)
+        self.head = nn.Linear(self.trunk.config.hidden_size, 1)
+        nn.init.zeros_(self.head.weight)  # it begins with no opinion
+        nn.init.zeros_(self.head.bias)
+        self.to(self.device)
+
+    def forward(self, packed: Packed) -> Tensor:
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            states = _states(self.trunk, packed)[packed.targets - 1]
+        values: Tensor = self.head(states.float())[:, 0]
+        return values
+
+
+def _load(folder: Path, *, causal: bool) -> Any:
+    from transformers import AutoModel, AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    kind = AutoModelForCausalLM if causal else AutoModel
+    try:
+        model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention.register())
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"model {folder} cannot be loaded: {error}") from error
+    return model.train()  # nothing drops out: `attention` refuses a model that would
+
+
+def _states(decoder: Any, packed: Packed) -> Tensor:
+    states: Tensor = decoder(
+        input_ids=packed.ids[None], position_ids=packed.positions[None], cuts=packed.cuts, use_cache=False
+    ).last_hidden_state[0]
+    return states
+
+
+def _in_parts(part: Callable[..., tuple[Tensor, Tensor]], vocabulary: int, *given: Tensor) -> tuple[Tensor, Tensor]:
+    """`part` of as many rows at a time as `LOGITS` allows. Where that is less than all, logits are not kept."""
+    rows = max(LOGITS // vocabulary, 1)
+    if len(given[0]) <= rows:
+        return part(*given)
+    found = list(_each_part(part, rows, given))
+    return torch.cat([one for one, _ in found]), torch.cat([other for _, other in found])
+
+
+def _each_part(
+    part: Callable[..., tuple[Tensor, Tensor]], rows: int, given: tuple[Tensor, ...]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    for begin in range(0, len(given[0]), rows):
+        cut = [tensor[begin : begin + rows] for tensor in given]
+        yield checkpoint(part, *cut, use_reentrant=False) if torch.is_grad_enabled() else part(*cut)

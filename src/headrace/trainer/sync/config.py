@@ -1,0 +1,59 @@
+"""How weights reach the rollout servers. What cannot work is refused when it is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Mode = Literal["keep", "drain", "abort-resume"]
+
+
+class SyncConfig(BaseModel):
+    """Where the servers are, what becomes of calls in flight, and how weights travel."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gateway: str | None = Field(None, description="the gateway; it holds calls, and says which servers there are")
+    servers: list[str] = Field([], description="rollout servers, where there is no gateway")
+    admin_key: str | None = Field(None, description="the gateway's (or set HEADRACE_ADMIN_KEY)")
+    server_key: str | None = Field(None, description="the rollout servers' own (or set HEADRACE_UPSTREAM_KEY)")
+    mode: Literal["keep", "drain", "abort-resume", "auto"] = Field(
+        "auto", description="what becomes of calls in flight; auto: keep with Headrace's engine, abort-resume with vLLM"
+    )
+    via: Literal["auto", "shared_memory", "files"] = Field(
+        "auto", description="auto: shared memory to Headrace's engine on this machine, files to all others"
+    )
+    folder: Path | None = Field(
+        None, description="where files go: this trainer's alone, and readable by every server under the same path"
+    )
+    verify: bool = Field(True, description="compare each server's log-probs with the trainer's before it samples")
+    tolerance: float | None = Field(
+        None, gt=0, description="largest gap of a log-prob; default: by the precision that a server computes in"
+    )
+    timeout_s: float = Field(300.0, gt=0, description="longest wait for one answer: a drain, a load")
+
+    @field_validator("gateway")
+    @classmethod
+    def _address(cls, given: str | None) -> str | None:
+        return None if given is None else _checked(given)
+
+    @field_validator("servers")
+    @classmethod
+    def _addresses(cls, given: list[str]) -> list[str]:
+        return [_checked(address) for address in given]
+
+    @model_validator(mode="after")
+    def _reachable(self) -> SyncConfig:
+        if self.gateway is None and not self.servers:
+            raise ValueError("neither gateway nor servers is given; one of them says where weights go")
+        return self
+
+
+def _checked(given: str) -> str:
+    parts = urlsplit(given)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:  # a bad port raises by itself
+        raise ValueError(f"{given!r} is no address; one looks like http://127.0.0.1:8100")
+    return given.rstrip("/").removesuffix("/v1")

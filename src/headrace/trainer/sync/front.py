@@ -1,0 +1,137 @@
+"""What stands before the rollout servers and holds calls: a gateway, or nothing but the servers themselves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from typing import Any, Literal, Protocol
+
+from headrace.trainer.sync.config import Mode, SyncConfig
+from headrace.trainer.sync.errors import ServerFailed, SyncFailed
+from headrace.trainer.sync.http import Http
+from headrace.trainer.sync.servers import QUICK_S, RolloutServer
+from headrace.trainer.sync.threads import at_once
+
+#: A server's own word for what becomes of calls in flight.
+PAUSES: dict[Mode, Literal["keep", "wait", "abort"]] = {"keep": "keep", "drain": "wait", "abort-resume": "abort"}
+
+
+class Front(Protocol):
+    def addresses(self) -> dict[str, bool]:
+        """The servers that there are, and of each whether `pause` holds what it has in flight."""
+
+    def newest(self) -> int:
+        """The newest version that was told."""
+
+    def pause(self, mode: Mode, servers: Collection[RolloutServer]) -> None:
+        """Holds calls. Where it raises, nothing is held."""
+
+    def resume(self, servers: Collection[RolloutServer]) -> None:
+        """Lets calls go on, to these servers."""
+
+    def tell(self, address: str, version: int) -> None:
+        """What a server samples with from now on."""
+
+    def take_out(self, address: str) -> None:
+        """Nothing is sampled from a server through here any more."""
+
+    def bring_in(self, address: str) -> None:
+        """A server that was taken out is used again."""
+
+
+class Gateway:
+    """Headrace's gateway. It pauses and resumes the servers that it uses."""
+
+    def __init__(self, config: SyncConfig) -> None:
+        assert config.gateway is not None
+        key = config.admin_key or os.environ.get("HEADRACE_ADMIN_KEY")
+        self._http = Http(config.gateway, key=key, timeout_s=config.timeout_s)
+
+    def addresses(self) -> dict[str, bool]:
+        found = self._ask("GET", "/servers", within_s=QUICK_S)["servers"]
+        # One that is leaving ends its calls under the weights that they began with.
+        return {server["address"]: server["state"] == "up" for server in found if server["state"] != "leaving"}
+
+    def newest(self) -> int:
+        return int(self._ask("GET", "/policy_version", within_s=QUICK_S)["version"])
+
+    def pause(self, mode: Mode, servers: Collection[RolloutServer]) -> None:
+        try:
+            self._ask("POST", f"/pause?mode={mode}")
+        except BaseException:
+            try:
+                self._ask("POST", "/resume", within_s=QUICK_S)
+            except SyncFailed:
+                pass  # the first error says more
+            raise
+
+    def resume(self, servers: Collection[RolloutServer]) -> None:
+        self._ask("POST", "/resume")
+
+    def tell(self, address: str, version: int) -> None:
+        self._ask("POST", "/policy_version", {"version": version, "server": address})
+
+    def take_out(self, address: str) -> None:
+        self._ask("DELETE", "/servers", {"address": address}, unless=400)  # 400: it has none of this address
+
+    def bring_in(self, address: str) -> None:
+        self._ask("POST", "/servers", {"address": address})
+
+    def _ask(
+        self, method: str, path: str, body: Any = None, *, within_s: float | None = None, unless: int | None = None
+    ) -> Any:
+        try:
+            return self._http.ask(method, path, body, within_s)
+        except ServerFailed as error:
+            if error.status is not None and error.status == unless:
+                return None
+            way_out = {
+                401: "; set sync.admin_key, or HEADRACE_ADMIN_KEY, to the gateway's --admin-key",
+                404: "; is sync.gateway the address of a Headrace gateway?",
+            }
+            raise SyncFailed(f"the gateway {error}{way_out.get(error.status or 0, '')}") from error
+
+
+class Direct:
+    """The servers alone. Calls wait inside them, an answer that is cut stays cut, and one taken out stays paused."""
+
+    def __init__(self, config: SyncConfig) -> None:
+        self._addresses = dict.fromkeys(config.servers, True)
+
+    def addresses(self) -> dict[str, bool]:
+        return self._addresses
+
+    def newest(self) -> int:
+        return 0  # each server knows its own, and takes any
+
+    def pause(self, mode: Mode, servers: Collection[RolloutServer]) -> None:
+        try:
+            at_once(lambda server: server.pause(PAUSES[mode]), servers)
+        except BaseException as error:
+            at_once(_try_resume, servers)
+            if isinstance(error, ServerFailed):
+                raise SyncFailed(f"no pause: {error}") from error
+            raise
+
+    def resume(self, servers: Collection[RolloutServer]) -> None:
+        at_once(_try_resume, servers)
+
+    def tell(self, address: str, version: int) -> None:
+        pass  # the server itself was told
+
+    def take_out(self, address: str) -> None:
+        pass  # it was left paused
+
+    def bring_in(self, address: str) -> None:
+        pass
+
+
+def _try_resume(server: RolloutServer) -> None:
+    try:
+        server.resume()
+    except ServerFailed:
+        pass  # it is gone: the next publish says so
+
+
+def front_of(config: SyncConfig) -> Front:
+    return Direct(config) if config.gateway is None else Gateway(config)

@@ -1,0 +1,180 @@
+"""A rollout server as a trainer handles it: who it is, and how weights get in and are looked at.
+
+Headrace's engine scores tokens while it is paused. vLLM must run for it; what it samples meanwhile is what the caller
+must keep from being recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+from urllib.parse import urlsplit
+
+from headrace.data.errors import shown
+from headrace.trainer.sync.delivery import Delivery
+from headrace.trainer.sync.errors import ServerFailed
+from headrace.trainer.sync.http import Http
+
+#: Questions that any server that is well answers at once.
+QUICK_S = 10.0
+#: vLLM looks at its whole machine before it says what it was started with.
+INFO_S = 60.0
+#: What a server is told its weights are when they are not what they should be: no number, so that no gateway takes it.
+UNVERIFIED = "unverified"
+
+Via = Literal["auto", "shared_memory", "files"]
+
+
+class RolloutServer(ABC):
+    """One server. Every method raises `ServerFailed` where it does not do what it is asked."""
+
+    #: Whether it can score tokens while it is paused.
+    scores_paused: ClassVar[bool]
+
+    def __init__(self, http: Http, model: str, root: str | None, *, shared: bool) -> None:
+        self.http, self.model, self.root = http, model, root
+        self.address = http.address
+        #: Weights come by shared memory, not by files.
+        self.shared = shared
+
+    @abstractmethod
+    def load(self, delivery: Delivery) -> None:
+        """Takes the weights, drops what was computed with others, and takes the version."""
+
+    @abstractmethod
+    def score(self, ids: list[int]) -> tuple[list[float], str | None]:
+        """The log-probs of each of these tokens but the first, and the precision that they were computed in."""
+
+    def pause(self, mode: Literal["keep", "wait", "abort"]) -> None:
+        self.http.post(f"/pause?mode={mode}")
+
+    def resume(self) -> None:
+        self.http.post("/resume")
+
+    def discard(self) -> None:
+        """Ends what is in flight, and says that its weights are none that anybody knows."""
+        self.http.post("/pause?mode=abort", within_s=QUICK_S)
+        self.http.post("/update_weight_version", {"new_version": UNVERIFIED}, within_s=QUICK_S)
+
+    def _from_files(self, delivery: Delivery) -> None:
+        asked = {"method": "reload_weights", "kwargs": {"weights_path": str(delivery.folder)}}
+        self.http.post("/collective_rpc", asked)
+
+    def _version(self, delivery: Delivery) -> None:
+        self.http.post("/update_weight_version", {"new_version": str(delivery.version)})
+
+
+class HeadraceEngine(RolloutServer):
+    """Headrace's own engine. A load drops what was computed, so its cache need not be reset."""
+
+    scores_paused = True
+
+    def load(self, delivery: Delivery) -> None:
+        if not self.shared:
+            self._from_files(delivery)
+            self._version(delivery)
+            return
+        asked = {"name": delivery.block.name, "manifest": delivery.manifest, "version": str(delivery.version)}
+        self.http.post("/load_weights_shm", asked)
+
+    def score(self, ids: list[int]) -> tuple[list[float], str | None]:
+        found = self.http.post("/score_tokens", {"prompt_token_ids": ids})
+        return found["logprobs"], found["dtype"]
+
+
+class Vllm(RolloutServer):
+    """vLLM 0.32 with its development routes."""
+
+    scores_paused = False
+
+    def __init__(self, http: Http, model: str, root: str | None, dtype: str | None) -> None:
+        super().__init__(http, model, root, shared=False)
+        self.dtype = dtype
+
+    def load(self, delivery: Delivery) -> None:
+        self._from_files(delivery)
+        # What was frozen is computed anew: its tokens stay, its keys and values were the old weights'.
+        found = self.http.post("/reset_prefix_cache?reset_running_requests=true")
+        if not isinstance(found, dict) or found.get("success") is not True:
+            raise ServerFailed(f"{self.address} did not reset its prefix cache: {shown(found)}")
+        self._version(delivery)
+
+    def score(self, ids: list[int]) -> tuple[list[float], str | None]:
+        asked = {"model": self.model, "prompt": ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        found = self.http.post("/v1/completions", asked)
+        try:
+            table = found["choices"][0]["prompt_logprobs"]
+            values = [float(entry[str(token)]["logprob"]) for token, entry in zip(ids[1:], table[1:], strict=True)]
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise ServerFailed(f"{self.address} gave no prompt_logprobs: {shown(found)}") from error
+        return values, self.dtype
+
+    def tied(self) -> bool | None:
+        """Whether its model ties `lm_head` to the embeddings; None where its folder cannot be read from here."""
+        return None if self.root is None else ties(Path(self.root))
+
+
+def identify(http: Http, via: Via) -> RolloutServer:
+    """Who answers at an address, with its control routes there, and how weights reach it."""
+    found = http.get("/version", QUICK_S)
+    version = found.get("version") if isinstance(found, dict) else None
+    try:
+        http.get("/is_paused", QUICK_S)
+    except ServerFailed as error:
+        if error.status != 404:
+            raise
+        raise ServerFailed(
+            f"{http.address} has no control routes (no /is_paused); start vLLM with VLLM_SERVER_DEV_MODE=1", 404
+        ) from None
+    try:
+        card = http.get("/v1/models", QUICK_S)["data"][0]
+        model, root = str(card["id"]), card.get("root")
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ServerFailed(f"{http.address} names no model in /v1/models") from error
+    root = root if isinstance(root, str) else None
+    if isinstance(version, str) and "+headrace" in version:
+        return HeadraceEngine(
+            http, model, root, shared=via == "shared_memory" or (via == "auto" and _is_here(http.address))
+        )
+    if via == "shared_memory":
+        raise ServerFailed(f"{http.address} is vLLM, which takes weights from files only; set sync.via to auto")
+    return Vllm(http, model, root, _precision(http))
+
+
+def _precision(http: Http) -> str | None:
+    """What a vLLM computes in, where it says so."""
+    try:
+        found: Any = http.get("/server_info?config_format=json", INFO_S)
+        return str(found["vllm_config"]["model_config"]["dtype"]).removeprefix("torch.")
+    except (ServerFailed, KeyError, TypeError):
+        return None
+
+
+def ties(folder: Path) -> bool | None:
+    """Whether a checkpoint's embeddings are tied; None where there is none to be read."""
+    try:
+        said = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    if "tie_word_embeddings" in said:
+        return bool(said["tie_word_embeddings"])
+    from transformers import AutoConfig
+
+    try:
+        return bool(AutoConfig.from_pretrained(folder).get_text_config().tie_word_embeddings)
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _is_here(address: str) -> bool:
+    """Whether an address is this machine's: whoever can bind a socket to it owns it."""
+    try:
+        found = socket.getaddrinfo(urlsplit(address).hostname, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(found[0], found[1]) as own:
+            own.bind(found[4])
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,124 @@
+"""Losses in float64 against formulas written out token by token, and their gradients against finite differences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headrace.trainer import losses
+
+log_prob = st.floats(-4, -0.01)
+rows = st.lists(st.tuples(log_prob, log_prob, st.floats(-2, 2), st.floats(0, 1)), min_size=1, max_size=6)
+
+
+def columns(found: list[tuple[float, ...]]) -> list[Tensor]:
+    return [torch.tensor(column, dtype=torch.float64) for column in zip(*found, strict=True)]
+
+
+def clip(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)
+
+
+@given(rows, st.floats(0.05, 0.5), st.floats(0.05, 0.5))
+def test_ppo_takes_the_worse_of_the_plain_and_the_clipped_gain(
+    found: list[tuple[float, float, float, float]], low: float, high: float
+) -> None:
+    wanted = 0.0
+    for now, old, advantage, weight in found:
+        ratio = math.exp(now - old)
+        wanted -= weight * min(ratio * advantage, clip(ratio, 1 - low, 1 + high) * advantage)
+    assert float(losses.ppo(*columns(found), low=low, high=high)) == pytest.approx(wanted, abs=1e-9)
+
+
+@given(rows, st.floats(0.5, 3))
+def test_tis_weighs_by_the_ratio_up_to_its_cap(found: list[tuple[float, float, float, float]], cap: float) -> None:
+    wanted = -math.fsum(w * min(math.exp(now - old), cap) * a * now for now, old, a, w in found)
+    assert float(losses.tis(*columns(found), cap=cap)) == pytest.approx(wanted, abs=1e-9)
+
+
+@given(rows)
+def test_ppo_with_an_importance_weight_scales_each_tokens_gain(found: list[tuple[float, float, float, float]]) -> None:
+    now, old, advantages, weights = columns(found)
+    importance = losses.truncated(old, now, cap=1.5)
+    assert importance.tolist() == pytest.approx([min(math.exp(o - n), 1.5) for n, o, _, _ in found])
+    scaled = losses.ppo(now, old, advantages, weights, low=0.2, high=0.2, importance=importance)
+    assert torch.allclose(scaled, losses.ppo(now, old, advantages, weights * importance, low=0.2, high=0.2))
+
+
+@given(log_prob, log_prob)
+def test_kl_estimators(now: float, reference: float) -> None:
+    one, other = torch.tensor([now], dtype=torch.float64), torch.tensor([reference], dtype=torch.float64)
+    difference = reference - now
+    assert float(losses.kl(one, other, "k2")) == pytest.approx(difference**2 / 2)
+    assert float(losses.kl(one, other, "k3")) == pytest.approx(math.exp(difference) - 1 - difference, abs=1e-12)
+
+
+def test_the_k3_estimator_is_unbiased_over_a_whole_distribution() -> None:
+    torch.manual_seed(0)
+    policy, reference = torch.randn(2, 12, dtype=torch.float64).log_softmax(-1)
+    exact = float((policy.exp() * (policy - reference)).sum())
+    assert float((policy.exp() * losses.kl(policy, reference, "k3")).sum()) == pytest.approx(exact)
+
+
+def test_the_critic_pays_for_the_worse_of_its_value_and_the_one_held_near_the_old() -> None:
+    values, old, returns = (torch.tensor([x], dtype=torch.float64) for x in (1.0, 0.0, 2.0))
+    held = 0.2
+    wanted = 0.5 * max((1.0 - 2.0) ** 2, (held - 2.0) ** 2)
+    assert float(losses.value(values, old, returns, torch.ones(1), clip=0.2)) == pytest.approx(wanted)
+
+
+def test_clipped_tokens_are_those_without_a_gradient() -> None:
+    torch.manual_seed(1)
+    now = torch.randn(200, dtype=torch.float64, requires_grad=True)
+    old, advantages = torch.randn(2, 200, dtype=torch.float64)
+    losses.ppo(now, old, advantages, torch.ones(200), low=0.2, high=0.3).backward()
+    assert now.grad is not None
+    assert torch.equal(now.grad == 0, losses.clipped(now.detach(), old, advantages, low=0.2, high=0.3))
+
+
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda now, old, a, w: losses.ppo(now, old, a, w, low=0.2, high=0.3),
+        lambda now, old, a, w: (w * losses.kl(now, old, "k3")).sum(),
+        lambda now, old, a, w: (w * losses.kl(now, old, "k2")).sum(),
+        lambda now, old, a, w: losses.value(now, old, a, w, clip=0.2),
+    ],
+    ids=["ppo", "k3", "k2", "value"],
+)
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**31))
+def test_gradients_are_finite_differences(loss: Loss, seed: int) -> None:
+    made = torch.Generator().manual_seed(seed)
+    now, old, advantages, weights = torch.randn(4, 5, dtype=torch.float64, generator=made)
+    now.requires_grad_()
+    loss(now, old, advantages, weights.abs()).backward()
+    step = 1e-6
+    for at in range(5):
+        move = torch.zeros(5, dtype=torch.float64)
+        move[at] = step
+        with torch.no_grad():
+            up, down = (loss(now + sign * move, old, advantages, weights.abs()) for sign in (1, -1))
+        # Two sides of a kink differ: hypothesis does not land on one, but may come within a step of it.
+        slope = float((up - down) / (2 * step))
+        assert now.grad is not None
+        assert float(now.grad[at]) == pytest.approx(slope, abs=1e-4)
+
+
+@given(rows)
+def test_the_gradient_of_tis_is_that_of_the_log_prob_alone(found: list[tuple[float, float, float, float]]) -> None:
+    now, old, advantages, weights = columns(found)
+    now.requires_grad_()
+    losses.tis(now, old, advantages, weights, cap=1.2).backward()
+    wanted = [-w * min(math.exp(n - o), 1.2) * a for n, o, a, w in found]
+    assert now.grad is not None
+    assert now.grad.tolist() == pytest.approx(wanted, abs=1e-12)
