@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,3 +21,22 @@ def ray_cluster() -> Iterator[str]:
     started = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, namespace="default")
     yield started.address_info["gcs_address"]
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of `tiny`: random weights, a tokenizer and a template with tools."""
+    return _tiny(tmp_path_factory.mktemp("tiny"), seed=0)
+
+
+@pytest.fixture(scope="session")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with other weights."""
+    return _tiny(tmp_path_factory.mktemp("other"), seed=1)
+
+
+def _tiny(folder: Path, *, seed: int) -> Path:
+    from headrace.engine import tiny  # with torch, which most tests do without
+
+    tiny.build(folder, seed=seed)
+    return folder

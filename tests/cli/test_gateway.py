@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import httpx
 import pytest
-from tests.cli.command import Command, spawn
+from tests.cli.command import COMMAND, Command, spawn
 
 NEEDED = ("--vllm-addresses", "http://127.0.0.1:1", "--tokenizer-path", "nowhere")
 WRONG = {
@@ -43,11 +49,61 @@ def test_what_could_not_work_is_refused_by_its_flag(headrace: Command, args: tup
     assert "Traceback" not in done.err
 
 
-def test_a_port_that_is_taken_is_named_and_the_journal_let_go(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        done = spawn("serve", *NEEDED, "--host", "127.0.0.1", "--port", port, "--journal", str(tmp_path / "journal"))
+@pytest.fixture
+def taken() -> Iterator[str]:
+    """A port on which somebody else listens: whoever wants it ends at once."""
+    with socket.socket() as found:
+        found.bind(("0.0.0.0", 0))
+        found.listen()
+        yield str(found.getsockname()[1])
+
+
+def test_a_port_that_is_taken_is_named_and_the_journal_let_go(tmp_path: Path, taken: str) -> None:
+    done = spawn("serve", *NEEDED, "--host", "127.0.0.1", "--port", taken, "--journal", str(tmp_path / "journal"))
     assert done.code == 1
-    assert done.err == f"headrace: cannot listen on 127.0.0.1 port {port}: Address already in use\n"
+    assert done.err == f"headrace: cannot listen on 127.0.0.1 port {taken}: Address already in use\n"
+
+
+@pytest.mark.parametrize(("flags", "warned"), [((), True), (("--api-key", "k"), False)], ids=["no key", "a key"])
+def test_a_gateway_that_others_reach_without_a_key_says_so(taken: str, flags: tuple[str, ...], warned: bool) -> None:
+    done = spawn("gateway", *NEEDED, "--host", "0.0.0.0", "--port", taken, *flags)
+    assert f"cannot listen on 0.0.0.0 port {taken}" in done.err
+    assert ("warning: 0.0.0.0 can be reached from other machines and there is no key" in done.err) == warned
+
+
+@contextmanager
+def half_asked(address: str) -> Iterator[None]:
+    """A call that has come to a gateway and whose body never ends."""
+    where = urlsplit(address)
+    with socket.create_connection((where.hostname, where.port)) as agent:
+        agent.sendall(b"POST /t/p/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{")
+        while httpx.get(f"{address}/stats", trust_env=False).json()["gateway"]["in_flight"] < 1:
+            pass
+        yield
+
+
+def listens(address: str) -> bool:
+    where = urlsplit(address)
+    try:
+        socket.create_connection((where.hostname, where.port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_first_sigterm_waits_for_calls_under_way_and_the_second_does_not(workers: str) -> None:
+    flags = ["gateway", *NEEDED, "--host", "127.0.0.1", "--port", "0", "--workers", workers]
+    with subprocess.Popen([*COMMAND, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().split()[-1]
+            with half_asked(address):
+                process.send_signal(signal.SIGTERM)
+                while listens(address):
+                    pass
+                assert process.poll() is None
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(30) == 0
+        finally:
+            process.kill()

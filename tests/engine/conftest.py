@@ -7,29 +7,11 @@ import pytest
 import torch
 from tests.engine.kit import Client, Reference, serving
 
-from headrace.engine import tiny
-
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Small models are slower with threads, and the machine has other tests to run."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint of `tiny`."""
-    found = tmp_path_factory.mktemp("tiny")
-    tiny.build(found, seed=0)
-    return found
-
-
-@pytest.fixture(scope="session")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same model with other weights."""
-    found = tmp_path_factory.mktemp("other")
-    tiny.build(found, seed=1)
-    return found
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,23 +10,15 @@ from tests.engine.kit import Client
 from tests.engine.kit import serving as serving_engine
 from tests.gateway import tool_model
 from tests.gateway.kit import Evidence, Running, running_gateway
+from tests.gateway.rollout import Rollout, scripted
 
 from headrace import DataPool
-from headrace.engine import tiny
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Small models are slower with threads, and the machine has other tests to run."""
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint of `tiny`: random weights, a tokenizer and a template with tools."""
-    found = tmp_path_factory.mktemp("tiny")
-    tiny.build(found, seed=0)
-    return found
 
 
 @pytest.fixture(scope="session")
@@ -63,6 +56,33 @@ def gateway(pool: DataPool, engine: Client, folder: Path) -> Iterator[Running]:
 def evidence(engine: Client, gateway: Running) -> Evidence:
     """What `engine` does during this test, once `gateway` has probed it."""
     return Evidence(engine)
+
+
+@pytest.fixture
+def base(gateway: Running) -> str:
+    """The base_url of a new trajectory."""
+    return str(gateway.init()["base_url"])
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Iterator[Rollout]:
+    """A scripted server for all tests of a file; each has it as `rollout`."""
+    with scripted(folder) as found:
+        yield found
+
+
+@pytest.fixture
+def rollout(shared: Rollout) -> Rollout:
+    """A scripted server that knows nothing of the test before."""
+    shared.forget()
+    return shared
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    """Threads for calls that a test holds up."""
+    with ThreadPoolExecutor(8) as found:
+        yield found
 
 
 @pytest.fixture(scope="session")

@@ -24,8 +24,8 @@ from headrace.serving import Server
 
 Json = dict[str, Any]
 
-#: How often, and how many times, a server is asked whether it is ready.
-EVERY_S, TIMES = 0.005, 20_000
+#: How often, and how many times, it is asked whether something holds.
+EVERY_S, TIMES = 0.002, 50_000
 
 
 @contextmanager
@@ -117,13 +117,13 @@ def await_ready(address: str) -> None:
         until(lambda: http.get(f"{address}/ready").status_code == 200)
 
 
-def until(held: Callable[[], bool]) -> None:
-    """Asks until something holds."""
+def until(holds: Callable[[], bool]) -> None:
+    """Asks until something that others see to holds."""
     for _ in range(TIMES):
-        if held():
+        if holds():
             return
         time.sleep(EVERY_S)
-    raise AssertionError("it never held")
+    raise AssertionError("it never came to that")
 
 
 class Evidence:

@@ -19,17 +19,19 @@ from typing import Any
 
 import httpx
 from tests.gateway.kit import Running, running_gateway
+from tests.gateway.wire import Writer, begin_stream, end_stream, event, respond, send
 
 from headrace import DataPool
 from headrace.tokens.vocabulary import Vocabulary, load_vocabulary
 
 Json = dict[str, Any]
-Writer = asyncio.StreamWriter
 Behaviour = Callable[[Json, Writer], Awaitable[None]]
 
 #: How long a test waits for what must come, on a machine that is busy.
 PATIENCE_S = 30
 MAX_MODEL_LEN = 131_072
+#: What the OpenAI SDK sends with a call that it makes again.
+RETRY = {"x-stainless-retry-count": "1"}
 
 
 class Gate:
@@ -303,59 +305,11 @@ def log_probs_of(ids: Sequence[int]) -> list[float | None]:
     return [-(at % 8 + 1) / 16 for at in range(len(ids))]
 
 
-# -- HTTP --------------------------------------------------------------------------------------------------------------
-
-
-async def respond(writer: Writer, status: int, answer: Any) -> None:
-    body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-    writer.write(f"HTTP/1.1 {status} Said\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
-    await writer.drain()
-
-
-async def begin_stream(writer: Writer) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-    await writer.drain()
-
-
-async def send(writer: Writer, part: bytes) -> None:
-    writer.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
-    await writer.drain()
-
-
-async def end_stream(writer: Writer) -> None:
-    writer.write(b"0\r\n\r\n")
-    await writer.drain()
-
-
-def event(data: Any) -> bytes:
-    return b"data: " + json.dumps(data).encode() + b"\n\n"
-
-
-# -- ways to misbehave -------------------------------------------------------------------------------------------------
-
-
 def answers(status: int, answer: Any) -> Behaviour:
     async def behave(asked: Json, writer: Writer) -> None:
         await respond(writer, status, answer)
 
     return behave
-
-
-async def hangs(asked: Json, writer: Writer) -> None:
-    await asyncio.Event().wait()
-
-
-async def breaks(asked: Json, writer: Writer) -> None:
-    writer.transport.abort()
-
-
-async def drips(asked: Json, writer: Writer) -> None:
-    """A byte now and then, for ever."""
-    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
-    while True:
-        writer.write(b" ")
-        await writer.drain()
-        await asyncio.sleep(0.01)
 
 
 # -- in front of it ----------------------------------------------------------------------------------------------------
@@ -385,6 +339,11 @@ def _as_it_is(pool: DataPool) -> Iterator[DataPool]:
 
 def user(text: str) -> Json:
     return {"role": "user", "content": text}
+
+
+def uid_of(base: str) -> str:
+    """The trajectory of a base_url."""
+    return base.split("/")[3]
 
 
 def chat(gateway: Running, base: str, messages: list[Json] | str, **fields: Any) -> httpx.Response:

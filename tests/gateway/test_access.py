@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.gateway.kit import Running, told
-from tests.gateway.rollout import Rollout, answers, chat, error_of, in_front, scripted, user
+from tests.gateway.rollout import Rollout, answers, chat, error_of, in_front, uid_of, user
 
 AGENT, REWARD, ADMIN = "agent-key", "reward-key", "admin-key"
 WRONG: list[dict[str, Any]] = [
@@ -31,14 +31,8 @@ def bearer(key: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def rollout(folder: Path) -> Iterator[Rollout]:
-    with scripted(folder) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def gateway(rollout: Rollout, folder: Path) -> Iterator[Running]:
-    with in_front(rollout, folder, api_key=AGENT, reward_key=REWARD, admin_key=ADMIN) as found:
+def gateway(shared: Rollout, folder: Path) -> Iterator[Running]:
+    with in_front(shared, folder, api_key=AGENT, reward_key=REWARD, admin_key=ADMIN) as found:
         yield found
 
 
@@ -46,10 +40,6 @@ def gateway(rollout: Rollout, folder: Path) -> Iterator[Running]:
 def base(gateway: Running) -> str:
     body = {"metadata": {"truth": "42"}}
     return str(told(gateway.post("/init_trajectory", body, headers=bearer(AGENT)))["base_url"])
-
-
-def uid_of(base: str) -> str:
-    return base.split("/")[3]
 
 
 AGENTS: list[tuple[str, str, Any]] = [
@@ -89,7 +79,6 @@ def sent(gateway: Running, base: str, route: tuple[str, str, Any], headers: dict
 def test_without_the_right_key_nothing_is_open_but_health_and_readiness(
     gateway: Running, rollout: Rollout, base: str, headers: dict[str, str]
 ) -> None:
-    rollout.forget()
     refused = chat(gateway, base, "hi", headers=headers)
     fault = error_of(refused, 401)
     assert fault["type"] == "authentication_error"
@@ -180,7 +169,6 @@ def test_with_only_a_reward_key_agents_need_none(rollout: Rollout, folder: Path)
 
 
 def test_metrics_are_what_prometheus_reads(rollout: Rollout, folder: Path) -> None:
-    rollout.forget()
     with in_front(rollout, folder) as gateway:
         base = gateway.init(channel='we"ird\\ \n')["base_url"]
         answer = told(chat(gateway, base, "hi"))
@@ -211,7 +199,6 @@ def test_metrics_are_what_prometheus_reads(rollout: Rollout, folder: Path) -> No
 
 
 def test_stats_hold_the_pools_ledger_and_the_gateways_counters(rollout: Rollout, folder: Path) -> None:
-    rollout.forget()
     with in_front(rollout, folder) as gateway:
         for channel in ("train", "val"):
             base = gateway.init(channel=channel)["base_url"]

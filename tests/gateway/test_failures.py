@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,39 +15,24 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from tests.gateway.kit import Running, running_gateway, told
+from tests.gateway.kit import Running, running_gateway, told, until
 from tests.gateway.rollout import (
-    PATIENCE_S,
+    RETRY,
     Behaviour,
     Rollout,
     Say,
     answers,
-    breaks,
     chat,
-    drips,
     error_of,
     events_of,
-    hangs,
     in_front,
     scripted,
+    uid_of,
     user,
 )
+from tests.gateway.wire import breaks, drips, hangs
 
 from headrace import DataPool
-
-RETRY = {"x-stainless-retry-count": "1"}
-
-
-@pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[Rollout]:
-    with scripted(folder) as found:
-        yield found
-
-
-@pytest.fixture
-def rollout(shared: Rollout) -> Rollout:
-    shared.forget()
-    return shared
 
 
 @pytest.fixture(scope="module")
@@ -77,31 +61,8 @@ def impatient(hasty: Running, rollout: Rollout) -> Running:
     return hasty
 
 
-@pytest.fixture
-def base(gateway: Running) -> str:
-    return str(gateway.init()["base_url"])
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as found:
-        yield found
-
-
-def uid_of(base: str) -> str:
-    return base.split("/")[3]
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    """Asks until something that others see to holds."""
-    until = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < until, "it never came to that"
-        time.sleep(0.002)
-
-
 def all_up(gateway: Running) -> None:
-    eventually(lambda: all(s["state"] == "up" for s in told(gateway.get("/servers"))["servers"]))
+    until(lambda: all(s["state"] == "up" for s in told(gateway.get("/servers"))["servers"]))
 
 
 def unrecorded(gateway: Running) -> dict[str, int]:
@@ -225,7 +186,7 @@ def test_a_server_of_another_model_keeps_the_gateway_from_being_ready(folder: Pa
     with scripted(folder) as other:
         other.refuses_probe = True
         with in_front(other, folder, until_ready=False) as gateway:
-            eventually(lambda: "does not match" in gateway.get("/ready").text)
+            until(lambda: "does not match" in gateway.get("/ready").text)
             assert gateway.get("/ready").status_code == 503
             assert gateway.get("/health").status_code == 200
             base = gateway.init()["base_url"]
@@ -240,14 +201,14 @@ def test_servers_whose_log_probs_differ_keep_the_gateway_from_being_ready(rollou
         raw.log_prob_mode = "raw"
         both = [raw.address, rollout.address]
         with running_gateway(pool, both, folder, until_ready=False) as gateway:
-            eventually(lambda: "log-probs" in gateway.get("/ready").text)
+            until(lambda: "log-probs" in gateway.get("/ready").text)
         with running_gateway(pool, raw.address, folder, until_ready=False, logprobs_mode="processed") as gateway:
-            eventually(lambda: "--logprobs-mode processed_logprobs" in gateway.get("/ready").text)
+            until(lambda: "--logprobs-mode processed_logprobs" in gateway.get("/ready").text)
 
 
 def test_a_tokenizer_that_cannot_be_loaded_is_said_and_does_not_hang(rollout: Rollout, tmp_path: Path) -> None:
     with in_front(rollout, tmp_path, until_ready=False) as gateway:
-        eventually(lambda: str(tmp_path) in gateway.get("/ready").text)
+        until(lambda: str(tmp_path) in gateway.get("/ready").text)
         assert gateway.get("/ready").status_code == 503
         assert gateway.get("/health").json() == {"status": "ok"}
         made = gateway.init()
@@ -260,7 +221,7 @@ def test_a_tokenizer_that_cannot_be_loaded_is_said_and_does_not_hang(rollout: Ro
 
 
 def left_alone(gateway: Running, before: int) -> None:
-    eventually(lambda: unrecorded(gateway).get("agent_left", 0) == before + 1)
+    until(lambda: unrecorded(gateway).get("agent_left", 0) == before + 1)
 
 
 def test_an_agent_that_hangs_up_in_a_stream_aborts_it_upstream(gateway: Running, rollout: Rollout, base: str) -> None:
@@ -302,8 +263,8 @@ def test_half_a_request_is_no_call(gateway: Running, rollout: Rollout, base: str
     head = f"POST {where.path}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
     with socket.create_connection((where.hostname, where.port)) as agent:
         agent.sendall(head.encode() + b'{"messages": [')
-        eventually(lambda: gateway.counted("in_flight") == 1)
-    eventually(lambda: gateway.counted("in_flight") == 0)
+        until(lambda: gateway.counted("in_flight") == 1)
+    until(lambda: gateway.counted("in_flight") == 0)
     assert rollout.orders == []
     told(chat(gateway, base, "hi"))
 
@@ -372,7 +333,7 @@ def test_a_retry_of_a_call_still_running_gets_its_answer(
     first = threads.submit(call, None)
     gate.reached()
     second = threads.submit(call, RETRY)
-    eventually(lambda: gateway.counted("in_flight") == 2)
+    until(lambda: gateway.counted("in_flight") == 2)
     gate.open()
     both = [found.result(60) for found in (first, second)]
     assert [answer.status_code for answer in both] == [200, 200]

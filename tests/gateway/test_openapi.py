@@ -11,7 +11,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from tests.gateway.kit import Running, told
-from tests.gateway.rollout import Rollout, in_front, scripted
+from tests.gateway.rollout import Rollout, in_front
 
 #: What a gateway may answer when it cannot, rather than will not.
 PASSING = (502, 503)
@@ -25,14 +25,8 @@ EXAMPLES = settings(
 
 
 @pytest.fixture(scope="module")
-def rollout(folder: Path) -> Iterator[Rollout]:
-    with scripted(folder) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def gateway(rollout: Rollout, folder: Path) -> Iterator[Running]:
-    with in_front(rollout, folder, open=True) as found:
+def gateway(shared: Rollout, folder: Path) -> Iterator[Running]:
+    with in_front(shared, folder, open=True) as found:
         yield found
 
 

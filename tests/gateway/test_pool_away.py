@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,25 +11,22 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.gateway.kit import Running, running_gateway, told, tree
-from tests.gateway.rollout import PATIENCE_S, Rollout, chat, in_front, scripted, user
-from tests.pool.servers import ServedPool
+from tests.gateway.kit import Running, running_gateway, told, tree, until
+from tests.gateway.rollout import PATIENCE_S, Rollout, chat, in_front, uid_of, user
+from tests.pool.kit import group, prompts
+from tests.pool.servers import ServedPool, serving
 
 from headrace import DataPool
+from headrace.data.block import Block
+from headrace.pool import remote
 from headrace.pool.connect import connect
-
-
-@pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[Rollout]:
-    with scripted(folder) as found:
-        yield found
+from headrace.pool.errors import InternalError
 
 
 @pytest.fixture
-def rollout(shared: Rollout) -> Rollout:
-    shared.forget()
-    shared.reply = lambda asked: f"answer {len(shared.orders)}"
-    return shared
+def rollout(rollout: Rollout) -> Rollout:
+    rollout.reply = lambda asked: f"answer {len(rollout.orders)}"
+    return rollout
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +49,6 @@ def away_from(served: ServedPool, rollout: Rollout, folder: Path, **settings: An
         running_gateway(pool, rollout.address, folder, **settings) as gateway,
     ):
         yield gateway
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < until, "it never came to that"
-        time.sleep(0.002)
-
-
-def uid_of(base: str) -> str:
-    return base.split("/")[3]
 
 
 def gauge(gateway: Running, name: str) -> float:
@@ -139,9 +124,9 @@ def test_a_full_outbox_is_counted_and_said_and_agents_are_served(
         assert gauge(gateway, "outbox_bytes") <= 3000
         assert health(gateway) == "degraded"
         served.start()
-        eventually(lambda: gauge(gateway, "outbox_calls") == 0)
+        until(lambda: gauge(gateway, "outbox_calls") == 0)
         told(chat(gateway, base, "once more"))
-        eventually(lambda: gauge(gateway, "outbox_calls") == 0)
+        until(lambda: gauge(gateway, "outbox_calls") == 0)
         assert health(gateway) == "ok"
         steps = gateway.steps(uid_of(base))
         prompts = [order["prompt"] for order in rollout.orders]
@@ -159,16 +144,16 @@ def test_while_the_pool_is_away_agents_are_served_and_steps_arrive_in_order(
     with away_from(served, rollout, folder) as gateway:
         base = gateway.init()["base_url"]
         messages = talk(gateway, base, 2)
-        eventually(lambda: gauge(gateway, "outbox_calls") == 0)
+        until(lambda: gauge(gateway, "outbox_calls") == 0)
         assert len(gateway.steps(uid_of(base))) == 2
         served.kill()
         messages = talk(gateway, base, 3, messages)
         told(chat(gateway, base, messages, stream=False))
         assert chat(gateway, base, messages, stream=True).text.endswith("data: [DONE]\n\n")
-        eventually(lambda: health(gateway) == "degraded")
+        until(lambda: health(gateway) == "degraded")
         assert gauge(gateway, "degraded") == 1
         served.start()
-        eventually(lambda: gauge(gateway, "outbox_calls") == 0)
+        until(lambda: gauge(gateway, "outbox_calls") == 0)
         assert health(gateway) == "ok"
         steps = gateway.steps(uid_of(base))
         assert [step.prompt_ids.tolist() for step in steps] == [order["prompt"] for order in rollout.orders]
@@ -188,7 +173,7 @@ def test_a_history_that_nobody_here_knows_is_served_while_the_pool_is_away(
         told(chat(gateway, base, rewritten))
         told(gateway.post(f"{base}/v1/completions", {"prompt": "something else"}))
         served.start()
-        eventually(lambda: gauge(gateway, "outbox_calls") == 0)
+        until(lambda: gauge(gateway, "outbox_calls") == 0)
         assert tree(gateway.steps(uid_of(base))) == [None, None, None]
 
 
@@ -222,8 +207,61 @@ def test_with_ack_pool_the_last_byte_waits_for_the_pool_itself(
             threads.submit(httpx.post, url, json={"messages": [user("x")], "stream": s}, timeout=60, trust_env=False)
             for s in (False, True)
         ]
-        eventually(lambda: gauge(gateway, "outbox_calls") == 2)
+        until(lambda: gauge(gateway, "outbox_calls") == 2)
         assert not any(call.done() for call in calls)
         served.start()
         assert [call.result(60).status_code for call in calls] == [200, 200]
         assert len(gateway.steps(uid_of(base))) == 3
+
+
+# -- in between --------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_the_pool_fails_at_is_counted_and_the_others_arrive(
+    rollout: Rollout, folder: Path, served: ServedPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with away_from(served, rollout, folder) as gateway:
+        bases = [gateway.init()["base_url"] for _ in range(3)]
+        bad = uid_of(bases[1])
+        carry_out = gateway.pool._do_async
+
+        async def failing(op: str, args: dict[str, Any], block: Block | None = None, then: Any = None) -> Any:
+            if op == "submit" and block is not None and bad in {head.trajectory_uid for head in block.heads}:
+                raise InternalError("the pool failed at this call")
+            return await carry_out(op, args, block, then)
+
+        monkeypatch.setattr(gateway.pool, "_do_async", failing)
+        served.kill()  # so that they wait, and travel together
+        for base in bases:
+            talk(gateway, base, 1)
+        assert gauge(gateway, "outbox_calls") == 3
+        served.start()
+        until(lambda: gauge(gateway, "outbox_calls") == 0)
+        assert counter(gateway, "lost") == {'channel="train",reason="internal"': 1}
+        told(chat(gateway, bases[0], "later"))
+        until(lambda: gauge(gateway, "outbox_calls") == 0)
+        assert [len(gateway.steps(uid_of(base))) for base in bases] == [2, 0, 1]
+
+
+def test_a_long_fetch_through_a_gateway_is_relayed_in_pieces(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "PIECE_S", 0.05)
+    asked: list[str] = []
+    with (
+        DataPool() as pool,
+        serving(pool) as address,
+        connect(address) as behind,
+        running_gateway(behind, "http://127.0.0.1:1", folder, until_ready=False) as gateway,
+        connect(gateway.address) as trainer,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        carry_out = pool._do_async
+
+        async def counted(op: str, *rest: Any) -> Any:
+            asked.append(op)
+            return await carry_out(op, *rest)
+
+        monkeypatch.setattr(pool, "_do_async", counted)
+        waiting = threads.submit(trainer.fetch_batch, 1, timeout=PATIENCE_S)
+        until(lambda: asked.count("fetch") >= 3 or waiting.done())
+        pool.submit_steps(group("p"))
+        assert prompts(waiting.result(PATIENCE_S)) == ["p"]

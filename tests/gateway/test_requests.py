@@ -19,7 +19,7 @@ from tests.gateway.rollout import (
     events_of,
     in_front,
     log_probs_of,
-    scripted,
+    uid_of,
     user,
 )
 from tests.tokens.kit import LOOK_UP
@@ -37,15 +37,8 @@ CONTEXT = 4096
 
 
 @pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[Rollout]:
-    with scripted(folder) as found:
-        found.max_model_len = CONTEXT
-        yield found
-
-
-@pytest.fixture
-def rollout(shared: Rollout) -> Rollout:
-    shared.forget()
+def shared(shared: Rollout) -> Rollout:
+    shared.max_model_len = CONTEXT
     return shared
 
 
@@ -53,15 +46,6 @@ def rollout(shared: Rollout) -> Rollout:
 def gateway(shared: Rollout, folder: Path) -> Iterator[Running]:
     with in_front(shared, folder) as found:
         yield found
-
-
-@pytest.fixture
-def base(gateway: Running) -> str:
-    return str(gateway.init()["base_url"])
-
-
-def uid_of(base: str) -> str:
-    return base.split("/")[3]
 
 
 # -- what goes upstream ------------------------------------------------------------------------------------------------

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.gateway.kit import await_ready, told
+from tests.gateway.kit import await_ready, running_gateway, told
 from tests.gateway.rollout import Rollout, chat, error_of, in_front, scripted
 
+from headrace import DataPool
 from headrace.cli.gateway import GatewayCommand
 from headrace.gateway import Settings, gateway
 from headrace.tokens import load_renderer
 
 
-@pytest.fixture(scope="module")
-def rollout(folder: Path) -> Iterator[Rollout]:
-    with scripted(folder) as found:
-        yield found
-
-
-def test_it_serves_at_once_and_takes_calls_once_the_tokenizer_is_loaded(
-    rollout: Rollout, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Tokenizers load when they are told to: set once one is asked for, and what lets it load."""
     loading, go_on = threading.Event(), threading.Event()
 
     def slow(*given: Any) -> Any:
@@ -34,6 +27,13 @@ def test_it_serves_at_once_and_takes_calls_once_the_tokenizer_is_loaded(
         return load_renderer(*given)
 
     monkeypatch.setattr(gateway, "load_renderer", slow)
+    return loading, go_on
+
+
+def test_it_serves_at_once_and_takes_calls_once_the_tokenizer_is_loaded(
+    rollout: Rollout, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading, go_on = slowly(monkeypatch)
     with in_front(rollout, folder, until_ready=False) as running:
         try:
             assert loading.wait(30)
@@ -61,6 +61,24 @@ def test_it_serves_at_once_and_takes_calls_once_the_tokenizer_is_loaded(
         assert told(running.get("/ready")) == {"status": "ready"}
         told(chat(running, base, "hi"))
         assert len(running.steps(made["trajectory_uid"])) == 1
+
+
+def test_versions_that_were_told_before_the_tokenizer_was_loaded_are_kept(
+    rollout: Rollout, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with scripted(folder) as other, DataPool() as pool:
+        pool.set_version(3)
+        loading, go_on = slowly(monkeypatch)
+        with running_gateway(pool, [rollout.address, other.address], folder, until_ready=False) as running:
+            try:
+                assert loading.wait(30)
+                for address, version in ((rollout.address, 7), (other.address, 8)):
+                    told(running.post("/policy_version", {"version": version, "server": address}))
+            finally:
+                go_on.set()
+            await_ready(running.address)
+            shown = told(running.get("/policy_version"))
+    assert shown == {"version": 8, "servers": {rollout.address: 7, other.address: 8}}
 
 
 def test_a_server_that_comes_later_is_found(rollout: Rollout, folder: Path) -> None:

@@ -20,26 +20,17 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from tests.gateway.kit import Running, await_ready, running_gateway, told, tree
-from tests.gateway.rollout import Rollout, Say, chat, content_of, in_front, scripted, user
+from tests.gateway.rollout import RETRY, Rollout, Say, chat, content_of, in_front, user
 from tests.pool.servers import ServedPool, serving
 
 from headrace import DataPool
 from headrace.pool.connect import connect
 
-RETRY = {"x-stainless-retry-count": "1"}
-
-
-@pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[Rollout]:
-    with scripted(folder) as found:
-        yield found
-
 
 @pytest.fixture
-def rollout(shared: Rollout) -> Rollout:
-    shared.forget()
-    shared.reply = lambda asked: f"answer {len(shared.orders)}"
-    return shared
+def rollout(rollout: Rollout) -> Rollout:
+    rollout.reply = lambda asked: f"answer {len(rollout.orders)}"
+    return rollout
 
 
 class Child:

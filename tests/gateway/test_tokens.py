@@ -22,9 +22,9 @@ from tests.gateway.kit import Running, tokens, told, tree
 from tests.gateway.rollout import Rollout, Say, chat, events_of, in_front, log_probs_of, scripted, user
 from tests.tokens import models
 from tests.tokens.kit import FORMATS, LOOK_UP, STOPS, sampled, spoken
-from tests.tokens.test_conversations import mangled, turns
+from tests.tokens.test_conversations import THIRTY_TURNS, answer_of, mangled, turns
 
-from headrace.tokens import ToolCall, read_messages
+from headrace.tokens import read_messages
 
 Json = dict[str, Any]
 
@@ -107,7 +107,7 @@ def converse(place: Place, script: list[Json], *, system: bool, tools: bool, thi
     """Plays a conversation whose every second answer is streamed; the steps are held to the server's own account."""
     name, rollout = place.name, place.rollout
     base, uid, channel = place.begin()
-    renderer, form = models.renderer(name), FORMATS[name]
+    renderer = models.renderer(name)
     asked: Json = {"tools": [LOOK_UP]} if tools else {}
     if name == "qwen3":
         asked["chat_template_kwargs"] = {"enable_thinking": thinking}
@@ -115,14 +115,8 @@ def converse(place: Place, script: list[Json], *, system: bool, tools: bool, thi
     messages.append(user("Hello, 世界"))
     said: list[list[int]] = []
     for number, turn in enumerate(script):
-        calls = [
-            ToolCall("look_up", args, f"id{number:03}n{i:03}")
-            for i, args in enumerate(turn["calls"][: 1 if form == "llama" else 2])
-        ]
-        calls = calls if tools and form != "none" else []
-        reasoning = turn["reasoning"] if name == "qwen3" and thinking else None
-        content = "" if form in ("llama", "mistral") and calls else turn["content"]
-        text = spoken(form, content, reasoning, calls)
+        content, reasoning, calls = answer_of(name, number, turn, tools=tools, thinking=thinking)
+        text = spoken(FORMATS[name], content, reasoning, calls)
         ended = not (turn["cut"] and text)
         ids = sampled(renderer, text, turn["cuts"], None)
         rollout.script.append(Say(ids=ids, ended=ended))
@@ -145,20 +139,7 @@ def converse(place: Place, script: list[Json], *, system: bool, tools: bool, thi
 
 @pytest.mark.parametrize("thinking", [True, False])
 def test_thirty_turns_are_one_branch_bit_for_bit(place: Place, thinking: bool) -> None:
-    script = [
-        {
-            "content": ["", "Well, 日本 🙂", "let me see"][n % 3],
-            "reasoning": [None, "because\n\nof this", ""][n % 3],
-            "calls": [{"q": 'naïve "x"', "deep": n % 4 == 0}, {"n": None}][: n % 3],
-            "results": ["", '{"a": true}'],
-            "user": ["and?", "", "größer"][n % 3],
-            "cut": n % 7 == 6,
-            "cuts": [n, 3 * n],
-            "mangle": n % 8,
-        }
-        for n in range(30)
-    ]
-    converse(place, script, system=True, tools=True, thinking=thinking)
+    converse(place, THIRTY_TURNS, system=True, tools=True, thinking=thinking)
 
 
 @settings(max_examples=4)

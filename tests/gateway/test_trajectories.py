@@ -11,37 +11,15 @@ from urllib.parse import quote
 import httpx
 import pytest
 from tests.gateway.kit import Running, told
-from tests.gateway.rollout import Rollout, Say, chat, error_of, in_front, scripted
+from tests.gateway.rollout import Rollout, Say, chat, error_of, in_front, uid_of
 
 UIDS = ["a/b", "50%", "%2F", "50%25", "größe 日本", "with space", "...", "a?b#c", "ö/ü%/ ", "+", "🙂", "a" * 512]
-
-
-@pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[Rollout]:
-    with scripted(folder) as found:
-        yield found
-
-
-@pytest.fixture
-def rollout(shared: Rollout) -> Rollout:
-    shared.forget()
-    return shared
 
 
 @pytest.fixture(scope="module")
 def gateway(shared: Rollout, folder: Path) -> Iterator[Running]:
     with in_front(shared, folder) as found:
         yield found
-
-
-@pytest.fixture
-def base(gateway: Running) -> str:
-    """The base_url of a new trajectory."""
-    return str(gateway.init()["base_url"])
-
-
-def uid_of(base: str) -> str:
-    return base.split("/")[3]
 
 
 def detail_of(answer: Any, status: int) -> str:

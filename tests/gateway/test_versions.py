@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ from typing import Any
 import httpx
 import pytest
 from tests.engine.kit import Client
-from tests.gateway.kit import Evidence, Running, running_gateway, told
+from tests.gateway.kit import Evidence, Running, running_gateway, told, until
 from tests.gateway.rollout import (
-    PATIENCE_S,
     Rollout,
     Say,
     answers,
@@ -23,6 +21,7 @@ from tests.gateway.rollout import (
     events_of,
     in_front,
     scripted,
+    uid_of,
     user,
 )
 
@@ -30,38 +29,9 @@ from headrace import DataPool
 
 
 @pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[Rollout]:
-    with scripted(folder) as found:
-        yield found
-
-
-@pytest.fixture
-def rollout(shared: Rollout) -> Rollout:
-    shared.forget()
-    return shared
-
-
-@pytest.fixture(scope="module")
 def front(shared: Rollout, folder: Path) -> Iterator[Running]:
     with in_front(shared, folder, keep_alive_s=0.02) as found:
         yield found
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as found:
-        yield found
-
-
-def uid_of(base: str) -> str:
-    return base.split("/")[3]
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < until, "it never came to that"
-        time.sleep(0.002)
 
 
 def later(threads: ThreadPoolExecutor, base: str, **body: Any) -> Future[httpx.Response]:
@@ -164,7 +134,7 @@ def test_while_paused_new_calls_are_held_without_an_error(
     assert told(front.post("/pause")) == {"status": "paused", "mode": "drain"}
     try:
         calls = [later(threads, base, stream=stream) for stream in (True, False)]
-        eventually(lambda: front.counted("held") == 2)
+        until(lambda: front.counted("held") == 2)
         assert front.counted("paused") is True
         assert not any(call.done() for call in calls)
         assert rollout.orders == []
@@ -211,7 +181,7 @@ def test_a_client_that_leaves_while_it_is_held_is_let_go(front: Running, rollout
     body = {"messages": [user("hi")], "stream": True}
     with httpx.stream("POST", f"{base}/v1/chat/completions", json=body, timeout=60, trust_env=False) as answer:
         next(answer.iter_lines())
-    eventually(lambda: front.counted("held") == 0)
+    until(lambda: front.counted("held") == 0)
     told(front.post("/resume"))
     assert rollout.orders == []
 
@@ -223,7 +193,7 @@ def test_drain_waits_for_calls_in_flight(front: Running, rollout: Rollout, threa
     call = later(threads, base, stream=True)
     gate.reached()
     pause = threads.submit(front.post, "/pause?mode=drain", timeout=60)
-    eventually(lambda: front.counted("paused") is True)
+    until(lambda: front.counted("paused") is True)
     assert not pause.done()
     gate.open()
     assert pause.result(60).status_code == 200
@@ -277,7 +247,7 @@ def test_an_answer_goes_on_under_the_new_weights(
         base = gateway.init()["base_url"]
         body = {"max_tokens": 600, "ignore_eos": True, "stream": stream, "return_token_ids": True}
         call = later(threads, base, **body)
-        eventually(lambda: any(len(s.output) > 3 for c in list(own.engine.open) for s in c.sequences))
+        until(lambda: any(len(s.output) > 3 for c in list(own.engine.open) for s in c.sequences))
         told(gateway.post(f"/pause?mode={mode}"))
         assert not call.done()
         own.post("/update_weight_version", {"new_version": "9"})

@@ -20,6 +20,20 @@ scalars = st.one_of(st.booleans(), st.none(), st.integers(-(2**40), 2**40), word
 arguments = st.dictionaries(
     st.sampled_from(["q", "deep", "größe", "n"]), st.one_of(scalars, st.lists(scalars, max_size=3)), max_size=4
 )
+#: A conversation with everything that `turns` may have.
+THIRTY_TURNS: list[dict[str, Any]] = [
+    {
+        "content": ["", "Well, 日本 🙂", "let me see"][n % 3],
+        "reasoning": [None, "because\n\nof this", ""][n % 3],
+        "calls": [{"q": 'naïve "x"', "deep": n % 4 == 0}, {"n": None}][: n % 3],
+        "results": ["", '{"a": true}'],
+        "user": ["and?", "", "größer"][n % 3],
+        "cut": n % 7 == 6,
+        "cuts": [n, 3 * n],
+        "mangle": n % 8,
+    }
+    for n in range(30)
+]
 
 
 @st.composite
@@ -57,12 +71,22 @@ def mangled(message: dict[str, Any], how: int) -> dict[str, Any]:
     return dict(reversed(out.items())) if how & 4 else out
 
 
+def answer_of(
+    name: str, number: int, turn: dict[str, Any], *, tools: bool, thinking: bool
+) -> tuple[str, str | None, list[ToolCall]]:
+    """What a turn says, as far as the model can say it: content, reasoning, calls."""
+    form = FORMATS[name]
+    made = turn["calls"][: 1 if form == "llama" else 2] if tools and form != "none" else []
+    calls = [ToolCall("look_up", args, f"id{number:03}n{i:03}") for i, args in enumerate(made)]
+    reasoning = turn["reasoning"] if name == "qwen3" and thinking else None
+    return "" if form in ("llama", "mistral") and calls else turn["content"], reasoning, calls
+
+
 def converse(name: str, plan_of_turns: list[dict[str, Any]], *, system: bool, tools: bool, thinking: bool) -> Talk:
     """Plays a conversation; every prompt is checked as it is made."""
     options = {"enable_thinking": thinking} if name == "qwen3" else None
     talk = Talk(renderer(name), [LOOK_UP] if tools else None, options)
     variant = talk.renderer.with_options(options)
-    form = FORMATS[name]
     messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}] if system else []
     faithful = list(messages)  # the same conversation, as the gateway gave it out
     first = {"role": "user", "content": "Hello, 世界"}
@@ -80,14 +104,8 @@ def converse(name: str, plan_of_turns: list[dict[str, Any]], *, system: bool, to
             whole = variant.render(read_messages(faithful), request.tools)
             talk.compared += 1
             assert talk.renderer.vocabulary.decode(plan.ids) == talk.renderer.vocabulary.decode(whole)
-        calls = [
-            ToolCall("look_up", args, f"id{number:03}n{i:03}")
-            for i, args in enumerate(turn["calls"][: 1 if form == "llama" else 2])
-        ]
-        calls = calls if tools and form != "none" else []
-        reasoning = turn["reasoning"] if name == "qwen3" and thinking else None
-        content = "" if form in ("llama", "mistral") and calls else turn["content"]
-        text = spoken(form, content, reasoning, calls)
+        content, reasoning, calls = answer_of(name, number, turn, tools=tools, thinking=thinking)
+        text = spoken(FORMATS[name], content, reasoning, calls)
         ids = sampled(talk.renderer, text, turn["cuts"], None if turn["cut"] and text else STOPS[name])
         parsed, _ = talk.answer(request, plan, ids)
         assert [(c.name, c.arguments) for c in parsed.tool_calls] == [(c.name, c.arguments) for c in calls]
@@ -117,20 +135,7 @@ def test_every_prompt_begins_with_the_prompt_and_response_before_it(
 @pytest.mark.parametrize("thinking", [True, False])
 @pytest.mark.parametrize("name", NAMES)
 def test_thirty_turns_with_tools_stay_one_branch(name: str, thinking: bool) -> None:
-    script = [
-        {
-            "content": ["", "Well, 日本 🙂", "let me see"][n % 3],
-            "reasoning": [None, "because\n\nof this", ""][n % 3],
-            "calls": [{"q": 'naïve "x"', "deep": n % 4 == 0}, {"n": None}][: n % 3],
-            "results": ["", '{"a": true}'],
-            "user": ["and?", "", "größer"][n % 3],
-            "cut": n % 7 == 6,
-            "cuts": [n, 3 * n],
-            "mangle": n % 8,
-        }
-        for n in range(30)
-    ]
-    talk = converse(name, script, system=True, tools=True, thinking=thinking)
+    talk = converse(name, THIRTY_TURNS, system=True, tools=True, thinking=thinking)
     assert [node.step for node in talk.history.nodes] == list(range(30))
     assert all(node.parent is before for before, node in zip(talk.history.nodes, talk.history.nodes[1:], strict=False))
     assert set(talk.causes) == {Cause.FIRST, Cause.EXTENDED}

@@ -129,12 +129,12 @@ class Gateway:
 
     async def _adopt_version(self) -> None:
         """A restarted gateway goes on with the version that the pool knows, unless it was told one meanwhile."""
-        if any(self.upstream.versions.values()):
-            return
         try:
             stats = await self.pool.aio.stats()
         except HeadraceError as error:
             log.warning("the pool's version is not known: %s", error)
+            return
+        if any(self.upstream.versions.values()):
             return
         channels = stats.get("channels", {})
         self.upstream.set_version(max((int(found.get("policy_version", 0)) for found in channels.values()), default=0))

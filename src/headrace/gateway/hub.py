@@ -62,8 +62,11 @@ class Hub:
 
     async def joined_by(self, number: int, worker: str) -> None:
         """A worker is there, perhaps in place of one that died: it is told what changed before."""
-        for method, path, body in list(self._changes.values()):
-            await self._ask(worker, method, path, body, {TRUSTED_HEADER: "yes"})
+        told: set[tuple[str, str, bytes]] = set()
+        while todo := [change for change in self._changes.values() if change not in told]:  # more may come meanwhile
+            for method, path, body in todo:
+                await self._ask(worker, method, path, body, {TRUSTED_HEADER: "yes"})
+            told.update(todo)
         self._workers[number] = worker
 
     async def close(self) -> None:

@@ -5,24 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.engine.kit import Client, serving
 from tests.gateway.upstream.kit import Puppet
 
-from headrace.engine import tiny
 from headrace.tokens.vocabulary import Vocabulary, load_vocabulary
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    found = tmp_path_factory.mktemp("tiny")
-    tiny.build(found, seed=0)
-    return found
 
 
 @pytest.fixture(scope="session")

@@ -9,16 +9,23 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
+from tests.gateway.wire import Writer, begin_stream, event, respond, send
 
 from headrace.gateway.upstream import Options, Order, Upstream
 from headrace.tokens.vocabulary import Vocabulary
 
 Json = dict[str, Any]
-Writer = asyncio.StreamWriter
 Behaviour = Callable[["Request", Writer], Awaitable[None]]
 
 #: Patient enough for a busy machine; tests that wait for one of them to run out set it themselves.
-OPTIONS: Json = {"connect_s": 5.0, "idle_s": 60.0, "call_s": 120.0, "probe_s": 0.05, "verify_s": 30.0}
+OPTIONS: Json = {
+    "connect_s": 5.0,
+    "idle_s": 60.0,
+    "call_s": 120.0,
+    "probe_s": 0.05,
+    "verify_s": 30.0,
+    "abort_grace_s": 0.1,
+}
 
 PROMPT = [5, 6, 7]
 
@@ -173,36 +180,7 @@ def _choice(asked: Json, index: int, first: int, last: int) -> Json:
     }
 
 
-def event(data: Any) -> bytes:
-    return b"data: " + json.dumps(data).encode() + b"\n\n"
-
-
 # -- behaviours --------------------------------------------------------------------------------------------------------
-
-
-async def respond(writer: Writer, status: int, answer: Any, *headers: str) -> None:
-    """A whole HTTP answer: JSON, bytes, or a list of bytes as a chunked stream."""
-    if isinstance(answer, list):
-        await begin_stream(writer)
-        for part in answer:
-            await send(writer, part)
-        writer.write(b"0\r\n\r\n")
-    else:
-        body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-        lines = [f"HTTP/1.1 {status} Said", f"content-length: {len(body)}", "content-type: application/json", *headers]
-        writer.write("\r\n".join([*lines, "", ""]).encode() + body)
-    await writer.drain()
-
-
-async def begin_stream(writer: Writer) -> None:
-    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-    await writer.drain()
-
-
-async def send(writer: Writer, part: bytes) -> None:
-    """One chunk of a stream."""
-    writer.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
-    await writer.drain()
 
 
 def answers(status: int, answer: Any, *headers: str) -> Behaviour:
@@ -210,23 +188,6 @@ def answers(status: int, answer: Any, *headers: str) -> Behaviour:
         await respond(writer, status, answer, *headers)
 
     return behave
-
-
-async def hangs(request: Request, writer: Writer) -> None:
-    await asyncio.Event().wait()
-
-
-async def disconnects(request: Request, writer: Writer) -> None:
-    writer.transport.abort()
-
-
-async def drips(request: Request, writer: Writer) -> None:
-    """A byte now and then, for ever."""
-    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
-    while True:
-        writer.write(b" ")
-        await writer.drain()
-        await asyncio.sleep(0.01)
 
 
 async def drips_events(request: Request, writer: Writer) -> None:

@@ -11,23 +11,17 @@ from tests.gateway.upstream.kit import (
     Behaviour,
     Puppet,
     Request,
-    Writer,
     answers,
-    begin_stream,
     completion,
     connected,
-    disconnects,
-    drips,
     drips_events,
-    event,
-    hangs,
     order,
     pieces,
-    respond,
     says,
     streams,
     until,
 )
+from tests.gateway.wire import Writer, begin_stream, breaks, drips, event, hangs, respond
 
 from headrace.gateway.upstream import Failed, NoServer, Refused, Upstream
 from headrace.tokens.vocabulary import Vocabulary
@@ -75,7 +69,7 @@ async def huge(request: Request, writer: Writer) -> None:
 BEFORE_A_TOKEN = {
     "500": (answers(500, {"error": {"message": "engine dead", "code": 500}}), "status"),
     "503": (answers(503, b"overloaded"), "status"),
-    "disconnects": (disconnects, "unreachable"),
+    "disconnects": (breaks, "unreachable"),
     "not json": (answers(200, b"<html>"), "malformed"),
     "no choices": (answers(200, {"id": "cmpl-1"}), "malformed"),
     "no ids": (answers(200, {"choices": [{"index": 0, "text": "x", "finish_reason": "stop"}]}), "malformed"),
@@ -166,7 +160,7 @@ async def test_a_server_that_dies_is_passed_over_and_found_again(puppet: Make, v
 async def test_an_idle_connection_that_was_closed_is_no_failure(puppet: Make, vocabulary: Vocabulary) -> None:
     server = await puppet()
     async with connected(vocabulary, server) as upstream:
-        server.behave = later(disconnects)
+        server.behave = later(breaks)
         assert (await upstream.sample(order())).choices[0].ids == IDS
         assert upstream.counters["retries"] == 0
         assert state(upstream, server) == "up"

@@ -8,21 +8,8 @@ from typing import Any
 
 import pytest
 from tests.engine.kit import Client, Reference, gap
-from tests.gateway.upstream.kit import (
-    Puppet,
-    Request,
-    Writer,
-    connected,
-    event,
-    hangs,
-    order,
-    pieces,
-    respond,
-    send,
-    stream_of,
-    streams,
-    until,
-)
+from tests.gateway.upstream.kit import Puppet, Request, connected, order, pieces, stream_of, streams, until
+from tests.gateway.wire import Writer, event, hangs, respond, send
 
 from headrace.data import InvalidInput
 from headrace.gateway.upstream import CannotPause, Failed, Order, Sampled, Upstream
@@ -200,6 +187,41 @@ async def test_an_aborted_stream_goes_on_as_one(
         check_whole(choice, reference, asked, 1000)
         assert choice.consumed is asked.prompt
         assert [version for _, version in choice.spans] == [0, 1]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_an_abort_that_comes_before_the_pause_that_asked_for_it_is_continued(
+    own: Client, vocabulary: Vocabulary, reference: Reference, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    """Two gateways before one server: the first one's pause cuts what the other has under way."""
+    asked = order(**LONGER)
+    async with connected(vocabulary, own.host) as first, connected(vocabulary, own.host, abort_grace_s=60) as second:
+        cut = watched(second, monkeypatch)
+        running = asyncio.create_task(pieces(second, asked) if streamed else second.sample(asked))
+        await until(lambda: begun(own))
+        await first.pause("abort-resume")
+        await until(lambda: cut.is_set() or running.done())
+        await second.pause("abort-resume")
+        await in_thread(sync, own, second, 1)
+        await first.resume()
+        await second.resume()
+        found = await running
+        assert second.counters["continued"] == 1
+    choice = joined(found) if streamed else found.choices[0]
+    check_whole(choice, reference, asked, 1000)
+    assert [version for _, version in choice.spans] == [0, 1]
+
+
+def watched(upstream: Upstream, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set once an answer of this upstream was aborted and looks for the pause that asked for it."""
+    looked, wait_abort = asyncio.Event(), upstream._gate.wait_abort
+
+    async def wait(since: int, within_s: float) -> bool:
+        looked.set()
+        return await wait_abort(since, within_s)
+
+    monkeypatch.setattr(upstream._gate, "wait_abort", wait)
+    return looked
 
 
 async def test_a_version_set_during_a_stream_is_that_of_the_tokens_after_it(

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from tests.engine.kit import Client
-from tests.gateway.upstream.kit import OPTIONS, Puppet, Request, connected, hangs, order, until
+from tests.gateway.upstream.kit import OPTIONS, Puppet, Request, connected, order, until
+from tests.gateway.wire import hangs
 
 from headrace.data import InvalidInput
 from headrace.gateway.upstream import NoServer, Options, Upstream

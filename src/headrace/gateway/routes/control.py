@@ -53,6 +53,8 @@ class Control:
         server = asked.server.rstrip("/") if asked.server is not None else None
         newest, before = gateway.upstream.version, gateway.upstream.versions
         gateway.upstream.set_version(asked.version, server)
+        if request.scope.get("headrace.trusted"):  # the pool was told when it was said first
+            return json_response(self._versions())
         try:
             await gateway.pool.aio.set_version(gateway.upstream.version)
         except InvalidInput:  # what the pool refuses holds nowhere

@@ -1,0 +1,136 @@
+"""What concerns all workers goes through the hub: to each of them, to those that start later, for whoever may ask."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from tests.gateway.kit import serving, told
+
+from headrace import DataPool
+from headrace.gateway import Settings, create_app
+from headrace.gateway.hub import DROP, SECRET_HEADER, TRUSTED_HEADER, Hub, ToHub, hub_app
+
+SECRET = "what-they-share"
+ADMIN = {"authorization": "Bearer admin-key"}
+TRUSTED = {TRUSTED_HEADER: "yes"}
+ROLLOUT, OTHER = "http://127.0.0.1:1", "http://127.0.0.1:2"
+Start = Callable[[], str]
+
+
+@pytest.fixture
+async def hub() -> AsyncIterator[Hub]:
+    found = Hub(SECRET)
+    yield found
+    await found.close()
+
+
+@pytest.fixture
+async def hub_socket(hub: Hub) -> AsyncIterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "hub.sock")
+        server = uvicorn.Server(uvicorn.Config(hub_app(hub, []), uds=path, log_level="warning", lifespan="off"))
+        serving_it = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.001)
+        yield path
+        server.should_exit = True
+        await serving_it
+
+
+@pytest.fixture
+def start(hub_socket: str, pool: DataPool, tmp_path: Path) -> Iterator[Start]:
+    """Starts gateways that ask for an admin key, as workers of the hub; the address of each. None has a tokenizer."""
+    settings = Settings(vllm_addresses=ROLLOUT, tokenizer_path=str(tmp_path), admin_key="admin-key")
+    with ExitStack() as running:
+
+        def worker() -> str:
+            app = ToHub(create_app(pool, settings), socket=hub_socket, secret=SECRET)
+            return running.enter_context(serving(app))
+
+        yield worker
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        yield client
+
+
+@pytest.mark.parametrize("secret", [{}, {SECRET_HEADER: ""}, {SECRET_HEADER: "guessed"}], ids=str)
+async def test_a_trusted_header_without_the_secret_opens_nothing(
+    hub: Hub, start: Start, http: httpx.AsyncClient, secret: dict[str, str]
+) -> None:
+    worker = start()
+    await hub.joined_by(0, worker)
+    for method, path, body in (
+        ("POST", "/pause", None),
+        ("POST", "/policy_version", {"version": 7}),
+        ("POST", "/servers", {"address": OTHER}),
+        ("GET", "/stats", None),
+    ):
+        answer = await http.request(method, f"{worker}{path}", json=body, headers={**TRUSTED, **secret})
+        assert answer.status_code == 401, path
+    dropping = {"trajectory_uid": "t"}
+    assert (await http.post(f"{worker}{DROP}", json=dropping, headers={**TRUSTED, **secret})).status_code == 404
+    found = await state(http, worker)
+    assert found["paused"] is False
+    assert versions(found) == {ROLLOUT: 0}
+
+
+async def test_what_was_said_before_a_worker_started_reaches_it(
+    hub: Hub, start: Start, http: httpx.AsyncClient
+) -> None:
+    first, second = start(), start()
+    await hub.joined_by(0, first)
+    for path, body in (("/servers", {"address": OTHER}), ("/policy_version", {"version": 7}), ("/pause", None)):
+        told(await http.post(f"{first}{path}", json=body, headers=ADMIN))
+    await hub.joined_by(1, second)
+    found = await state(http, second)
+    assert found["paused"] is True
+    assert versions(found) == {ROLLOUT: 7, OTHER: 7}
+
+
+async def test_a_worker_that_starts_while_servers_differ_learns_the_version_of_each(
+    hub: Hub, start: Start, http: httpx.AsyncClient
+) -> None:
+    first, second = start(), start()
+    await hub.joined_by(0, first)
+    for path, body in (
+        ("/servers", {"address": OTHER}),
+        ("/policy_version", {"version": 3}),
+        ("/policy_version", {"version": 7, "server": OTHER}),
+    ):
+        told(await http.post(f"{first}{path}", json=body, headers=ADMIN))
+    await hub.joined_by(1, second)
+    found = await state(http, second)
+    assert versions(found) == {ROLLOUT: 3, OTHER: 7}
+
+
+async def test_a_pause_that_is_over_is_not_said_to_a_worker_that_starts(
+    hub: Hub, start: Start, http: httpx.AsyncClient
+) -> None:
+    first, second = start(), start()
+    await hub.joined_by(0, first)
+    for path in ("/pause", "/resume"):
+        told(await http.post(f"{first}{path}", headers=ADMIN))
+    await hub.joined_by(1, second)
+    assert (await state(http, second))["paused"] is False
+
+
+async def state(http: httpx.AsyncClient, worker: str) -> dict[str, Any]:
+    """What one worker knows of itself; with the secret, the hub is not asked."""
+    found = told(await http.get(f"{worker}/stats", headers={**ADMIN, SECRET_HEADER: SECRET}))
+    return dict(found["gateway"])
+
+
+def versions(found: dict[str, Any]) -> dict[str, int]:
+    """Of a worker's stats, what each of its servers samples with."""
+    return {server["address"]: server["version"] for server in found["servers"]}
