@@ -262,3 +262,31 @@ def test_a_step_that_fails_is_answered_with_an_error_and_the_next_one_works(own:
     assert status == 500
     assert "out of luck" in error["message"]
     assert len(own.complete(PROMPT, max_tokens=3, ignore_eos=True)["token_ids"]) == 3
+
+
+def test_tokens_are_scored_while_the_engine_is_paused_and_what_is_frozen_goes_on(
+    own: Client, reference: Reference
+) -> None:
+    alone = own.post("/v1/completions", LONG)["choices"][0]["token_ids"]
+    with own.stream("/v1/completions", LONG) as chunks:
+        ids = next(chunks)["choices"][0]["token_ids"]
+        own.post("/pause?mode=keep")
+        scored = own.post("/score_tokens", {"prompt_token_ids": PROMPT + alone})
+        own.post("/resume")
+        for chunk in chunks:
+            ids += chunk["choices"][0]["token_ids"]
+    assert ids == alone
+    assert (scored["weight_version"], scored["dtype"]) == ("default", "float32")
+    whole = PROMPT + alone
+    assert gap(scored["logprobs"], reference.logprobs(whole[:1], whole[1:])) < 1e-4
+
+
+def test_a_long_prompt_is_scored_in_parts(own: Client, reference: Reference) -> None:
+    ids = [(7 * at + at // 11) % 300 for at in range(own.engine.context - 1)]
+    scored = own.post("/score_tokens", {"prompt_token_ids": ids})
+    assert gap(scored["logprobs"], reference.logprobs(ids[:1], ids[1:])) < 1e-4
+
+
+@pytest.mark.parametrize("ids", [[], [1, 10**6], [1] * 2048, "no"], ids=["none", "unknown", "too many", "no ids"])
+def test_tokens_that_the_model_cannot_read_are_not_scored(own: Client, ids: Any) -> None:
+    assert own.refused("/score_tokens", {"prompt_token_ids": ids})[0] == 400

@@ -221,3 +221,22 @@ def test_several_rows_are_refused() -> None:
     x = torch.zeros(2, 2, 6, 4)
     with pytest.raises(InvalidInput, match="2 rows"):
         attention.packed_attention(torch.nn.Module(), x, x, x, None, cuts=[0, 6])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_on_a_gpu_it_is_what_it_is_on_a_cpu(dtype: torch.dtype, kv_heads: int) -> None:
+    """bfloat16 goes through the variable-length kernel, float32 is stacked."""
+    generator = torch.Generator().manual_seed(0)
+    cuts = cuts_of([70, 3, 1, 300, 71])
+    given_ = [
+        torch.randn(1, heads, cuts[-1], 32, generator=generator).to(dtype).float() for heads in (4, kv_heads, kv_heads)
+    ]
+    answers = []
+    for device, kind in (("cpu", torch.float32), ("cuda", dtype)):
+        inputs = [x.to(device, kind).requires_grad_() for x in given_]
+        found, _ = attention.packed_attention(torch.nn.Module(), *inputs, None, cuts=cuts)
+        answers.append([found, *torch.autograd.grad(found.float().square().sum(), inputs)])
+    for wanted, got in zip(*answers, strict=True):
+        torch.testing.assert_close(got.cpu().float(), wanted, atol=2e-5 if dtype == torch.float32 else 0.1, rtol=0.05)

@@ -28,6 +28,7 @@ def create_app(engine: Engine) -> Starlette:
         "/reset_prefix_cache": control.reset_prefix_cache,
         "/collective_rpc": control.collective_rpc,
         "/load_weights_shm": control.load_weights_shm,
+        "/score_tokens": control.score_tokens,
     }
     gets: dict[str, Handler] = {
         "/v1/models": info.models,

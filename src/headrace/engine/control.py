@@ -17,6 +17,7 @@ from starlette.responses import Response
 from headrace.engine import weights
 from headrace.engine.engine import Engine
 from headrace.engine.failures import Refused, broken
+from headrace.engine.requests import checked
 from headrace.engine.routing import body, json
 from headrace.engine.weights import BadWeights
 
@@ -57,6 +58,10 @@ class SharedWeights(BaseModel):
     manifest: list[Placed]
     #: Becomes the weight version in the same moment.
     version: str | None = None
+
+
+class Scored(BaseModel):
+    prompt_token_ids: list[int]
 
 
 class Control:
@@ -123,6 +128,15 @@ class Control:
         except BadWeights as error:
             raise Refused(str(error), param="manifest") from error
         return json({"success": True, "loaded": len(found), "weight_version": version})
+
+    async def score_tokens(self, request: Request) -> Response:
+        """The log-probs of a prompt's own tokens under the weights that are loaded now, paused or not."""
+        engine = self.engine
+        ids = checked((await body(request, Scored)).prompt_token_ids, engine.vocabulary, engine.context)
+        logprobs, version, dtype = await self.worker.ask(
+            lambda scheduler: (scheduler.score(ids), scheduler.version, scheduler.model.dtype)
+        )
+        return json({"logprobs": logprobs, "weight_version": version, "dtype": str(dtype).removeprefix("torch.")})
 
     async def debug_calls(self, request: Request) -> Response:
         if not self.engine.settings.record:

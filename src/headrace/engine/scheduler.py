@@ -22,6 +22,8 @@ from headrace.engine.sequence import Candidates, Sequence
 
 #: Prompt tokens, padding included, that are computed at once.
 PREFILL_TOKENS = 4096
+#: Tokens that are scored at once: each has the log-probs of a whole vocabulary.
+SCORE_TOKENS = 1024
 DEFAULT_VERSION = "default"
 
 
@@ -117,6 +119,24 @@ class Scheduler:
             sequence.row = None
         self.waiting.extendleft(reversed(self.running))
         self.running = []
+
+    def score(self, ids: list[int]) -> list[float]:
+        """The log-probs, at temperature 1, of each of these tokens but the first: computed whole, nothing of it kept.
+
+        Paused or not, and whatever runs: it has a cache of its own.
+        """
+        with torch.inference_mode():
+            cache = self.model.cache(1, len(ids))
+            cache.reserve(1, len(ids))
+            tokens = torch.tensor(ids, device=self.model.device)
+            found: list[float] = []
+            for done in range(0, len(ids) - 1, SCORE_TOKENS):
+                part = tokens[done : min(done + SCORE_TOKENS, len(ids) - 1)]
+                states = self.model.forward(cache, slice(0, 1), part, [done], [len(part)])
+                logprobs = self.model.logits(states).log_softmax(-1)
+                next_ones = tokens[done + 1 : done + 1 + len(part), None]
+                found += logprobs.gather(-1, next_ones)[:, 0].clamp(min=LOWEST).tolist()
+        return found
 
     def step(self) -> list[Sequence]:
         """Gives every running sequence one more token; all of them, in the order in which they ran."""

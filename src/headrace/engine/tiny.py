@@ -100,14 +100,18 @@ def folder(seed: int = 0) -> Path:
 
 def build(into: Path, seed: int = 0, **config: Any) -> None:
     """Writes the checkpoint into an empty folder; `config` overrides what its configuration says."""
+    write(into, _tokenizer(), {**CONFIG, **config}, seed)
+
+
+def write(into: Path, tokenizer: Any, config: dict[str, Any], seed: int) -> None:
+    """Writes a Llama with random weights and the vocabulary of a tokenizer."""
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-    tokenizer = _tokenizer()
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(LlamaConfig(**{**CONFIG, "vocab_size": len(tokenizer), **ids, **config}))
+        model = LlamaForCausalLM(LlamaConfig(**{"vocab_size": len(tokenizer), **ids, **config}))
     model.generation_config = GenerationConfig(**ids)
     model.save_pretrained(into)
     tokenizer.save_pretrained(into)

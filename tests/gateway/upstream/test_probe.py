@@ -225,6 +225,40 @@ async def test_a_server_added_later_begins_with_the_version_of_all(puppet: Make,
         assert upstream.versions == {server.address: 9}
 
 
+async def test_a_server_that_was_started_anew_takes_no_orders_until_it_has_its_weights_again(
+    puppet: Make, vocabulary: Vocabulary
+) -> None:
+    server = await puppet()
+    port = int(server.address.rpartition(":")[2])
+    async with connected(vocabulary, server, probe_s=0.01) as upstream:
+        upstream.set_version(7)
+        server.answers["/weight_info"] = (200, {"weight_version": "7"})
+        await upstream.note_versions()
+        await server.stop()
+        with pytest.raises(NoServer):
+            await upstream.sample(order())
+        server.answers["/weight_info"] = (200, {"weight_version": "default"})
+        await server.start(port)
+        await until(lambda: "started anew" in upstream.describe()[0]["reason"])
+        server.answers["/weight_info"] = (200, {"weight_version": "8"})
+        await until(lambda: upstream.ready)
+        assert upstream.version == 8
+
+
+async def test_a_server_that_never_told_a_version_comes_back_as_it_was(puppet: Make, vocabulary: Vocabulary) -> None:
+    server = await puppet()
+    port = int(server.address.rpartition(":")[2])
+    async with connected(vocabulary, server, probe_s=0.01) as upstream:
+        upstream.set_version(7)
+        await upstream.note_versions()
+        await server.stop()
+        with pytest.raises(NoServer):
+            await upstream.sample(order())
+        await server.start(port)
+        await until(lambda: upstream.ready)
+        assert upstream.version == 7
+
+
 # -- servers that come and go ------------------------------------------------------------------------------------------
 
 

@@ -54,6 +54,7 @@ class Control:
         newest, before = gateway.upstream.version, gateway.upstream.versions
         gateway.upstream.set_version(asked.version, server)
         if request.scope.get("headrace.trusted"):  # the pool was told when it was said first
+            await gateway.upstream.note_versions(server)
             return json_response(self._versions())
         try:
             await gateway.pool.aio.set_version(gateway.upstream.version)
@@ -62,6 +63,7 @@ class Control:
             for address, version in before.items():
                 gateway.upstream.set_version(version, address)
             raise
+        await gateway.upstream.note_versions(server)
         return json_response(self._versions())
 
     def _versions(self) -> dict[str, Any]:

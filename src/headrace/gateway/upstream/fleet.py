@@ -107,6 +107,10 @@ class Fleet:
             async with asyncio.timeout(self._options.verify_s):
                 await probe.healthy()
                 found = await probe.verify()
+                if server.numbered and found.version is None:
+                    raise Failed(
+                        f"it was started anew, with weights that are not version {server.version}; publish to it", "old"
+                    )
         except TimeoutError:
             self._judged(server, "down", f"the probe took longer than {self._options.verify_s:g} s (is it paused?)")
         except Failed as error:
@@ -117,8 +121,21 @@ class Fleet:
             server.model, server.max_model_len = found.model, found.max_model_len
             server.log_prob_mode, server.generate = found.log_prob_mode, found.generate
             if found.version is not None:
-                server.version = found.version
+                server.version, server.numbered = found.version, True
             self._judged(server, "up", None)
+
+    async def note_version(self, server: Server) -> None:
+        """Notes whether a server with new weights says their version itself: one that did must be able to later."""
+        if self._client is None or self._vocabulary is None:
+            return
+        try:
+            probe = Probe(self._client, server, self._vocabulary, self._options)
+            async with asyncio.timeout(self._options.verify_s):
+                server.numbered = await probe.version() is not None
+        except (TimeoutError, Failed) as error:
+            log.debug("%s does not tell its version: %s", server.address, error)
+        if server.state == "down":
+            self._look.set()  # new weights may be what it was waiting for
 
     def _judged(self, server: Server, state: State, reason: str | None) -> None:
         if server.state == "leaving":

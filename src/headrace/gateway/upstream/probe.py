@@ -67,7 +67,7 @@ class Probe:
             raise Unfit(
                 "the server has no /inference/v1/generate; start vLLM with --enable-scale-out, or use wire auto"
             )
-        return Verdict(model, longest, mode, generate, await self._version())
+        return Verdict(model, longest, mode, generate, await self.version())
 
     async def _model(self) -> tuple[str, int | None]:
         status, data = await self._ask("GET", "/v1/models")
@@ -131,7 +131,8 @@ class Probe:
         first = choices[0] if isinstance(choices, list) and choices else None
         return isinstance(first, dict) and isinstance(first.get("token_ids"), list)
 
-    async def _version(self) -> int | None:
+    async def version(self) -> int | None:
+        """The number that the server's weights have, where it knows one."""
         status, data = await self._ask("GET", "/weight_info")
         found = _json(data) if status == 200 else None
         told = found.get("weight_version") if isinstance(found, dict) else None

@@ -21,6 +21,8 @@ class Server:
     def __init__(self, address: str, version: int) -> None:
         self.address = address
         self.version = version
+        #: It said itself which version its weights have; one that cannot say so any more was started anew.
+        self.numbered = False
         self.state: State = "new"
         self.reason: str | None = "not verified yet"
         self.model = ""

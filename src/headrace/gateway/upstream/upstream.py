@@ -223,6 +223,11 @@ class Upstream:
         for known in self._fleet.servers.values():
             known.version = number
 
+    async def note_versions(self, server: str | None = None) -> None:
+        """After `set_version`: remembers which of the servers tell their version themselves."""
+        servers = self._fleet.servers.values() if server is None else [self._fleet.find(server)]
+        await asyncio.gather(*map(self._fleet.note_version, servers))
+
     @property
     def version(self) -> int:
         """The newest."""
