@@ -5,14 +5,14 @@ STAMP  := $(VENV)/.setup-done
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-vllm bench lint format clean
+.PHONY: help setup demo test test-vllm test-verl bench lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv and install Headrace into it
 
-demo: setup ## see the pool survive a crash (no training yet)
+demo: setup ## watch an agent learn binary search from scratch, in a minute or two
 	$(BIN)/headrace demo
 
 test: setup ## run the tests
@@ -21,9 +21,13 @@ test: setup ## run the tests
 test-vllm: setup ## run the tests against a real vLLM on the CPU (installed once into the user's cache, 2 GB)
 	HEADRACE_VLLM=1 $(BIN)/pytest -q tests/vllm
 
-bench: setup ## run the quick benchmarks of pool and gateway, into bench-*.json
+test-verl: setup ## run the tests against a real verl (installed once into the user's cache, 1.3 GB)
+	HEADRACE_VERL=1 $(BIN)/pytest -q tests/verl
+
+bench: setup ## run the quick benchmarks of pool, gateway and trainer, into bench-*.json
 	$(BIN)/headrace bench pool --quick --json bench-pool.json
 	$(BIN)/headrace bench gateway --quick --json bench-gateway.json
+	$(BIN)/headrace bench trainer --quick --json bench-trainer.json
 
 lint: setup ## check style, format and types
 	$(BIN)/ruff check .

@@ -73,7 +73,7 @@ def test_without_a_command_the_help_is_shown_as_an_error(headrace: Command, args
         (("pool", "serve", "--channel", "train:fast"), "'fast' should be option=value"),
         (("pool", "serve", "--channel", ":n_rollouts=1"), "it begins with the channel's name"),
         (("bench", "nothing"), "no benchmark 'nothing'"),
-        (("demo", "--groups", "1"), "--groups: Input should be greater than or equal to 4, not '1'"),
+        (("demo", "--steps", "0"), "--steps: Input should be greater than or equal to 1, not '0'"),
     ],
 )
 def test_bad_usage_is_one_line_that_says_what_would_be_right(

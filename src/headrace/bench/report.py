@@ -18,7 +18,7 @@ LIBRARIES = ("headrace", "numpy", "msgspec", "orjson", "crc32c", "uvicorn", "sta
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a ratio means, and the value that it must reach, or must not exceed."""
+    """What a ratio means, and the value that it must reach, or must not exceed; with neither it is only told."""
 
     meaning: str
     at_least: float | None = None
@@ -28,7 +28,9 @@ class Bar:
         return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
 
     def __str__(self) -> str:
-        return f"≥ {self.at_least:g}" if self.at_least is not None else f"≤ {self.at_most:g}"
+        if self.at_least is not None:
+            return f"≥ {self.at_least:g}"
+        return f"≤ {self.at_most:g}" if self.at_most is not None else "reported"
 
 
 @dataclass(slots=True)

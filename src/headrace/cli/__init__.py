@@ -34,6 +34,7 @@ EXTRAS = {
     "torch": "train",
     "safetensors": "train",
     "yaml": "train",
+    "PIL": "train",
 }
 
 
@@ -46,7 +47,7 @@ class Headrace(Commands):
     bench: CliSubCommand[Bench] = Field(description="measure, against named limits and peers")
     engine: CliSubCommand[EngineCommand] = Field(description="serve a small model as vLLM would")
     train: CliSubCommand[Train] = Field(description="train a model from a pool")
-    demo: CliSubCommand[Demo] = Field(description="see the pool at work: agents, a crash, a recovery")
+    demo: CliSubCommand[Demo] = Field(description="watch an agent learn a game from scratch")
 
 
 def main(args: Sequence[str] | None = None) -> None:

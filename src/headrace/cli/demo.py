@@ -2,28 +2,55 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from headrace.cli.parser import FAILED
+from headrace.cli.parser import FAILED, Usage
+
+RUNS = Path("runs")
 
 
 class Demo(BaseModel):
-    """See the pool at work. Simulated agents play a number game at random and record exact tokens; half-way the pool's
-    process is killed (kill -9) and recovers from its journal; a consumer leases batches and acknowledges them.
+    """Watch agents learn from nothing. A two-layer transformer with random weights is served by the engine; agents that
+    know no more than a base URL play a number game against it through the gateway; the trainer learns from what the
+    pool recorded and publishes the weights.
 
-    No training yet: the trainer comes later. The last line of stdout is a JSON object; the exit code is 0 only if
-    nothing was lost.
+    It ends when the mean reward of ten steps is 0.95, with a picture, a page and one JSON object as the last line of
+    stdout. The exit code is 0 only if that was reached.
     """
 
-    groups: int = Field(48, ge=4, description="prompts to play, each 8 times")
-    agents: int = Field(4, ge=1, le=64, description="agents that play at once")
-    seed: int = Field(0, description="of the hidden numbers and the guesses")
-    journal: Path | None = Field(None, description="keep the journal in this new folder, instead of a temporary one")
+    task: str = Field("number", description="number: 1 to 7 in three guesses; number3: 1 to 3 in two")
+    seed: int = Field(0, ge=0, description="of the weights, the hidden numbers and the order of learning")
+    steps: int | None = Field(None, ge=1, description="most training steps (default: the recipe's)")
+    engine: Literal["headrace", "vllm"] = Field("headrace", description="what serves the model")
+    vllm_addresses: str | None = Field(None, description="with --engine vllm: servers that serve --model")
+    model: str | None = Field(
+        None, description="folder of the checkpoint to begin with (default: random weights, by the seed)"
+    )
+    sync_mode: Literal["auto", "keep", "drain", "abort-resume"] = Field(
+        "auto", description="what becomes of calls in flight when weights are exchanged"
+    )
+    ray: bool = Field(False, description="the pool is an actor of a local Ray cluster")
+    run: Path | None = Field(None, description="the run's folder (default: a new one in runs/)")
+    resume: bool = Field(False, description="go on with the run in --run, or with the latest one in runs/")
 
     def cli_cmd(self) -> None:
-        from headrace.demo import play
+        from headrace.demo.run import Options, play
 
-        if not play(groups=self.groups, agents=self.agents, seed=self.seed, journal=self.journal):
+        given = self.model_dump(exclude={"run", "resume"})
+        options = Options(**{name: value for name, value in given.items() if value is not None})
+        if not play(options, self._folder(), resume=self.resume):
             raise SystemExit(FAILED)
+
+    def _folder(self) -> Path:
+        if self.run is not None:
+            return self.run
+        if not self.resume:
+            return RUNS / time.strftime("demo-%Y%m%d-%H%M%S")
+        found = sorted(RUNS.glob("demo-*"))
+        if not found:
+            raise Usage(f"--resume: there is no demo in {RUNS}; name its folder with --run")
+        return found[-1]

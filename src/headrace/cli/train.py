@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field
 from pydantic_settings import CliPositionalArg
+
+if TYPE_CHECKING:
+    from headrace.trainer.checkpoint import Progress
 
 
 class Train(BaseModel):
@@ -35,5 +39,9 @@ class Train(BaseModel):
             return
         from headrace.trainer.trainer import train
 
-        done = train(config, resume=self.resume)
+        done = train(config, resume=self.resume, ready=_say)
         print(f"{done.step} steps, version {done.version}, {done.trajectories} trajectories, {done.tokens} tokens")
+
+
+def _say(progress: Progress) -> None:
+    print(f"trainer ready at step {progress.step}, version {progress.version}", flush=True)

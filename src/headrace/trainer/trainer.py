@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -52,6 +52,7 @@ class Trainer:
         self.publisher = Publisher(config.sync) if config.sync is not None else None
         self._publishing = ThreadPoolExecutor(1, "headrace-publish")
         self._published: Future[Report] | None = None
+        self._report: Report | None = None
         self._probe = _first_probe(self.learner.policy.model.config.vocab_size)
         self._times: dict[str, float] = {}
         self._stopped = False
@@ -66,11 +67,14 @@ class Trainer:
             scorer = GatewayScorer(config.sync.gateway, config.sync.admin_key)
         self.feed = Feed(self.pool, config, Leases(config.run), self.progress.repeats, scorer)
 
-    def run(self) -> Progress:
+    def run(self, ready: Callable[[Progress], None] | None = None) -> Progress:
+        """`ready` is called once the servers have this run's weights."""
         try:
             self.feed.recover(self.progress.leases)
             self.progress.leases = {}
             self._begin()
+            if ready is not None:
+                ready(self.progress)
             while self.progress.step < self.config.steps and not self._stopped:
                 with self._timed("wait"):
                     began = time.monotonic()
@@ -81,8 +85,7 @@ class Trainer:
                 self._times["idle"] = _without(began, ended, batch.starved)
                 self._step(batch)
             self._keep(always=True)
-            if self._published is not None:
-                self._published.result()
+            self._await_published()
             return self.progress
         finally:
             self._close()
@@ -131,26 +134,30 @@ class Trainer:
         if known > self.progress.version:  # what was published after the checkpoint is lost: its number is not reused
             self.progress.version = known + 1
         self._publish(self._probe)
-        if self._published is not None:
-            self._published.result()
+        self._await_published()
 
     def _publish(self, ids: list[int]) -> None:
         """Hands the weights over to be published while learning goes on; the last hand-over is awaited first."""
         if self.publisher is None:
             self.pool.set_version(self.progress.version, channel=self.config.pool.channel)
             return
-        if self._published is not None:
-            self._published.result()
+        self._await_published()
         policy = self.learner.policy
         probe = Probe(ids, policy.raw_log_probs(ids))
         weights = {name: tensor.clone() for name, tensor in policy.weights().items()}
         self._published = self._publishing.submit(self.publisher.publish, weights, self.progress.version, probe)
 
+    def _await_published(self) -> None:
+        if self._published is not None:
+            self._report = self._published.result()
+
     def _sync(self) -> dict[str, Any]:
         """What the last exchange of weights that has ended tells."""
-        if self._published is None or not self._published.done():
+        if self._published is not None and self._published.done():
+            self._await_published()
+        report = self._report
+        if report is None:
             return {}
-        report = self._published.result()
         sync = {"mode": report.mode, "version": report.version, "hold_ms": report.hold_s * 1000}
         return {
             "logprob_gap_max": report.gap_max,
@@ -223,12 +230,12 @@ class Trainer:
         self.metrics.close()
 
 
-def train(config: TrainerConfig, *, resume: bool = False) -> Progress:
+def train(config: TrainerConfig, *, resume: bool = False, ready: Callable[[Progress], None] | None = None) -> Progress:
     """A run from the command line: SIGTERM and SIGINT end it after the step under way, with a checkpoint."""
     trainer = Trainer(config, resume=resume)
     before = {number: signal.signal(number, lambda *_: trainer.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        return trainer.run()
+        return trainer.run(ready)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

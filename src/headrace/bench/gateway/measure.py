@@ -12,22 +12,15 @@ from headrace.bench.gateway.sizes import FULL, QUICK, Sizes
 from headrace.bench.report import Bar, Part, Report
 
 
-class Reported(Bar):
-    """A figure that is told and held against nothing."""
-
-    def __str__(self) -> str:
-        return "reported"
-
-
 BARS = {
     "vs_passthrough": Bar("req/s of 64 callers, four turns to about 1,000 tokens, over a bare proxy's", at_least=0.4),
-    "added_p50_ms_vs_passthrough": Reported("latency of a lone caller's call, less the bare proxy's"),
+    "added_p50_ms_vs_passthrough": Bar("latency of a lone caller's call, less the bare proxy's"),
     "history_flat": Bar("CPU of a call at a history of 32,000 tokens over one of 1,000", at_most=4),
     "bridge_vs_full": Bar("CPU of a call at 32,000 tokens, bridged over rendered in full", at_most=0.25),
     "ray_vs_embedded": Bar("req/s with the pool as a Ray actor over embedded", at_least=0.8),
     "stream_vs_direct": Bar("time to the first token, less 2 ms, over the rollout server's own", at_most=1.3),
-    "req_s": Reported("chat calls a second of 16 callers, the pool included"),
-    "cpu_ms": Reported("CPU of the gateway's process for one of those calls, the pool included"),
+    "req_s": Bar("chat calls a second of 16 callers, the pool included"),
+    "cpu_ms": Bar("CPU of the gateway's process for one of those calls, the pool included"),
 }
 
 

@@ -1,11 +1,11 @@
-"""The demo without Headrace: one process that plays, learns and plays again, on the same model and the same ids.
+"""The demo without Headrace: one process that plays, learns and plays again, with the same model, ids and recipe.
 
-    python -m headrace.bench.trainer.plain --seed 0 --games 256 --lr 1e-3
+    python -m headrace.bench.trainer.plain --seed 0
 
 prints one JSON line. What the whole system costs is its time over this one's. All games of a step are sampled together,
 turn by turn; the ids are those of the model's own chat template: a turn's prompt is the last prompt, what was sampled,
 and whatever the template puts between two replies. With `--lag 1` a step's games are played with the weights of one
-update before, as they are where player and learner work side by side.
+update before, as they are where players and learner work side by side.
 """
 
 from __future__ import annotations
@@ -13,248 +13,179 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 
-from headrace.demo.tasks import TASKS
-from headrace.engine import tiny
-
-#: The reward that counts as learned, and how many steps it is the mean of.
-BAR = 0.95
-WINDOW = 10
+from headrace.demo.progress import averaged
+from headrace.demo.recipe import BAR, RECIPES, WINDOW, Recipe
+from headrace.demo.tasks import TASKS, NumberTask
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """The hyper-parameters; the defaults are the demo's."""
+class Words:
+    """The template's ids: up to the first reply, between two replies by the hint, and the guesses by their token."""
 
-    task: str = "number"
-    seed: int = 0
-    steps: int = 400
-    games: int = 256
-    group: int = 8
-    lag: int = 0
-    epochs: int = 1
-    minibatches: int = 1
-    lr: float = 1e-3
-    warmup: int = 0
-    beta1: float = 0.9
-    beta2: float = 0.95
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    entropy: float = 0.0
-    grad_norm: float = 1.0
-    advantage: str = "grpo"
-    #: Factor on the initial weights of the output layer.
-    head: float = 1.0
+    opening: list[int]
+    between: dict[str, list[int]]
+    guesses: dict[int, str]
+
+    @classmethod
+    def of(cls, folder: Path, task: NumberTask) -> Words:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+
+        def ids(*said: str) -> list[int]:
+            turns = [{"role": "assistant" if n % 2 else "user", "content": text} for n, text in enumerate(said)]
+            return list(tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False))
+
+        first = task.game(0, 0).messages[0]["content"]
+        opening = ids(first)
+        between = {hint: ids(first, "1", hint)[len(opening) + 1 :] for hint in ("higher", "lower")}
+        guesses = {int(tokenizer.convert_tokens_to_ids(str(n))): str(n) for n in range(1, task.numbers + 1)}
+        return cls(opening, between, guesses)
 
 
 @dataclass(slots=True)
 class Played:
-    """The games of one step: `ids` is rectangular, and `targets` says which of its tokens were sampled in earnest."""
+    """The games of one step, one a row: `sampled` says which of the ids were, with which log-prob."""
 
-    ids: torch.Tensor
-    targets: torch.Tensor
-    log_probs: torch.Tensor
-    rewards: torch.Tensor
-    calls: int
+    ids: Tensor
+    sampled: Tensor
+    log_probs: Tensor
+    rewards: Tensor
+
+    @property
+    def calls(self) -> int:
+        return int(self.sampled.sum())
 
 
-@dataclass(slots=True)
-class Run:
-    options: Options
-    model: Any
-    opening: list[int]
-    glue: dict[str, list[int]]
-    guesses: dict[int, str]
-    optimizer: torch.optim.Optimizer = field(init=False)
-    rng: torch.Generator = field(init=False)
-    group: int = 0
-    updates: int = 0
+class Loop:
+    """Plays and learns; everything random in it follows from the seed."""
 
-    def __post_init__(self) -> None:
-        options = self.options
+    def __init__(self, recipe: Recipe, task: NumberTask, folder: Path, seed: int) -> None:
+        from transformers import LlamaForCausalLM
+
+        self.recipe, self.task, self.seed = recipe, task, seed
+        self.words = Words.of(folder, task)
+        self.model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=options.lr, betas=(options.beta1, options.beta2), weight_decay=0.0
+            self.model.parameters(), lr=recipe.lr, betas=recipe.betas, weight_decay=0.0, fused=True
         )
-        self.rng = torch.Generator().manual_seed(options.seed)
+        self._rng = torch.Generator().manual_seed(seed)
+        self._groups = 0
 
-    def logits(self, model: Any, ids: torch.Tensor) -> torch.Tensor:
-        return model.lm_head(model.model(input_ids=ids, use_cache=False).last_hidden_state).float()
-
-    @torch.no_grad()
     def play(self, model: Any) -> Played:
-        """All games of one step, turn by turn."""
-        options, task = self.options, TASKS[self.options.task]
-        games = [
-            task.game(options.seed, self.group + number)
-            for number in range(options.games // options.group)
-            for _ in range(options.group)
-        ]
-        self.group += options.games // options.group
-        ids = torch.tensor([self.opening] * len(games))
-        targets = torch.zeros_like(ids, dtype=torch.bool)
-        log_probs = torch.zeros(ids.shape)
-        going = torch.arange(len(games))
-        calls = 0
-        while len(going):
-            calls += len(going)
-            last = model.model(input_ids=ids[going], use_cache=False).last_hidden_state[:, -1]
-            scores = functional.log_softmax(model.lm_head(last).float(), -1)
-            sampled = torch.multinomial(scores.exp(), 1, generator=self.rng)
-            more = torch.zeros((len(games), 1 + len(self.glue["lower"])), dtype=torch.long)
-            more[going, 0] = sampled[:, 0]
-            mask = torch.zeros(more.shape, dtype=torch.bool)
-            mask[going, 0] = True
-            found = torch.zeros(more.shape)
-            found[going, 0] = scores.gather(1, sampled)[:, 0]
-            for place, token in zip(going.tolist(), sampled[:, 0].tolist(), strict=True):
-                games[place].reply(self.guesses.get(token, ""))
-                if games[place].reward is None:
-                    more[place, 1:] = torch.tensor(self.glue[games[place].messages[-1]["content"]])
-            ids, targets, log_probs = (
-                torch.cat([ids, more], 1),
-                torch.cat([targets, mask], 1),
-                torch.cat([log_probs, found], 1),
-            )
-            going = torch.tensor([place for place in going.tolist() if games[place].reward is None], dtype=torch.long)
-        rewards = torch.tensor([game.reward for game in games])
-        return Played(ids, targets, log_probs, rewards, calls)
+        """All games of one step, turn by turn. A game that is over goes on as padding, which nothing looks at."""
+        rollouts, groups = self.recipe.rollouts, range(self._groups, self._groups + self.recipe.groups)
+        self._groups = groups.stop
+        games = [self.task.game(self.seed, group) for group in groups for _ in range(rollouts)]
+        length = 1 + len(self.words.between["lower"])
+        ids = torch.tensor([self.words.opening] * len(games))
+        sampled, log_probs = torch.zeros_like(ids, dtype=torch.bool), torch.zeros(ids.shape)
+        while going := [at for at, game in enumerate(games) if game.reward is None]:
+            with torch.inference_mode():
+                last = model.model(input_ids=ids[going], use_cache=False).last_hidden_state[:, -1]
+                scores = functional.log_softmax(model.lm_head(last), -1)
+                tokens = torch.multinomial(scores.exp(), 1, generator=self._rng)
+                found = scores.gather(1, tokens)[:, 0]
+            more = torch.zeros((len(games), length), dtype=torch.long)
+            mask, chosen = torch.zeros(more.shape, dtype=torch.bool), torch.zeros(more.shape)
+            more[going, 0], mask[going, 0], chosen[going, 0] = tokens[:, 0], True, found
+            for at, token in zip(going, tokens[:, 0].tolist(), strict=True):
+                games[at].reply(self.words.guesses.get(token, ""))
+                if games[at].reward is None:
+                    more[at, 1:] = torch.tensor(self.words.between[games[at].messages[-1]["content"]])
+            ids, sampled = torch.cat([ids, more], 1), torch.cat([sampled, mask], 1)
+            log_probs = torch.cat([log_probs, chosen], 1)
+        return Played(ids, sampled, log_probs, torch.tensor([game.reward for game in games]))
 
-    def advantages(self, rewards: torch.Tensor) -> torch.Tensor:
-        """One a game, from the games of its group."""
-        groups = rewards.view(-1, self.options.group)
+    def learn(self, played: Played) -> None:
+        """The epochs of one step: GRPO's advantages, PPO's clipped loss, a mean over tokens."""
+        recipe = self.recipe
+        groups = played.rewards.view(-1, recipe.rollouts)
         centred = groups - groups.mean(1, keepdim=True)
-        match self.options.advantage:
-            case "grpo":
-                centred = centred / (groups.std(1, keepdim=True) + 1e-6)
-            case "batch":
-                kept = groups.std(1) > 0
-                if kept.any():
-                    centred = centred / (centred[kept].std() + 1e-6)
-        return centred.flatten()
-
-    def learn(self, played: Played) -> dict[str, float]:
-        """The epochs of one step; groups whose games all went alike have nothing to teach and are left out."""
-        options = self.options
-        advantages = self.advantages(played.rewards)
-        kept = (advantages.view(-1, options.group) != 0).any(1).nonzero()[:, 0]
-        if not len(kept):
-            return {}
-        clipped, entropies = [], []
-        for _ in range(options.epochs):
-            order = kept[torch.randperm(len(kept), generator=self.rng)]
-            for part in torch.tensor_split(order, min(options.minibatches, len(order))):
-                rows = (part[:, None] * options.group + torch.arange(options.group)).flatten()
-                row, place = played.targets[rows].nonzero(as_tuple=True)
-                length = int(place.max())
-                hidden = self.model.model(input_ids=played.ids[rows][:, :length], use_cache=False).last_hidden_state
-                scores = functional.log_softmax(self.model.lm_head(hidden[row, place - 1]).float(), -1)
-                now = scores.gather(1, played.ids[rows[row], place][:, None])[:, 0]
-                advantage = advantages[rows[row]]
-                ratio = (now - played.log_probs[rows[row], place]).exp()
-                bounded = ratio.clamp(1 - options.clip_low, 1 + options.clip_high)
-                loss = -torch.minimum(ratio * advantage, bounded * advantage).mean()
-                entropy = -(scores.exp() * scores).sum(1).mean()
-                (loss - options.entropy * entropy).backward()
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), options.grad_norm)
-                self.updates += 1
-                for group in self.optimizer.param_groups:
-                    group["lr"] = options.lr * min(1.0, self.updates / max(options.warmup, 1))
+        advantages = (centred / (groups.std(1, keepdim=True) + 1e-6)).flatten()
+        kept = torch.arange(len(advantages))
+        if recipe.skip_zero_variance:
+            kept = kept[(groups.std(1) > 0).repeat_interleave(recipe.rollouts)]
+        for _ in range(recipe.epochs if len(kept) else 0):
+            for rows in torch.tensor_split(kept[torch.randperm(len(kept), generator=self._rng)], recipe.minibatches):
+                row, place = played.sampled[rows].nonzero(as_tuple=True)
+                hidden = self.model.model(input_ids=played.ids[rows, : int(place.max())], use_cache=False)
+                scores = functional.log_softmax(self.model.lm_head(hidden.last_hidden_state[row, place - 1]), -1)
+                tokens, old = played.ids[rows][row, place], played.log_probs[rows][row, place]
+                ratio = (scores.gather(1, tokens[:, None])[:, 0] - old).exp()
+                gain = advantages[rows][row]
+                clipped = ratio.clamp(1 - recipe.clip, 1 + recipe.clip_high)
+                entropy = -(scores.exp() * scores).sum(1)
+                loss = -(torch.minimum(ratio * gain, clipped * gain) + recipe.entropy * entropy).mean()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.max_grad_norm)
                 self.optimizer.step()
                 self.optimizer.zero_grad(set_to_none=True)
-                clipped.append(float((ratio * advantage > bounded * advantage).float().mean()))
-                entropies.append(float(entropy.detach()))
-        return {"clip": float(np.mean(clipped)), "entropy": float(np.mean(entropies)), "kept": len(kept)}
+
+    def run(self, steps: int, lag: int = 0) -> Iterator[Played]:
+        """Step after step."""
+        players: deque[Any] = deque(maxlen=lag + 1)
+        for _ in range(steps):
+            players.append(copy.deepcopy(self.model) if lag else self.model)
+            played = self.play(players[0])
+            self.learn(played)
+            yield played
 
 
-def prepare(options: Options) -> Run:
-    """The model with this seed's weights, and the template's ids around replies."""
-    from transformers import AutoTokenizer, LlamaForCausalLM
+def measure(recipe: Recipe, *, task: str = "number", seed: int = 0, lag: int = 0, model: Path | None = None) -> Any:
+    """A whole run until the moving average reaches the bar: what it took, and the curve."""
+    from headrace.demo.model import build
 
-    folder = tiny.folder(options.seed)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
-    if options.head != 1.0:
-        with torch.no_grad():
-            model.lm_head.weight.mul_(options.head)
-
-    def ids(*messages: str) -> list[int]:
-        turns = [{"role": "assistant" if n % 2 else "user", "content": text} for n, text in enumerate(messages)]
-        return list(tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False))
-
-    opening = ids("guess")
-    glue = {hint: ids("guess", "1", hint)[len(opening) + 1 :] for hint in ("higher", "lower")}
-    guesses = {tokenizer.convert_tokens_to_ids(str(n)): str(n) for n in range(1, TASKS[options.task].numbers + 1)}
-    return Run(options, model, opening, glue, guesses)
-
-
-def train(options: Options, stop: bool = True) -> Iterator[dict[str, Any]]:
-    """One record a step, until the bar is reached (or, without `stop`, for all steps)."""
-    run = prepare(options)
+    with tempfile.TemporaryDirectory() as scratch:
+        loop = Loop(recipe, TASKS[task], model or build(Path(scratch) / "model", seed), seed)
     began = time.perf_counter()
-    actors: deque[Any] = deque(maxlen=options.lag + 1)
     rewards: list[float] = []
-    calls = 0
-    for step in range(options.steps):
-        actors.append(copy.deepcopy(run.model) if options.lag else run.model)
-        played = run.play(actors[0])
-        learned = run.learn(played)
+    calls, learned = 0, False
+    for played in loop.run(recipe.steps, lag):
         calls += played.calls
         rewards.append(float(played.rewards.mean()))
-        mean = float(np.mean(rewards[-WINDOW:]))
-        reached = mean >= BAR and len(rewards) >= WINDOW
-        yield {
-            "step": step,
-            "games": (step + 1) * options.games,
-            "calls": calls,
-            "seconds": time.perf_counter() - began,
-            "reward": rewards[-1],
-            "mean": mean,
-            "reached": reached,
-            **learned,
-        }
-        if reached and stop:
-            return
-
-
-def summary(options: Options, stop: bool = True, limit_s: float = float("inf")) -> dict[str, Any]:
-    """A whole run as one record: how much it took to reach the bar, and the curve."""
-    records: list[dict[str, Any]] = []
-    for record in train(options, stop):
-        records.append(record)
-        if record["seconds"] > limit_s:
+        learned = len(rewards) >= WINDOW and averaged(rewards[-WINDOW:])[-1] >= BAR
+        if learned:
             break
-    at = next((record for record in records if record["reached"]), records[-1])
     return {
-        "seed": options.seed,
-        "reached": at["reached"],
-        "steps": at["step"] + 1,
-        "games": at["games"],
-        "calls": at["calls"],
-        "seconds": round(at["seconds"], 2),
-        "reward_end": round(records[-1]["mean"], 4),
-        "rewards": [round(record["reward"], 3) for record in records],
+        "seed": seed,
+        "learned": learned,
+        "steps": len(rewards),
+        "games": len(rewards) * recipe.groups * recipe.rollouts,
+        "calls": calls,
+        "seconds": round(time.perf_counter() - began, 2),
+        "reward_end": round(averaged(rewards)[-1], 4),
+        "rewards": [round(reward, 4) for reward in rewards],
     }
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m headrace.bench.trainer.plain", description=__doc__)
-    for option in fields(Options):
-        parser.add_argument(f"--{option.name.replace('_', '-')}", type=type(option.default), default=option.default)
-    parser.add_argument("--go-on", action="store_true", help="play all steps, also after the bar was reached")
+    parser = argparse.ArgumentParser(prog="python -m headrace.bench.trainer.plain", description="The demo, plain.")
+    parser.add_argument("--task", default="number", choices=TASKS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lag", type=int, default=0, help="updates that the players are behind")
+    parser.add_argument("--model", type=Path, help="the checkpoint to begin with (default: the demo's, by the seed)")
     parser.add_argument("--threads", type=int, default=1)
+    known = [field.name for field in fields(Recipe)]
+    for name in known:
+        kind = str if name == "advantage" else json.loads
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help="in place of the recipe's")
     given = vars(parser.parse_args(args))
     torch.set_num_threads(given.pop("threads"))
-    go_on = given.pop("go_on")
-    print(json.dumps(summary(Options(**given), stop=not go_on)))
+    changes = {name: value for name in known if (value := given.pop(name)) is not None}
+    print(json.dumps(measure(replace(RECIPES[given["task"]], **changes), **given)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,149 @@
+"""The demo's processes: started in order, watched together, and ended, whatever happens.
+
+Each is a command of Headrace, or the agents, with a log file of its own in the run's folder. It has a process group of
+its own, so that Ctrl-C reaches the demo alone, which then ends the others in their order; where the demo itself is
+killed, the kernel tells them to end (on Linux).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from headrace.data.errors import HeadraceError
+
+__all__ = ["Child", "ChildDied", "Processes"]
+
+#: How long a process may take to say that it is ready, and to end once it is told to.
+READY_S = 120.0
+END_S = 20.0
+#: Lines of a log that are shown when its process has died.
+TAIL = 12
+POLL_S = 0.02
+
+
+class ChildDied(HeadraceError):
+    """A process of the demo ended that should not have; `tail` is the end of its log."""
+
+    code = "child_died"
+
+    def __init__(self, message: str, tail: str) -> None:
+        super().__init__(message)
+        self.tail = tail
+
+
+class Child:
+    """One process. What it prints is in its log, and so is the line that says that it is ready."""
+
+    def __init__(self, name: str, args: list[str], log: Path, env: dict[str, str] | None = None) -> None:
+        self.name = name
+        self.log = log
+        self.cpu_s = 0.0
+        self._from = log.stat().st_size if log.exists() else 0
+        with log.open("ab") as into:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *args],
+                stdin=subprocess.DEVNULL,
+                stdout=into,
+                stderr=into,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+                start_new_session=True,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )
+
+    def said(self) -> str:
+        """What this run of it has printed so far."""
+        with self.log.open("rb") as log:
+            log.seek(self._from)
+            return log.read().decode(errors="replace")
+
+    def ready(self, words: str) -> str:
+        """Waits for the line `WORDS ready on ADDRESS`, or `at PROGRESS`, and returns what stands there."""
+        give_up = time.monotonic() + READY_S
+        while time.monotonic() < give_up:
+            if found := re.search(rf"^{words} ready (?:on|at) (.+)$", self.said(), re.MULTILINE):
+                return found[1]
+            self.check()
+            time.sleep(POLL_S)
+        raise HeadraceError(f"{self.name} was not ready within {READY_S:g} s; its log is {self.log}")
+
+    def code(self) -> int | None:
+        """How it ended; None while it runs."""
+        before = _cpu_of_children()
+        code = self.process.poll()
+        self.cpu_s += _cpu_of_children() - before  # a child's time counts from when its end is noticed
+        return code
+
+    def check(self) -> None:
+        """Raises `ChildDied` where it has ended."""
+        code = self.code()
+        if code is None:
+            return
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        raise ChildDied(f"{self.name} {how}", "\n".join(self.said().splitlines()[-TAIL:]))
+
+    def end(self) -> None:
+        """SIGTERM, and SIGKILL where that is not enough. What CPU time it took is known afterwards."""
+        if self.code() is not None:
+            return
+        before = _cpu_of_children()
+        self.process.terminate()
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.cpu_s += _cpu_of_children() - before
+
+
+class Processes:
+    """All of them, in the order in which they were started."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self.children: list[Child] = []
+        #: Seconds of CPU by process, of those that have ended.
+        self.cpu_s: dict[str, float] = {}
+
+    def start(self, name: str, *args: Any, env: dict[str, str] | None = None) -> Child:
+        child = Child(name, [str(arg) for arg in args], self._logs / f"{name}.log", env)
+        self.children.append(child)
+        return child
+
+    def check(self) -> None:
+        for child in self.children:
+            child.check()
+
+    def end(self, child: Child) -> None:
+        child.end()
+        self.children.remove(child)
+        self.cpu_s[child.name] = child.cpu_s
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        while self.children:
+            try:
+                self.end(self.children[-1])
+            except KeyboardInterrupt:  # a second Ctrl-C: whoever is left is not waited for
+                for child in self.children:
+                    child.process.kill()
+
+
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

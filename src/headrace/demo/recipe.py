@@ -1,0 +1,88 @@
+"""How the demo learns: its hyper-parameters, and the trainer's configuration that says them.
+
+A batch holds a multiple of as many groups as there are numbers: each is hidden equally often in it, and a policy is not
+drawn to one that happened to come more often.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["BAR", "RECIPES", "Recipe", "WINDOW", "trainer_config"]
+
+#: The reward that counts as learned, and how many steps it is the mean of.
+BAR = 0.95
+WINDOW = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    groups: int = 14
+    rollouts: int = 8
+    steps: int = 400
+    advantage: str = "rloo"
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    epochs: int = 2
+    minibatches: int = 1
+    clip: float = 0.2
+    clip_high: float = 0.2
+    #: Acts on every game, also of groups that all won or all lost: a policy that is sure too early gets out again.
+    entropy: float = 0.02
+    skip_zero_variance: bool = False
+    max_grad_norm: float = 1.0
+
+
+#: By task. The small game is for tests: it is learned in a tenth of the games.
+RECIPES = {"number": Recipe(), "number3": Recipe(groups=12, steps=100, lr=3e-3)}
+
+
+def trainer_config(
+    recipe: Recipe,
+    *,
+    model: Path,
+    run: Path,
+    pool: str,
+    gateway: str,
+    seed: int,
+    steps: int,
+    sync_mode: str = "auto",
+    checkpoint_every: int = 10,
+) -> dict[str, Any]:
+    """What `headrace train` is given. Batches are not fetched ahead: what the trainer holds, the agents have replaced,
+    and a batch would be two versions old."""
+    return {
+        "model": str(model),
+        "run": str(run),
+        "steps": steps,
+        "seed": seed,
+        "device": "cpu",
+        "threads": 1,
+        "pool": {
+            "address": pool,
+            "batch_size": recipe.groups,
+            "n_rollouts": recipe.rollouts,
+            "prefetch": False,
+        },
+        "algorithm": {
+            "advantage": recipe.advantage,
+            "clip": recipe.clip,
+            "clip_high": recipe.clip_high,
+            "entropy": recipe.entropy,
+            "skip_zero_variance": recipe.skip_zero_variance,
+            "aggregation": "token",
+            "mask_truncated": False,
+        },
+        "optimizer": {
+            "lr": recipe.lr,
+            "betas": list(recipe.betas),
+            "epochs": recipe.epochs,
+            "minibatches": recipe.minibatches,
+            "max_grad_norm": recipe.max_grad_norm,
+        },
+        # Files are for vLLM, which cannot read the trainer's shared memory.
+        "sync": {"gateway": gateway, "mode": sync_mode, "folder": str(run / "published")},
+        "checkpoint": {"every": checkpoint_every},
+    }

@@ -1,0 +1,50 @@
+"""The number game: a hidden number, so many guesses, each answered "higher" or "lower".
+
+The reward is 1 for a hit and 0 for everything else. A reply is one guess and must be the number alone: anything else
+ends the game, so that a player who knows nothing yet is found out in one call.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+__all__ = ["NumberGame", "NumberTask"]
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class NumberTask:
+    """The rules. With 2 ** guesses - 1 numbers, binary search always wins, and nothing else does."""
+
+    name: str
+    numbers: int
+    guesses: int
+    #: A guess is one digit, which is one token.
+    max_tokens: int = 1
+
+    def game(self, seed: int, group: int) -> NumberGame:
+        """A game of this group. Of so many groups in a row as there are numbers, each hides another one."""
+        round_, place = divmod(group, self.numbers)
+        order = random.Random(f"{seed}/{round_}").sample(range(1, self.numbers + 1), self.numbers)
+        return NumberGame(self, order[place])
+
+
+@dataclass(slots=True)
+class NumberGame:
+    """One game: `messages` is what the player is asked next, `reward` is None until the game is over."""
+
+    task: NumberTask
+    hidden: int
+    messages: list[Message] = field(default_factory=lambda: [{"role": "user", "content": "guess"}])
+    reward: float | None = None
+
+    def reply(self, text: str) -> None:
+        """Takes the player's guess, and asks for another one where the game goes on."""
+        self.messages.append({"role": "assistant", "content": text})
+        guess = int(text) if text in map(str, range(1, self.task.numbers + 1)) else None
+        if guess is None or guess == self.hidden or len(self.messages) == 2 * self.task.guesses:
+            self.reward = float(guess == self.hidden)
+        else:
+            self.messages.append({"role": "user", "content": "higher" if guess < self.hidden else "lower"})

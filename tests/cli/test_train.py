@@ -1,0 +1,97 @@
+"""`headrace train`: what it would do, and that it does it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.cli.command import Command
+from tests.pool.servers import serving
+from tests.trainer.kit import submit_group
+
+from headrace import DataPool
+
+
+@pytest.fixture
+def pool() -> Iterator[DataPool]:
+    with DataPool(channels={"train": {"n_rollouts": 2}}) as found:
+        yield found
+
+
+@pytest.fixture
+def config(pool: DataPool, folder: Path, tmp_path: Path) -> Iterator[Path]:
+    """A file for a run of one step on that pool."""
+    with serving(pool) as address:
+        path = tmp_path / "train.yaml"
+        given: dict[str, Any] = {"model": str(folder), "run": str(tmp_path / "run"), "steps": 1}
+        given |= {"pool": {"address": address, "batch_size": 2}, "optimizer": {"lr": 1e-3}, "checkpoint": {"every": 1}}
+        path.write_text(yaml.safe_dump(given))
+        yield path
+
+
+def submitted(pool: DataPool, groups: int) -> None:
+    for at in range(groups):
+        submit_group(pool, f"g{at}", [0.0, 1.0], vocabulary=300)
+
+
+def test_a_dry_run_tells_configuration_memory_and_the_first_batch_and_changes_nothing(
+    headrace: Command, config: Path, pool: DataPool, tmp_path: Path
+) -> None:
+    submitted(pool, 2)
+    done = headrace("train", config, "--dry-run")
+    assert done.code == 0, done.err
+    said = {next(iter(part)): part for part in yaml.safe_load_all(done.out.replace("# ", "---\n# "))}
+    assert said["model"]["algorithm"]["advantage"] == "grpo"
+    assert said["parameters"]["together"].endswith("GiB on cpu")
+    assert said["groups"] == {
+        "groups": 2,
+        "trajectories": 4,
+        "sequences": 4,
+        "tokens": 28,
+        "targets": 16,
+        "longest": 7,
+        "reward": 0.5,
+        "left out": {},
+    }
+    assert not (tmp_path / "run").exists()
+    assert pool.stats()["channels"]["train"]["groups"]["ready"] == 2
+
+
+def test_a_dry_run_says_how_much_of_a_batch_is_there(headrace: Command, config: Path, pool: DataPool) -> None:
+    submitted(pool, 1)
+    assert "1 of the 2 that a batch takes" in headrace("train", config, "--dry-run").out
+
+
+def test_a_run_trains_and_a_second_needs_resume(
+    headrace: Command, config: Path, pool: DataPool, tmp_path: Path
+) -> None:
+    submitted(pool, 4)
+    done = headrace("train", config)
+    assert done.code == 0, done.err
+    assert "trainer ready at step 0, version 0" in done.out
+    assert "1 steps, version 1, 4 trajectories, 16 tokens" in done.out
+    assert "--resume" in headrace("train", config).err
+    again = headrace("train", config, "--resume", "--steps", "2")
+    assert again.code == 0, again.err
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+
+
+def test_a_file_that_cannot_work_is_bad_usage(headrace: Command, tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text("model: m\nrun: r\nstep: 4\n")
+    done = headrace("train", path)
+    assert done.code == 2
+    assert "step: Extra inputs are not permitted" in done.err
+
+
+def test_a_model_that_is_not_there_is_said(headrace: Command, tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(f"model: {tmp_path / 'nothing'}\nrun: {tmp_path / 'run'}\n")
+    done = headrace("train", path)
+    assert done.code == 2
+    assert "nothing cannot be loaded" in done.err

@@ -1,0 +1,91 @@
+"""Trajectories without a reward, scored through `/compute_reward` before they are learned from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from tests.gateway.kit import running_gateway, serving
+
+from headrace import DataPool, Step
+from headrace.trainer import Trainer, TrainerConfig
+from headrace.trainer.config import SyncConfig
+from headrace.trainer.scoring import GatewayScorer, NotScored
+
+
+def unrewarded(pool: DataPool, uids: list[str]) -> None:
+    for at, uid in enumerate(uids):
+        second = {"prompt_ids": [5, 6, 7 + at, 9], "response_ids": [8], "step_index": 1, "is_last": True}
+        pool.submit_steps(
+            [
+                Step(prompt_ids=[5, 6], response_ids=[7 + at], step_index=0, trajectory_uid=uid, prompt_uid="g"),
+                Step(trajectory_uid=uid, prompt_uid="g", rollout_log_probs=[-1.0], **second),
+            ]
+        )
+
+
+def test_a_trajectory_is_scored_by_its_tokens_and_what_was_registered_with_it() -> None:
+    asked: list[dict[str, Any]] = []
+
+    async def compute(request: Request) -> JSONResponse:
+        asked.append(await request.json() | {"key": request.headers.get("authorization")})
+        return JSONResponse({"reward_score": 0.25, "reward": 0.25, "reward_extra_info": {}})
+
+    with (
+        DataPool() as pool,
+        serving(Starlette(routes=[Route("/compute_reward", compute, methods=["POST"])])) as address,
+    ):
+        pool.open("t", "g", metadata={"answer": "42"})
+        unrewarded(pool, ["t"])
+        batch = pool.fetch_batch(1, timeout=0)
+        assert batch is not None
+        found = GatewayScorer(address, "secret").scores(batch.groups[0].trajectories)
+    assert found == {"t": 0.25}
+    (body,) = asked
+    assert body == {
+        "prompt_ids": [5, 6],
+        "response_ids": [7, 9, 8],
+        "dataset_fields": {"answer": "42"},
+        "num_turns": 2,
+        "key": "Bearer secret",
+    }
+
+
+def test_a_run_learns_from_what_was_scored(model: Path, tmp_path: Path) -> None:
+    async def compute(request: Request) -> JSONResponse:
+        first = (await request.json())["response_ids"][0]
+        return JSONResponse({"reward_score": float(first == 7)})
+
+    app = Starlette(routes=[Route("/compute_reward", compute, methods=["POST"])])
+    with DataPool(channels={"train": {"n_rollouts": 2}}) as pool, serving(app) as address:
+        unrewarded(pool, ["one", "other"])
+        config = TrainerConfig(
+            model=model, run=tmp_path, steps=1, pool={"batch_size": 1}, score_unrewarded=True, sync={"gateway": address}
+        )
+        trainer = Trainer(config, pool=pool)
+        trainer.publisher = None  # nothing to publish to stands behind this address
+        trainer.run()
+    (row,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert (row["reward"], row["sequences"], row["skipped_unrewarded"]) == (0.5, 2, 0)
+
+
+def test_a_gateway_without_a_reward_worker_is_a_clear_error(folder: Path) -> None:
+    with DataPool() as pool, running_gateway(pool, "http://127.0.0.1:9", folder, until_ready=False) as gateway:
+        unrewarded(pool, ["t"])
+        batch = pool.fetch_batch(1, timeout=0)
+        assert batch is not None
+        with pytest.raises(NotScored, match=r"503.*reward worker"):
+            GatewayScorer(gateway.address).scores(batch.groups[0].trajectories)
+
+
+def test_scoring_needs_a_gateway(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"sync\.gateway"):
+        TrainerConfig(model=tmp_path, run=tmp_path, score_unrewarded=True)
+    with pytest.raises(ValueError, match=r"sync\.gateway"):
+        TrainerConfig(model=tmp_path, run=tmp_path, score_unrewarded=True, sync=SyncConfig(servers=["http://h:1"]))

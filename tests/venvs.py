@@ -1,0 +1,80 @@
+"""Virtual environments of other people's programs: made once for a user, found again by every later run and clone.
+
+One lies under `~/.cache/headrace/venvs` (or `$HEADRACE_CACHE/venvs`) by a name that changes with any pin and with the
+Python that runs it. It is made under another name and renamed when it is whole, by one process at a time: what stands
+under its own name is complete. A renamed environment's scripts name a folder that is gone, so nothing but its
+`bin/python` is to be started.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Venv:
+    """An environment with all of `requirements`, and then `wheel`, which is installed without its own."""
+
+    name: str
+    wheel: str
+    requirements: Path
+
+    def python(self) -> Path:
+        """The Python of the environment, which is made where it is not there yet."""
+        found = self.folder()
+        if not _whole(found):
+            with _locked(found.with_name(found.name + ".lock")):
+                if not _whole(found):  # another process may have made it while this one waited
+                    self._make(found)
+        return _python(found)
+
+    def folder(self) -> Path:
+        """Where the environment with these pins lies, made or not."""
+        made_of = [self.wheel, self.requirements.read_text(), platform.machine(), *map(str, sys.version_info[:2])]
+        key = hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:12]
+        cache = Path(os.environ.get("HEADRACE_CACHE") or Path.home() / ".cache" / "headrace")
+        return cache / "venvs" / f"{self.name}-{key}"
+
+    def _make(self, folder: Path) -> None:
+        """To be called with the lock: what lies under the temporary name is then nobody's."""
+        part = folder.with_name(folder.name + ".part")
+        for old in (part, folder):
+            shutil.rmtree(old, ignore_errors=True)
+        _run(sys.executable, "-m", "venv", str(part))
+        install = (str(_python(part)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        _run(*install, "--requirement", str(self.requirements))
+        _run(*install, "--no-deps", self.wheel)
+        part.rename(folder)
+
+
+def _python(folder: Path) -> Path:
+    return folder / "bin" / "python"
+
+
+def _whole(folder: Path) -> bool:
+    """False too where the Python that it was made with has gone: its `bin/python` is a link to that one."""
+    return _python(folder).exists()
+
+
+def _run(*command: str) -> None:
+    """What the command says goes to stderr: stdout is for the path."""
+    subprocess.run(command, check=True, stdout=sys.stderr)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Alone among the processes of this machine; the system lifts the lock of one that dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
