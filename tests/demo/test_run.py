@@ -71,14 +71,18 @@ def started(run: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
             process.communicate()
 
 
-def kill(process: subprocess.Popen[str], run: Path, command: str, after: int) -> None:
-    """kill -9 for one of the demo's processes, once the trainer has made so many steps."""
-    while not (run / "trainer" / "metrics.jsonl").exists() or len(metrics(run)) < after:
+def until_step(process: subprocess.Popen[str], run: Path, step: int) -> None:
+    while not (run / "trainer" / "metrics.jsonl").exists() or len(metrics(run)) < step:
         assert process.poll() is None, process.communicate()
         try:
             process.wait(0.05)
         except subprocess.TimeoutExpired:
             pass
+
+
+def kill(process: subprocess.Popen[str], run: Path, command: str, after: int) -> None:
+    """kill -9 for one of the demo's processes, once the trainer has made so many steps."""
+    until_step(process, run, after)
     (victim,) = [child for child in psutil.Process(process.pid).children() if command in child.cmdline()]
     os.kill(victim.pid, signal.SIGKILL)
 
@@ -100,7 +104,31 @@ def test_a_run_goes_on_after_anything_was_killed(tmp_path: Path) -> None:
     assert verdict["steps"] == len(rows) == 24, said
     assert [row["step"] for row in rows] == list(range(1, 25))
     assert all(after["version"] > before["version"] for before, after in pairwise(rows))
-    ledger(run)
+    # A call is a step of one token: what was learned from is what was consumed, to the token, so nothing was twice.
+    assert ledger(run)["consumed"] == sum(row["tokens"] for row in rows)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_on_ray_a_run_goes_on_after_the_pools_actor_was_killed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with started(run, "--ray") as process:
+        until_step(process, run, 4)
+        (victim,) = [
+            child
+            for child in psutil.Process(process.pid).children(recursive=True)
+            if child.name().startswith("ray::") and "IDLE" not in child.name()
+        ]
+        os.kill(victim.pid, signal.SIGKILL)
+        out, said = process.communicate(timeout=240)
+    if process.returncode != 0 and not out.splitlines()[-1].startswith("{"):
+        with started(run, "--resume", "--ray") as process:
+            out, said = process.communicate(timeout=240)
+    verdict = json.loads(out.splitlines()[-1])
+    rows = metrics(run)
+    assert verdict["steps"] == len(rows) == 24, said
+    assert mean(rows[:5]) < mean(rows[-5:])
+    assert ledger(run)["consumed"] == sum(row["tokens"] for row in rows)
 
 
 def test_a_folder_with_something_in_it_is_not_used(tmp_path: Path) -> None:

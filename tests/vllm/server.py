@@ -31,7 +31,7 @@ VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 FLAGS = (
-    *("--host", "127.0.0.1", "--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", str(MAX_NUM_SEQS)),
+    *("--host", "127.0.0.1", "--dtype", "float32", "--max-num-seqs", str(MAX_NUM_SEQS)),
     # Every prompt in one step: on a CPU, the prefill of a request with a seed that is split over two ends the engine.
     *("--max-num-batched-tokens", str(MAX_NUM_SEQS * 2048)),
     *("--enforce-eager", "--enable-scale-out", "--logprobs-mode", "processed_logprobs"),
@@ -40,11 +40,12 @@ FLAGS = (
 
 
 @contextmanager
-def vllm(model: Path, log: Path) -> Iterator[str]:
+def vllm(model: Path, log: Path, *, max_model_len: int = 2048) -> Iterator[str]:
     """The address of a server of this checkpoint under the name `tiny`; what it says goes to `log`."""
     port = _free_port()
     command = [str(environment.python()), "-m", "vllm.entrypoints.openai.api_server"]
     given = ("--model", str(model), "--served-model-name", NAME, "--port", str(port))
+    given += ("--max-model-len", str(max_model_len))
     with log.open("wb") as out:
         process = subprocess.Popen(
             [*command, *given, *FLAGS],

@@ -8,8 +8,6 @@ at the files that they write, and ends them.
 from __future__ import annotations
 
 import time
-import urllib.error
-import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -161,9 +159,7 @@ class Demo:
         else:
             given = ["gateway", *given, "--data-pool-name", ACTOR, "--prompt-length", 64, "--response-length", 16]
         gateway = processes.start("gateway", "headrace", *given)
-        address = gateway.ready("gateway")
-        _answers(gateway, f"{address}/ready")
-        return address
+        return gateway.ready("gateway")  # it listens; the trainer waits until it can serve
 
     def _ray_pool(self, ending: ExitStack) -> str:
         from headrace.demo.cluster import ray_pool
@@ -222,17 +218,6 @@ def _settled(options: Options, run: Path, *, resume: bool) -> tuple[Settled, flo
 def _keep(run: Path, settled: Settled, seconds: float) -> None:
     kept = {"settings": msgspec.to_builtins(settled), "seconds": round(seconds, 1)}
     (run / SETTINGS).write_bytes(orjson.dumps(kept, option=orjson.OPT_INDENT_2))
-
-
-def _answers(child: Child, url: str) -> None:
-    """Waits until a process answers 200: it listens before it can serve."""
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=10):
-                return
-        except (urllib.error.URLError, TimeoutError):
-            child.check()
-            time.sleep(0.05)
 
 
 def _rounded(value: float | None) -> float | None:

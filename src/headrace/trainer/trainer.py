@@ -143,7 +143,7 @@ class Trainer:
             return
         self._await_published()
         policy = self.learner.policy
-        probe = Probe(ids, policy.raw_log_probs(ids))
+        probe = Probe(ids, policy.raw_log_probs(ids), dtype=self.config.dtype)
         weights = {name: tensor.clone() for name, tensor in policy.weights().items()}
         self._published = self._publishing.submit(self.publisher.publish, weights, self.progress.version, probe)
 

@@ -11,7 +11,6 @@ from headrace.bench.gateway import history, passthrough, stream
 from headrace.bench.gateway.sizes import FULL, QUICK, Sizes
 from headrace.bench.report import Bar, Part, Report
 
-
 BARS = {
     "vs_passthrough": Bar("req/s of 64 callers, four turns to about 1,000 tokens, over a bare proxy's", at_least=0.4),
     "added_p50_ms_vs_passthrough": Bar("latency of a lone caller's call, less the bare proxy's"),

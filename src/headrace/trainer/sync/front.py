@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Collection
 from typing import Any, Literal, Protocol
 
@@ -12,11 +14,18 @@ from headrace.trainer.sync.http import Http
 from headrace.trainer.sync.servers import QUICK_S, RolloutServer
 from headrace.trainer.sync.threads import at_once
 
+log = logging.getLogger("headrace.trainer.sync")
+
+#: Seconds between two questions to a gateway that is not ready.
+READY_POLL_S = 0.25
 #: A server's own word for what becomes of calls in flight.
 PAUSES: dict[Mode, Literal["keep", "wait", "abort"]] = {"keep": "keep", "drain": "wait", "abort-resume": "abort"}
 
 
 class Front(Protocol):
+    def await_ready(self) -> None:
+        """Returns once the servers can be asked for; `SyncFailed` where that takes too long."""
+
     def addresses(self) -> dict[str, bool]:
         """The servers that there are, and of each whether `pause` holds what it has in flight."""
 
@@ -46,6 +55,21 @@ class Gateway:
         assert config.gateway is not None
         key = config.admin_key or os.environ.get("HEADRACE_ADMIN_KEY")
         self._http = Http(config.gateway, key=key, timeout_s=config.timeout_s)
+        self._timeout_s = config.timeout_s
+
+    def await_ready(self) -> None:
+        """A gateway that is being started loads a tokenizer first; one that is not there yet may come."""
+        give_up = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                self._ask("GET", "/ready", within_s=QUICK_S)
+                return
+            except SyncFailed as error:
+                status = error.__cause__.status if isinstance(error.__cause__, ServerFailed) else None
+                if status not in (None, 503) or time.monotonic() > give_up:
+                    raise
+                log.info("waiting for the gateway: %s", error)
+                time.sleep(READY_POLL_S)
 
     def addresses(self) -> dict[str, bool]:
         found = self._ask("GET", "/servers", within_s=QUICK_S)["servers"]
@@ -97,6 +121,9 @@ class Direct:
 
     def __init__(self, config: SyncConfig) -> None:
         self._addresses = dict.fromkeys(config.servers, True)
+
+    def await_ready(self) -> None:
+        pass  # each is asked by itself
 
     def addresses(self) -> dict[str, bool]:
         return self._addresses

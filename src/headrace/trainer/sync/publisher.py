@@ -43,6 +43,7 @@ class Publisher:
 
     def check(self, model_config: Any) -> None:
         """Raises `SyncFailed` unless every server can be published to; `model_config` is the trained model's."""
+        self._front.await_ready()
         servers, failed = self._reached(self._front.addresses())
         for server in servers:
             if isinstance(server, Vllm):
