@@ -98,6 +98,7 @@ def test_a_run_learns_from_every_batch_once_and_tells_each_step(config: Config, 
     told = rows(config().run)
     assert [row["step"] for row in told] == [1, 2, 3, 4]
     assert [row["staleness_max"] for row in told] == [0, 1, 2, 3]
+    assert told[0]["versions"] == {"0": told[0]["tokens"]}
     assert {"reward", "loss", "entropy", "kl", "clip_fraction", "ratio_max", "tokens_s", "queue", "times"} <= set(
         told[0]
     )

@@ -181,8 +181,9 @@ class Trainer:
 
     def _about(self, batch: Fetched) -> dict[str, Any]:
         examples, left = batch.examples, batch.examples.left
-        behind = [self.progress.version - s.versions[s.loss_mask] for s in examples.sequences]
-        staleness = np.concatenate(behind) if behind else np.zeros(1)
+        sampled = [sequence.versions[sequence.loss_mask] for sequence in examples.sequences]
+        versions, counts = np.unique(np.concatenate(sampled), return_counts=True) if sampled else ([0], [0])
+        staleness = self.progress.version - np.repeat(versions, counts)
         return {
             "reward": float(np.mean(examples.rewards)) if examples.rewards else None,
             "reward_std": float(np.std(examples.rewards)) if examples.rewards else None,
@@ -191,8 +192,9 @@ class Trainer:
             "sequences": len(examples.sequences),
             "tokens": examples.targets,
             "sequence_tokens": sum(map(len, examples.sequences)),
-            "staleness_mean": float(staleness.mean()),
-            "staleness_max": int(staleness.max()),
+            "staleness_mean": float(staleness.mean()) if len(staleness) else 0.0,
+            "staleness_max": int(staleness.max(initial=0)),
+            "versions": {str(version): int(count) for version, count in zip(versions, counts, strict=True) if count},
             "skipped_zero_variance": left.zero_variance,
             "skipped_unrewarded": left.unrewarded,
             "skipped_untrainable": left.untrainable,
