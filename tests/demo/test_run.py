@@ -117,7 +117,7 @@ def test_on_ray_a_run_goes_on_after_the_pools_actor_was_killed(tmp_path: Path) -
         (victim,) = [
             child
             for child in psutil.Process(process.pid).children(recursive=True)
-            if child.name().startswith("ray::") and "IDLE" not in child.name()
+            if child.name().startswith("ray::PoolActor") or "ray::PoolActor" in " ".join(child.cmdline())
         ]
         os.kill(victim.pid, signal.SIGKILL)
         out, said = process.communicate(timeout=240)

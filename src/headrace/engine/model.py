@@ -70,6 +70,8 @@ class Model:
         config = AutoConfig.from_pretrained(folder)
         _refuse_unknown(folder, config)
         options = {"dtype": dtype, "device": device}
+        if device.type == "cuda":  # cuDNN's attention plans anew for every length, and every token has another one
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self.config, self.dtype, self.device = config, dtype, device
         self.vocabulary = int(config.vocab_size)
         self.context = int(config.max_position_embeddings)
