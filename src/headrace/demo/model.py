@@ -2,11 +2,17 @@
 
 The folder is an ordinary checkpoint, served by Headrace's engine and by vLLM alike (whose CPU build wants heads of 32).
 A word is a token, so that a guess is one call of one token, and a policy that knows nothing still guesses now and then.
+
+    python -m headrace.demo.model FOLDER --seed 0
+
+writes it, for a vLLM to serve.
 """
 
 from __future__ import annotations
 
+import argparse
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +74,15 @@ def _tokenizer() -> Any:
         model_max_length=CONTEXT,
         clean_up_tokenization_spaces=False,
     )
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m headrace.demo.model", description="Writes the demo's checkpoint.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(args)
+    print(build(given.folder, given.seed))
+
+
+if __name__ == "__main__":
+    main()

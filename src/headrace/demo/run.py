@@ -206,7 +206,10 @@ def _settled(options: Options, run: Path, *, resume: bool) -> tuple[Settled, flo
     if (options.engine == "vllm") != (options.vllm_addresses is not None):
         raise InvalidInput("--engine vllm and --vllm-addresses go together: the demo starts no vLLM, it uses yours")
     if options.engine == "vllm" and options.model is None:
-        raise InvalidInput("--engine vllm needs --model: the folder of the checkpoint that your vLLM serves")
+        raise InvalidInput(
+            "--engine vllm needs --model: the folder of the checkpoint that your vLLM serves "
+            "(python -m headrace.demo.model FOLDER writes one)"
+        )
     (run / "logs").mkdir(parents=True, exist_ok=True)
     recipe = RECIPES[options.task]
     given = {**msgspec.structs.asdict(options), "steps": options.steps or recipe.steps, "recipe": recipe}

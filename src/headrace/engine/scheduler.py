@@ -89,7 +89,8 @@ class Scheduler:
         ended = [sequence for sequence in self.unfinished if gone(sequence)]
         for sequence in ended:
             sequence.finish("abort")
-        self._release()
+        with torch.inference_mode():  # a cache that grew in a step can be written to only so
+            self._release()
         self.waiting = deque(sequence for sequence in self.waiting if sequence.finish_reason is None)
         self.held = [sequence for sequence in self.held if sequence.finish_reason is None]
         self._drained()

@@ -44,9 +44,9 @@ class Fetched:
     repeated: int
     #: Groups that were consumed before and come from the channel's history.
     replayed: int
-    convert_s: float
-    #: From when to when the pool had too little.
+    #: From when to when the pool had too little, and from when to when the batch was made into examples.
     starved: tuple[float, float]
+    converted: tuple[float, float]
 
 
 class Feed:
@@ -141,8 +141,8 @@ class Feed:
                 queue=queue,
                 repeated=len(batch) - len(groups),
                 replayed=sum(group.replayed for group in groups),
-                convert_s=time.monotonic() - began,
                 starved=starved,
+                converted=(began, time.monotonic()),
             )
 
     def _take(self, timeout: float) -> Batch | None:

@@ -82,7 +82,7 @@ class Trainer:
                     ended = time.monotonic()
                 if batch is None:
                     break
-                self._times["idle"] = _without(began, ended, batch.starved)
+                self._times["idle"] = _without((began, ended), batch.starved, batch.converted)
                 self._step(batch)
             self._keep(always=True)
             self._await_published()
@@ -119,7 +119,7 @@ class Trainer:
             row["validation"] = self._validate()
         seconds = time.monotonic() - began + self._times["wait"]
         progress.seconds += seconds
-        self._times["convert"] = batch.convert_s
+        self._times["convert"] = batch.converted[1] - batch.converted[0]
         row |= {"seconds": seconds, "tokens_s": row["sequence_tokens"] / seconds, "times": self._times}
         self._times = {}
         self.metrics.write(row)
@@ -252,7 +252,7 @@ def _first_probe(vocabulary: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(0).integers(0, vocabulary, 32)]
 
 
-def _without(began: float, ended: float, starved: tuple[float, float]) -> float:
-    """How much of a wait was not for want of data."""
-    overlap = max(min(ended, starved[1]) - max(began, starved[0]), 0.0)
-    return max(ended - began - overlap, 0.0)
+def _without(wait: tuple[float, float], *others: tuple[float, float]) -> float:
+    """How much of a wait was for nothing of these: want of data, or work."""
+    began, ended = wait
+    return max(ended - began - sum(max(min(ended, b) - max(began, a), 0.0) for a, b in others), 0.0)
