@@ -49,7 +49,7 @@ def test_agents_learn_the_small_game(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert verdict["steps"] == len(rows) == 30
     assert learned is (verdict["reward_end"] >= 0.95)
     assert mean(rows[:5]) < 0.3 < 0.5 < mean(rows[-5:])
-    assert verdict["staleness_mean"] <= 1.5
+    assert verdict["staleness_mean"] <= 2
     assert verdict["logprob_gap_max"] < 1e-3
     assert max(row["on_policy_gap"] for row in rows if row.get("on_policy_gap") is not None) < 1e-3
     assert ledger(run)["consumed"] == sum(row["sequences"] and row["tokens"] for row in rows)

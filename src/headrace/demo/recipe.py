@@ -22,7 +22,7 @@ class Recipe:
     groups: int = 14
     rollouts: int = 8
     steps: int = 400
-    advantage: str = "rloo"
+    advantage: str = "grpo"
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.95)
     epochs: int = 2
@@ -30,7 +30,7 @@ class Recipe:
     clip: float = 0.2
     clip_high: float = 0.2
     #: Acts on every game, also of groups that all won or all lost: a policy that is sure too early gets out again.
-    entropy: float = 0.02
+    entropy: float = 0.06
     skip_zero_variance: bool = False
     max_grad_norm: float = 1.0
 

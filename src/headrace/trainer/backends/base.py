@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import fields, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.sequence import Sequence
@@ -69,4 +71,12 @@ def temperatures_of(sequence: Sequence) -> FloatArray:
     found = np.ones(len(sequence), np.float32)
     for span in sequence.spans:
         found[span.start : span.end] = span.temperature
+    return found
+
+
+def moved(converted: T, device: torch.device | str) -> T:
+    """A dataclass of tensors, with each of them on a device."""
+    given: Any = converted
+    tensors = {f.name: v for f in fields(given) if isinstance(v := getattr(given, f.name), torch.Tensor)}
+    found: T = replace(given, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
     return found

@@ -6,7 +6,7 @@ Position `t` of the row is about the t-th token; a token at `targets[m]` is pred
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from headrace.trainer.backends.base import (
     TrainingBackend,
     advantages_of,
     fitting,
+    moved,
     targets_of,
     temperatures_of,
 )
@@ -54,8 +55,7 @@ class Packed:
     skipped: int = 0
 
     def to(self, device: torch.device | str) -> Packed:
-        tensors = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), torch.Tensor)}
-        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
+        return moved(self, device)
 
 
 class PackedBackend(TrainingBackend[Packed]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from headrace.trainer.backends.base import (
     TrainingBackend,
     advantages_of,
     fitting,
+    moved,
     targets_of,
     temperatures_of,
 )
@@ -51,8 +52,7 @@ class Padded:
     skipped: int = 0
 
     def to(self, device: torch.device | str) -> Padded:
-        tensors = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), torch.Tensor)}
-        return replace(self, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
+        return moved(self, device)
 
 
 class PaddedBackend(TrainingBackend[Padded]):
