@@ -101,6 +101,17 @@ def test_pause_wait_lets_what_runs_end_and_holds_what_comes(own: Client) -> None
     assert held.result(60)["choices"][0]["finish_reason"] == "length"
 
 
+def test_one_of_many_is_aborted_after_the_cache_has_grown(own: Client) -> None:
+    body = {"model": "tiny", "prompt": [1, 5, 9], "max_tokens": 600, "ignore_eos": True}
+    calls = [own.pool.submit(own.post, "/v1/completions", {**body, "request_id": f"r{at}"}) for at in range(12)]
+    while sum(len(s.output) > 100 for c in list(own.engine.open) for s in c.sequences) < len(calls):
+        assert not any(call.done() for call in calls)
+    own.post("/abort_requests", {"request_ids": ["r5"]})
+    ends = [call.result(60)["choices"][0]["finish_reason"] for call in calls]
+    assert [at for at, end in enumerate(ends) if end == "abort"] == [5]
+    assert ends.count("length") == 11
+
+
 def test_a_request_is_aborted_by_its_name_and_others_go_on(own: Client) -> None:
     own.post("/pause?mode=keep")
     gone = own.later("/v1/completions", {**LONG, "request_id": "a"})

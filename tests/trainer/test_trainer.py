@@ -208,6 +208,15 @@ def test_the_run_ends_when_the_channel_is_shut_down_and_empty(config: Config) ->
     assert Trainer(config(steps=100), pool=pool).run().step == 2
 
 
+def test_the_run_ends_where_the_reward_is_what_was_asked_for(config: Config) -> None:
+    pool = pool_of([[0.0, 1.0]] * 4 + [[1.0, 3.0]] * 8)
+    done = Trainer(config(steps=3, stop_at_reward=1.9, stop_window=2), pool=pool).run()
+    assert done.step == 3
+    again = Trainer(config(steps=9, stop_at_reward=1.9, stop_window=2), resume=True, pool=pool).run()
+    assert again.step == 4  # the last step before it counts too: 0.5, 0.5, 2, 2
+    assert [row["reward"] for row in rows(config().run)] == [0.5, 0.5, 2.0, 2.0]
+
+
 def test_stop_ends_the_run_after_its_step_with_a_checkpoint(config: Config) -> None:
     pool = pool_of(GROUPS)
     trainer = Trainer(config(checkpoint={"every": 100}), pool=pool)

@@ -57,6 +57,8 @@ def trainer_config(
         "model": str(model),
         "run": str(run),
         "steps": steps,
+        "stop_at_reward": BAR,
+        "stop_window": WINDOW,
         "seed": seed,
         "device": "cpu",
         "threads": 1,

@@ -20,7 +20,7 @@ from rich.console import Console
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.demo.processes import Child, ChildDied, Processes
 from headrace.demo.progress import Progress, averaged
-from headrace.demo.recipe import BAR, RECIPES, Recipe, trainer_config
+from headrace.demo.recipe import RECIPES, Recipe, trainer_config
 from headrace.demo.report import write_report
 from headrace.demo.tasks import TASKS
 from headrace.demo.view import View
@@ -77,7 +77,7 @@ def play(options: Options, run: Path, *, resume: bool = False, console: Console 
     config = (run / "trainer.yaml").read_text()
     verdict["report"] = str(write_report(run, demo.progress, verdict, demo.cpu_s, config))
     print(orjson.dumps(verdict).decode(), flush=True)
-    return bool(verdict["reward_end"] is not None and verdict["reward_end"] >= BAR)
+    return demo.progress.learned
 
 
 class Demo:
@@ -104,7 +104,7 @@ class Demo:
             trainer.ready("trainer")  # the servers have the run's weights: a restarted engine has others
             agents = self._agents(processes, gateway)
             with view:
-                while not self.progress.learned and trainer.code() != 0:
+                while trainer.code() != 0:  # it stops by itself, at the bar or after all steps
                     processes.check()
                     time.sleep(LOOK_S)
                     if self.progress.refresh() or self.console.is_terminal:

@@ -199,10 +199,11 @@ def _as_they_stand(
     from torch.nn.attention.varlen import varlen_attn
 
     edges, longest = _edges(cuts, query.device)
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:  # not every release of the kernel shares keys between heads
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     q, k, v = (x[0].transpose(0, 1).to(_varlen_dtype(query)) for x in (query, key, value))
-    found: torch.Tensor = varlen_attn(
-        q, k, v, edges, edges, longest, longest, scale=scaling, window_size=(-1, 0), enable_gqa=q.shape[1] > k.shape[1]
-    )
+    found: torch.Tensor = varlen_attn(q, k, v, edges, edges, longest, longest, scale=scaling, window_size=(-1, 0))
     return found
 
 

@@ -44,6 +44,8 @@ class Progress(msgspec.Struct):
     batches: int = 0
     trajectories: int = 0
     tokens: int = 0
+    #: The mean rewards of the last steps, as many as `stop_window` asks for.
+    rewards: list[float] = []
     #: Unix time of the run's first step, and seconds spent in it, over restarts.
     began: float = 0.0
     seconds: float = 0.0

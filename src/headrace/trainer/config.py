@@ -111,7 +111,9 @@ class LogConfig(Section):
 class TrainerConfig(Section):
     model: Path = Field(description="the checkpoint to begin with, as transformers writes it")
     run: Path = Field(description="the folder of this run: checkpoints, metrics.jsonl")
-    steps: int = Field(1000, ge=1)
+    steps: int = Field(1000, ge=1, description="most steps")
+    stop_at_reward: float | None = Field(None, description="stop once the mean reward of stop_window steps is there")
+    stop_window: int = Field(10, ge=1)
     seed: int = 0
     device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto: a GPU where there is one")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the computation; weights are float32")

@@ -75,7 +75,7 @@ class Trainer:
             self._begin()
             if ready is not None:
                 ready(self.progress)
-            while self.progress.step < self.config.steps and not self._stopped:
+            while self.progress.step < self.config.steps and not self._stopped and not self._reached():
                 with self._timed("wait"):
                     began = time.monotonic()
                     batch = self.feed.next(last=self.progress.step + 1 == self.config.steps)
@@ -89,6 +89,11 @@ class Trainer:
             return self.progress
         finally:
             self._close()
+
+    def _reached(self) -> bool:
+        """Whether the reward is where it was asked to be."""
+        goal, rewards = self.config.stop_at_reward, self.progress.rewards
+        return goal is not None and len(rewards) == self.config.stop_window and float(np.mean(rewards)) >= goal
 
     def stop(self) -> None:
         """The step under way is the last."""
@@ -106,6 +111,8 @@ class Trainer:
         progress.step += 1
         progress.leases[batch.lease_id] = batch.trajectories
         progress.batches += 1
+        progress.rewards = [*progress.rewards, *([row["reward"]] if examples.rewards else [])]
+        progress.rewards = progress.rewards[-self.config.stop_window :]
         progress.trajectories += len(examples.rewards)
         progress.tokens += examples.targets
         with self._timed("publish"):
