@@ -5,7 +5,7 @@ STAMP  := $(VENV)/.setup-done
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-vllm test-verl bench lint format clean
+.PHONY: help setup demo test test-vllm test-verl test-atropos bench lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ test-vllm: setup ## run the tests against a real vLLM on the CPU (installed once
 
 test-verl: setup ## run the tests against a real verl (installed once into the user's cache, 1.3 GB)
 	HEADRACE_VERL=1 $(BIN)/pytest -q tests/verl
+
+test-atropos: setup ## run the tests against the original Trajectory API (installed once into the user's cache, 0.5 GB)
+	HEADRACE_ATROPOS=1 $(BIN)/pytest -q tests/atropos
 
 bench: setup ## run the quick benchmarks of pool, gateway and trainer, into bench-*.json
 	$(BIN)/headrace bench pool --quick --json bench-pool.json

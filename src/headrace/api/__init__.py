@@ -1,0 +1,1 @@
+"""The Trajectory API: Atropos' wire on Headrace's pool."""

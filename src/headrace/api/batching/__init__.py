@@ -1,0 +1,16 @@
+"""Batching: which scored groups the next `GET /batch` takes. Pure: no I/O, no clock, no pool.
+
+batching = Batching()
+batching.connect(0, group_size=8, max_token_length=2048, min_allocation=0.25)
+batching.add(number, env=0, size=8)        # Added: into the queue, or into the environment's buffer
+numbers = batching.take(128)               # exactly 128 sequences, or None
+batching.forget(numbers)                   # delivered; give_back(numbers) where the answer never arrived
+
+`Batching` holds the state and is the one thing to import; `choice` chooses, by `packs` or by an `exact` fill.
+"""
+
+from headrace.api.batching.batching import Added, Batching
+from headrace.api.batching.environments import Environment
+from headrace.api.batching.status import EnvStatus
+
+__all__ = ["Added", "Batching", "EnvStatus", "Environment"]

@@ -1,0 +1,213 @@
+"""The batching's state: what is queued, what waits in a buffer, what is out with a trainer, and who is connected.
+
+Every group is in exactly one of the three until it is forgotten. Deciding (`pick`) changes nothing; what was decided
+is applied by number (`hand_out`), so that a log of calls replays to the same state. Neither a batch nor a status costs
+more as the queue grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgspec
+
+from headrace.api.batching import dead_letters
+from headrace.api.batching.buffers import Buffers
+from headrace.api.batching.choice import next_batch
+from headrace.api.batching.environments import Environment, Environments
+from headrace.api.batching.queue import Env, Group, Queue
+from headrace.api.batching.status import EnvStatus, env_status
+from headrace.data.errors import InvalidInput
+
+#: Batches of packs that may pass over the oldest group; the next one is filled by age, so that no group waits for ever
+#: for others of its size.
+PASSES = 16
+
+
+class Added(msgspec.Struct, frozen=True):
+    """What became of a posted group, and which groups entered the queue by it."""
+
+    status: Literal["received", "buffered"]
+    entered: tuple[int, ...]
+    buffer_size: int = 0  # sequences that wait in the environment's buffer
+
+
+class Batching:
+    def __init__(self) -> None:
+        self._environments = Environments()
+        self._queue = Queue()
+        self._buffers = Buffers()
+        self._groups: dict[int, Group] = {}  # by number: queued, buffered and out
+        self._out: set[int] = set()
+        self._next_place = 0
+        self._passed = 0  # batches in a row that passed over the oldest group
+
+    def __len__(self) -> int:
+        """Groups queued."""
+        return len(self._queue)
+
+    # -- environments --------------------------------------------------------------------------------------------------
+
+    def connect(
+        self,
+        env: int,
+        *,
+        group_size: int,
+        max_token_length: int,
+        weight: float = 1.0,
+        min_allocation: float | None = None,
+    ) -> tuple[int, ...]:
+        """Takes an environment in, or its new settings; the groups that a new group size lets enter the queue."""
+        self._environments.put(env, Environment(group_size, max_token_length, weight, min_allocation))
+        entered: tuple[int, ...] = ()
+        while found := self._match(env):
+            entered += found
+        return entered
+
+    def disconnect(self, env: int) -> None:
+        self._environments.change(env, connected=False)
+
+    def silence(self, env: int, silent: bool = True) -> None:
+        """A silent environment does not count towards weights."""
+        if self._environments[env].silent != silent:
+            self._environments.change(env, silent=silent)
+
+    def status(self, env: int, batch_size: int) -> EnvStatus:
+        return env_status(env, batch_size, self._environments, self._queue)
+
+    # -- groups --------------------------------------------------------------------------------------------------------
+
+    def add(self, number: int, env: Env, size: int) -> Added:
+        """Queues a group, or buffers it where its size is not its environment's."""
+        if number in self._groups:
+            raise InvalidInput(f"group {number} is here already; every group has a number of its own")
+        if size < 1:
+            raise InvalidInput(f"group {number} has {size} sequences; a group has at least one")
+        if env is None or env not in self._environments:
+            self._enter(Group(self._place(), number, None, size))  # nobody's: who posts at random costs no lanes
+            return Added("received", (number,))
+        if size == self._environments[env].group_size:
+            self._enter(Group(self._place(), number, env, size))
+            return Added("received", (number,))
+        group = self._groups[number] = Group(self._place(), number, env, size)
+        self._buffers.add(group)
+        return Added("buffered", self._match(env), self.buffered(env))
+
+    def buffered(self, env: int) -> int:
+        """Sequences in an environment's buffer."""
+        return self._buffers.sequences(env)
+
+    def _match(self, env: int) -> tuple[int, ...]:
+        """Lets what makes up the group size enter the queue, as its youngest."""
+        matched = self._buffers.match(env, self._environments[env].group_size)
+        for group in matched:
+            self._enter(msgspec.structs.replace(group, place=self._place()))
+        return tuple(group.number for group in matched)
+
+    def _enter(self, group: Group) -> None:
+        self._groups[group.number] = group
+        self._queue.add(group)
+
+    def _place(self) -> int:
+        self._next_place += 1
+        return self._next_place
+
+    # -- batches -------------------------------------------------------------------------------------------------------
+
+    def take(self, batch_size: int) -> list[int] | None:
+        """Hands out the next batch; None where none is ready."""
+        numbers = self.pick(batch_size)
+        if numbers is not None:
+            self.hand_out(numbers)
+        return numbers
+
+    def pick(self, batch_size: int) -> list[int] | None:
+        """The groups of the next batch, exactly `batch_size` sequences. Changes nothing."""
+        if batch_size < 1:
+            raise InvalidInput(f"batch_size must be at least 1, not {batch_size}")
+        chosen = next_batch(self._queue, self._environments, batch_size, by_age=self._passed >= PASSES)
+        return None if chosen is None else [group.number for group in chosen]
+
+    def hand_out(self, numbers: Iterable[int]) -> None:
+        """Takes queued groups out; they are delivered (`forget`) or come back (`give_back`)."""
+        groups = [self._groups[number] for number in self._known(numbers)]
+        if astray := [group.number for group in groups if group not in self._queue]:
+            raise InvalidInput(f"groups {astray} are not queued; only queued groups can be handed out")
+        oldest = self._queue.oldest(sum(group.size for group in groups))
+        for group in groups:
+            self._queue.remove(group)
+            self._out.add(group.number)
+        passed_over = oldest is not None and oldest.number not in self._out
+        self._passed = self._passed + 1 if passed_over and self._passed < PASSES else 0
+
+    def give_back(self, numbers: Iterable[int]) -> None:
+        """Groups whose batch was not delivered stand in the queue where they stood."""
+        known = self._known(numbers)
+        if astray := [number for number in known if number not in self._out]:
+            raise InvalidInput(f"groups {astray} were not handed out; only those that were can be given back")
+        for number in known:
+            self._out.remove(number)
+            self._queue.add(self._groups[number])
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Delivered, dropped or dead: the groups are gone, wherever they were."""
+        for number in self._known(numbers):
+            group = self._groups.pop(number)
+            if number in self._out:
+                self._out.remove(number)
+            elif group in self._buffers:
+                self._buffers.remove(group)
+            else:
+                self._queue.remove(group)
+
+    def dead_letters(self, batch_size: int) -> dict[int, str]:
+        """Groups that can never be served, each with the reason. Changes nothing: `forget` them."""
+        dead = list(dead_letters.unservable(self._queue, self._environments, batch_size))
+        for env, buffer in self._buffers.by_env.items():
+            if env is not None:
+                dead += dead_letters.unmatched(buffer, self._environments[env].group_size)
+        return {group.number: reason for group, reason in dead}
+
+    def _known(self, numbers: Iterable[int]) -> list[int]:
+        known = list(dict.fromkeys(numbers))
+        if strange := [number for number in known if number not in self._groups]:
+            raise InvalidInput(f"groups {strange} are not here: never added, or forgotten")
+        return known
+
+    # -- snapshots -----------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Everything, as plain data."""
+        return {
+            "environments": self._environments.state(),
+            "queued": _plain(self._queue),
+            "buffered": _plain(self._buffers),
+            "out": _plain(self._groups[number] for number in self._out),
+            "next_place": self._next_place,
+            "passed": self._passed,
+        }
+
+    @classmethod
+    def restored(cls, state: dict[str, Any]) -> Batching:
+        """A batching that goes on where `state` was taken."""
+        batching = cls()
+        batching._environments = Environments.restored(state["environments"])
+        for group in _groups(state["queued"]):
+            batching._enter(group)
+        for group in _groups(state["buffered"]):
+            batching._groups[group.number] = group
+            batching._buffers.add(group)
+        for group in _groups(state["out"]):
+            batching._groups[group.number] = group
+            batching._out.add(group.number)
+        batching._next_place, batching._passed = state["next_place"], state["passed"]
+        return batching
+
+
+def _plain(groups: Iterable[Group]) -> list[list[Any]]:
+    return [list(msgspec.structs.astuple(group)) for group in sorted(groups)]
+
+
+def _groups(plain: list[list[Any]]) -> list[Group]:
+    return [Group(*fields) for fields in plain]

@@ -1,0 +1,41 @@
+"""Groups that can never be served: larger than the batch, or of a size that no full batch can hold.
+
+What may still come is judged by what is there: the sizes in line and the group sizes of connected environments. Sizes
+are condemned only once a batch's worth is in line, so that the first environment's groups outlast the second's late
+start; those that wait in a buffer, once it holds `PATIENCE` times the group size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from headrace.api.batching.environments import Environments
+from headrace.api.batching.queue import Group, Queue
+from headrace.api.batching.subset import endless_sums
+
+#: Group sizes' worth of odd groups that an environment's buffer keeps in the hope of a match.
+PATIENCE = 64
+
+
+def unservable(queue: Queue, environments: Environments, batch_size: int) -> Iterator[tuple[Group, str]]:
+    """The queued groups that no batch of this size can hold, each with the reason."""
+    return _unservable(queue, environments.group_sizes, batch_size, "batch_size", patience=1)
+
+
+def unmatched(buffer: Queue, group_size: int) -> Iterator[tuple[Group, str]]:
+    """The buffered groups that nothing in the buffer, however much came of it, makes up to the group size."""
+    return _unservable(buffer, (), group_size, "group_size", patience=PATIENCE)
+
+
+def _unservable(
+    queue: Queue, coming: Iterable[int], target: int, name: str, *, patience: int
+) -> Iterator[tuple[Group, str]]:
+    fitting = {size for size in (*queue.sizes, *coming) if size <= target}
+    waiting = sum(size * count for size, count in queue.sizes.items() if size <= target)
+    reached = endless_sums(fitting, target) if waiting >= patience * target else -1  # -1: every sum
+    for lanes in queue.lanes.values():
+        for size, lane in lanes.items():
+            if size > target:
+                yield from ((group, f"its {size} sequences exceed {name} {target}") for group in lane)
+            elif not reached >> (target - size) & 1:
+                yield from ((group, f"no groups make up its {size} sequences to {name} {target}") for group in lane)

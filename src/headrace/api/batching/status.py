@@ -1,0 +1,34 @@
+"""What `/status-env` tells an environment, so that it can pause before the queue grows too long."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.api.batching.environments import Environments
+from headrace.api.batching.queue import Queue
+
+
+class EnvStatus(msgspec.Struct, frozen=True):
+    queue_size: int  # its groups, and those of others that a batch may take in place of its own
+    env_weight: float
+    unallocated_fraction: float
+    self_queue_size: int
+    max_group_size: int
+
+
+def env_status(env: int, batch_size: int, environments: Environments, queue: Queue) -> EnvStatus:
+    """The numbers for one environment: work in the number of environments that have groups queued."""
+    group_size, pack = environments[env].group_size, queue.largest
+    own = queue.sequences.get(env, 0)
+    others = 0
+    for other, sequences in queue.sequences.items():
+        if other != env:
+            packed = -(-sequences // pack) * pack
+            others += max(0, packed - environments.minimum(other, batch_size))
+    return EnvStatus(
+        queue_size=(own + others) // group_size,
+        env_weight=environments.weight(env),
+        unallocated_fraction=environments.unallocated,
+        self_queue_size=own // group_size,
+        max_group_size=pack,
+    )

@@ -1,0 +1,102 @@
+"""The two sides of a real run: atroposlib's environment as a process, and a trainer that does as its guide says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tests.atropos import environment
+
+ENVIRONMENT = Path(__file__).parent / "inside" / "number_env.py"
+#: An environment waits five seconds before it begins; a busy machine gets its time.
+RUN_S = 180
+POLL_S = 0.1
+
+
+class Trainer:
+    """Registers, then asks for batches and waits a little where there is none."""
+
+    def __init__(self, address: str, batch_size: int, checkpoints: Path, **more: Any) -> None:
+        self._client = httpx.Client(base_url=address, timeout=60, trust_env=False)
+        settings = {"wandb_group": "g", "wandb_project": "p", "batch_size": batch_size, "max_token_len": 512}
+        settings |= {"checkpoint_dir": str(checkpoints), "save_checkpoint_interval": 5, "starting_step": 0}
+        self.uuid = self._client.post("/register", json={**settings, "num_steps": 10, **more}).json()["uuid"]
+        assert self.ask() is None, "the first question for a batch lets the environments in"
+
+    def ask(self) -> list[dict[str, Any]] | None:
+        answer = self._client.get("/batch")
+        answer.raise_for_status()
+        batch: list[dict[str, Any]] | None = answer.json()["batch"]
+        return batch
+
+    def batch(self) -> list[dict[str, Any]]:
+        end = time.monotonic() + RUN_S
+        while (found := self.ask()) is None:
+            assert time.monotonic() < end, f"no batch in {RUN_S} s: {self.status()}"
+            time.sleep(POLL_S)  # as trainers do: the API has nothing to wait on
+        return found
+
+    def status(self) -> dict[str, int]:
+        found: dict[str, int] = self._client.get("/status").json()
+        return found
+
+    def await_queue(self, groups: int) -> None:
+        """Until so many wait: an environment that fills up has seen the step that made room."""
+        end = time.monotonic() + RUN_S
+        while self.status()["queue_size"] < groups:
+            assert time.monotonic() < end, f"not {groups} groups in {RUN_S} s: {self.status()}"
+            time.sleep(POLL_S)
+
+    def await_still(self, looks: int = 10) -> int:
+        """The size of the queue when it has not changed for so many looks: the environments have paused."""
+        end = time.monotonic() + RUN_S
+        seen = [self.status()["queue_size"]]
+        while len(seen) < looks or len(set(seen[-looks:])) > 1:
+            assert time.monotonic() < end, f"the queue did not rest in {RUN_S} s: {seen}"
+            time.sleep(POLL_S)
+            seen.append(self.status()["queue_size"])
+        return seen[-1]
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Environment:
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self._process = process
+        self._log = log
+
+    def report(self) -> dict[str, Any]:
+        """What it did; waits for its end."""
+        out, _ = self._process.communicate(timeout=RUN_S)
+        assert self._process.returncode == 0, self._log.read_text()[-4000:]
+        found: dict[str, Any] = json.loads(out.splitlines()[-1])
+        return found
+
+
+@contextmanager
+def environment_of(address: str, tokenizer: Path, log: Path, **config: Any) -> Iterator[Environment]:
+    """An environment that sends to this API, as a process; `config` is BaseEnvConfig's."""
+    given = json.dumps({"api": address, "tokenizer": str(tokenizer), **config})
+    with log.open("w") as err:
+        process = subprocess.Popen(
+            [str(environment.python()), str(ENVIRONMENT), given],
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=err,
+            text=True,
+        )
+    try:
+        yield Environment(process, log)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
