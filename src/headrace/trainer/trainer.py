@@ -55,6 +55,7 @@ class Trainer:
         self._report: Report | None = None
         self._probe = _first_probe(self.learner.policy.model.config.vocab_size)
         self._times: dict[str, float] = {}
+        self._told = time.monotonic()
         self._stopped = False
         latest = self.checkpoints.latest
         if latest is not None:
@@ -75,6 +76,7 @@ class Trainer:
             self._begin()
             if ready is not None:
                 ready(self.progress)
+            self._told = time.monotonic()
             while self.progress.step < self.config.steps and not self._stopped and not self._reached():
                 with self._timed("wait"):
                     began = time.monotonic()
@@ -101,7 +103,6 @@ class Trainer:
         self.feed.stop()
 
     def _step(self, batch: Fetched) -> None:
-        began = time.monotonic()
         progress, examples = self.progress, batch.examples
         learned: dict[str, float] = {}
         with self._timed("learn"):
@@ -119,17 +120,24 @@ class Trainer:
             if learned.get("updates"):
                 progress.version += 1
                 self._publish(examples.sequences[0].tokens[:PROBE].tolist())
-        with self._timed("checkpoint"):
-            self._keep()
         row |= {"step": progress.step, "version": progress.version, **self._sync()}
         if self.config.validation.every and progress.step % self.config.validation.every == 0:
             row["validation"] = self._validate()
-        seconds = time.monotonic() - began + self._times["wait"]
-        progress.seconds += seconds
         self._times["convert"] = batch.converted[1] - batch.converted[0]
-        row |= {"seconds": seconds, "tokens_s": row["sequence_tokens"] / seconds, "times": self._times}
+        self._tell(row)
+        with self._timed("checkpoint"):
+            self._keep()
+
+    def _tell(self, row: dict[str, Any]) -> None:
+        """Writes a step down, with all that came since the last one, its checkpoint too. Before the next checkpoint: so
+        every step that is in one has its line."""
+        now = time.monotonic()
+        seconds, self._told = now - self._told, now
+        self.progress.seconds += seconds
+        self.metrics.write(
+            {**row, "seconds": seconds, "tokens_s": row["sequence_tokens"] / seconds, "times": self._times}
+        )
         self._times = {}
-        self.metrics.write(row)
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
