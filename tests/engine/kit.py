@@ -112,7 +112,7 @@ def serving(**settings: Any) -> Iterator[Client]:
     bound = threading.Event()
     thread = threading.Thread(target=server.run, kwargs={"ready": lambda _: bound.set()}, daemon=True)
     thread.start()
-    assert bound.wait(30)
+    assert bound.wait(120)
     client = Client(engine, server.address)
     try:
         yield client
@@ -121,7 +121,7 @@ def serving(**settings: Any) -> Iterator[Client]:
         asyncio.run(engine.worker.stop_all(lambda _: True))
         client.pool.shutdown()
         server.stop()
-        thread.join(30)
+        thread.join(120)
         engine.close()
 
 

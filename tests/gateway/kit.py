@@ -35,12 +35,12 @@ def serving(app: Any, *, lifespan: bool = True, grace_s: int | None = 5, port: i
     bound = threading.Event()
     thread = threading.Thread(target=server.run, kwargs={"ready": lambda _: bound.set()}, daemon=True)
     thread.start()
-    assert bound.wait(30), "the application did not start"
+    assert bound.wait(120), "the application did not start"
     try:
         yield server.address
     finally:
         server.stop()
-        thread.join(30)
+        thread.join(120)
         assert not thread.is_alive(), "the application did not end"
 
 

@@ -29,12 +29,12 @@ def serving(pool: DataPool, **options: object) -> Iterator[str]:
     bound = threading.Event()
     thread = threading.Thread(target=server.run, kwargs={"ready": lambda _: bound.set()}, daemon=True)
     thread.start()
-    assert bound.wait(30)
+    assert bound.wait(120)
     try:
         yield server.address
     finally:
         server.stop()
-        thread.join(30)
+        thread.join(120)
 
 
 class ServedPool:

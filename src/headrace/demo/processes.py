@@ -36,7 +36,7 @@ class ChildDied(HeadraceError):
 
     code = "child_died"
 
-    def __init__(self, message: str, tail: str) -> None:
+    def __init__(self, message: str, tail: str = "") -> None:
         super().__init__(message)
         self.tail = tail
 

@@ -96,10 +96,11 @@ class Demo:
         with ExitStack() as ending:
             self.console.print(f"Headrace: agents learn the task {self.options.task!r}; the run is {self.run}")
             model = self._model()
-            pool = self._ray_pool(ending) if self.options.ray else None  # it ends last: the others still need it
+            # It ends last: the others still need it.
+            pool, cluster = self._ray_pool(ending) if self.options.ray else (None, None)
             processes = ending.enter_context(Processes(self.run / "logs"))
             servers = self._servers(processes, model)
-            gateway = self._gateway(processes, model, servers, pool)
+            gateway = self._gateway(processes, model, servers, cluster)
             trainer = self._trainer(processes, model, gateway, pool or gateway, resume=resume)
             trainer.ready("trainer")  # the servers have the run's weights: a restarted engine has others
             agents = self._agents(processes, gateway)
@@ -151,17 +152,18 @@ class Demo:
         )
         return engine.ready("engine")
 
-    def _gateway(self, processes: Processes, model: Path, servers: str, pool: str | None) -> str:
+    def _gateway(self, processes: Processes, model: Path, servers: str, cluster: str | None) -> str:
         given = ["--vllm-addresses", servers, "--tokenizer-path", model, "--host", "127.0.0.1", "--port", 0, "--open"]
-        if pool is None:
+        if cluster is None:
             given = ["serve", *given, "--journal", self.run / "journal", "--durability", "os"]
             given += ["--channel", f"train:n_rollouts={self.options.recipe.rollouts},group_timeout_s={ABANDONED_S}"]
         else:
-            given = ["gateway", *given, "--data-pool-name", ACTOR, "--prompt-length", 64, "--response-length", 16]
+            given = ["gateway", *given, "--data-pool-name", ACTOR, "--ray-address", cluster]
+            given += ["--prompt-length", 64, "--response-length", 16]
         gateway = processes.start("gateway", "headrace", *given)
         return gateway.ready("gateway")  # it listens; the trainer waits until it can serve
 
-    def _ray_pool(self, ending: ExitStack) -> str:
+    def _ray_pool(self, ending: ExitStack) -> tuple[str, str]:
         from headrace.demo.cluster import ray_pool
 
         channel = {"n_rollouts": self.options.recipe.rollouts, "group_timeout_s": float(ABANDONED_S)}
