@@ -12,7 +12,7 @@ help: ## show this list
 
 setup: $(STAMP) ## create .venv and install Headrace into it
 
-demo: setup ## watch an agent learn binary search from scratch, in a minute or two
+demo: setup ## watch an agent learn binary search from scratch, in two or three minutes
 	$(BIN)/headrace demo
 
 test: setup ## run the tests
