@@ -66,6 +66,19 @@ def test_a_dry_run_says_how_much_of_a_batch_is_there(headrace: Command, config: 
     assert "1 of the 2 that a batch takes" in headrace("train", config, "--dry-run").out
 
 
+def test_a_pools_key_is_taken_from_the_environment(
+    headrace: Command, pool: DataPool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted(pool, 2)
+    path = tmp_path / "keyed.yaml"
+    with serving(pool, key="secret") as address:
+        given = {"model": str(folder), "run": str(tmp_path / "run"), "pool": {"address": address, "batch_size": 2}}
+        path.write_text(yaml.safe_dump(given))
+        assert headrace("train", path, "--dry-run").code == 1
+        monkeypatch.setenv("HEADRACE_POOL_KEY", "secret")
+        assert headrace("train", path, "--dry-run").code == 0
+
+
 def test_a_run_trains_and_a_second_needs_resume(
     headrace: Command, config: Path, pool: DataPool, tmp_path: Path
 ) -> None:

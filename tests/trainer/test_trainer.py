@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,42 @@ class _Channel:
 
     def submit_steps(self, steps: Any) -> None:
         self._pool.submit_steps(steps, channel=self._channel)
+
+
+def test_groups_of_the_history_are_learned_from_again_where_the_order_is_mixed(
+    config: Config, learned: list[str]
+) -> None:
+    pool = pool_of(GROUPS)
+    pool.configure("train", history_size=10, replay_share=0.5)
+    Trainer(config(steps=2), pool=pool).run()
+    mixed = config(steps=4, pool={"order": "mixed"}, algorithm={"loss": "tis"})
+    Trainer(mixed, resume=True, pool=pool).run()
+    assert [row["replayed"] for row in rows(mixed.run)] == [0, 0, 1, 1]
+    assert len(learned) > len(set(learned))
+
+
+def test_a_lease_is_prolonged_while_its_batch_is_held(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = pool_of(GROUPS)
+    prolonged = threading.Event()
+    extend = pool.extend
+
+    def noting(lease: str, lease_s: float, channel: str = "train") -> float:
+        deadline = extend(lease, lease_s, channel=channel)
+        prolonged.set()
+        return deadline
+
+    monkeypatch.setattr(pool, "extend", noting)
+    trainer = Trainer(config(steps=1, pool={"lease_s": 3.0}), pool=pool)
+    step = trainer._step
+
+    def slow(batch: Any) -> None:
+        assert prolonged.wait(60)
+        step(batch)
+
+    monkeypatch.setattr(trainer, "_step", slow)
+    trainer.run()
+    assert ledger(pool)["consumed"] == 4
+    assert ledger(pool)["leased"] == 0
 
 
 def test_a_folder_that_holds_a_run_is_not_begun_anew(config: Config) -> None:

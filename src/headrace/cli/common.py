@@ -19,12 +19,12 @@ from rich.text import Text
 
 from headrace.cli.parser import Usage
 from headrace.data.json import to_json
+from headrace.pool import KEY_VARIABLE
 
 if TYPE_CHECKING:
     from headrace.pool.embedded import DataPool
     from headrace.pool.remote import RemotePool
 
-KEY_VARIABLE = "HEADRACE_POOL_KEY"
 #: A command gives up on a pool that does not answer sooner than a producer would.
 RETRY_S = 3.0
 

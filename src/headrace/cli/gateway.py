@@ -8,10 +8,11 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from headrace.cli.common import KEY_VARIABLE, pool_key, say
+from headrace.cli.common import pool_key, say
 from headrace.cli.pool.run import PoolOptions
 from headrace.data.errors import HeadraceError
 from headrace.gateway.settings import Settings
+from headrace.pool import KEY_VARIABLE
 from headrace.serving import loopback
 
 #: Where a key may come from beside its flag, so that it is in no process list.

@@ -5,6 +5,7 @@ A configuration that cannot work fails here, before a model is loaded, and says 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headrace.data.errors import InvalidInput
+from headrace.pool import KEY_VARIABLE
+from headrace.pool.connect import connect
+from headrace.pool.remote import RemotePool
 from headrace.trainer.sync.config import SyncConfig
 
 Advantage = Literal["grpo", "dr_grpo", "rloo", "reinforce", "gae"]
@@ -27,7 +31,7 @@ class PoolConfig(Section):
     """Where batches come from."""
 
     address: str = Field("http://127.0.0.1:8100", description="a gateway or pool, or ray-actor://NAME?namespace=...")
-    key: str | None = Field(None, description="its key; default: HEADRACE_POOL_KEY")
+    key: str | None = Field(None, description=f"its key; default: {KEY_VARIABLE}")
     channel: str = "train"
     batch_size: int = Field(32, ge=1, description="groups a step")
     n_rollouts: int | None = Field(None, ge=1, description="trajectories that make a group; default: the group's own")
@@ -35,6 +39,10 @@ class PoolConfig(Section):
     max_staleness: int | None = Field(None, ge=0, description="groups further behind the policy are dropped")
     lease_s: float = Field(300.0, gt=0, description="how long a batch is ours without news; prolonged while it is used")
     prefetch: bool = Field(True, description="fetch the next batch while this one is learned from")
+
+    def connected(self, *, retry_s: float = 30.0) -> RemotePool:
+        """The pool at this address, with its key."""
+        return connect(self.address, key=self.key or os.environ.get(KEY_VARIABLE), retry_s=retry_s)
 
 
 class AlgorithmConfig(Section):

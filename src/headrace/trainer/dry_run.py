@@ -11,7 +11,6 @@ import torch
 import yaml
 
 from headrace.data.errors import HeadraceError
-from headrace.pool.connect import connect
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.examples import examples_of
 from headrace.trainer.trainer import device_of
@@ -65,7 +64,7 @@ def memory(config: TrainerConfig) -> dict[str, Any]:
 
 def first_batch(config: TrainerConfig) -> dict[str, Any]:
     wanted = config.pool
-    pool = connect(wanted.address, key=wanted.key, retry_s=2.0)
+    pool = wanted.connected(retry_s=2.0)
     batch = pool.fetch_batch(
         wanted.batch_size, n_rollouts=wanted.n_rollouts, channel=wanted.channel, lease_s=LEASE_S, timeout=0
     )

@@ -47,7 +47,9 @@ class Policy:
 
     def log_probs(self, packed: Packed, *, entropy_learns: bool = False) -> tuple[Tensor, Tensor]:
         """Of every target: its log-prob, and the entropy of what it was drawn from."""
-        states = self._states(packed)[packed.targets - 1]
+        with self._computing():
+            decoder = self.model.get_decoder()
+            states = _states(decoder, packed.ids, packed.positions, packed.cuts)[packed.targets - 1]
         ids = packed.ids[packed.targets]
         head = self.model.get_output_embeddings()
 
@@ -66,16 +68,10 @@ class Policy:
         tokens = torch.tensor(ids, device=self.device)
         positions = torch.arange(len(ids), device=self.device)
         with torch.no_grad(), self._computing():
-            states = self.model.get_decoder()(
-                input_ids=tokens[None], position_ids=positions[None], cuts=[0, len(ids)], use_cache=False
-            ).last_hidden_state[0, :-1]
+            states = _states(self.model.get_decoder(), tokens, positions, [0, len(ids)])[:-1]
             every = torch.log_softmax(self.model.get_output_embeddings()(states).float(), -1)
         found: list[float] = every.gather(-1, tokens[1:, None])[:, 0].tolist()
         return found
-
-    def _states(self, packed: Packed) -> Tensor:
-        with self._computing():
-            return _states(self.model.get_decoder(), packed)
 
     def _computing(self) -> Any:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
@@ -95,7 +91,7 @@ class Critic(nn.Module):  # type: ignore[misc] # torch is not checked
 
     def forward(self, packed: Packed) -> Tensor:
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            states = _states(self.trunk, packed)[packed.targets - 1]
+            states = _states(self.trunk, packed.ids, packed.positions, packed.cuts)[packed.targets - 1]
         values: Tensor = self.head(states.float())[:, 0]
         return values
 
@@ -113,10 +109,10 @@ def _load(folder: Path, *, causal: bool) -> Any:
     return model.train()  # nothing drops out: `attention` refuses a model that would
 
 
-def _states(decoder: Any, packed: Packed) -> Tensor:
-    states: Tensor = decoder(
-        input_ids=packed.ids[None], position_ids=packed.positions[None], cuts=packed.cuts, use_cache=False
-    ).last_hidden_state[0]
+def _states(decoder: Any, ids: Tensor, positions: Tensor, cuts: list[int]) -> Tensor:
+    """The last layer's state of each token of a packed row."""
+    found = decoder(input_ids=ids[None], position_ids=positions[None], cuts=cuts, use_cache=False)
+    states: Tensor = found.last_hidden_state[0]
     return states
 
 

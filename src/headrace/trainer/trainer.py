@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from headrace.data.errors import InvalidInput
-from headrace.pool.connect import connect
 from headrace.trainer import metrics
 from headrace.trainer.checkpoint import Checkpoints, Leases, Progress
 from headrace.trainer.config import TrainerConfig
@@ -48,7 +47,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.learner = Learner(config, device_of(config.device))
         self.progress = Progress(began=time.time())
-        self.pool = pool if pool is not None else connect(config.pool.address, key=config.pool.key)
+        self.pool = pool if pool is not None else config.pool.connected()
         self.publisher = Publisher(config.sync) if config.sync is not None else None
         self._publishing = ThreadPoolExecutor(1, "headrace-publish")
         self._published: Future[Report] | None = None
@@ -65,7 +64,7 @@ class Trainer:
         self.metrics = metrics.Metrics(config.run, config.log, config.model_dump(mode="json"))
         scorer = None
         if config.score_unrewarded and config.sync is not None and config.sync.gateway is not None:
-            scorer = GatewayScorer(config.sync.gateway, config.sync.admin_key)
+            scorer = GatewayScorer(config.sync.gateway, config.sync.presented_key)
         self.feed = Feed(self.pool, config, Leases(config.run), self.progress.repeats, scorer)
 
     def run(self, ready: Callable[[Progress], None] | None = None) -> Progress:

@@ -11,9 +11,10 @@ import msgspec
 from pydantic import BaseModel, Field
 from pydantic_settings import CliPositionalArg
 
-from headrace.cli.common import KEY_VARIABLE, pool_key, say
+from headrace.cli.common import pool_key, say
 from headrace.cli.parser import Usage
 from headrace.data.errors import HeadraceError
+from headrace.pool import KEY_VARIABLE
 from headrace.pool.config import ChannelConfig, Limits
 from headrace.serving import loopback
 

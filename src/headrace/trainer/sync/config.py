@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -34,6 +35,11 @@ class SyncConfig(BaseModel):
         None, gt=0, description="largest gap of a log-prob; default: by the precision that a server computes in"
     )
     timeout_s: float = Field(300.0, gt=0, description="longest wait for one answer: a drain, a load")
+
+    @property
+    def presented_key(self) -> str | None:
+        """What the gateway is shown."""
+        return self.admin_key or os.environ.get("HEADRACE_ADMIN_KEY")
 
     @field_validator("gateway")
     @classmethod

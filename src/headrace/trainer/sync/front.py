@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Collection
 from typing import Any, Literal, Protocol
@@ -53,8 +52,7 @@ class Gateway:
 
     def __init__(self, config: SyncConfig) -> None:
         assert config.gateway is not None
-        key = config.admin_key or os.environ.get("HEADRACE_ADMIN_KEY")
-        self._http = Http(config.gateway, key=key, timeout_s=config.timeout_s)
+        self._http = Http(config.gateway, key=config.presented_key, timeout_s=config.timeout_s)
         self._timeout_s = config.timeout_s
 
     def await_ready(self) -> None:
