@@ -49,5 +49,5 @@ clean: ## remove .venv, caches and build outputs (runs/ stays)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) hatchling
-	$(PIP) --no-build-isolation --editable '.[ray,export,tokens,train,dev]'
+	$(PIP) --no-build-isolation --editable '.[ray,export,tokens,train,envs,gym,dev]'
 	@touch $@
