@@ -125,6 +125,25 @@ async def test_a_pause_that_is_over_is_not_said_to_a_worker_that_starts(
     assert (await state(http, second))["paused"] is False
 
 
+async def test_a_resume_that_comes_while_a_worker_hears_of_the_pause_reaches_it(
+    hub: Hub, start: Start, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = start(), start()
+    await hub.joined_by(0, first)
+    told(await http.post(f"{first}/pause", headers=ADMIN))
+    ask = hub._ask
+
+    async def resumed_meanwhile(worker: str, method: str, path: str, *rest: Any) -> tuple[int, str, bytes]:
+        answer = await ask(worker, method, path, *rest)
+        if (worker, path) == (second, "/pause"):
+            told(await http.post(f"{first}/resume", headers=ADMIN))
+        return answer
+
+    monkeypatch.setattr(hub, "_ask", resumed_meanwhile)
+    await hub.joined_by(1, second)
+    assert (await state(http, second))["paused"] is False
+
+
 async def state(http: httpx.AsyncClient, worker: str) -> dict[str, Any]:
     """What one worker knows of itself; with the secret, the hub is not asked."""
     found = told(await http.get(f"{worker}/stats", headers={**ADMIN, SECRET_HEADER: SECRET}))

@@ -160,3 +160,13 @@ def test_sigterm_ends_all_of_them_and_what_was_answered_is_in_the_journal(
         assert psutil.wait_procs(workers, PATIENCE_S)[1] == []
     with JournalView(tmp_path / "journal") as view:
         assert len(view.trajectory(begun["trajectory_uid"]).steps) == 2
+
+
+def test_workers_start_where_the_temporary_folder_leaves_no_room_for_a_socket(
+    engine: Client, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    with started(engine, folder, tmp_path / "journal") as gateway:
+        assert gateway.end() == 0

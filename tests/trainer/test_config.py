@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.data.errors import InvalidInput
-from headrace.trainer.config import load
+from headrace.trainer.config import TrainerConfig, load
 
 
 def written(folder: Path, text: str) -> Path:
@@ -52,3 +52,15 @@ def test_what_cannot_work_is_refused_by_its_name(tmp_path: Path, text: str, said
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"nothing\.yaml"):
         load(tmp_path / "nothing.yaml")
+
+
+def test_what_is_shown_of_a_configuration_holds_no_key(tmp_path: Path) -> None:
+    given = {
+        "model": tmp_path,
+        "run": tmp_path,
+        "pool": {"key": "pool-secret"},
+        "sync": {"gateway": "http://127.0.0.1:8100", "admin_key": "admin-secret", "server_key": "server-secret"},
+    }
+    shown = TrainerConfig.model_validate(given).shown()
+    assert "secret" not in str(shown)
+    assert shown["pool"]["key"] == shown["sync"]["admin_key"] == shown["sync"]["server_key"] == "***"

@@ -41,7 +41,8 @@ class Hub:
         self._secret = secret
         self._workers: dict[int, str] = {}
         self._session: aiohttp.ClientSession | None = None
-        self._changes: dict[tuple[str, ...], tuple[str, str, bytes]] = {}
+        self._changes: dict[tuple[str, ...], tuple[int, str, str, bytes]] = {}
+        self._changed = 0  # how often anything was
 
     def routes(self) -> list[BaseRoute]:
         return [Route(path, self.shared, methods=["GET", "POST", "DELETE"]) for path in SHARED]
@@ -62,11 +63,11 @@ class Hub:
 
     async def joined_by(self, number: int, worker: str) -> None:
         """A worker is there, perhaps in place of one that died: it is told what changed before."""
-        told: set[tuple[str, str, bytes]] = set()
-        while todo := [change for change in self._changes.values() if change not in told]:  # more may come meanwhile
-            for method, path, body in todo:
+        told = 0
+        while todo := [change for change in self._changes.values() if change[0] > told]:  # more may come meanwhile
+            told = self._changed
+            for _, method, path, body in todo:
                 await self._ask(worker, method, path, body, {TRUSTED_HEADER: "yes"})
-            told.update(todo)
         self._workers[number] = worker
 
     async def close(self) -> None:
@@ -92,17 +93,18 @@ class Hub:
         route = path.partition("?")[0]
         if route == DROP:
             return
-        if route in ("/pause", "/resume"):
+        self._changed += 1
+        change = (self._changed, method, path, body)
+        if route in ("/pause", "/resume"):  # a resume is remembered too: a worker may be hearing of the pause just now
             self._changes.pop(("pause",), None)
-            if route == "/pause":
-                self._changes["pause",] = (method, path, body)
+            self._changes["pause",] = change
             return
         fields = orjson.loads(body)
         which = str(fields.get("server") or fields.get("address") or "")
         if route == "/policy_version" and not which:
             self._changes = {key: change for key, change in self._changes.items() if key[0] != route}
         self._changes.pop((route, which), None)
-        self._changes[route, which] = (method, path, body)
+        self._changes[route, which] = change
 
 
 class ToHub:

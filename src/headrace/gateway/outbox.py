@@ -205,7 +205,8 @@ class Spool:
         self._lock = asyncio.Lock()
 
     def read(self) -> Iterator[tuple[str, Block]]:
-        """What an earlier process left. A torn tail was never acknowledged."""
+        """What an earlier process left. A torn tail was never acknowledged; it is cut off, so that what is written
+        next stands behind a whole record."""
         data = self._path.read_bytes()
         at = 0
         while at + 8 <= len(data):
@@ -215,10 +216,13 @@ class Spool:
                 _, args, block = decode_call(frame)
             except HeadraceError as error:
                 log.warning("outbox %s: %d bytes at its end are torn: %s", self._path, len(data) - at, error)
-                return
+                break
             assert block is not None
             yield args["channel"], block
             at += 8 + length
+        if at < len(data):
+            os.ftruncate(self._fd, at)
+            self._size = at
 
     async def append(self, channel: str, block: Block) -> None:
         """Writes a call down; returns once it is on disk."""
@@ -229,9 +233,13 @@ class Spool:
 
     def _write(self, record: bytes) -> None:
         view = memoryview(record)
-        while view:
-            view = view[os.write(self._fd, view) :]
-        os.fdatasync(self._fd)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+            os.fdatasync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, self._size)  # half a record would hide every later one
+            raise
         self._size += len(record)
 
     async def clear_unless(self, busy: Callable[[], bool]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import signal
 import sys
@@ -34,6 +35,11 @@ RETRY_S = 5
 RESTART_S, MOST_RESTART_S = 0.1, 10.0
 #: A worker that lived so long was well: the next restart is quick again.
 WELL_S = 30.0
+
+
+SOCKET = "hub.sock"
+#: The longest path that a unix socket can have.
+SOCKET_PATH = 107
 
 
 class Task(msgspec.Struct):
@@ -87,13 +93,16 @@ class Workers:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end)
-        with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
-            hub_socket = str(Path(folder) / "hub.sock")
+        with _socket_folder() as folder:
+            hub_socket = str(Path(folder) / SOCKET)
             hub = Hub(self._secret)
             routes = pool_routes(self._pool) if self._pool is not None else []
             server = _Quiet(uvicorn.Config(hub_app(hub, routes), uds=hub_socket, log_level="warning", lifespan="off"))
             serving = asyncio.create_task(server.serve())
             while not server.started:
+                if serving.done():
+                    await serving
+                    raise HeadraceError(f"the workers' socket {hub_socket} could not be opened; it said why above")
                 await asyncio.sleep(0.01)
             started = [asyncio.Event() for _ in range(self._count)]
             keepers = [
@@ -160,6 +169,15 @@ class Workers:
         for child in self._children.values():
             if child.returncode is None:
                 child.kill() if again else child.terminate()
+
+
+def _socket_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for the socket; not in a TMPDIR whose path leaves no room for its name."""
+    folder = tempfile.TemporaryDirectory(prefix="headrace-")
+    if len(os.fsencode(Path(folder.name) / SOCKET)) <= SOCKET_PATH:
+        return folder
+    folder.cleanup()
+    return tempfile.TemporaryDirectory(prefix="headrace-", dir="/tmp")
 
 
 class _Quiet(uvicorn.Server):

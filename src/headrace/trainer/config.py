@@ -137,6 +137,10 @@ class TrainerConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
 
+    def shown(self) -> dict[str, Any]:
+        """Every field as JSON, for logs and people: a key is said to be there, not told."""
+        return _without_keys(self.model_dump(mode="json"))
+
     @model_validator(mode="after")
     def _fits(self) -> TrainerConfig:
         if self.score_unrewarded and (self.sync is None or self.sync.gateway is None):
@@ -146,6 +150,16 @@ class TrainerConfig(Section):
         if self.validation.every and self.validation.channel == self.pool.channel:
             raise ValueError(f"validation.channel is {self.pool.channel!r}, which is trained on; name another")
         return self
+
+
+def _without_keys(fields: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            found[name] = _without_keys(value)
+        else:
+            found[name] = "***" if value and (name == "key" or name.endswith("_key")) else value
+    return found
 
 
 def load(path: Path, **changes: Any) -> TrainerConfig:

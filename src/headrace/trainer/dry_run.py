@@ -24,7 +24,7 @@ LEASE_S = 60.0
 
 def dry_run(config: TrainerConfig) -> str:
     parts = {
-        "configuration": config.model_dump(mode="json"),
+        "configuration": config.shown(),
         "memory": memory(config),
         "first batch": first_batch(config),
     }

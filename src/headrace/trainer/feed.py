@@ -1,7 +1,8 @@
 """Batches, as the trainer wants them: leased, scored, made into examples, the next one while this one is learned from.
 
-A lease is prolonged for as long as its batch is held. What was learned from in an earlier life of this run, and is
-handed out again because its acknowledgement did not arrive, is passed over: no trajectory is learned from twice.
+A lease is prolonged for as long as its batch is held. What was learned from, in this life of the run or an earlier one,
+and is handed out again because its lease ran out before it was acknowledged, is passed over: no trajectory is learned
+from twice.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Fetched:
     trajectories: list[str]
     #: Ready groups that stay behind in the pool.
     queue: int
-    #: Groups that an earlier life of this run had learned from already.
+    #: Groups that this run had learned from already.
     repeated: int
     #: Groups that were consumed before and come from the channel's history.
     replayed: int
@@ -63,6 +64,10 @@ class Feed:
         #: Trajectories that were learned from and will be handed out again.
         self.repeats = set(repeats)
         self._held: list[str] = []
+        #: What was taken and not acknowledged yet, by lease: it comes again where the lease runs out.
+        self._taken: dict[str, list[str]] = {}
+        #: Leases on nothing but what was taken before: they end when a checkpoint holds it.
+        self._again: list[str] = []
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._worker = ThreadPoolExecutor(1, "headrace-feed")
@@ -81,12 +86,14 @@ class Feed:
     def ack(self, leases: Mapping[str, list[str]]) -> None:
         """These batches are in a checkpoint. Where a lease was lost, its trajectories will come again: they are
         remembered, and passed over then."""
-        for lease, trajectories in leases.items():
+        again, self._again = self._again, []
+        for lease, trajectories in {**leases, **{lease: [] for lease in again}}.items():
             try:
                 self._pool.ack(lease, channel=self._channel)
             except LeaseLost as error:
                 log.warning("a batch was not ours any more when it was acknowledged: %s", error)
                 self.repeats.update(trajectories)
+            self._taken.pop(lease, None)
             self._hold(lease, held=False)
 
     def stop(self) -> None:
@@ -127,10 +134,11 @@ class Feed:
                 return None
             began = time.monotonic()
             groups = [group for group in batch.groups if not self._seen(group)]
-            if not groups:  # all of it is in the checkpoint that this run began with
-                self.ack({str(batch.lease_id): []})
+            if not groups:
+                self._again.append(str(batch.lease_id))
                 continue
             trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+            self._taken[str(batch.lease_id)] = [trajectory.uid for trajectory in trajectories]
             scores = self._scorer.scores(trajectories) if self._scorer is not None else {}
             examples = examples_of(groups, self._config.algorithm, self._config.max_length, scores)
             queue = self._pool.stats(wanted.channel)["groups"]["ready"]
@@ -161,12 +169,15 @@ class Feed:
         return batch
 
     def _seen(self, group: Group) -> bool:
-        """Whether a group was learned from in an earlier life; a replay of the channel's history is meant to be."""
-        found = {trajectory.uid for trajectory in group.trajectories} & self.repeats
-        if group.replayed or not found:
+        """Whether a group was learned from before; a replay of the channel's history is meant to be."""
+        uids = {trajectory.uid for trajectory in group.trajectories}
+        if group.replayed:
             return False
+        if any(not uids.isdisjoint(taken) for taken in list(self._taken.values())):
+            return True
+        found = uids & self.repeats
         self.repeats -= found
-        return True
+        return bool(found)
 
     # -- leases --------------------------------------------------------------------------------------------------------
 
@@ -183,6 +194,7 @@ class Feed:
             self._pool.nack(lease, channel=self._channel)
         except LeaseLost:
             pass  # it went back by itself
+        self._taken.pop(lease, None)
         self._hold(lease, held=False)
 
     def _keep(self) -> None:

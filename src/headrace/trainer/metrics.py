@@ -107,4 +107,6 @@ def cut(run: Path, step: int) -> None:
                 kept.append(line)
         except (orjson.JSONDecodeError, KeyError, TypeError):
             continue
-    path.write_bytes(b"".join(kept))
+    draft = path.with_suffix(".part")
+    draft.write_bytes(b"".join(kept))
+    draft.rename(path)  # at once: somebody may be reading

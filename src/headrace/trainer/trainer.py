@@ -61,7 +61,7 @@ class Trainer:
             self.progress, weights, state = self.checkpoints.load(latest)
             self.learner.restore(weights, state)
         metrics.cut(config.run, self.progress.step)
-        self.metrics = metrics.Metrics(config.run, config.log, config.model_dump(mode="json"))
+        self.metrics = metrics.Metrics(config.run, config.log, config.shown())
         scorer = None
         if config.score_unrewarded and config.sync is not None and config.sync.gateway is not None:
             scorer = GatewayScorer(config.sync.gateway, config.sync.presented_key)
@@ -184,10 +184,11 @@ class Trainer:
     def _keep(self, *, always: bool = False) -> None:
         """A checkpoint, where one is due; then what it learned from is acknowledged."""
         progress = self.progress
-        if not progress.leases or not (always or progress.step % self.config.checkpoint.every == 0):
+        if not (always or progress.step % self.config.checkpoint.every == 0):
             return
-        progress.repeats = sorted(self.feed.repeats)
-        self.checkpoints.save(progress, self.learner.policy.weights(), self.learner.state())
+        if progress.leases:
+            progress.repeats = sorted(self.feed.repeats)
+            self.checkpoints.save(progress, self.learner.policy.weights(), self.learner.state())
         self.feed.ack(progress.leases)
         progress.leases = {}
 

@@ -78,6 +78,8 @@ class Response:
     async def read(self) -> bytes:
         """All of it."""
         self._wants_all = True
+        if self._connection is not None:
+            self._connection.flow(reading=True)  # so much may have come before this was asked that the server waits
         while not self._ended:
             if self._error is not None:
                 raise self._error
@@ -276,8 +278,9 @@ class Http1:
                 )
         except TimeoutError:
             raise Unconnected(f"no connection to {url.host}:{url.port} within {self._connect_s:g} s") from None
-        except OSError as error:
-            raise Unconnected(f"no connection to {url.host}:{url.port}: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:  # ValueError: a name that no host can have
+            said = getattr(error, "strerror", None) or error
+            raise Unconnected(f"no connection to {url.host}:{url.port}: {said}") from error
         return connection
 
     def _head(self, method: str, url: URL) -> bytes:
