@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from headrace.api.batching.environments import Environments
-from headrace.api.batching.queue import Queue
+from headrace.pool.desk.batching.environments import Environments
+from headrace.pool.desk.batching.queue import Queue
 
 
 class EnvStatus(msgspec.Struct, frozen=True):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.api.batching.naive import queued
+from tests.pool.desk.batching.naive import queued
 
-from headrace.api.batching import Batching, EnvStatus
 from headrace.data.errors import InvalidInput
+from headrace.pool.desk.batching import Batching, EnvStatus
 
 
 def connected(*settings: dict[str, float]) -> Batching:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headrace.api.batching import exact
-from headrace.api.batching.queue import Env, Group, Queue
+from headrace.pool.desk.batching import exact
+from headrace.pool.desk.batching.queue import Env, Group, Queue
 
 
 class Buffers:

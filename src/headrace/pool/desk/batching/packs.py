@@ -11,7 +11,7 @@ from heapq import merge
 from itertools import islice
 from typing import cast
 
-from headrace.api.batching.queue import Group, Queue
+from headrace.pool.desk.batching.queue import Group, Queue
 
 
 def regular(sizes: Iterable[int], batch_size: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sortedcontainers import SortedList
 
-from headrace.api.batching import Batching, queue
+from headrace.pool.desk.batching import Batching, queue
 
 SHORT, LONG = 1_000, 100_000
 ENVS = 4

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.api.batching.naive import queued
+from tests.pool.desk.batching.naive import queued
 
-from headrace.api.batching import Batching
 from headrace.data.errors import InvalidInput
+from headrace.pool.desk.batching import Batching
 
 
 def test_a_share_is_taken_from_however_far_behind() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.api.batching.naive import queued
+from tests.pool.desk.batching.naive import queued
 
-from headrace.api.batching import Batching
+from headrace.pool.desk.batching import Batching
 
 
 def test_a_group_larger_than_the_batch() -> None:

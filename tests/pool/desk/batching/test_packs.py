@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.api.batching.naive import Line, lines, packs, posted, queued
+from tests.pool.desk.batching.naive import Line, lines, packs, posted, queued
 
 from headrace.data.errors import InvalidInput
 

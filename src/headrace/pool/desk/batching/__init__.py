@@ -9,8 +9,8 @@ batching.forget(numbers)                   # delivered; give_back(numbers) where
 `Batching` holds the state and is the one thing to import; `choice` chooses, by `packs` or by an `exact` fill.
 """
 
-from headrace.api.batching.batching import Added, Batching
-from headrace.api.batching.environments import Environment
-from headrace.api.batching.status import EnvStatus
+from headrace.pool.desk.batching.batching import Added, Batching
+from headrace.pool.desk.batching.environments import Environment
+from headrace.pool.desk.batching.status import EnvStatus
 
 __all__ = ["Added", "Batching", "EnvStatus", "Environment"]

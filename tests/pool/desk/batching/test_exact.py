@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.api.batching.naive import Line, lines, oldest_fill, posted, queued
+from tests.pool.desk.batching.naive import Line, lines, oldest_fill, posted, queued
 
-from headrace.api.batching import Batching, exact, packs
-from headrace.api.batching.subset import plan
+from headrace.pool.desk.batching import Batching, exact, packs
+from headrace.pool.desk.batching.subset import plan
 
 
 @given(lines([1, 2, 3, 4, 5, 6, 7], longest=9), st.integers(3, 14))

@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.api.batching import dead_letters
-from headrace.api.batching.buffers import Buffers
-from headrace.api.batching.choice import next_batch
-from headrace.api.batching.environments import Environment, Environments
-from headrace.api.batching.queue import Env, Group, Queue
-from headrace.api.batching.status import EnvStatus, env_status
 from headrace.data.errors import InvalidInput
+from headrace.pool.desk.batching import dead_letters
+from headrace.pool.desk.batching.buffers import Buffers
+from headrace.pool.desk.batching.choice import next_batch
+from headrace.pool.desk.batching.environments import Environment, Environments
+from headrace.pool.desk.batching.queue import Env, Group, Queue
+from headrace.pool.desk.batching.status import EnvStatus, env_status
 
 #: Batches of packs that may pass over the oldest group; the next one is filled by age, so that no group waits for ever
 #: for others of its size.

@@ -9,12 +9,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.api.batching.naive import Line, Posted, env_queue_size, lines, queued
-from tests.api.batching.naive import packs as naive_packs
+from tests.pool.desk.batching.naive import Line, Posted, env_queue_size, lines, queued
+from tests.pool.desk.batching.naive import packs as naive_packs
 
-from headrace.api.batching import Batching, packs
-from headrace.api.batching.subset import endless_sums
 from headrace.data.errors import InvalidInput
+from headrace.pool.desk.batching import Batching, packs
+from headrace.pool.desk.batching.subset import endless_sums
 
 ENVS = 4
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
-from headrace.api.batching.queue import Group, Lane
-from headrace.api.batching.subset import meetable, plan
+from headrace.pool.desk.batching.queue import Group, Lane
+from headrace.pool.desk.batching.subset import meetable, plan
 
 #: Supplies to look at, in new plans for the sake of age, that one batch is worth (and some plans however many supplies
 #: there are); after these it follows the plan that it has.

@@ -8,7 +8,7 @@ from math import ceil
 
 from hypothesis import strategies as st
 
-from headrace.api.batching import Batching
+from headrace.pool.desk.batching import Batching
 
 #: (environment, sequences) of groups, oldest first.
 Line = list[tuple[int, int]]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from headrace.api.batching.environments import Environments
-from headrace.api.batching.queue import Group, Queue
-from headrace.api.batching.subset import endless_sums
+from headrace.pool.desk.batching.environments import Environments
+from headrace.pool.desk.batching.queue import Group, Queue
+from headrace.pool.desk.batching.subset import endless_sums
 
 #: Group sizes' worth of odd groups that an environment's buffer keeps in the hope of a match.
 PATIENCE = 64

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.api.batching.naive import Posted, oldest_fill
+from tests.pool.desk.batching.naive import Posted, oldest_fill
 
-from headrace.api.batching import Added, Batching
 from headrace.data.errors import InvalidInput
+from headrace.pool.desk.batching import Added, Batching
 
 
 def with_group_size(group_size: int) -> Batching:

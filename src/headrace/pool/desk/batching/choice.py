@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from headrace.api.batching import exact, packs
-from headrace.api.batching.environments import Environments
-from headrace.api.batching.queue import Group, Queue
+from headrace.pool.desk.batching import exact, packs
+from headrace.pool.desk.batching.environments import Environments
+from headrace.pool.desk.batching.queue import Group, Queue
 
 #: With so many batches' worth queued and too few packs full, the batch is filled by age: environments that pause at a
 #: long queue would never fill the packs.
