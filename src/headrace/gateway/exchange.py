@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.data.errors import HeadraceError
 from headrace.gateway import replay
-from headrace.gateway.dialects import Dialect
+from headrace.gateway.dialects import Dialect, Events
 from headrace.gateway.errors import Refusal, refusal
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.presence import HungUp, Presence
@@ -44,6 +44,7 @@ class Exchange:
         self._uid = uid
         self._prompt = prompt
         self._began = time.monotonic()
+        self._events: Events | None = None  # once the answer is to be a stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = Sending(send, self._gateway.settings.keep_alive_s)
@@ -75,8 +76,8 @@ class Exchange:
         refused = refusal(error)
         if refused.status >= 500:
             self._gateway.counters.add("unrecorded", error.code)
-        if sending.begun:
-            await sending.last(self._dialect.error_event(refused))
+        if sending.begun and self._events is not None:
+            await sending.last(self._events.error(refused))
         else:
             await sending.whole(json_response(self._dialect.error(refused), refused.status, retry_header(refused)))
         return refused.status
@@ -106,7 +107,8 @@ class Exchange:
         await sending.whole(json_response(self._dialect.whole(turns), 200, self._headers(turns)))
 
     async def _streamed(self, session: Session, turns: list[Turn], presence: Presence, sending: Sending) -> None:
-        calls, dialect = self._gateway.calls, self._dialect
+        calls = self._gateway.calls
+        events = self._events = self._dialect.events(turns)
         headers = {CALL_HEADER: turns[0].call_id, VERSION_HEADER: str(self._gateway.upstream.version)}
         sending.expect(headers)
         opened = False
@@ -114,26 +116,26 @@ class Exchange:
             async for turn, choice, delta, piece in pieces:
                 if not opened:
                     opened = True
-                    await sending.event(dialect.opening(turns))
-                await sending.event(dialect.delta(turn, choice, delta, piece))
+                    await sending.event(events.opening())
+                await sending.event(events.delta(turn, choice, delta, piece))
         presence.settle()
         await calls.record(session, turns)
-        await sending.last(dialect.closing(turns))
+        await sending.last(events.closing())
 
     async def _again(self, turns: list[Turn], sending: Sending) -> None:
         """An answer that is there already."""
-        dialect = self._dialect
         if not turns[0].ask.stream:
-            await sending.whole(json_response(dialect.whole(turns), 200, self._headers(turns)))
+            await sending.whole(json_response(self._dialect.whole(turns), 200, self._headers(turns)))
             return
+        events = self._events = self._dialect.events(turns)
         sending.expect(self._headers(turns))
-        await sending.event(dialect.opening(turns))
+        await sending.event(events.opening())
         for turn in turns:
             for choice in turn.choices:
                 message = choice.message(one_call=turn.ask.one_call)
                 delta = Delta(message.content, message.reasoning or "", message.tool_calls)
-                await sending.event(dialect.delta(turn, choice, delta, None))
-        await sending.last(dialect.closing(turns))
+                await sending.event(events.delta(turn, choice, delta, None))
+        await sending.last(events.closing())
 
     def _headers(self, turns: list[Turn]) -> dict[str, str]:
         return {CALL_HEADER: turns[0].call_id, VERSION_HEADER: str(min(turn.version for turn in turns))}

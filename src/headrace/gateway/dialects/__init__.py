@@ -14,8 +14,28 @@ from headrace.gateway.upstream.types import Sampled
 from headrace.tokens import Delta
 
 
+class Events(Protocol):
+    """One answer as server-sent events: made for one stream, so that it may remember what it has said."""
+
+    def opening(self) -> bytes:
+        """The events before the first token."""
+        ...
+
+    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: Sampled | None) -> bytes:
+        """The event for what is new; nothing where nothing is. `piece` is None for what was held back to the end."""
+        ...
+
+    def closing(self) -> bytes:
+        """The events that say how it ended."""
+        ...
+
+    def error(self, refusal: Refusal) -> bytes:
+        """An error in a stream that has begun, perhaps before its opening."""
+        ...
+
+
 class Dialect(Protocol):
-    """One kind of request and its answer, whole or as server-sent events."""
+    """One kind of request and its answer, whole or as events."""
 
     def read(self, body: bytes) -> Ask:
         """What the body asks for; `InvalidInput` names what is wrong with it."""
@@ -25,22 +45,10 @@ class Dialect(Protocol):
         """The answer as JSON."""
         ...
 
-    def opening(self, turns: list[Turn]) -> bytes:
-        """The events before the first token."""
-        ...
-
-    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: Sampled | None) -> bytes:
-        """The event for what is new; nothing where nothing is. `piece` is None for what was held back to the end."""
-        ...
-
-    def closing(self, turns: list[Turn]) -> bytes:
-        """The events that say how it ended."""
+    def events(self, turns: list[Turn]) -> Events:
+        """What writes the answer as it comes."""
         ...
 
     def error(self, refusal: Refusal) -> Any:
         """An error as JSON."""
-        ...
-
-    def error_event(self, refusal: Refusal) -> bytes:
-        """An error in a stream that has begun."""
         ...

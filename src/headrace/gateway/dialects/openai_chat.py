@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
-
-import orjson
 
 from headrace.data.errors import InvalidInput, shown
 from headrace.gateway.ask import Ask, Bad, take, take_max_tokens, take_n, take_sampling
 from headrace.gateway.dialects import openai
+from headrace.gateway.dialects.tools import Offer, arguments_text, check_function, conversation, offer
 from headrace.gateway.errors import Refusal
 from headrace.gateway.turn import Choice, Turn, usage
 from headrace.gateway.upstream.types import Sampled
-from headrace.tokens import Delta, Message, Request, ToolCall, read_messages
+from headrace.tokens import Delta, Message, ToolCall, read_messages
 
 
 class OpenAIChat:
@@ -24,7 +22,7 @@ class OpenAIChat:
         openai.refuse_unbuilt(fields)
         model = take(fields, "model", str, "default", "a string")
         messages = _messages(fields.pop("messages", None))
-        tools, calls, must_call = _tools(fields)
+        offered = _offer(fields)
         stream, show_usage = openai.take_stream(fields)
         sampling = take_sampling(fields)
         most = take_max_tokens(fields, "max_completion_tokens", "max_tokens")
@@ -35,14 +33,14 @@ class OpenAIChat:
         parallel = take(fields, "parallel_tool_calls", bool, True, "true or false")
         return Ask(
             model=model,
-            conversation=_conversation(messages, tools, options),
+            conversation=conversation(messages, offered, options, "messages"),
             sampling=sampling,
             n=take_n(fields),
             stream=stream,
             show_usage=show_usage,
             tops=_take_tops(fields),
-            calls=calls,
-            must_call=must_call,
+            calls=offered.calls,
+            must_call=offered.must_call,
             one_call=not parallel,
             show_ids=take(fields, "return_token_ids", bool, False, "true or false"),
             extra=fields,
@@ -59,8 +57,22 @@ class OpenAIChat:
             found["prompt_token_ids"] = turn.plan.ids.tolist()
         return found
 
-    def opening(self, turns: list[Turn]) -> bytes:
+    def events(self, turns: list[Turn]) -> ChatEvents:
         (turn,) = turns
+        return ChatEvents(turn)
+
+    def error(self, refusal: Refusal) -> Any:
+        return openai.error_body(refusal)
+
+
+class ChatEvents:
+    """Chunks: deltas of the choices' messages."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    def opening(self) -> bytes:
+        turn = self._turn
         choices = [
             {"index": choice.index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
             for choice in turn.choices
@@ -94,8 +106,8 @@ class OpenAIChat:
             row["token_ids"] = piece.ids
         return openai.event({**_head(turn, "chat.completion.chunk"), "choices": [row]})
 
-    def closing(self, turns: list[Turn]) -> bytes:
-        (turn,) = turns
+    def closing(self) -> bytes:
+        turn = self._turn
         head = _head(turn, "chat.completion.chunk")
         events = [
             openai.event(
@@ -113,13 +125,10 @@ class OpenAIChat:
             for choice in turn.choices
         ]
         if turn.ask.show_usage:
-            events.append(openai.event({**head, "choices": [], "usage": usage(turns)}))
+            events.append(openai.event({**head, "choices": [], "usage": usage([turn])}))
         return b"".join(events) + openai.DONE
 
-    def error(self, refusal: Refusal) -> Any:
-        return openai.error_body(refusal)
-
-    def error_event(self, refusal: Refusal) -> bytes:
+    def error(self, refusal: Refusal) -> bytes:
         return openai.error_event(refusal)
 
 
@@ -128,13 +137,6 @@ def _messages(given: Any) -> tuple[Message, ...]:
         return read_messages(given)
     except InvalidInput as error:
         raise Bad(str(error), "messages") from None
-
-
-def _conversation(messages: tuple[Message, ...], tools: Any, options: Any) -> Request:
-    try:
-        return Request(messages, tools, options)
-    except RecursionError:
-        raise Bad("messages, tools or chat_template_kwargs are nested too deep", "messages") from None
 
 
 def _head(turn: Turn, kind: str) -> dict[str, Any]:
@@ -165,50 +167,28 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    arguments = call.arguments if isinstance(call.arguments, str) else orjson.dumps(call.arguments).decode()
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_text(call)}}
 
 
-def _tools(fields: dict[str, Any]) -> tuple[list[Mapping[str, Any]] | None, bool, tuple[str, ...]]:
-    """The tools that are offered, whether they may be called, and of which one must be."""
+def _offer(fields: dict[str, Any]) -> Offer:
     tools = fields.pop("tools", None)
     choice = fields.pop("tool_choice", None)
     if tools is not None and not isinstance(tools, list):
         raise Bad(f"tools must be a list, not {shown(tools)}", "tools")
-    names = tuple(_tool_name(tool, at) for at, tool in enumerate(tools or ()))
-    if choice is None or choice == "auto":
-        return tools, bool(names), ()
-    if choice == "none":
-        return tools, False, ()
-    if choice == "required":
-        if not names:
-            raise Bad("tool_choice is required, but there are no tools", "tool_choice")
-        return tools, True, names
+    for at, tool in enumerate(tools or ()):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or tool.get("type", "function") != "function":
+            raise Bad(f"tools[{at}] must be an object of type function, not {shown(tool)}", "tools")
+        check_function(function, f"tools[{at}].function")
+    if choice is None or choice in ("auto", "none", "required"):
+        return offer(tools, choice or "auto")
     function = choice.get("function") if isinstance(choice, dict) else None
     if not isinstance(function, dict):
         raise Bad(
             f"tool_choice is {shown(choice)}; it must be auto, none, required, or an object that names a function",
             "tool_choice",
         )
-    if function.get("name") not in names:
-        raise Bad(
-            f"tool_choice names {shown(function.get('name'))}, which is none of tools: {', '.join(names)}",
-            "tool_choice",
-        )
-    return tools, True, (function["name"],)
-
-
-def _tool_name(tool: Any, at: int) -> str:
-    function = tool.get("function") if isinstance(tool, dict) else None
-    if not isinstance(function, dict) or tool.get("type", "function") != "function":
-        raise Bad(f"tools[{at}] must be an object of type function, not {shown(tool)}", "tools")
-    name = function.get("name")
-    if not isinstance(name, str) or not name:
-        raise Bad(f"tools[{at}].function.name must be a string, not {shown(name)}", "tools")
-    parameters = function.get("parameters")
-    if parameters is not None and not isinstance(parameters, dict):
-        raise Bad(f"tools[{at}].function.parameters must be a JSON schema, not {shown(parameters)}", "tools")
-    return name
+    return offer(tools, "required", (function.get("name"),))
 
 
 def _take_tops(fields: dict[str, Any]) -> int | None:

@@ -54,7 +54,20 @@ class OpenAICompletions:
                 row["prompt_token_ids"] = turn.plan.ids.tolist()
         return {**_head(turns[0]), "choices": choices, "usage": usage(turns)}
 
-    def opening(self, turns: list[Turn]) -> bytes:
+    def events(self, turns: list[Turn]) -> CompletionEvents:
+        return CompletionEvents(turns)
+
+    def error(self, refusal: Refusal) -> Any:
+        return openai.error_body(refusal)
+
+
+class CompletionEvents:
+    """Chunks: pieces of the choices' texts."""
+
+    def __init__(self, turns: list[Turn]) -> None:
+        self._turns = turns
+
+    def opening(self) -> bytes:
         return b""
 
     def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: Sampled | None) -> bytes:
@@ -76,7 +89,8 @@ class OpenAICompletions:
                 row["token_ids"] = piece.ids
         return openai.event({**_head(turn), "choices": [row]})
 
-    def closing(self, turns: list[Turn]) -> bytes:
+    def closing(self) -> bytes:
+        turns = self._turns
         events = []
         for turn in turns:
             for choice in turn.choices:
@@ -87,10 +101,7 @@ class OpenAICompletions:
             events.append(openai.event({**_head(turns[0]), "choices": [], "usage": usage(turns)}))
         return b"".join(events) + openai.DONE
 
-    def error(self, refusal: Refusal) -> Any:
-        return openai.error_body(refusal)
-
-    def error_event(self, refusal: Refusal) -> bytes:
+    def error(self, refusal: Refusal) -> bytes:
         return openai.error_event(refusal)
 
 
