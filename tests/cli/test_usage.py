@@ -10,8 +10,9 @@ from pydantic_settings import CliSubCommand
 from tests.cli.command import Command, spawn
 
 from headrace import __version__
-from headrace.cli.parser import Commands, Usage, run
+from headrace.cli.parser import Commands, run
 from headrace.cli.pool.run import channel_spec, read_config
+from headrace.command_line import Usage
 
 POOL = ("serve", "start", "stop", "stats", "ls", "show", "export", "verify", "repair", "compact", "backup")
 
@@ -176,8 +177,9 @@ def test_a_configuration_file_is_yaml_or_json(tmp_path: Path, name: str, text: s
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("channels: [", "pool.yaml: "),
-        ("- 1\n", "it must be an object with channels, defaults, limits"),
+        ("channels: [", "pool.yaml cannot be read: "),
+        ("- 1\n", "pool.yaml must hold a mapping"),
+        ("channels: 1\n", "it may hold channels, defaults, limits, each an object"),
         ("chanels: {}\n", "unknown key 'chanels'; known: channels, defaults, limits"),
         ("channels:\n  train: 8\n", "channel 'train' must be an object of options"),
         ("channels:\n  train:\n    n_rolouts: 8\n", "unknown channel option 'n_rolouts'; did you mean 'n_rollouts'?"),
@@ -194,5 +196,5 @@ def test_a_wrong_configuration_file_is_refused_by_name(headrace: Command, tmp_pa
 
 def test_a_missing_configuration_file_is_named(headrace: Command, tmp_path: Path) -> None:
     done = headrace("pool", "serve", "--config", tmp_path / "none.yaml")
-    assert done.code == 1
-    assert done.err == f"headrace: No such file or directory: {tmp_path / 'none.yaml'}\n"
+    assert done.code == 2
+    assert done.err == f"headrace: {tmp_path / 'none.yaml'} cannot be read: No such file or directory\n"

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.parser import Usage
+from headrace.command_line import Usage
 from headrace.data.json import to_json
 from headrace.pool import KEY_VARIABLE
 

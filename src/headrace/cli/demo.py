@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from headrace.cli.parser import FAILED, Usage
+from headrace.command_line import FAILED, Usage
 
 RUNS = Path("runs")
 

@@ -8,22 +8,15 @@ does not. What may come from the environment is read where it is used, and its n
 from __future__ import annotations
 
 import argparse
-import difflib
-import inspect
 import json
-import sys
 from collections.abc import Sequence
-from typing import Any, ClassVar, NoReturn, get_args
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
-OK, FAILED, BAD_USAGE = 0, 1, 2
-
-
-class Usage(Exception):
-    """What was asked for cannot be: the command ends with `BAD_USAGE`."""
+from headrace.command_line import Formatter, Parser, Usage
 
 
 class Commands(BaseSettings):
@@ -63,87 +56,6 @@ def run(root: type[Commands], args: Sequence[str], *, prog: str, version: str) -
         raise Usage(_explained(error, root)) from None
     except SettingsError as error:
         raise Usage(str(error)) from None
-
-
-class Formatter(argparse.RawDescriptionHelpFormatter):
-    """Help in words: no Python types, and no defaults that say nothing."""
-
-    METAVARS: ClassVar = {"Path": "PATH", "str": "TEXT", "int": "N", "float": "N", "list[str]": "TEXT"}
-    SILENT: ClassVar = (" (default: None)", " (default: False)", " (default: [])")
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        found = action.help
-        for words in self.SILENT:
-            found = found.removesuffix(words) if found else found
-        return found
-
-    def _metavar_formatter(self, action: argparse.Action, default_metavar: str) -> Any:
-        if isinstance(action.metavar, str):
-            action.metavar = self.METAVARS.get(action.metavar, action.metavar)
-        return super()._metavar_formatter(action, default_metavar)
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return super()._fill_text(inspect.cleandoc(text), width, indent)
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser that names the nearest right flag or command for a wrong one."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        given = self._checked(list(sys.argv[1:] if args is None else args))
-        found, extra = super().parse_known_args(given, namespace)
-        if extra:
-            self.error(f"unexpected argument {extra[0]!r}")
-        return found, extra
-
-    def _checked(self, args: list[str]) -> list[str]:
-        """The arguments with underscores in flags made dashes; a flag or a command that is not known is an error."""
-        commands = self._commands()
-        checked: list[str] = []
-        takes_value = False
-        for at, arg in enumerate(args):
-            if arg == "--":
-                return [*checked, *args[at:]]
-            if arg.startswith("-") and len(arg) > 1 and not arg[1:2].isdigit() and arg[1:2] != ".":
-                name, eq, value = arg.partition("=")
-                name = self._flag(name)
-                takes_value = not eq and self._option_string_actions[name].nargs != 0
-                checked.append(name + eq + value)
-            elif takes_value:
-                takes_value = False
-                checked.append(arg)
-            elif commands:
-                if arg not in commands:
-                    self.error(f"no command {arg!r}{_nearest(arg, commands) or ': ' + ', '.join(commands)}")
-                return [*checked, *args[at:]]
-            else:
-                checked.append(arg)
-        if commands and not {"-h", "--help", "--version"} & set(checked):
-            self.print_help(sys.stderr)
-            self.exit(BAD_USAGE)
-        return checked
-
-    def _flag(self, name: str) -> str:
-        known = self._option_string_actions
-        if name in known:
-            return name
-        if name.startswith("--") and name.replace("_", "-") in known:
-            return name.replace("_", "-")
-        self.error(f"unknown flag {name}{_nearest(name, known)}")
-
-    def _commands(self) -> list[str]:
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                return list(action.choices)
-        return []
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(BAD_USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
-def _nearest(name: str, known: Any) -> str:
-    near = difflib.get_close_matches(name, list(known), 1, 0.5)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _parse(parser: Parser, args: Sequence[str]) -> argparse.Namespace:

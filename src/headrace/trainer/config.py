@@ -9,10 +9,9 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from headrace.data.errors import InvalidInput
+from headrace.files import checked, read
 from headrace.pool import KEY_VARIABLE
 from headrace.pool.connect import connect
 from headrace.pool.remote import RemotePool
@@ -163,18 +162,5 @@ def _without_keys(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(path: Path, **changes: Any) -> TrainerConfig:
-    """The configuration in a YAML file. `changes` replace top-level fields."""
-    try:
-        found = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise InvalidInput(f"{path} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise InvalidInput(f"{path} must hold a mapping such as 'model: FOLDER', not {type(found).__name__}")
-    try:
-        return TrainerConfig.model_validate({**found, **changes})
-    except ValidationError as error:
-        said = []
-        for line in error.errors(include_url=False):
-            where = ".".join(map(str, line["loc"]))
-            said.append(f"{where}: {line['msg'].removeprefix('Value error, ')}" if where else line["msg"])
-        raise InvalidInput(f"{path}: {'; '.join(said)}") from None
+    """The configuration in a YAML or JSON file. `changes` replace top-level fields."""
+    return checked(TrainerConfig, {**read(path), **changes}, path)

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from headrace.cli.common import OnFolder, OnTarget, connected, folder_of, megabytes, print_json
-from headrace.cli.parser import FAILED
+from headrace.command_line import FAILED
 from headrace.pool.journal.scan import Scan
 
 

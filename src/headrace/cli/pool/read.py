@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.tree import Tree
 
 from headrace.cli.common import OnTarget, cell, megabytes, on_terminal, print_json, print_rows, reading, say
-from headrace.cli.parser import Usage
+from headrace.command_line import Usage
 from headrace.data.step import Step
 from headrace.data.trajectory import Trajectory
 from headrace.pool.config import DEFAULT_CHANNEL

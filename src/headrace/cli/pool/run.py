@@ -12,8 +12,9 @@ from pydantic import BaseModel, Field
 from pydantic_settings import CliPositionalArg
 
 from headrace.cli.common import pool_key, say
-from headrace.cli.parser import Usage
+from headrace.command_line import Usage
 from headrace.data.errors import HeadraceError
+from headrace.files import read
 from headrace.pool import KEY_VARIABLE
 from headrace.pool.config import ChannelConfig, Limits
 from headrace.serving import loopback
@@ -170,12 +171,9 @@ def _value(text: str) -> Any:
 
 def read_config(path: Path) -> dict[str, Any]:
     """A configuration file's channels, defaults and limits, each checked by name and value."""
-    try:
-        found = (msgspec.yaml if path.suffix.lower() in (".yaml", ".yml") else msgspec.json).decode(path.read_bytes())
-    except msgspec.DecodeError as error:
-        raise Usage(f"--config {path}: {error}") from None
-    if not isinstance(found, dict) or not all(isinstance(value, dict) for value in found.values()):
-        raise Usage(f"--config {path}: it must be an object with {', '.join(CONFIG_KEYS)}, each an object")
+    found = read(path)
+    if not all(isinstance(value, dict) for value in found.values()):
+        raise Usage(f"--config {path}: it may hold {', '.join(CONFIG_KEYS)}, each an object")
     for name in found:
         if name not in CONFIG_KEYS:
             raise Usage(f"--config {path}: unknown key {name!r}; known: {', '.join(CONFIG_KEYS)}")

@@ -1,0 +1,113 @@
+"""Configuration files: YAML or JSON, read as one mapping and checked by a model.
+
+A key that stands twice is refused, since one of its two values would be lost without a word. What a model does not know
+is answered with the nearest name that it knows.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from headrace.data.errors import InvalidInput, shown
+
+Model = TypeVar("Model", bound=BaseModel)
+
+MERGE = "tag:yaml.org,2002:merge"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The mapping in a file: JSON where its name ends so, YAML otherwise. An empty file is an empty mapping."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix.lower() == ".json":
+            found = json.loads(text, object_pairs_hook=_unique)
+        else:
+            found = yaml.load(text, _Loader)
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise InvalidInput(f"{path} cannot be read: {error}") from error
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise InvalidInput(f"{path} must hold a mapping such as 'name: value', not {type(found).__name__}")
+    return found
+
+
+def checked(model: type[Model], values: Mapping[str, Any], source: object) -> Model:
+    """A model of these values. An error begins with `source` and names each field that is wrong."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise InvalidInput(f"{source}: {'; '.join(explained(error, model))}") from None
+
+
+def explained(error: ValidationError, model: type[BaseModel]) -> list[str]:
+    """What is wrong, a line a field, by the names that a file has for it."""
+    return [_line(line["loc"], line["type"], line["msg"], line["input"], model) for line in error.errors()]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What a message about a wrong name ends with, where a right one is near."""
+    near = difflib.get_close_matches(name, list(known), 1, 0.5)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _line(path: tuple[int | str, ...], kind: str, words: str, value: Any, model: type[BaseModel]) -> str:
+    where = ".".join(map(str, path))
+    if kind == "extra_forbidden":
+        return f"{where} is not known{nearest(str(path[-1]), _fields(model, path[:-1]))}"
+    words = words.removeprefix("Value error, ")
+    given = f", not {shown(value)}" if isinstance(value, str | int | float) else ""
+    return f"{where}: {words}{given}" if where else words
+
+
+def _fields(model: type[BaseModel], path: tuple[int | str, ...]) -> Iterable[str]:
+    """The names that the model at a path of fields knows."""
+    for part in path:
+        field = model.model_fields.get(str(part))
+        if field is None:  # an index of a list, or a member of a union
+            continue
+        inner = [kind for kind in _kinds(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not inner:
+            return ()
+        model = inner[0]
+    return model.model_fields
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """The types that an annotation is made of."""
+    return [annotation, *(kind for part in get_args(annotation) for kind in _kinds(part))]
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return found
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc] # PyYAML has no types
+    """YAML's safe types, and no key twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            # Merged mappings (<<) may be overridden: that is what they are for.
+            if key.tag != MERGE and isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {key.value!r} stands twice in one mapping", key.start_mark
+                    )
+                seen.add(key.value)
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
