@@ -16,16 +16,16 @@ demo: setup ## watch an agent learn binary search from scratch, in two or three 
 	$(BIN)/headrace demo
 
 test: setup ## run the tests
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q $(PYTEST_ARGS)
 
 test-vllm: setup ## run the tests against a real vLLM on the CPU (installed once into the user's cache, 2 GB)
-	HEADRACE_VLLM=1 $(BIN)/pytest -q tests/vllm
+	HEADRACE_VLLM=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/vllm
 
 test-verl: setup ## run the tests against a real verl (installed once into the user's cache, 1.3 GB)
-	HEADRACE_VERL=1 $(BIN)/pytest -q tests/verl
+	HEADRACE_VERL=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/verl
 
 test-atropos: setup ## run the tests against the original Trajectory API (installed once into the user's cache, 0.5 GB)
-	HEADRACE_ATROPOS=1 $(BIN)/pytest -q tests/atropos
+	HEADRACE_ATROPOS=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/atropos
 
 bench: setup ## run the quick benchmarks of pool, gateway and trainer, into bench-*.json
 	$(BIN)/headrace bench pool --quick --json bench-pool.json

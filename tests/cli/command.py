@@ -84,7 +84,7 @@ class Served:
     def end(self, how: signal.Signals = signal.SIGTERM) -> Done:
         if self.process.poll() is None:
             self.process.send_signal(how)
-        out, err = self.process.communicate(timeout=30)
+        out, err = self.process.communicate(timeout=120)
         return Done(self.process.returncode, out, err)
 
     def __enter__(self) -> Served:

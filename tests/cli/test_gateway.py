@@ -104,6 +104,6 @@ def test_the_first_sigterm_waits_for_calls_under_way_and_the_second_does_not(wor
                     pass
                 assert process.poll() is None
                 process.send_signal(signal.SIGTERM)
-                assert process.wait(30) == 0
+                assert process.wait(120) == 0
         finally:
             process.kill()

@@ -226,7 +226,7 @@ def test_a_reader_that_had_enough_is_no_error(served: Served) -> None:
     assert process.stderr is not None
     with process.stderr:
         assert process.stderr.read() == ""
-    process.wait(30)
+    process.wait(120)
 
 
 def _content(folder: Path) -> dict[str, tuple[bytes, int]]:
@@ -249,5 +249,5 @@ def _on_terminal(*args: str) -> str:
             break
         parts.append(part)
     os.close(ours)
-    assert process.wait(30) == 0
+    assert process.wait(120) == 0
     return b"".join(parts).decode()

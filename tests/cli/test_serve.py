@@ -20,7 +20,7 @@ def test_what_was_acknowledged_outlives_kill_9(headrace: Command, tmp_path: Path
     with Served("--journal", tmp_path / "journal", "--channel", "train:n_rollouts=2,max_queue_size=50") as server:
         with connect(server.address) as pool:
             pool.submit_steps([*steps("a", 0), *steps("a", 1), *steps("b", 0)])
-            batch = pool.fetch_batch(1, lease_s=600, timeout=5)
+            batch = pool.fetch_batch(1, lease_s=600, timeout=60)
             before = json.loads(headrace("pool", "stats", server.address, "--json").out)
         server.end(signal.SIGKILL)
 
@@ -122,7 +122,7 @@ def test_a_running_pool_is_compacted_and_backed_up(headrace: Command, tmp_path: 
                 pool.submit_step(
                     Step(prompt_ids=range(500), response_ids=[1], trajectory_uid=f"t{n}", step_index=0, is_last=True)
                 )
-                pool.fetch_batch(1, timeout=5)
+                pool.fetch_batch(1, timeout=60)
         before = json.loads(headrace("pool", "stats", server.address, "--json").out)["journal_bytes"]
         assert headrace("pool", "compact", server.address).out.startswith(f"compacted {server.address}: ")
         after = json.loads(headrace("pool", "stats", server.address, "--json").out)

@@ -23,11 +23,11 @@ def test_it_says_where_it_is_serves_and_ends_on_sigterm(folder: Path) -> None:
         assert process.stdout is not None
         found = re.fullmatch(r"engine ready on (http://127\.0\.0\.1:\d+)\n", process.stdout.readline())
         assert found is not None
-        with urllib.request.urlopen(f"{found[1]}/v1/models", timeout=30) as answer:
+        with urllib.request.urlopen(f"{found[1]}/v1/models", timeout=120) as answer:
             card = json.loads(answer.read())["data"][0]
         assert (card["id"], card["root"], card["max_model_len"]) == ("small", str(folder), 2048)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ Json = dict[str, Any]
 Behaviour = Callable[[Json, Writer], Awaitable[None]]
 
 #: How long a test waits for what must come, on a machine that is busy.
-PATIENCE_S = 30
+PATIENCE_S = 120
 MAX_MODEL_LEN = 131_072
 #: What the OpenAI SDK sends with a call that it makes again.
 RETRY = {"x-stainless-retry-count": "1"}

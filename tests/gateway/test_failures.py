@@ -298,7 +298,7 @@ def test_a_step_that_fails_its_check_is_a_void_that_nothing_trains_on(
     assert [(step.step_index, step.quarantined) for step in steps] == [(0, None), (1, reason), (2, None)]
     assert gateway.counted("quarantined")[channel][reason] == before + 1
     assert gateway.complete(uid, reward=1.0) == {"status": "ok", "steps": 3}
-    batch = gateway.pool.fetch_batch(1, channel=channel, timeout=10)
+    batch = gateway.pool.fetch_batch(1, channel=channel, timeout=60)
     assert batch is not None
     assert [step.step_index for step in batch.groups[0].steps] == [0, 2]
     assert len(batch.sequences()) == 2

@@ -89,7 +89,7 @@ def test_a_pool_without_room_for_another_group_says_when_to_come_back(rollout: R
         assert int(refused.headers["retry-after"]) >= 1
         talk(gateway, base, 2)
         assert gateway.complete(uid_of(base)) == {"status": "ok", "steps": 2}
-        assert pool.fetch_batch(1, timeout=10) is not None
+        assert pool.fetch_batch(1, timeout=60) is not None
         gateway.init()
 
 

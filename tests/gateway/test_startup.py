@@ -23,7 +23,7 @@ def slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.
 
     def slow(*given: Any) -> Any:
         loading.set()
-        assert go_on.wait(30)
+        assert go_on.wait(120)
         return load_renderer(*given)
 
     monkeypatch.setattr(gateway, "load_renderer", slow)
@@ -36,7 +36,7 @@ def test_it_serves_at_once_and_takes_calls_once_the_tokenizer_is_loaded(
     loading, go_on = slowly(monkeypatch)
     with in_front(rollout, folder, until_ready=False) as running:
         try:
-            assert loading.wait(30)
+            assert loading.wait(120)
             assert told(running.get("/health")) == {"status": "ok"}
             ready = running.get("/ready")
             assert ready.status_code == 503
@@ -71,7 +71,7 @@ def test_versions_that_were_told_before_the_tokenizer_was_loaded_are_kept(
         loading, go_on = slowly(monkeypatch)
         with running_gateway(pool, [rollout.address, other.address], folder, until_ready=False) as running:
             try:
-                assert loading.wait(30)
+                assert loading.wait(120)
                 for address, version in ((rollout.address, 7), (other.address, 8)):
                     told(running.post("/policy_version", {"version": version, "server": address}))
             finally:

@@ -55,7 +55,7 @@ class Child:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(30)
+        self.process.wait(120)
 
     def close(self) -> None:
         self.http.close()
@@ -155,7 +155,7 @@ def test_sigterm_lets_a_call_under_way_end_and_keeps_its_step(rollout: Rollout, 
         both = [call.result(60) for call in calls]
         assert both[0].text.endswith("data: [DONE]\n\n")
         assert both[1].json()["choices"][0]["message"]["content"] == "x y z"
-        assert gateway.process.wait(60) == 0
+        assert gateway.process.wait(120) == 0
         assert refused
     with DataPool(tmp_path) as pool:
         assert [step.step_index for step in pool.trajectory(uid).steps] == [0, 1]

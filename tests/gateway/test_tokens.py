@@ -386,7 +386,7 @@ def test_a_long_episode_is_one_sequence_with_every_sampled_token_marked(tiny: Pl
     for turn in range(5):
         messages = [*messages, ask(tiny.gateway, base, messages, stream=False), user(f"turn {turn}")]
     tiny.gateway.complete(uid, reward=1.0)
-    batch = tiny.gateway.pool.fetch_batch(1, channel=channel, timeout=10)
+    batch = tiny.gateway.pool.fetch_batch(1, channel=channel, timeout=60)
     assert batch is not None
     (sequence,) = batch.sequences()
     steps = batch.groups[0].steps

@@ -265,7 +265,7 @@ def test_a_consumed_trajectory_does_not_begin_again_at_zero(gateway: Running, ro
     told(chat(gateway, base, "hi"))
     uid = uid_of(base)
     gateway.complete(uid, reward=1.0)
-    batch = gateway.pool.fetch_batch(1, timeout=10)
+    batch = gateway.pool.fetch_batch(1, timeout=60)
     while batch is not None and uid not in [t.uid for group in batch.groups for t in group.trajectories]:
         batch = gateway.pool.fetch_batch(1, timeout=0)
     assert batch is not None
@@ -336,7 +336,7 @@ def test_a_late_reward_counts_until_the_group_is_consumed(gateway: Running, roll
     told(chat(gateway, base, "hi"))
     told(gateway.post(f"{base}/v1/complete_trajectory"))
     assert told(gateway.post(f"{base}/v1/reward", {"reward": 2})) == {"status": "ok"}
-    batch = gateway.pool.fetch_batch(1, channel="late", timeout=10)
+    batch = gateway.pool.fetch_batch(1, channel="late", timeout=60)
     assert batch is not None
     assert [group.rewards for group in batch.groups] == [[2.0]]
     assert told(gateway.post(f"{base}/v1/reward", {"reward": 3}))["status"] == "late"

@@ -20,7 +20,7 @@ from headrace.pool.calls import Calls
 from headrace.pool.http import pool_routes
 
 #: Seconds after which a test that waits for what must come gives up.
-SOON = 30.0
+SOON = 120.0
 
 
 class Clock:

@@ -64,7 +64,7 @@ class ServedPool:
     def _end(self, how: signal.Signals) -> int:
         assert self._process is not None
         self._process.send_signal(how)
-        code = self._process.wait(30)
+        code = self._process.wait(120)
         assert self._process.stdout is not None
         self._process.stdout.close()
         self._process = None

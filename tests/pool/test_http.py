@@ -27,14 +27,14 @@ def step(i: int, **fields: Any) -> Step:
 
 def get(url: str, key: str | None = None) -> Any:
     request = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"} if key else {})
-    with urllib.request.urlopen(request, timeout=30) as response:
+    with urllib.request.urlopen(request, timeout=120) as response:
         return orjson.loads(response.read())
 
 
 def post(address: str, body: bytes, **headers: str) -> tuple[int, bytes]:
     request = urllib.request.Request(address + "/pool/call", data=body, headers=headers, method="POST")
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=120) as response:
             return response.status, response.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
@@ -124,7 +124,7 @@ def test_a_body_past_the_limit_is_413_whether_or_not_it_says_its_length() -> Non
         assert status == 413
         assert b"0.1 MB" in answer
         host, port = address.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port)), timeout=30) as raw:
+        with socket.create_connection((host, int(port)), timeout=120) as raw:
             raw.sendall(b"POST /pool/call HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
             chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
             raw.sendall(chunk * 2)
@@ -153,11 +153,11 @@ def test_a_caller_that_hangs_up_while_it_waits_takes_nothing() -> None:
         assert enter is not None
         pool._waiters = Waiters()
         pool._forget_waiter = forget  # type: ignore[method-assign]
-        with socket.create_connection((host, int(port)), timeout=30) as raw:
+        with socket.create_connection((host, int(port)), timeout=120) as raw:
             head = f"POST /pool/call HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
             raw.sendall(head.encode() + body)
-            assert waiting.wait(30)
-        assert left.wait(30), "the server noticed that the caller is gone"
+            assert waiting.wait(120)
+        assert left.wait(120), "the server noticed that the caller is gone"
         pool.submit_step(step(0))
         batch = connect(address).fetch_batch(1, timeout=0)
         assert batch is not None
@@ -207,12 +207,12 @@ def test_a_pool_that_is_killed_under_load_comes_back_with_all_it_acknowledged(tm
                 if len(acknowledged) > 60:
                     half.set()
                 if worker == 0 and i == 30:
-                    done.wait(60)
+                    done.wait(120)
 
         writers = [threading.Thread(target=write, args=(n,)) for n in range(4)]
         for writer in writers:
             writer.start()
-        assert half.wait(60)
+        assert half.wait(120)
         server.kill()
         server.start()
         done.set()

@@ -55,7 +55,7 @@ def test_killed_under_load_it_comes_back_with_everything_acknowledged(name: str,
     writers = [threading.Thread(target=write, args=(n,)) for n in range(4)]
     for writer in writers:
         writer.start()
-    assert half.wait(60)
+    assert half.wait(120)
     before = ray.get(actor.process_id.remote())
     ray.kill(actor, no_restart=False)
     for writer in writers:

@@ -289,7 +289,7 @@ def test_a_lease_is_prolonged_while_its_batch_is_held(config: Config, monkeypatc
     step = trainer._step
 
     def slow(batch: Any) -> None:
-        assert prolonged.wait(60)
+        assert prolonged.wait(120)
         step(batch)
 
     monkeypatch.setattr(trainer, "_step", slow)

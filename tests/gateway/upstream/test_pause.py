@@ -132,12 +132,12 @@ async def test_time_in_a_frozen_server_does_not_count(puppet: Make, vocabulary: 
         await released.wait()
         await respond(writer, *server._answer(request))
 
-    async with connected(vocabulary, server, idle_s=1, call_s=1) as upstream:
+    async with connected(vocabulary, server, idle_s=3, call_s=3) as upstream:
         server.behave = waits
         running = asyncio.create_task(upstream.sample(order()))
         await until(lambda: len(server.orders) == 1)
         await upstream.pause("keep")
-        await asyncio.wait([running], timeout=1.5)
+        await asyncio.wait([running], timeout=4)
         assert not running.done()
         await upstream.resume()
         released.set()

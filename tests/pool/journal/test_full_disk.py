@@ -218,7 +218,7 @@ def can_mount() -> bool:
         return False
     command = ["unshare", "--mount", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/mnt"]
     try:
-        return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
+        return subprocess.run(command, capture_output=True, timeout=120).returncode == 0
     except OSError:
         return False
 
@@ -282,7 +282,7 @@ def test_writers_that_meet_a_full_journal_together_all_get_in(tmp_path: Path) ->
         together = threading.Barrier(4)
 
         def submit(writer: int) -> Any:
-            together.wait(30)
+            together.wait(120)
             return pool.submit_step(big(f"w{writer}"))
 
         receipts = [done.result(30) for done in [threads.submit(submit, writer) for writer in range(4)]]

@@ -86,7 +86,7 @@ class Stream:
         self.chunks = 0
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
-        assert self._begun.wait(60), "the stream never began"
+        assert self._begun.wait(120), "the stream never began"
 
     def _read(self) -> None:
         with httpx.stream("POST", self._url, json=self._asked, timeout=60, trust_env=False) as answer:
