@@ -7,13 +7,9 @@ from pathlib import Path
 import pytest
 
 from headrace.trainer.config import LogConfig
-from headrace.trainer.metrics import Metrics, flat
+from headrace.trainer.metrics import Metrics
 
 ROW = {"step": 3, "reward": 0.5, "loss": None, "times": {"wait": 0.25}, "sync": {"mode": "keep", "hold_ms": 4}}
-
-
-def test_a_rows_parts_get_names_of_their_own_and_only_numbers_are_told() -> None:
-    assert flat(ROW) == {"step": 3, "reward": 0.5, "times/wait": 0.25, "sync/hold_ms": 4}
 
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
