@@ -210,3 +210,17 @@ def test_a_dict_with_a_missing_or_unknown_field_names_it(given: Any, said: str) 
     with pytest.raises(InvalidInput) as refused:
         step_from_dict(given)
     assert said in str(refused.value)
+
+
+def nested(levels: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        found = {"in": found}
+    return found
+
+
+def test_metadata_nests_a_hundred_levels_and_no_more() -> None:
+    given = {"prompt_ids": [1], "response_ids": [2], "trajectory_uid": "t"}
+    assert Step(**given, metadata=nested(100)).metadata == nested(100)
+    with pytest.raises(InvalidInput, match="metadata nests deeper than 100 levels"):
+        Step(**given, metadata=nested(102))

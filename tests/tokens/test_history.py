@@ -218,3 +218,9 @@ def test_an_answer_with_nothing_after_it_is_rendered_and_not_bridged(talk: Talk)
     answer, node = talk.say([user("one")], "a", END)
     _, plan = talk.ask([user("one"), answer])
     assert (plan.parent, plan.bridged) == (node, False)
+
+
+@pytest.mark.parametrize("of_its_own", ["text", 3, [], {}, {"key": "no digest"}, None], ids=str)
+def test_metadata_of_a_flow_that_has_the_records_name_is_passed_over(of_its_own: Any) -> None:
+    step = Step(prompt_ids=[1], response_ids=[2], trajectory_uid="t", metadata={"history": of_its_own})
+    assert History.from_steps([step]).nodes == []

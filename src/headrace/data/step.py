@@ -22,6 +22,8 @@ FloatArray = npt.NDArray[np.float32]
 INT32_MAX = 2**31 - 1
 #: uids travel in URLs, headers and file names.
 MAX_UID = 512
+#: Levels that metadata may nest.
+MAX_DEPTH = 100
 
 _force = msgspec.structs.force_setattr
 
@@ -229,6 +231,22 @@ def check_text(value: Any, field: str) -> None:
 def check_dict(value: Any, field: str) -> None:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise InvalidInput(f"{field} must be a dict with string keys, not {shown(value)}")
+    check_depth(value, field)
+
+
+def check_depth(value: Any, field: str) -> None:
+    """Refuses what nests deeper than any decoder here reads: a record that cannot be read again must not be written."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+            if isinstance(child, dict | list | tuple)
+        ]
+        if not level:
+            return
+    raise InvalidInput(f"{field} nests deeper than {MAX_DEPTH} levels; keep it flatter, or as a string of JSON")
 
 
 def check_tags(value: Any) -> tuple[str, ...]:

@@ -47,8 +47,8 @@ class Exchange:
         self._events: Events | None = None  # once the answer is to be a stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = Sending(send, self._gateway.settings.keep_alive_s)
         gateway = self._gateway
+        sending = Sending(send, gateway.settings.keep_alive_s, gateway.settings.idle_s)
         try:
             with gateway.admitted():
                 body = await gateway.body(self._request)

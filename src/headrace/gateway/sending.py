@@ -1,4 +1,7 @@
-"""The answer on its way: whole, or events with comments in their pauses. The status is decided by the first byte."""
+"""The answer on its way: whole, or events with comments in their pauses. The status is decided by the first byte.
+
+An agent that stops reading has left: what is under way for it ends, so that it holds up no pause and no shutdown.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import asyncio
 from collections.abc import Mapping
 
 from starlette.responses import Response
-from starlette.types import Send
+from starlette.types import Message, Send
+
+from headrace.gateway.presence import HungUp
 
 KEEP_ALIVE = b": keep-alive\n\n"
 EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -15,8 +20,9 @@ EVENTS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-contr
 class Sending:
     """One response. Once `expect` was called it may begin by itself, with a comment, when nothing comes for long."""
 
-    def __init__(self, send: Send, keep_alive_s: float) -> None:
-        self._send = send
+    def __init__(self, send: Send, keep_alive_s: float, patience_s: float) -> None:
+        self._to_agent = send
+        self._patience_s = patience_s
         self._keep_alive_s = keep_alive_s
         self._headers: list[tuple[bytes, bytes]] = []
         self._keeper: asyncio.Task[None] | None = None
@@ -57,9 +63,19 @@ class Sending:
             await self._send({"type": "http.response.start", "status": 200, "headers": EVENTS + self._headers})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
+    async def _send(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._to_agent(message)
+        except TimeoutError:
+            raise HungUp from None
+
     async def _keep_alive(self) -> None:
         while True:
             self._quiet = True
             await asyncio.sleep(self._keep_alive_s)
             if self._quiet:
-                await self._write(KEEP_ALIVE, more=True)
+                try:
+                    await self._write(KEEP_ALIVE, more=True)
+                except HungUp:
+                    return  # whoever writes next finds it out too

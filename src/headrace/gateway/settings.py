@@ -44,7 +44,9 @@ class Settings(BaseModel):
     )
     upstream_key: str | None = Field(None, description="key for the rollout servers (or set HEADRACE_UPSTREAM_KEY)")
     connect_s: float = Field(5, gt=0, description="longest wait for a connection to a rollout server")
-    idle_s: float = Field(600, gt=0, description="longest silence of a rollout server within a call")
+    idle_s: float = Field(
+        600, gt=0, description="longest silence of a rollout server, or wait for an agent to read on, within a call"
+    )
     call_s: float = Field(3600, gt=0, description="longest call in all")
 
     api_key: str | None = Field(None, description="key that agents must present (or set HEADRACE_API_KEY)")

@@ -79,13 +79,14 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return {**digests, "messages": self.messages, "calls": [list(call) for call in self.calls]}
 
     @classmethod
-    def from_metadata(cls, given: Mapping[str, Any]) -> Record:
-        digests: dict[str, Any] = {name: bytes.fromhex(given[name]) for name in DIGESTS}
-        return cls(
-            **digests,
-            messages=int(given["messages"]),
-            calls=tuple((str(call_id), str(name)) for call_id, name in given["calls"]),
-        )
+    def from_metadata(cls, given: Any) -> Record | None:
+        """None for what is no record: a flow may have metadata of that name of its own."""
+        try:
+            digests: dict[str, Any] = {name: bytes.fromhex(given[name]) for name in DIGESTS}
+            calls = tuple((str(call_id), str(name)) for call_id, name in given["calls"])
+            return cls(**digests, messages=int(given["messages"]), calls=calls)
+        except (KeyError, TypeError, ValueError):
+            return None
 
 
 DIGESTS = ("key", "body", "prompt_key", "strict", "tools", "options", "parent")
@@ -227,10 +228,9 @@ class History:
         """The tree as another process left it in the pool; steps without a record, or quarantined, are passed over."""
         history = cls()
         for step in steps:
-            given = step.metadata.get(RECORD)
-            if given is None or step.quarantined is not None:
+            record = Record.from_metadata(step.metadata.get(RECORD))
+            if record is None or step.quarantined is not None:
                 continue
-            record = Record.from_metadata(given)
             parent = next(
                 (node for node in reversed(history._by_key.get(record.parent, ())) if _begins(step.prompt_ids, node)),
                 None,

@@ -1,0 +1,38 @@
+"""An answer on its way to an agent that reads, or does not."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from starlette.responses import Response
+from starlette.types import Message
+
+from headrace.gateway.presence import HungUp
+from headrace.gateway.sending import Sending
+
+
+async def never(message: Message) -> None:
+    """The buffers are full, and nobody reads."""
+    await asyncio.Event().wait()
+
+
+async def test_an_agent_that_does_not_read_a_whole_answer_has_left() -> None:
+    sending = Sending(never, keep_alive_s=600, patience_s=0.01)
+    with pytest.raises(HungUp):
+        await sending.whole(Response(b"{}"))
+
+
+async def test_an_agent_that_does_not_read_on_has_left() -> None:
+    sending = Sending(never, keep_alive_s=600, patience_s=0.01)
+    sending.expect({})
+    with pytest.raises(HungUp):
+        await sending.event(b"data: {}\n\n")
+    sending.close()
+
+
+async def test_a_comment_that_nobody_reads_ends_the_comments_alone() -> None:
+    sending = Sending(never, keep_alive_s=0, patience_s=0.01)
+    sending.expect({})
+    assert sending._keeper is not None
+    await sending._keeper  # it returns, and raises nothing that nobody would hear
