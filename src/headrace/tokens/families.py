@@ -22,6 +22,7 @@ from headrace.tokens.renderer import (
     numbered,
 )
 from headrace.tokens.template import TemplateRenderer, proofs
+from headrace.tokens.variants import Variants
 from headrace.tokens.vocabulary import Vocabulary
 
 #: The families whose answers are parsed as they stream. The others are parsed by the library, at their end.
@@ -52,7 +53,7 @@ class FamilyRenderer(Reading):
         self._library = _create(family, vocabulary, self.options)
         self.stop_ids = frozenset(int(i) for i in self._library.get_stop_token_ids())
         self.grammar = GRAMMARS.get(family, Grammar())
-        self._variants: dict[str, FamilyRenderer] = {}
+        self._variants: Variants[FamilyRenderer] = Variants()
 
     @property
     def overrides(self) -> frozenset[str]:
@@ -61,10 +62,9 @@ class FamilyRenderer(Reading):
     def with_options(self, options: Mapping[str, Any] | None) -> FamilyRenderer:
         if not options:
             return self
-        key = repr(sorted(options.items(), key=lambda item: item[0]))
-        if key not in self._variants:
-            self._variants[key] = FamilyRenderer(self.name, self.vocabulary, options, looks_back=self.looks_back)
-        return self._variants[key]
+        return self._variants.get(
+            options, lambda: FamilyRenderer(self.name, self.vocabulary, options, looks_back=self.looks_back)
+        )
 
     def render(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         given = [to_dict(message) for message in messages]

@@ -21,6 +21,7 @@ import msgspec
 from headrace.tokens.messages import Message, ToolCall, to_dict
 from headrace.tokens.parse import THOUGHT, Grammar
 from headrace.tokens.renderer import PROMPT_TAIL, Reading, Tools, Unrenderable, reasoning_is_open
+from headrace.tokens.variants import Variants
 from headrace.tokens.vocabulary import Vocabulary
 
 #: Stands for what the model sampled. No template writes it, and it survives any JSON encoding.
@@ -77,7 +78,7 @@ class TemplateRenderer(Reading):
         eos = vocabulary.hf.eos_token_id
         stop = vocabulary.id_of(self.traits.stop) if self.traits.stop else None
         self.stop_ids = frozenset(i for i in (eos, stop, vocabulary.id_of("<|endoftext|>")) if i is not None)
-        self._variants: dict[str, TemplateRenderer] = {}
+        self._variants: Variants[TemplateRenderer] = Variants()
 
     @property
     def overrides(self) -> frozenset[str]:
@@ -86,11 +87,8 @@ class TemplateRenderer(Reading):
     def with_options(self, options: Mapping[str, Any] | None) -> TemplateRenderer:
         if not options:
             return self
-        key = repr(sorted(options.items(), key=lambda item: item[0]))
-        if key not in self._variants:
-            # What a template does may hang on its options, so each set of them is probed.
-            self._variants[key] = TemplateRenderer(self.vocabulary, options, grammar=self.grammar)
-        return self._variants[key]
+        # What a template does may hang on its options, so each set of them is probed.
+        return self._variants.get(options, lambda: TemplateRenderer(self.vocabulary, options, grammar=self.grammar))
 
     def render(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         return self.vocabulary.encode(self.text(messages, tools))
