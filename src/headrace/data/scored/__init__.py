@@ -1,0 +1,25 @@
+"""Scored groups, as environments post and trainers take them: JSON that is read once, kept compressed, and spliced.
+
+A group is validated when it is read and written down as one `Piece`; whatever answers are made of it later are made of
+those bytes. Nothing here does I/O.
+"""
+
+from headrace.data.scored.fields import KEYS
+from headrace.data.scored.join import join, join_gzip
+from headrace.data.scored.piece import Piece, Scored, decode, inflate
+from headrace.data.scored.read import read_group, read_groups
+from headrace.data.scored.steps import from_sequences, to_steps
+
+__all__ = [
+    "KEYS",
+    "Piece",
+    "Scored",
+    "read_group",
+    "read_groups",
+    "join",
+    "join_gzip",
+    "decode",
+    "inflate",
+    "to_steps",
+    "from_sequences",
+]
