@@ -1,0 +1,9 @@
+"""Environments: items in, scored groups of rollouts out. See `headrace.envs.base.BaseEnv`."""
+
+from __future__ import annotations
+
+from headrace.envs.base import BaseEnv
+from headrace.envs.config import BaseEnvConfig
+from headrace.envs.types import EvalHandlingEnum, Item, Message, ScoredDataGroup, ScoredDataItem
+
+__all__ = ["BaseEnv", "BaseEnvConfig", "EvalHandlingEnum", "Item", "Message", "ScoredDataGroup", "ScoredDataItem"]

@@ -1,0 +1,248 @@
+"""An environment at work: it registers, keeps items running as the schedule allows, and ends with everything sent.
+
+One loop decides. It is woken by what could change a decision (a status, a finished item, an evaluation's end, a request
+to stop) and waits otherwise. Items run as tasks of their own, each under `worker_timeout`; one that fails is counted
+and takes nothing with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.envs import schedule
+from headrace.envs.api_client import ApiError
+from headrace.envs.poller import Poller
+from headrace.envs.sender import Sender
+from headrace.envs.spool import Spool
+from headrace.envs.stop import Stop
+from headrace.envs.types import Item
+
+if TYPE_CHECKING:
+    from headrace.envs.base import BaseEnv
+
+log = logging.getLogger("headrace.envs")
+
+#: Times in a row that `get_next_item` may raise before the environment ends with its error.
+MOST_ITEM_FAILURES = 3
+#: Seconds that cancelled work has to end, and that the API has to hear that we leave.
+GRACE_S = 5.0
+
+
+class Manager:
+    def __init__(self, env: BaseEnv) -> None:
+        self._env = env
+        self.stop = Stop()
+        config = env.config
+        spool = Spool(Path(config.spool_dir) if config.spool_dir is not None else None)
+        self.sender = Sender(env.api, spool, most_bytes=config.spool_max_mb << 20, acknowledged=self.wake)
+        self.poller = Poller(env, self.sender, self.wake)
+        self._woken = asyncio.Event()
+        self._timeouts: dict[asyncio.Task[object], asyncio.Timeout] = {}
+        self._delivered: set[asyncio.Task[object]] = set()
+        self._item_failures = 0
+        self._checked = 0
+        self._held_since: float | None = None
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Returns when all steps are done, or after a stop; raises what an environment cannot go on from."""
+        complete = False
+        with self.stop.on_signals():
+            try:
+                await self.stop.or_done(self._begin())
+                if not self.stop.asked.is_set():
+                    await self._work()
+                complete = True
+            except asyncio.CancelledError:
+                self.stop.asked.set()
+                self.stop.forced.set()
+                raise
+            finally:
+                await self._end(complete and not self.stop.asked.is_set())
+
+    async def _begin(self) -> None:
+        env = self._env
+        await env.setup()
+        await env.register_env()
+        await env.setup_wandb()
+        await env.get_server_info()
+        self.sender.start()
+
+    async def _work(self) -> None:
+        asked = asyncio.create_task(self.stop.asked.wait())
+        polling = asyncio.create_task(self.poller.run(), name="poller")
+        for task in (asked, polling):
+            task.add_done_callback(lambda _: self.wake())
+        try:
+            while not (self.stop.asked.is_set() or polling.done()):
+                if await self._turn():
+                    return
+                await self._woken.wait()
+                self._woken.clear()
+            if polling.done():
+                polling.result()
+        finally:
+            asked.cancel()
+            polling.cancel()
+            await asyncio.gather(polling, return_exceptions=True)
+
+    async def _turn(self) -> bool:
+        """Looks at what is known and acts on it; whether all the work is done."""
+        status = self.poller.status
+        if status is None:
+            return False
+        if self._checked != self.poller.answers:
+            self._checked = self.poller.answers
+            await self.stop.or_done(self._env.env_step_checks())
+            if schedule.finished(self.rules, status):
+                log.info("all %d steps are done", self._env.config.total_steps)
+                return True
+        self._note_hold(schedule.held(self.rules, status, self.load))
+        if self.may_start:
+            await self.stop.or_done(self._env.add_train_workers())
+        return False
+
+    @property
+    def rules(self) -> schedule.Rules:
+        config = self._env.config
+        return schedule.Rules(
+            group_size=config.group_size,
+            batch_size=config.batch_size,
+            max_batches_offpolicy=config.max_batches_offpolicy,
+            total_steps=config.total_steps,
+            max_workers=self._env.max_num_workers,
+            eval_handling=config.eval_handling,
+            eval_limit_ratio=config.eval_limit_ratio,
+            min_batch_allocation=config.min_batch_allocation,
+        )
+
+    @property
+    def load(self) -> schedule.Load:
+        running = len(self._env.workers)
+        coming = running - len(self._delivered) + self.poller.unseen
+        return schedule.Load(running, coming, self._env.evaluator.running)
+
+    @property
+    def may_start(self) -> bool:
+        status = self.poller.status
+        return status is not None and schedule.may_start(self.rules, status, self.load)
+
+    @property
+    def held(self) -> bool:
+        return self._held_since is not None
+
+    def _note_hold(self, held: bool) -> None:
+        now = time.monotonic()
+        if held and self._held_since is None:
+            log.info("paused: %s for the trainer", self._waiting)
+            self._held_since = now
+            self._env.counts.pauses += 1
+        elif not held and self._held_since is not None:
+            log.info("resumed after %.1f s: %s for the trainer", now - self._held_since, self._waiting)
+            self._env.counts.paused_s += now - self._held_since
+            self._held_since = None
+
+    @property
+    def _waiting(self) -> str:
+        status = self.poller.status
+        queued = status.queue_size if status is not None else 0
+        return f"{queued} groups wait, and {self.load.coming} of ours will,"
+
+    async def start_workers(self) -> None:
+        """Starts items for as long as the schedule allows and `get_next_item` has some."""
+        env = self._env
+        before = len(env.workers)
+        while self.may_start:
+            item = env.backlog.pop() if env.backlog else await self._next_item()
+            if item is None:
+                break
+            self._start(item)
+        env.workers_added_list.append(len(env.workers) - before)
+
+    async def _next_item(self) -> Item | None:
+        try:
+            item = await self._env.get_next_item()
+        except Exception as error:
+            self._env.counts.fail("get_next_item", error)
+            self._item_failures += 1
+            if self._item_failures >= MOST_ITEM_FAILURES:
+                raise
+            return None
+        self._item_failures = 0
+        return item
+
+    def _start(self, item: Item) -> None:
+        env = self._env
+        name = uuid.uuid4().hex
+        worker = asyncio.create_task(self._run_item(name, item), name=f"item {name}")
+        env.running_items[name] = {"item": item, "worker": worker, "start_time": time.time()}
+        env.workers.add(worker)
+        env.counts.items += 1
+        worker.add_done_callback(lambda _: self._ended(name, worker))
+
+    async def _run_item(self, name: str, item: Item) -> None:
+        env = self._env
+        limit = env.config.worker_timeout
+        task = asyncio.current_task()
+        assert task is not None
+        timeout = self._timeouts[task] = asyncio.timeout(limit if limit > 0 else None)
+        try:
+            async with timeout:
+                if await env.handle_env(name):
+                    env.last_completed_item = item
+        except Exception as error:
+            late = isinstance(error, TimeoutError) and timeout.expired()
+            env.counts.fail("timeout" if late else "item", error)
+
+    def _ended(self, name: str, worker: asyncio.Task[None]) -> None:
+        self._env.running_items.pop(name, None)
+        self._env.workers.discard(worker)
+        self._timeouts.pop(worker, None)
+        self._delivered.discard(worker)
+        self.wake()
+
+    def collected(self) -> None:
+        """The item that the caller works on has its groups: no time limit may take them from it any more."""
+        task = asyncio.current_task()
+        if task is None or task not in self._timeouts:
+            return
+        self._delivered.add(task)
+        if not self._timeouts[task].expired():
+            self._timeouts[task].reschedule(None)
+
+    async def _end(self, complete: bool) -> None:
+        """Finishes what runs, sends what is owed, and takes leave."""
+        env, forced = self._env, self.stop.forced
+        self.sender.lift_limit()
+        await self._finish_workers()
+        await env.evaluator.end(wait=complete)
+        await self.stop.or_done(self.sender.drain(env.config.drain_s), forced)
+        await self.sender.close()
+        if env.items_sent_this_step:
+            with env.counts.guard("wandb_log"):
+                await env.wandb_log({})
+        try:
+            async with asyncio.timeout(GRACE_S):
+                await env.disconnect_env()
+        except (ApiError, TimeoutError) as error:
+            log.warning("the API was not told that we leave: %s", str(error) or "it did not answer")
+        await env.close()
+
+    async def _finish_workers(self) -> None:
+        env = self._env
+        if env.workers and not self.stop.forced.is_set():
+            log.info("%d items are finished before the end; stop again to break them off", len(env.workers))
+            await self.stop.or_done(asyncio.wait(set(env.workers)), self.stop.forced)
+        for worker in env.workers:
+            worker.cancel()
+        if env.workers:
+            _, deaf = await asyncio.wait(set(env.workers), timeout=GRACE_S)
+            if deaf:
+                log.error("%d items could not be broken off", len(deaf))

@@ -1,0 +1,86 @@
+"""When an environment starts work, holds, evaluates, saves and stops: pure functions of what is known.
+
+The rule that keeps data fresh: work is held while the groups that wait for the trainer, with those that are still being
+made, are more sequences than `max_batches_offpolicy` batches, and begins again at or below that. Work in flight is
+never cut short, so a hold stops the beginning of work only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from headrace.envs.types import EvalHandlingEnum
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """`/status-env`'s answer. What an older API does not say has the value that changes nothing."""
+
+    current_step: int
+    queue_size: int
+    env_weight: float = 1.0
+    unallocated_fraction: float = 1.0
+    self_queue_size: int = 0
+    max_group_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What is fixed for a while: the configuration, and what the trainer asked for."""
+
+    group_size: int
+    batch_size: int
+    max_batches_offpolicy: int
+    total_steps: int
+    max_workers: int
+    eval_handling: EvalHandlingEnum = EvalHandlingEnum.STOP_TRAIN
+    eval_limit_ratio: float = 0.5
+    min_batch_allocation: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Our own part in it: items that run, and groups that are being made or that the status does not count yet."""
+
+    running: int
+    coming: int
+    evaluating: bool = False
+
+
+def workers(rules: Rules, evaluating: bool) -> int:
+    """How many items may run at once."""
+    if evaluating and rules.eval_handling is EvalHandlingEnum.STOP_TRAIN:
+        return 0
+    if evaluating and rules.eval_handling is EvalHandlingEnum.LIMIT_TRAIN:
+        return int(rules.max_workers * rules.eval_limit_ratio)
+    return rules.max_workers
+
+
+def held(rules: Rules, status: Status, load: Load) -> bool:
+    """Whether enough waits for the trainer. A minimum allocation is filled however much the others have queued."""
+    if rules.batch_size < 1:
+        return True
+    limit = rules.max_batches_offpolicy * rules.batch_size
+    if (status.queue_size + load.coming) * rules.group_size <= limit:
+        return False
+    share = limit * (rules.min_batch_allocation or 0.0)
+    return (status.self_queue_size + load.coming) * rules.group_size > share if share else True
+
+
+def may_start(rules: Rules, status: Status, load: Load) -> bool:
+    """Whether one more item may be started."""
+    return load.running < workers(rules, load.evaluating) and not held(rules, status, load)
+
+
+def finished(rules: Rules, status: Status) -> bool:
+    """Whether the batches that were handed out and those that wait are more than all the steps there are."""
+    queued = status.queue_size * rules.group_size // rules.batch_size if rules.batch_size > 0 else 0
+    return status.current_step + queued > rules.total_steps
+
+
+def crossed(before: int, now: int, every: int) -> int | None:
+    """The last multiple of `every` that was reached on the way from one step to another; None where none was."""
+    if every < 1 or now // every <= before // every:
+        return None
+    return now // every * every

@@ -1,0 +1,117 @@
+"""Posts that are not acknowledged yet, a file each, so that the next process can send what this one could not.
+
+A file holds a post's JSON as it will be sent and is named by its place, its number of groups and its key. It is there
+whole or not at all, and it is gone once the post was acknowledged: what lies in the folder is what is owed. The bytes
+are handed to the operating system and not synced: they outlive a killed process, and not always a machine.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.data.errors import InvalidInput
+
+log = logging.getLogger("headrace.envs")
+
+_NAME = re.compile(r"(\d{12})-(\d+)-([0-9a-f]+)\.json")
+
+
+@dataclass(slots=True)
+class Post:
+    """One post. `body` is in memory only where the disk had no room for it."""
+
+    place: int
+    groups: int
+    key: str
+    size: int
+    body: bytes | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.place:012}-{self.groups}-{self.key}.json"
+
+
+class Spool:
+    """The folder. Without one, a temporary one that lasts only if something is left in it."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._temporary = folder is None
+        self.folder = Path(tempfile.mkdtemp(prefix="headrace-spool-")) if folder is None else folder
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self.folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise InvalidInput(
+                f"spool_dir {self.folder} is in use by another environment: give each its own"
+            ) from error
+        self._next = 0
+
+    def left(self) -> Iterator[Post]:
+        """What an earlier process owes, in its order. What it did not write to the end was never accepted."""
+        for path in sorted(self.folder.iterdir()):
+            found = _NAME.fullmatch(path.name)
+            if found is not None:
+                post = Post(int(found[1]), int(found[2]), found[3], path.stat().st_size)
+                self._next = max(self._next, post.place + 1)
+                yield post
+            elif path.suffix == ".part":
+                path.unlink(missing_ok=True)
+
+    def add(self, body: bytes, groups: int, key: str) -> Post:
+        """Writes a post down. One that cannot be written stays in memory: it can still be sent."""
+        post = Post(self._next, groups, key, len(body))
+        self._next += 1
+        part = self.folder / f"{post.name}.part"
+        try:
+            part.write_bytes(body)
+            part.rename(self.folder / post.name)
+        except OSError as error:
+            log.warning("a group waits in memory only, as %s cannot be written: %s", self.folder, error)
+            post.body = body
+            _remove(part)
+        return post
+
+    def read(self, post: Post) -> bytes:
+        return post.body if post.body is not None else (self.folder / post.name).read_bytes()
+
+    def done(self, post: Post) -> None:
+        """The post was acknowledged. A file that stays is sent again by the next process, under the same key."""
+        if post.body is None:
+            _remove(self.folder / post.name)
+
+    def set_aside(self, post: Post) -> Path:
+        """Moves a post that the API will never take out of the way, to be looked at."""
+        kept = self.folder / "refused" / post.name
+        try:
+            kept.parent.mkdir(exist_ok=True)
+            if post.body is None:
+                (self.folder / post.name).rename(kept)
+            else:
+                kept.write_bytes(post.body)
+        except OSError as error:
+            log.warning("%s cannot be written: %s", kept, error)
+            self.done(post)
+        return kept
+
+    def close(self) -> None:
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+        os.close(self._lock)
+        if self._temporary and {path.name for path in self.folder.iterdir()} <= {"lock"}:
+            _remove(self.folder / "lock")
+            self.folder.rmdir()
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be removed: %s", path, error)

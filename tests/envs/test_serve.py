@@ -1,0 +1,108 @@
+"""An environment at work for a trainer: what it does in order, when it holds, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.envs.api import Api
+from tests.envs.kit import CountingEnv, config, items_of, running
+
+
+async def test_an_environment_registers_sends_groups_and_leaves(api: Api) -> None:
+    env = CountingEnv(config(api, wandb_name="mine"), most=3)
+    async with running(env):
+        await api.until(lambda: len(api.received) == 3)
+    assert api.environments[0] | {"weight": None} == {
+        "max_token_length": 2048,
+        "desired_name": "mine",
+        "weight": None,
+        "min_batch_allocation": None,
+        "group_size": 2,
+    }
+    assert sorted(items_of(api.received)) == [0, 1, 2]
+    assert [group["scores"] for group in api.received] == [[1, 0]] * 3
+    assert {group["env_id"] for group in api.received} == {0}
+    assert api.left == [0]
+
+
+async def test_it_waits_for_the_trainer_to_begin(api: Api) -> None:
+    api.started = False
+    env = CountingEnv(config(api), most=1)
+    async with running(env):
+        await api.until(lambda: [what for what, _ in api.asked].count("register") >= 3)
+        assert env.next == 0
+        api.started = True
+        await api.until(lambda: len(api.received) == 1)
+
+
+async def test_a_stop_while_it_waits_for_the_trainer_is_heard(api: Api) -> None:
+    api.started = False
+    env = CountingEnv(config(api))
+    async with running(env):
+        await api.until(lambda: bool(api.asked))
+    assert api.left == []
+    assert env.next == 0
+
+
+async def test_it_ends_by_itself_once_more_batches_are_there_than_steps(api: Api) -> None:
+    env = CountingEnv(config(api, total_steps=1, max_batches_offpolicy=8))
+    async with running(env) as task:
+        await task
+    assert sum(len(group["scores"]) for group in api.received) >= 2 * api.batch_size
+    assert api.left == [0]
+
+
+async def test_work_is_held_above_the_threshold_and_goes_on_at_it(api: Api) -> None:
+    """Groups of 2, batches of 16, at most one batch in the queue: nine groups are too many, eight are not."""
+    env = CountingEnv(config(api, max_batches_offpolicy=1))
+    async with running(env):
+        await api.until(lambda: len(api.received) == 9)
+        asked = len(api.asked)
+        await api.until(lambda: len(api.asked) >= asked + 5)
+        assert env.next == 9
+        assert env.counts.pauses >= 1
+        del api.queue[0]
+        await api.until(lambda: len(api.received) == 10)
+        asked = len(api.asked)
+        await api.until(lambda: len(api.asked) >= asked + 5)
+        assert env.next == 10
+    assert sorted(items_of(api.received)) == list(range(10))
+
+
+async def test_work_in_flight_is_finished_and_sent_when_it_is_told_to_stop(api: Api) -> None:
+    env = CountingEnv(config(api))
+    begun, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def play(item: int) -> None:
+        begun.release()
+        await go_on.wait()
+
+    env.play = play
+    task = asyncio.create_task(env.env_manager())
+    for _ in range(8):
+        await begun.acquire()
+    assert env.manager is not None
+    env.manager.stop.request()
+    go_on.set()
+    await task
+    assert sorted(items_of(api.received)) == [0, 1, 2, 3]
+    assert api.left == [0]
+
+
+async def test_a_second_request_breaks_work_off(api: Api) -> None:
+    env = CountingEnv(config(api))
+    begun = asyncio.Event()
+
+    async def play(item: int) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    env.play = play
+    task = asyncio.create_task(env.env_manager())
+    await begun.wait()
+    assert env.manager is not None
+    env.manager.stop.request()
+    env.manager.stop.request()
+    await task
+    assert api.received == []
+    assert api.left == [0]
