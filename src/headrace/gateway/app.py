@@ -15,9 +15,11 @@ from starlette.responses import Response
 from headrace import __version__
 from headrace.gateway import bodies
 from headrace.gateway.access import Role
+from headrace.gateway.dialects import Dialect
 from headrace.gateway.dialects.openai import error_body
 from headrace.gateway.dialects.openai_chat import OpenAIChat
 from headrace.gateway.dialects.openai_completions import OpenAICompletions
+from headrace.gateway.dialects.openai_responses import OpenAIResponses
 from headrace.gateway.errors import Refusal
 from headrace.gateway.front import Front
 from headrace.gateway.gateway import Gateway
@@ -81,7 +83,12 @@ def _add_routes(app: Front, gateway: Gateway) -> None:
         if method == "POST" and (path.startswith(BASE) or "{" not in path):
             app.shorten(path, handler)
 
-    for path, dialect in (("/chat/completions", OpenAIChat()), ("/completions", OpenAICompletions())):
+    dialects: dict[str, Dialect] = {
+        "/chat/completions": OpenAIChat(),
+        "/completions": OpenAICompletions(),
+        "/responses": OpenAIResponses(),
+    }
+    for path, dialect in dialects.items():
         for prefix in ("/v1", ""):
             call = black.llm(dialect, path.strip("/"))
             add("POST", f"{BASE}{prefix}{path}", call, dialect=path, aliased=not prefix)

@@ -20,7 +20,9 @@ class Ask(msgspec.Struct, kw_only=True):
 
     `tops`: None where no log-probs are wanted, else how many alternatives a token. `calls`: whether the answer may hold
     tool calls, `one_call`: at most one, `must_call`: at least one of these. `show_ids`: the agent asked to see token
-    ids. `extra`: fields that are not known here, for the rollout server.
+    ids. `previous`: the call whose conversation this one goes on with, whose first `opening` messages are for this call
+    alone. `keep`: a later call may name this one so. `extra`: fields that are not known here, for the rollout server.
+    `notes`: what the dialect needs for its answer; nobody else reads it.
     """
 
     model: str
@@ -36,6 +38,10 @@ class Ask(msgspec.Struct, kw_only=True):
     one_call: bool = False
     must_call: tuple[str, ...] = ()
     show_ids: bool = False
+    opening: int = 0
+    previous: str | None = None
+    keep: bool = False
+    notes: Any = None
 
     @property
     def stop(self) -> tuple[str, ...]:

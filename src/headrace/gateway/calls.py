@@ -12,6 +12,7 @@ from typing import Any
 
 from headrace.data.step import FloatArray, IntArray, Step
 from headrace.gateway.counters import Counters
+from headrace.gateway.kept import KEPT
 from headrace.gateway.planner import Planner
 from headrace.gateway.recorder import Recorder
 from headrace.gateway.session import REQUEST, TEXT, Session, TextNode, digest_of
@@ -101,6 +102,10 @@ class Calls:
             text = turn.text + text_of(renderer.vocabulary, choice.ids)
             metadata[TEXT] = {"length": len(text), "digest": digest_of(text.encode())}
         parent = plan.parent
+        if ask.keep:
+            kept = session.kept.share(ask, choice.message(one_call=ask.one_call), parent)
+            metadata[KEPT] = kept.to_metadata()
+            session.kept.add(turn.call_id, kept)
         builds_on = (parent.step, plan.kept) if first and parent is not None and isinstance(parent.step, int) else None
         versions = [version for _, version in sampled.spans]
         step = Step(
@@ -123,7 +128,7 @@ class Calls:
         if trouble is not None:
             self._counters.add("quarantined", session.channel, trouble.value)
             return step, None
-        node = session.history.add(record, plan.ids, response, parent)
+        node = session.history.add(record, plan.ids, response, parent, call=turn.call_id)
         if TEXT in metadata:
             session.texts.append(TextNode(metadata[TEXT]["length"], metadata[TEXT]["digest"], node))
         self._sessions.grown(session, len(node.own))

@@ -29,6 +29,19 @@ _MESSAGE = {
     },
 }
 _MESSAGES = {"type": "array", "minItems": 1, "items": _MESSAGE}
+_ITEM = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["message", "reasoning", "function_call", "function_call_output"]},
+        "role": {"type": "string", "enum": ["system", "developer", "user", "assistant"]},
+        "content": {"type": ["string", "array", "null"]},
+        "call_id": {"type": "string"},
+        "name": {"type": "string"},
+        "arguments": {"type": "string"},
+        "output": {"type": "string"},
+        "encrypted_content": {"type": ["string", "null"]},
+    },
+}
 DIALECTS: dict[str, dict[str, Any]] = {
     "/chat/completions": {
         "type": "object",
@@ -38,6 +51,25 @@ DIALECTS: dict[str, dict[str, Any]] = {
             "messages": _MESSAGES,
             "tools": {"type": "array", "items": {"type": "object"}},
             "max_tokens": {"type": "integer", "minimum": 1},
+            "temperature": {"type": "number", "minimum": 0},
+            "stream": {"type": "boolean"},
+        },
+    },
+    "/responses": {
+        "type": "object",
+        "required": ["input"],
+        "properties": {
+            "model": {"type": "string"},
+            "input": {"oneOf": [{"type": "string"}, {"type": "array", "items": _ITEM, "minItems": 1}]},
+            "instructions": {"type": ["string", "null"]},
+            "previous_response_id": {"type": ["string", "null"]},
+            "store": {"type": "boolean"},
+            "tools": {"type": "array", "items": {"type": "object"}},
+            "text": {"type": "object"},
+            "reasoning": {"type": "object"},
+            "include": {"type": "array", "items": {"type": "string"}},
+            "metadata": {"type": "object", "additionalProperties": {"type": "string"}},
+            "max_output_tokens": {"type": "integer", "minimum": 1},
             "temperature": {"type": "number", "minimum": 0},
             "stream": {"type": "boolean"},
         },

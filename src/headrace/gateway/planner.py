@@ -10,12 +10,14 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import numpy as np
 
 from headrace.data.step import IntArray
 from headrace.gateway.ask import Ask, Bad
 from headrace.gateway.constraints import must_call
 from headrace.gateway.counters import Counters
+from headrace.gateway.errors import Refusal
 from headrace.gateway.prompts import Prompts
 from headrace.gateway.sampling import Sampling
 from headrace.gateway.session import Session
@@ -25,6 +27,7 @@ from headrace.gateway.turn import Choice, Turn, new_ids
 from headrace.gateway.upstream.types import Order
 from headrace.pool.errors import PoolUnreachable
 from headrace.tokens import AnswerStream, Cause, History, HistoryMode, Match, PromptPlan, Renderer, Request, plan_prompt
+from headrace.tokens.parse import THOUGHT
 from headrace.tokens.renderer import PROMPT_TAIL
 
 #: Characters that are tokenised on the spot. More, about half a millisecond's worth, go to a thread: the tokenizer lets
@@ -63,8 +66,12 @@ class Planner:
 
     async def turns(self, session: Session, ask: Ask, call_id: str, request: str, context: int | None) -> list[Turn]:
         """The turns of a call: one of a conversation, one a prompt of a completion."""
-        if ask.conversation is not None:
-            plan = await self.conversation(ask.conversation, session)
+        conversation = ask.conversation
+        if conversation is not None:
+            if ask.previous is not None:
+                conversation = await self._continued(session, conversation, ask.opening, ask.previous)
+                ask = msgspec.structs.replace(ask, conversation=conversation)
+            plan = await self.conversation(conversation, session, ask.previous)
             return [self.turn(session.channel, ask, plan, call_id, request, context, sticky=session.uid)]
         turns: list[Turn] = []
         for at, prompt in enumerate(ask.prompts):
@@ -104,29 +111,35 @@ class Planner:
             ask=ask,
             plan=plan,
             order=order,
-            choices=[Choice(index, self.reader(ask, plan, call_id, index)) for index in range(ask.n)],
+            choices=self.choices(ask, plan, call_id),
             created=int(time.time()),
             began=time.monotonic(),
             request=request,
         )
 
-    def reader(self, ask: Ask, plan: PromptPlan, call_id: str, index: int) -> AnswerStream:
-        """What reads one answer to the prompt."""
+    def choices(self, ask: Ask, plan: PromptPlan, call_id: str) -> list[Choice]:
+        """The answers to the prompt, of which nothing is known yet."""
+        thought = self.renderer.vocabulary.id_of(THOUGHT) if self.renderer.grammar.reasoning else None
+        return [Choice(index, self._reader(ask, plan, call_id, index), thought) for index in range(ask.n)]
+
+    def _reader(self, ask: Ask, plan: PromptPlan, call_id: str, index: int) -> AnswerStream:
         if ask.conversation is None:
             return PlainStream(self.renderer.vocabulary, ask.cut)
         renderer = self.renderer.with_options(ask.conversation.options)
         tail = plan.ids[-PROMPT_TAIL:].tolist()
         return renderer.stream(tail, tools=ask.calls, new_id=new_ids(call_id, index), stop=ask.cut)
 
-    async def conversation(self, conversation: Request, session: Session | None = None) -> PromptPlan:
-        """The prompt of messages, continuing a session where there is one."""
+    async def conversation(
+        self, conversation: Request, session: Session | None = None, previous: str | None = None
+    ) -> PromptPlan:
+        """The prompt of messages, continuing a session where there is one, and the call `previous` where it fits."""
         history = History() if session is None else session.history
-        match = history.match(conversation)
+        match = history.match(conversation, previous)
         unknown = match.node is None and any(message.role == "assistant" for message in conversation.messages)
         if unknown and self._shared and session is not None:
             await self._refresh(session)  # perhaps another process sampled it
             history = session.history
-            match = history.match(conversation)
+            match = history.match(conversation, previous)
         key = self._prompts.key(conversation) if match.node is None else None
         known = self._prompts.get(key) if key is not None else None
         if known is not None:
@@ -142,6 +155,23 @@ class Planner:
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, plan_prompt, self.renderer, history, conversation, self._mode, match
         )
+
+    async def _continued(self, session: Session, given: Request, opening: int, previous: str) -> Request:
+        """The whole conversation: what the agent named goes behind the `opening` messages of what it gave."""
+        earlier = session.kept.messages(previous)
+        if earlier is None and self._shared:
+            await self._refresh(session)  # perhaps another process answered it
+            earlier = session.kept.messages(previous)
+        if earlier is None:
+            raise Refusal(
+                f"previous_response_id: no answer {previous!r} is stored in this trajectory; it was given in another, "
+                "or with store: false, or never. Send the items themselves",
+                404,
+                code="previous_response_not_found",
+                param="previous_response_id",
+            )
+        messages = (*given.messages[:opening], *earlier, *given.messages[opening:])
+        return Request(messages, given.tools, given.options)
 
     async def _refresh(self, session: Session) -> None:
         """Reads a session anew. A pool that cannot be asked holds nobody up: what is unknown here is then a branch."""

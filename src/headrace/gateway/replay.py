@@ -16,7 +16,7 @@ from headrace.gateway.ask import Ask
 from headrace.gateway.planner import Planner
 from headrace.gateway.session import Session
 from headrace.gateway.sessions import Sessions
-from headrace.gateway.turn import Choice, Turn
+from headrace.gateway.turn import Turn
 from headrace.gateway.upstream.types import Order, Sampled
 from headrace.tokens import Cause, PromptPlan
 
@@ -53,7 +53,7 @@ def _rebuilt(planner: Planner, ask: Ask, steps: list[Step]) -> list[Turn] | None
         own = [by_place[at * ask.n + index] for index in range(ask.n)]
         plan = PromptPlan(own[0].prompt_ids, Cause.REPEATED)
         call_id = (own[0].call_id or "").removesuffix("-0") if ask.n > 1 else own[0].call_id or ""
-        choices = [Choice(index, planner.reader(ask, plan, call_id, index)) for index in range(ask.n)]
+        choices = planner.choices(ask, plan, call_id)
         for choice, step in zip(choices, own, strict=True):
             choice.take(_sampled(planner, choice.index, step))
             choice.finish()

@@ -13,6 +13,7 @@ import msgspec
 
 from headrace.data.step import IntArray, Step
 from headrace.data.trajectory import Trajectory
+from headrace.gateway.kept import KEPT, Conversations, Kept
 from headrace.gateway.turn import Turn
 from headrace.tokens import History, Node
 
@@ -42,6 +43,7 @@ class Session:
         self.channel = channel
         self.history = History()
         self.texts: list[TextNode] = []
+        self.kept = Conversations()
         self.complete = False
         self.steps = 0
         self.tokens = 0
@@ -72,6 +74,8 @@ class Session:
             node, about = by_index.get(step.step_index), step.metadata.get(TEXT)
             if node is not None and about is not None:
                 self.texts.append(TextNode(int(about["length"]), str(about["digest"]), node))
+            if step.call_id is not None and step.call_id not in self.kept:
+                self.kept.add(step.call_id, Kept.from_metadata(step.metadata.get(KEPT)))
 
     def continued_text(self, prompt: str) -> tuple[Node, str] | None:
         """The longest earlier completion that a text begins with, and what is new behind it."""

@@ -26,9 +26,11 @@ ID_LENGTH = 9
 class Choice:
     """One answer of a turn, as far as it has come."""
 
-    def __init__(self, index: int, reader: AnswerStream) -> None:
+    def __init__(self, index: int, reader: AnswerStream, thought: int | None = None) -> None:
+        """`thought` is the id that ends reasoning, where there is one."""
         self.index = index
         self.reader = reader
+        self._thought = thought
         self.ids: list[int] = []
         self.log_probs: list[float] | None = []
         self.text: str | None = ""
@@ -72,6 +74,13 @@ class Choice:
         """OpenAI's word for how it ended."""
         said = (self.sampled.finish_reason if self.sampled else None) or "stop"
         return "tool_calls" if said == "stop" and self.parsed.tool_calls else said
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of the ids are reasoning, its end included."""
+        if self._thought is not None and self._thought in self.ids:
+            return self.ids.index(self._thought) + 1
+        return len(self.ids) if self.parsed.cut == "reasoning" else 0
 
     def response(self) -> IntArray:
         return np.asarray(self.ids, np.int32)

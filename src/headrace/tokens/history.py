@@ -101,6 +101,7 @@ class Node(msgspec.Struct, eq=False):
     n_response: int
     step: int | str | None = None  # the step's index, or the call's id while it has none
     before: int = 0  # how many ids the parent holds
+    call: str = ""  # the call's id
 
     @property
     def total(self) -> int:
@@ -154,8 +155,9 @@ class History:
         self._bodies: set[bytes] = set()
         self._prompts: set[bytes] = set()
 
-    def match(self, request: Request) -> Match:
-        """The longest node that the request continues; of several that look alike, the one that was meant."""
+    def match(self, request: Request, call: str | None = None) -> Match:
+        """The longest node that the request continues; of several that look alike, the one that was meant: `call`,
+        where one is named."""
         if not self.nodes:
             return Match(Cause.FIRST)
         keys, messages = request.chain.keys, request.messages
@@ -172,7 +174,8 @@ class History:
             fits = [node for node in fits if node.record.options == request.options_key]
             if not fits:
                 return Match(Cause.OPTIONS_CHANGED)
-            return Match(Cause.EXTENDED, _meant(fits, messages[n - 1]), _named(new, messages[n - 1], fits))
+            node = _meant(fits, messages[n - 1], call)
+            return Match(Cause.EXTENDED, node, _named(new, messages[n - 1], node))
         return Match(self._cause_of_branch(request))
 
     def _cause_of_branch(self, request: Request) -> Cause:
@@ -208,11 +211,12 @@ class History:
         response: IntArray,
         parent: Node | None = None,
         step: int | str | None = None,
+        call: str = "",
     ) -> Node:
         """A call that was answered. The prompt must begin with the parent's ids; the step's check sees to that."""
         before = 0 if parent is None else parent.total
         own = np.concatenate([prompt[before:], response]).astype(np.int32, copy=False)
-        return self.adopt(Node(record, parent, own, len(response), step, before))
+        return self.adopt(Node(record, parent, own, len(response), step, before, call))
 
     def adopt(self, node: Node) -> Node:
         """A node that is made already."""
@@ -235,7 +239,7 @@ class History:
                 (node for node in reversed(history._by_key.get(record.parent, ())) if _begins(step.prompt_ids, node)),
                 None,
             )
-            history.add(record, step.prompt_ids, step.response_ids, parent, step.step_index)
+            history.add(record, step.prompt_ids, step.response_ids, parent, step.step_index, step.call_id or "")
         return history
 
 
@@ -243,9 +247,12 @@ def _begins(prompt: IntArray, node: Node) -> bool:
     return len(prompt) >= node.total and np.array_equal(prompt[: node.total], node.whole())
 
 
-def _meant(nodes: Sequence[Node], answer: Message) -> Node:
-    """Of several answers that look alike, the one that is the same in everything, else the newest."""
+def _meant(nodes: Sequence[Node], answer: Message, call: str | None) -> Node:
+    """Of several answers that look alike, the one that is named, or the same in everything, else the newest."""
     if len(nodes) > 1:
+        for node in nodes:
+            if node.call == call:
+                return node
         exact = strict(answer)
         for node in reversed(nodes):
             if node.record.strict == exact:
@@ -253,9 +260,9 @@ def _meant(nodes: Sequence[Node], answer: Message) -> Node:
     return nodes[-1]
 
 
-def _named(new: tuple[Message, ...], answer: Message, nodes: Sequence[Node]) -> tuple[Message, ...]:
+def _named(new: tuple[Message, ...], answer: Message, node: Node) -> tuple[Message, ...]:
     """New tool results with the ids that the model's calls had, where the client renamed them."""
-    calls = _meant(nodes, answer).record.calls
+    calls = node.record.calls
     ids = [call_id for call_id, _ in calls]
     shown = [call.id for call in answer.tool_calls]
     if shown == ids or len(shown) != len(ids):

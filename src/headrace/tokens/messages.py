@@ -27,7 +27,7 @@ ROOT = b"\0" * DIGEST
 _LEADING_THOUGHT = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 
 
-class ToolCall(msgspec.Struct, frozen=True):
+class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
     """One call that the model asked for. `arguments` is parsed JSON, or the raw text of what is no JSON."""
 
     name: str
@@ -35,7 +35,7 @@ class ToolCall(msgspec.Struct, frozen=True):
     id: str = ""
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message; text only. `name` is a tool result's function, or a speaker's name."""
 
     role: str

@@ -77,6 +77,12 @@ def take_stream(fields: dict[str, Any]) -> tuple[bool, bool]:
 def take_format(fields: dict[str, Any], sampling: dict[str, Any]) -> None:
     """`response_format` as what vLLM's completions honour; there it would be ignored under its own name."""
     given = fields.pop("response_format", None)
+    holder = given.get("json_schema") if isinstance(given, dict) else None
+    set_format(sampling, given, holder, "response_format")
+
+
+def set_format(sampling: dict[str, Any], given: Any, holder: Any, param: str) -> None:
+    """A format that was given under the name `param`; `holder` is the object that a schema would be in."""
     if given is None:
         return
     kind = given.get("type") if isinstance(given, dict) else None
@@ -85,13 +91,12 @@ def take_format(fields: dict[str, Any], sampling: dict[str, Any]) -> None:
     if kind == "json_object":
         sampling["structured_outputs"] = {"json_object": True}
         return
-    schema = given.get("json_schema") if isinstance(given, dict) else None
-    if kind == "json_schema" and isinstance(schema, dict) and isinstance(schema.get("schema"), dict):
-        sampling["structured_outputs"] = {"json": schema["schema"]}
+    schema = holder.get("schema") if kind == "json_schema" and isinstance(holder, dict) else None
+    if isinstance(schema, dict):
+        sampling["structured_outputs"] = {"json": schema}
         return
     raise Bad(
-        f"response_format is {shown(given)}; its type must be text, json_object, or json_schema with a schema in it",
-        "response_format",
+        f"{param} is {shown(given)}; its type must be text, json_object, or json_schema with a schema in it", param
     )
 
 

@@ -70,6 +70,7 @@ class ChatEvents:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
+        self._called = [0] * len(turn.choices)
 
     def opening(self) -> bytes:
         turn = self._turn
@@ -84,10 +85,9 @@ class ChatEvents:
 
     def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: Sampled | None) -> bytes:
         ask = turn.ask
-        calls = delta.tool_calls
-        made = len(choice.reader.parsed.tool_calls) - len(calls) if calls else 0
-        if ask.one_call:
-            calls = calls[: max(0, 1 - made)]
+        made = self._called[choice.index]
+        calls = delta.tool_calls[: max(0, 1 - made)] if ask.one_call else delta.tool_calls
+        self._called[choice.index] += len(calls)
         shown = piece is not None and bool(piece.ids) and (ask.tops is not None or ask.show_ids)
         if not (delta.content or delta.reasoning or calls or shown):
             return b""

@@ -1,0 +1,81 @@
+"""OpenAI's Responses: items and tools in, a response of items or its events out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.gateway.ask import Ask, take, take_max_tokens, take_sampling
+from headrace.gateway.dialects import openai
+from headrace.gateway.dialects.openai_responses.answer import PREFIX, ended, output_of
+from headrace.gateway.dialects.openai_responses.events import ResponseEvents
+from headrace.gateway.dialects.openai_responses.fields import (
+    ENCRYPTED,
+    Notes,
+    refuse_unbuilt,
+    take_echoed,
+    take_include,
+    take_offer,
+    take_reasoning,
+    take_text,
+    take_tops,
+)
+from headrace.gateway.dialects.openai_responses.items import read_input
+from headrace.gateway.dialects.tools import conversation
+from headrace.gateway.errors import Refusal
+from headrace.gateway.turn import Turn
+from headrace.tokens import Message
+
+__all__ = ["OpenAIResponses"]
+
+
+class OpenAIResponses:
+    """`POST /v1/responses`."""
+
+    def read(self, body: bytes) -> Ask:
+        fields = openai.read_fields(body)
+        refuse_unbuilt(fields)
+        model = take(fields, "model", str, "default", "a string")
+        previous = take(fields, "previous_response_id", str, None, "a string")
+        instructions = take(fields, "instructions", str, None, "a string")
+        messages = read_input(fields.pop("input", None), continued=previous is not None)
+        opening = (Message("system", instructions),) if instructions else ()
+        echo = {"tools": fields.get("tools") or [], "tool_choice": fields.get("tool_choice") or "auto"}
+        offered = take_offer(fields)
+        stream, _ = openai.take_stream(fields)
+        sampling = take_sampling(fields)
+        most = take_max_tokens(fields, "max_output_tokens")
+        if most is not None:
+            sampling["max_tokens"] = most
+        echo |= {"instructions": instructions, "max_output_tokens": most, "text": take_text(fields, sampling)}
+        echo |= {"reasoning": take_reasoning(fields), **take_echoed(fields)}
+        include = take_include(fields)
+        tops = take_tops(fields, include)
+        keep = take(fields, "store", bool, True, "true or false")
+        options = take(fields, "chat_template_kwargs", dict, None, "an object")
+        return Ask(
+            model=model,
+            conversation=conversation((*opening, *messages), offered, options, "input"),
+            sampling=sampling,
+            stream=stream,
+            tops=tops,
+            calls=offered.calls,
+            must_call=offered.must_call,
+            one_call=not take(fields, "parallel_tool_calls", bool, True, "true or false"),
+            show_ids=take(fields, "return_token_ids", bool, False, "true or false"),
+            opening=len(opening),
+            previous=None if previous is None else previous.removeprefix(PREFIX),
+            keep=keep,
+            notes=Notes({**echo, "top_logprobs": tops or 0}, ENCRYPTED in include or not keep),
+            extra=fields,
+        )
+
+    def whole(self, turns: list[Turn]) -> Any:
+        (turn,) = turns
+        return ended(turn, output_of(turn))
+
+    def events(self, turns: list[Turn]) -> ResponseEvents:
+        (turn,) = turns
+        return ResponseEvents(turn)
+
+    def error(self, refusal: Refusal) -> Any:
+        return openai.error_body(refusal)

@@ -1,0 +1,148 @@
+"""Input items into messages: what one answer was split into on its way out becomes one assistant message again.
+
+An answer is its reasoning, its text and its calls, in a row. Reasoning begins another one unless only reasoning came
+before; text does where there was text and no call yet: between two answers, a call has its output.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.data.errors import InvalidInput, shown
+from headrace.gateway.ask import Bad
+from headrace.tokens import Message, ToolCall, read_message
+from headrace.tokens.messages import read_arguments
+
+#: What begins reasoning that was sealed here.
+SEAL = "headrace1."
+ITEMS = "message, reasoning, function_call and function_call_output"
+
+
+def read_input(given: Any, *, continued: bool) -> tuple[Message, ...]:
+    """The messages of `input`. `continued`: earlier ones are known elsewhere, so an output's call may be there."""
+    if isinstance(given, str):
+        return (Message("user", given),)
+    if not isinstance(given, list) or not given:
+        raise Bad(f"input must be a text or a list of at least one item, not {shown(given)}", "input")
+    reader = _Reader(continued)
+    for at, item in enumerate(given):
+        try:
+            reader.add(item, f"input[{at}]")
+        except InvalidInput as error:
+            raise Bad(str(error), "input") from None
+    return reader.messages()
+
+
+def seal(reasoning: str) -> str:
+    """Reasoning as `encrypted_content`: opaque to agents, and nothing they were not shown."""
+    return SEAL + base64.urlsafe_b64encode(reasoning.encode("utf-8", "surrogatepass")).decode()
+
+
+def unseal(sealed: str, at: str) -> str:
+    try:
+        if sealed.startswith(SEAL):
+            return base64.b64decode(sealed[len(SEAL) :], b"-_", validate=True).decode("utf-8", "surrogatepass")
+    except (binascii.Error, ValueError):
+        pass  # begins as one of ours, and is damaged
+    raise InvalidInput(f"{at}.encrypted_content was not made by this gateway: {shown(sealed)}")
+
+
+class _Reader:
+    """Items in, messages out; the answer that is being put together is kept apart until it ends."""
+
+    def __init__(self, continued: bool) -> None:
+        self._continued = continued
+        self._done: list[Message] = []
+        self._reasoning: list[str] | None = None
+        self._text: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._called: set[str] = set()
+
+    def add(self, item: Any, at: str) -> None:
+        if not isinstance(item, Mapping):
+            raise InvalidInput(f"{at} must be an object, not {shown(item)}")
+        kind = item.get("type", "message")
+        match kind:
+            case "message":
+                self._message(item, at)
+            case "function_call":
+                call_id = _text(item, "call_id", at)
+                arguments = item.get("arguments")
+                if not isinstance(arguments, str):
+                    raise InvalidInput(f"{at}.arguments must be JSON as a string, not {shown(arguments)}")
+                self._calls.append(ToolCall(_text(item, "name", at), read_arguments(arguments), call_id))
+                self._called.add(call_id)
+            case "function_call_output":
+                self._output(item, at)
+            case "reasoning":
+                if self._text or self._calls:
+                    self._end()
+                self._reasoning = [*(self._reasoning or ()), *_reasoning(item, at)]
+            case "item_reference":
+                raise InvalidInput(
+                    f"{at} is an item_reference, which is not offered: send the item itself, or previous_response_id"
+                )
+            case _:
+                raise InvalidInput(f"{at} is an item of type {shown(kind)}; only {ITEMS} are taken")
+
+    def messages(self) -> tuple[Message, ...]:
+        self._end()
+        return tuple(self._done)
+
+    def _message(self, item: Mapping[str, Any], at: str) -> None:
+        if item.get("content") is None:
+            raise InvalidInput(f"{at}.content must be a text or a list of parts, not {shown(item.get('content'))}")
+        message = read_message({"role": item.get("role"), "content": item["content"]}, at)
+        if message.role == "tool":
+            raise InvalidInput(f"{at}.role is {shown(item['role'])}; a tool's result is a function_call_output")
+        if message.role != "assistant":
+            self._end()
+            self._done.append(message)
+            return
+        if self._text and not self._calls:
+            self._end()
+        self._text.append(message.content)
+
+    def _output(self, item: Mapping[str, Any], at: str) -> None:
+        call_id, output = _text(item, "call_id", at), item.get("output")
+        if output is None:
+            raise InvalidInput(f"{at}.output must be a text or a list of parts, not null")
+        if call_id not in self._called and not self._continued:
+            raise InvalidInput(f"{at}.call_id is {shown(call_id)}, but no function_call before it has that call_id")
+        self._end()
+        self._done.append(read_message({"role": "tool", "tool_call_id": call_id, "content": output}, at))
+
+    def _end(self) -> None:
+        """The answer is whole, where there is one."""
+        if self._text or self._calls or self._reasoning is not None:
+            thought = "".join(self._reasoning) if self._reasoning else None
+            self._done.append(Message("assistant", "".join(self._text), thought, tuple(self._calls)))
+            self._reasoning, self._text, self._calls = None, [], []
+
+
+def _text(item: Mapping[str, Any], name: str, at: str) -> str:
+    value = item.get(name)
+    if not isinstance(value, str) or not value:
+        raise InvalidInput(f"{at}.{name} must be a string that is not empty, not {shown(value)}")
+    return value
+
+
+def _reasoning(item: Mapping[str, Any], at: str) -> list[str]:
+    """What was thought, word for word: the content, else what was sealed. A summary is not what was sampled."""
+    content, sealed = item.get("content"), item.get("encrypted_content")
+    if not isinstance(item.get("summary", []), list):
+        raise InvalidInput(f"{at}.summary must be a list, not {shown(item['summary'])}")
+    if content is not None and not isinstance(content, list):
+        raise InvalidInput(f"{at}.content must be a list of reasoning_text parts, not {shown(content)}")
+    if sealed is not None and not isinstance(sealed, str):
+        raise InvalidInput(f"{at}.encrypted_content must be a string, not {shown(sealed)}")
+    texts = []
+    for i, part in enumerate(content or ()):
+        text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "reasoning_text" else None
+        if not isinstance(text, str):
+            raise InvalidInput(f"{at}.content[{i}] must be a reasoning_text part with a text, not {shown(part)}")
+        texts.append(text)
+    return texts or ([unseal(sealed, at)] if sealed else [])

@@ -1,0 +1,75 @@
+"""Conversations that an agent may go on with by naming an answer: what was said, beside the ids that the pool holds.
+
+A step keeps only what is new in it and which call it goes on from, so that a trajectory's text is kept once. What is
+named here is found again by any gateway on the same pool.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headrace.gateway.ask import Ask
+from headrace.tokens import Message, Node
+
+#: Where a step's metadata holds it.
+KEPT = "kept"
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """One call's share: its new messages and its answer, behind those of the call `before`.
+
+    Messages that open a conversation for one call alone are not among them; `opening` says how many there were.
+    """
+
+    before: str | None
+    opening: int
+    messages: tuple[Message, ...]
+
+    def to_metadata(self) -> str:
+        """As text: arguments of calls may nest deeper than metadata may."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_metadata(cls, given: Any) -> Kept | None:
+        """None where a flow wrote something of its own there."""
+        try:
+            return msgspec.json.decode(given, type=cls) if isinstance(given, str) else None
+        except (msgspec.MsgspecError, RecursionError):
+            return None
+
+
+class Conversations:
+    """What is kept of one trajectory, by call."""
+
+    def __init__(self) -> None:
+        self._by_call: dict[str, Kept] = {}
+
+    def __contains__(self, call: str) -> bool:
+        return call in self._by_call
+
+    def add(self, call: str, kept: Kept | None) -> None:
+        if kept is not None:
+            self._by_call[call] = kept
+
+    def share(self, ask: Ask, answer: Message, parent: Node | None) -> Kept:
+        """What a call is to keep: of a conversation that goes on from one that is kept, only what is new."""
+        assert ask.conversation is not None
+        messages = ask.conversation.messages
+        known = self._by_call.get(parent.call) if parent is not None else None
+        if parent is None or known is None or known.opening != ask.opening:
+            return Kept(None, ask.opening, (*messages[ask.opening :], answer))
+        return Kept(parent.call, ask.opening, (*messages[parent.record.messages :], answer))
+
+    def messages(self, call: str) -> tuple[Message, ...] | None:
+        """The whole conversation up to a call's answer; None where it is not kept."""
+        shares: list[tuple[Message, ...]] = []
+        at: str | None = call
+        while at is not None:
+            kept = self._by_call.get(at)
+            if kept is None:
+                return None
+            shares.append(kept.messages)
+            at = kept.before
+        return tuple(message for share in reversed(shares) for message in share)
