@@ -1,0 +1,213 @@
+"""`ManagedServer`: a conversation whose tokens, masks and log-probs are kept while it goes on.
+
+An environment speaks messages or text, as to any server. What the server consumes and samples are ids: a turn that
+continues an earlier one gets its ids as they were, and only what is new is tokenised behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from headrace.data.errors import InvalidInput
+from headrace.envs.server.answers import (
+    ChatCompletion,
+    ChatCompletionMessage,
+    Choice,
+    Completion,
+    CompletionChoice,
+    Tokens,
+    ToolCall,
+    plain,
+)
+from headrace.envs.server.config import APIServerConfig
+from headrace.envs.server.sequences import Sampled, SequenceNode, Sequences
+from headrace.envs.server.tokenizing import Tokenizing
+from headrace.tokens import History, Message, PromptPlan, Record, Request, plan_prompt, read_messages, text_of
+from headrace.tokens import ToolCall as Call
+from headrace.tokens.parse import OPENERS
+
+
+class Sampler(Protocol):
+    """What a session needs of a server, or of several."""
+
+    config: APIServerConfig
+    tokenizing: Tokenizing
+
+    async def tokens_and_logprobs_completion(self, **kwargs: Any) -> Tokens: ...
+
+    async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]: ...
+
+
+class Session:
+    """The state that every kind of session shows to its environment."""
+
+    def __init__(self, track_tree: bool) -> None:
+        self.track_tree = track_tree
+        self.kept = Sequences(keep_all=track_tree)
+
+    @property
+    def current_nodes(self) -> list[SequenceNode]:
+        return self.kept.nodes
+
+    @property
+    def sequences(self) -> dict[str, SequenceNode]:
+        return {node.full_text: node for node in self.kept.nodes}
+
+    def get_state(self) -> dict[str, Any]:
+        """`nodes`, the sequences as they are now; with track_tree, every one that ever was, by its text."""
+        if self.track_tree:
+            return {"sequences": self.sequences, "tree": self.sequences}
+        return {"nodes": list(self.kept.nodes)}
+
+    def reset(self) -> None:
+        self.kept.clear()
+
+
+class ManagedServer(Session):
+    """`tool_parser` is taken for its callers' sake: how a model writes calls is known from its template."""
+
+    def __init__(
+        self,
+        server: Sampler,
+        tokenizer: Any = None,
+        track_tree: bool = False,
+        tool_parser: str | None = None,
+        preserve_think_blocks: bool = False,
+    ) -> None:
+        super().__init__(track_tree)
+        self.server = server
+        self.tokenizer = tokenizer if tokenizer is not None else server.tokenizing.tokenizer
+        self._tokenizing = server.tokenizing
+        self._vocabulary = self._tokenizing.vocabulary(self.tokenizer)
+        self._by_template = preserve_think_blocks
+        self._history = History()
+        self._shown: list[tuple[str, SequenceNode]] = []
+
+    def reset(self) -> None:
+        super().reset()
+        self._history = History()
+        self._shown.clear()
+
+    async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
+        given = dict(kwargs)
+        messages = read_messages(plain(given.pop("messages", None)))
+        tools, tool_choice = plain(given.pop("tools", None)) or [], given.pop("tool_choice", None)
+        options = {**(given.pop("extra_body", None) or {}), **given}.get("chat_template_kwargs")
+        given.pop("chat_template_kwargs", None)
+        request = Request(messages, tools, options)
+        plan = self._plan(request)
+        prompt, *answers = await self._sample(plan.ids.tolist(), given)
+        choices, sampled = [], []
+        for at, (ids, log_probs, reason) in enumerate(zip(*answers, strict=True)):
+            message, text = self._said(plan, ids, tools=bool(tools) and tool_choice != "none")
+            sampled.append(Sampled(ids, log_probs, self._raw(ids), {"finish_reason": reason}))
+            self._remember(request, message, plan, ids)
+            ended = "tool_calls" if message.tool_calls and reason == "stop" else reason
+            choices.append(Choice(index=at, message=_shown_message(message, text), finish_reason=ended))
+        self._keep(prompt, sampled)
+        return ChatCompletion(model=self.server.config.model_name, choices=choices)
+
+    async def completion(self, **kwargs: Any) -> Completion:
+        given = dict(kwargs)
+        prompt = given.pop("prompt", None)
+        if not prompt:
+            raise InvalidInput("prompt is missing: say what is to be completed")
+        ids = self._ids_of(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        consumed, *answers = await self._sample(ids, given)
+        sampled = [
+            Sampled(ids, log_probs, self._raw(ids), {"finish_reason": reason})
+            for ids, log_probs, reason in zip(*answers, strict=True)
+        ]
+        texts = [self._vocabulary.decode(answer.ids, skip_special=True) for answer in sampled]
+        nodes = self._keep(consumed, sampled)
+        if isinstance(prompt, str):
+            self._shown += [(prompt + text, node) for text, node in zip(texts, nodes, strict=True)]
+            self._shown += [(prompt + answer.text, node) for answer, node in zip(sampled, nodes, strict=True)]
+        choices = [
+            CompletionChoice(index=at, text=text, finish_reason=answer.metadata["finish_reason"])
+            for at, (text, answer) in enumerate(zip(texts, sampled, strict=True))
+        ]
+        return Completion(model=self.server.config.model_name, choices=choices)
+
+    async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
+        given = dict(kwargs)
+        messages = given.pop("messages", None)
+        if messages is not None:
+            given["input_ids"] = self._plan(Request(read_messages(plain(messages)))).ids.tolist()
+        return await self.server.get_logprobs(**given)
+
+    # -- ids -----------------------------------------------------------------------------------------------------------
+
+    def _plan(self, request: Request) -> PromptPlan:
+        renderer = self._tokenizing.renderer(self.tokenizer)
+        if request.messages[-1].role == "assistant":
+            return _begun(self.tokenizer, self._vocabulary.encode, request)
+        return plan_prompt(renderer, self._history, request, "template" if self._by_template else "bridge")
+
+    async def _sample(self, ids: list[int], given: dict[str, Any]) -> Tokens:
+        return await self.server.tokens_and_logprobs_completion(**{**given, "input_ids": ids})
+
+    def _ids_of(self, prompt: str) -> list[int]:
+        """A text's ids: those of the sequence that it continues, and behind them only the new text's."""
+        fits = [(text, node) for text, node in self._shown if prompt.startswith(text) and self._is_kept(node)]
+        if not fits:
+            ids = self._vocabulary.encode_prompt(prompt)
+            bos = self._vocabulary.hf.bos_token_id
+            return ids[1:] if len(ids) > 1 and ids[0] == ids[1] == bos else ids
+        text, node = max(fits, key=lambda fit: len(fit[0]))
+        return node.tokens + self._vocabulary.encode(prompt[len(text) :])
+
+    def _is_kept(self, node: SequenceNode) -> bool:
+        return any(kept is node for kept in self.kept.nodes)
+
+    def _keep(self, prompt: list[int], sampled: list[Sampled]) -> list[SequenceNode]:
+        before = self.kept.continued_by(prompt)
+        return self.kept.add(prompt, sampled, self._raw(prompt[len(before.tokens) if before else 0 :]))
+
+    def _raw(self, ids: Sequence[int]) -> str:
+        return self._vocabulary.decode(ids)
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def _said(self, plan: PromptPlan, ids: list[int], *, tools: bool) -> tuple[Message, str]:
+        """An answer as the environment sees it: reasoning stays in its text, calls are taken out."""
+        renderer = self._tokenizing.renderer(self.tokenizer)
+        marks = frozenset(i for mark in renderer.grammar.markers if (i := self._vocabulary.id_of(mark)) is not None)
+        text = text_of(self._vocabulary, [i for i in ids if i not in renderer.stop_ids], keep=marks)
+        calls = renderer.parse(plan.ids[-64:].tolist(), ids, tools=True).tool_calls if tools else ()
+        if calls:
+            opener = OPENERS.get(renderer.grammar.calls, "")
+            at = text.find(opener) if opener else -1
+            text = text[:at].rstrip() if at >= 0 else ""
+        return Message("assistant", text, None, calls), text
+
+    def _remember(self, request: Request, answer: Message, plan: PromptPlan, ids: list[int]) -> None:
+        record: Record = self._history.record(request, answer, plan.parent)
+        self._history.add(record, plan.ids, np.asarray(ids, np.int32), plan.parent)
+
+
+def _begun(tokenizer: Any, encode: Any, request: Request) -> PromptPlan:
+    """A conversation that ends in the beginning of an answer, for the model to go on with."""
+    from headrace.tokens import Cause
+    from headrace.tokens.messages import to_dict
+
+    messages = [to_dict(message) for message in request.messages]
+    text = tokenizer.apply_chat_template(
+        messages, tools=list(request.tools) or None, tokenize=False, continue_final_message=True, **request.options
+    )
+    return PromptPlan(np.asarray(encode(text), np.int32), Cause.NEW_CONVERSATION)
+
+
+def _shown_message(message: Message, text: str) -> ChatCompletionMessage:
+    calls = [_shown_call(call) for call in message.tool_calls] or None
+    return ChatCompletionMessage(content=text or None if calls else text, tool_calls=calls)
+
+
+def _shown_call(call: Call) -> ToolCall:
+    import orjson
+
+    arguments = call.arguments if isinstance(call.arguments, str) else orjson.dumps(call.arguments).decode()
+    return ToolCall.model_validate({"id": call.id, "function": {"name": call.name, "arguments": arguments}})
