@@ -96,7 +96,7 @@ async def test_answers_of_one_call_are_rollouts_of_one_group(
         nodes = managed.get_state()["nodes"]
     managed_group = server.named(scored(nodes))
     with new_group() as prompt_uid:
-        prompt, ids, log_probs, _ = await server.tokens_and_logprobs_completion(input_ids=[5, 6], n=2, max_tokens=5)
+        prompt, ids, _, _ = await server.tokens_and_logprobs_completion(input_ids=[5, 6], n=2, max_tokens=5)
     plain_group = server.named({"tokens": [prompt + one for one in ids], "scores": [0.0, 1.0]})
     assert plain_group["group_overrides"] == {"prompt_uid": prompt_uid}
     steps = []

@@ -225,10 +225,12 @@ async def test_a_server_that_tells_no_tokens_is_an_error_that_says_what_to_use(
         with pytest.raises(NoTokens, match="vLLM"):
             await managed.chat_completion(messages=[user("a")], max_tokens=2)
     monkeypatch.setenv("ATROPOS_ALLOW_DUMMY_MANAGED_SERVER", "1")
+    session = manager.managed_server()
     with pytest.warns(UserWarning, match="placeholders"):
-        async with manager.managed_server() as managed:
-            await managed.chat_completion(messages=[user("a")], max_tokens=2)
-            (node,) = managed.get_state()["nodes"]
+        managed = await session.__aenter__()
+    await managed.chat_completion(messages=[user("a")], max_tokens=2)
+    (node,) = managed.get_state()["nodes"]
+    await session.__aexit__(None, None, None)
     assert node.metadata is not None
     assert node.metadata["dummy_tokens"]
     await manager.close()
