@@ -12,6 +12,8 @@ from headrace.pool import operations
 from headrace.pool.aio import AsyncPool
 from headrace.pool.arguments import BY_OPERATION
 from headrace.pool.calls import Calls
+from headrace.pool.desk.aio import AsyncDesk
+from headrace.pool.desk.calls import DeskCalls
 from headrace.pool.embedded import UPKEEP
 
 
@@ -25,6 +27,7 @@ def public(cls: type) -> dict[str, inspect.Signature]:
 
 def test_every_call_has_an_awaitable_twin_with_the_same_arguments_and_answer() -> None:
     assert public(Calls) == public(AsyncPool)
+    assert public(DeskCalls) == public(AsyncDesk)
 
 
 def test_every_operation_has_its_arguments_typed() -> None:

@@ -13,11 +13,12 @@ from headrace.data.step import Step
 from headrace.data.trajectory import Trajectory
 from headrace.pool.batch import Batch
 from headrace.pool.config import DEFAULT_CHANNEL, ChannelConfig
+from headrace.pool.desk.aio import AsyncDesk
 from headrace.pool.plan import Completion, Receipt
 from headrace.pool.state import Event
 
 
-class AsyncPool(Protocol):
+class AsyncPool(AsyncDesk, Protocol):
     """What `pool.aio` offers; see `Calls` for what each call does."""
 
     async def submit_steps(

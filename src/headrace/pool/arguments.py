@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from headrace.data.errors import InvalidInput
+from headrace.pool.desk import arguments as desk
 
 Number = int | float
 
@@ -98,7 +99,7 @@ class Backup(Arguments):
     to: str
 
 
-BY_OPERATION: dict[str, type[Arguments]] = {
+BY_OPERATION: dict[str, type[msgspec.Struct]] = {
     "submit": Submit,
     "fetch": Fetch,
     "open": Open,
@@ -121,6 +122,7 @@ BY_OPERATION: dict[str, type[Arguments]] = {
     "list_steps": Listing,
     "compact": Arguments,
     "backup": Backup,
+    **desk.BY_OPERATION,
 }
 
 

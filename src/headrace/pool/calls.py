@@ -20,12 +20,13 @@ from headrace.data.step import Step
 from headrace.data.trajectory import Trajectory
 from headrace.pool.batch import Batch
 from headrace.pool.config import DEFAULT_CHANNEL, ChannelConfig
+from headrace.pool.desk.calls import DeskCalls
 from headrace.pool.plan import Completion, Receipt
 from headrace.pool.state import Event
 from headrace.pool.views import HandOut
 
 
-class Calls(ABC):
+class Calls(DeskCalls, ABC):
     """What a producer, a consumer or a reader can ask of a pool."""
 
     @abstractmethod

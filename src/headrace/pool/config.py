@@ -75,18 +75,23 @@ class ChannelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds on what one call may bring in, and on what a pool keeps for readers."""
+    """Bounds on what one call may bring in, and on what a pool keeps for readers.
+
+    desk_memory_mb    scored groups kept in memory; the newest beyond that wait in scratch files
+    """
 
     max_step_tokens: int = 4_000_000
     max_trajectory_steps: int = 100_000
     max_submit_steps: int = 16_384
     max_submit_mb: float = 512.0
     events_kept: int = 10_000
+    desk_memory_mb: float = 1024.0
 
     def __post_init__(self) -> None:
         for name in ("max_step_tokens", "max_trajectory_steps", "max_submit_steps", "events_kept"):
             _check(self, name, int, 1)
         _check(self, "max_submit_mb", float, 0, above=True)
+        _check(self, "desk_memory_mb", float, 0)
 
 
 def _check(config: Any, name: str, kind: type, least: float, *, above: bool = False, optional: bool = False) -> None:

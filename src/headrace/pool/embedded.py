@@ -28,6 +28,9 @@ from headrace.pool.aio import AsyncPool
 from headrace.pool.calls import Calls
 from headrace.pool.config import ChannelConfig, Durability, Limits, choice
 from headrace.pool.core import Core
+from headrace.pool.desk import facts as desk_facts
+from headrace.pool.desk.plans import due as desk_due
+from headrace.pool.desk.spill import Spill
 from headrace.pool.errors import DiskFull, JournalError, PoolClosed, PoolFull
 from headrace.pool.journal.files import Files
 from headrace.pool.journal.journal import Journal
@@ -80,7 +83,8 @@ class DataPool(Calls):
         self._lock = threading.Lock()
         self._waiters: dict[str, set[Callable[[], None]]] = {}
         self._closed: str | None = None
-        self._latest = 0.0
+        self._wall = 0.0  # what the clock said last
+        self._ahead = 0.0  # by how much the pool's time is ahead of it, since it was set back
         self._journal: Journal | None = None
         self._check_at = COMPACT_FROM
         self._compacting = threading.Lock()
@@ -91,6 +95,8 @@ class DataPool(Calls):
             self._journal = Journal(
                 journal, durability=self.durability, segment_mb=segment_mb, quota_mb=quota_mb, files=files
             )
+        if self._journal is not None:
+            self._state.desk.shelf.spill = Spill(self._journal.directory, self._journal.files.write)
         try:
             if self._journal is not None:
                 self._recover(self._journal)
@@ -112,6 +118,7 @@ class DataPool(Calls):
                     f"({error!r}). Nothing was changed"
                 ) from error
             self._state.sweep()
+            self._wall = max(self._wall, facts[-1].at if facts else 0.0)
 
         collecting = gc.isenabled()
         gc.disable()  # half a million new objects, none of them garbage
@@ -135,6 +142,9 @@ class DataPool(Calls):
                     "journal %s: steps of channel %r are lost: the ledger is set right", journal.directory, name
                 )
                 self._settle_one(facts_.Recounted(name, now, queued, leased))
+        if lost := self._state.desk.lost():
+            log.warning("journal %s: %d scored groups are lost", journal.directory, len(lost))
+            self._settle_one(desk_facts.Dropped("", now, tuple(lost), "damaged", "the journal lost it"))
 
     def _adopt(self, channels: Mapping[str, Mapping[str, Any] | ChannelConfig], with_defaults: bool) -> None:
         """Writes down options that differ from what the journal knew."""
@@ -197,7 +207,7 @@ class DataPool(Calls):
             if left is not None and left <= 0:
                 self._forget_waiter(args["channel"], woken.set)
                 return _gave_up(op, args)
-            woken.wait(_soonest(left, wake_at - self._clock()))
+            woken.wait(_soonest(left, wake_at - self._ahead - self._clock()))
             self._forget_waiter(args["channel"], woken.set)
 
     async def _do_async(
@@ -228,7 +238,7 @@ class DataPool(Calls):
                 try:
                     made = then(answer) if then is not None else answer  # while the disk is busy
                 finally:
-                    await safe
+                    await self._kept(op, answer, safe)
                 if op == "forget" and answer:
                     await loop.run_in_executor(None, self._after, op, answer)
                 else:
@@ -240,7 +250,7 @@ class DataPool(Calls):
                     nothing = _gave_up(op, args)
                     return then(nothing) if then is not None else nothing
                 try:
-                    await asyncio.wait_for(woken.wait(), _soonest(left, wake_at - self._clock()))
+                    await asyncio.wait_for(woken.wait(), _soonest(left, wake_at - self._ahead - self._clock()))
                 except TimeoutError:
                     pass
             finally:
@@ -255,7 +265,7 @@ class DataPool(Calls):
             if self._closed is not None:
                 raise PoolClosed(self._closed)
             now = self._now()
-            names = [args["channel"]] if args.get("channel") is not None else list(self._state.channels)
+            names = self._concerned(op, args)
             self._settle(names, now, late=op in operations.READS)
             try:
                 answer = operations.run(self._core, op, now, args, block)
@@ -295,11 +305,21 @@ class DataPool(Calls):
             self._closed = f"a fact could not be applied ({error!r}); open the pool again to recover from its journal"
             raise
 
+    def _concerned(self, op: str, args: dict[str, Any]) -> list[str]:
+        """The channels that a call may look at; an empty name is the desk's."""
+        serving = self._state.desk.serving
+        if op in operations.AT_DESK:
+            return ["", serving] if serving is not None else [""]
+        name = args.get("channel")
+        if name is None:
+            return ["", *self._state.channels]
+        return ["", name] if name == serving else [name]
+
     def _settle(self, names: list[str], now: float, *, late: bool) -> None:
         """Carries out what is due. `late`: what the journal has no room for now may wait for the next call."""
         try:
             for name in names:
-                for fact in self._core.due(name, now):
+                for fact in self._core.due(name, now) if name else desk_due(self._state, now):
                     self._commit([fact], None)
         except JournalError as error:
             if not late:
@@ -316,9 +336,11 @@ class DataPool(Calls):
                 self._state.apply([fact], None)
 
     def _now(self) -> float:
-        """The clock, kept from going back: facts follow each other in time."""
-        self._latest = max(self._latest, self._clock())
-        return self._latest
+        """The clock, kept from going back: facts follow each other in time, and deadlines come if it was set back."""
+        wall = self._clock()
+        self._ahead += max(0.0, self._wall - wall)
+        self._wall = wall
+        return wall + self._ahead
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
@@ -350,6 +372,15 @@ class DataPool(Calls):
         if self._syncer is None:
             self._syncer = ThreadPoolExecutor(1, "headrace-sync")
         return loop.run_in_executor(self._syncer, self._journal.wait, serial)
+
+    async def _kept(self, op: str, answer: Any, safe: asyncio.Future[None]) -> None:
+        """Waits until what a call wrote is safe. A batch of the desk's is nobody's if its caller gives up meanwhile."""
+        try:
+            await safe
+        except asyncio.CancelledError:
+            if op == "desk_batch" and answer is not None:
+                self._attempt("desk_nack", {"lease_id": answer.lease}, None, lambda: None)
+            raise
 
     # -- the journal's upkeep ------------------------------------------------------------------------------------------
 
@@ -410,7 +441,7 @@ class DataPool(Calls):
                 raise PoolClosed(self._closed)
             number = journal.rotate()
             first_serial = journal.serial
-            captured = capture(self._state, self._clock())
+            captured = capture(self._state, self._now())
         journal.write_snapshot(number, first_serial, captured)
         self._compactions += 1
 

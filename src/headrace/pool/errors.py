@@ -27,6 +27,12 @@ class Gone(NotFound):
     code = "gone"
 
 
+class NotRegistered(PoolError):
+    """A batch was asked for before any trainer registered."""
+
+    code = "not_registered"
+
+
 class LeaseLost(PoolError):
     """The lease expired, or was ended before: its groups may be with another consumer."""
 

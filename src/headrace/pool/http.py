@@ -41,6 +41,7 @@ STATUS = {
     "not_found": 404,
     "gone": 404,
     "lease_lost": 409,
+    "not_registered": 409,
     "pool_full": 503,
     "pool_closed": 503,
     "disk_full": 507,

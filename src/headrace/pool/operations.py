@@ -14,6 +14,7 @@ from headrace.data.errors import InvalidInput
 from headrace.data.step import check_uid
 from headrace.pool import queries
 from headrace.pool.core import Core
+from headrace.pool.desk import operations as desk
 from headrace.pool.plan import Plan
 
 Operation = Callable[[Core, float, dict[str, Any], Block | None], Any]
@@ -63,6 +64,7 @@ PLANS: dict[str, Operation] = {
     "reopen": lambda c, now, a, _: c.set_closed(False, a["channel"], now),
     "curate": lambda c, now, a, _: c.curate(a["channel"], a["trajectory_uid"], a["step_index"], a["changes"], now),
     "forget": lambda c, now, a, _: c.forget(a["trajectory_uid"], a["channel"], now),
+    **desk.PLANS,
 }
 
 MAX_CHANNEL = 200  # characters; a lease's id is its channel's name and a number
@@ -80,7 +82,11 @@ READS: dict[str, Operation] = {
     "list_groups": lambda c, now, a, _: queries.list_groups(c.state, a["channel"], a["filters"]),
     "list_trajectories": lambda c, now, a, _: queries.list_trajectories(c.state, a["channel"], a["filters"]),
     "list_steps": lambda c, now, a, _: queries.list_steps(c.state, a["channel"], a["filters"]),
+    **desk.READS,
 }
+
+#: Operations at the desk: no channel is theirs.
+AT_DESK = frozenset((*desk.PLANS, *desk.READS))
 
 
 def check(op: str, args: dict[str, Any]) -> None:

@@ -26,7 +26,7 @@ INDEX_BITS = 24
 
 
 def stats(state: State, channel: str | None) -> Row:
-    """One channel's numbers, or every channel's under `channels` with the sums of their ledgers."""
+    """One channel's numbers, or every channel's under `channels` with the sums of their ledgers, and the desk's."""
     if channel is not None:
         return _channel_stats(state.look(channel))
     rows = {name: _channel_stats(c) for name, c in state.channels.items()}
@@ -35,7 +35,8 @@ def stats(state: State, channel: str | None) -> Row:
         for k in ("submitted", "queued", "leased", "consumed", "quarantined")
     }
     total["dropped"] = sum(sum(row["ledger"]["dropped"].values()) for row in rows.values())
-    return {"ledger": total, "balanced": all(row["balanced"] for row in rows.values()), "channels": rows}
+    balanced = all(row["balanced"] for row in rows.values())
+    return {"ledger": total, "balanced": balanced, "channels": rows, "desk": state.desk.stats()}
 
 
 def _channel_stats(c: Channel) -> Row:

@@ -128,7 +128,7 @@ class _Call:
         self._waits = "timeout" in args and not _wrong(timeout)
         self._relayed = bool(args.get("pieces"))  # for a caller who asks in pieces itself
         self._until = time.monotonic() + timeout if self._waits and timeout is not None else None
-        if op == "fetch" and not args["request_id"]:
+        if args.get("request_id") == "":
             args["request_id"] = uuid.uuid4().hex
         if block is not None:
             _identify(block)

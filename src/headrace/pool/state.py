@@ -18,6 +18,8 @@ from headrace.pool import facts as f
 from headrace.pool import holes
 from headrace.pool.channel import Channel
 from headrace.pool.config import ChannelConfig, Limits
+from headrace.pool.desk.apply import APPLY as _APPLY_TO_DESK
+from headrace.pool.desk.desk import Desk
 from headrace.pool.entities import GroupState, Lease, Tomb, TrajectoryState, is_quarantined
 from headrace.pool.policies.expiry import end_graces
 from headrace.pool.restore import restore_group, restore_lease, restore_step
@@ -38,6 +40,7 @@ class State:
         self.defaults = defaults
         self.limits = limits
         self.channels: dict[str, Channel] = {}
+        self.desk = Desk(int(limits.desk_memory_mb * 1e6))
         self.blobs: WeakValueDictionary[bytes, Blob] = WeakValueDictionary()
         self.events: deque[Event] = deque(maxlen=limits.events_kept)
         self.next_cursor = 0
@@ -91,6 +94,7 @@ class State:
         for channel in self.channels.values():
             channel.let_go()
         self.channels.clear()
+        self.desk.let_go()
 
     def record(self, kind: str, channel: str, at: float, **detail: Any) -> None:
         self.events.append(Event(self.next_cursor, kind, channel, at, detail))
@@ -385,4 +389,5 @@ _APPLY: dict[type, Callable[..., None]] = {
     f.ChannelImage: _channel_image,
     f.GroupImage: _group_image,
     f.LeasesImage: _leases_image,
+    **_APPLY_TO_DESK,
 }

@@ -12,6 +12,8 @@ import msgspec
 from headrace import DataPool, Step
 from headrace.data.frame import Buffer
 from headrace.pool.channel import Channel
+from headrace.pool.desk.desk import Desk
+from headrace.pool.desk.shelf import whole
 from headrace.pool.entities import OPEN, GroupState, Lease, TrajectoryState, is_quarantined
 from headrace.pool.journal.files import Files
 from headrace.pool.journal.layout import segment_path
@@ -76,6 +78,19 @@ def dump(state: State) -> dict[str, Any]:
         "closed": state.closed,
         "cursor": state.next_cursor,
         "channels": {name: _channel(channel) for name, channel in sorted(state.channels.items())},
+        "desk": _desk(state.desk),
+    }
+
+
+def _desk(d: Desk) -> dict[str, Any]:
+    plain = ("registration", "uuids", "started", "step", "environments", "joined", "names", "keys", "ended", "serving")
+    return {
+        **{name: getattr(d, name) for name in (*plain, "counts", "dead", "next_number", "next_lease")},
+        "batching": d.batching.state(),
+        "pieces": {number: d.shelf.piece(number) for number in d.batching.numbers()},
+        "leases": {id: msgspec.structs.astuple(lease) for id, lease in d.leases.items()},
+        "requests": {request: lease.id for request, lease in d.requests.items()},
+        "latest": d.latest and whole(d.latest),
     }
 
 
@@ -142,6 +157,16 @@ def check_rules(state: State) -> None:
     """What holds in every state, counted anew from what is there."""
     for channel in state.channels.values():
         _check_channel(channel)
+    _check_desk(state.desk)
+
+
+def _check_desk(d: Desk) -> None:
+    assert d.balanced, d.stats()
+    assert not d.lost()
+    assert sum(d.batching.places().values()) == len(d.shelf)
+    out = [number for lease in d.leases.values() for number in lease.groups if d.batching.knows(number)]
+    assert len(out) == len(set(out)) == d.batching.places()["out"]
+    assert all(d.batching.is_out(number) for number in out)
 
 
 def _check_channel(c: Channel) -> None:

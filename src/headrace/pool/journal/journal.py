@@ -367,7 +367,7 @@ class Journal:
             draft = Draft(self.files, self.directory, number, first_serial)
             try:
                 for header, body in captured:
-                    draft.add(header, body)
+                    draft.add(header, body() if callable(body) else body)
                 draft.finish()
             except BaseException:
                 draft.abandon()

@@ -12,6 +12,7 @@ from headrace.data import frame
 from headrace.data.block import Block, BlockHeader, read_block
 from headrace.data.errors import ForeignFrame, FrameError
 from headrace.data.frame import Kind
+from headrace.pool.desk.facts import DeskFact
 from headrace.pool.facts import AnyFact, Fact
 
 T = TypeVar("T")
@@ -37,7 +38,7 @@ class Commit(msgspec.Struct, array_like=True):
     behind every promise; so a commit that does not read back, and that a later one knows as promised, is damage.
     """
 
-    facts: list[AnyFact]
+    facts: list[AnyFact | DeskFact]
     block: BlockHeader | None = None
     promised: int = 0
 

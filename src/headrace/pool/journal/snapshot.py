@@ -6,18 +6,20 @@ cannot (token bytes), so the long part, summing and writing, happens while the p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from headrace.data.block import BlockHeader, Record
 from headrace.data.frame import Buffer
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
+from headrace.pool.desk import image
 from headrace.pool.entities import GroupState, Lease
 from headrace.pool.journal.records import Commit, encode
 from headrace.pool.state import State
 
-Captured = tuple[bytes, list[Buffer]]
+#: A record: its header, and its body, or how to read that when it is written.
+Captured = tuple[bytes, list[Buffer] | Callable[[], list[Buffer]]]
 
 TOMBS_A_RECORD = 10_000
 
@@ -27,12 +29,15 @@ def capture(state: State, now: float) -> list[Captured]:
     records: list[Captured] = []
     for channel in state.channels.values():
         records.extend(_channel(state, channel, now, written))
+    for fact, header, body in image.capture(state.desk, state.next_cursor, now):
+        records.append((encode(Commit([fact], header)), body))
     return records
 
 
 def live_bytes(state: State) -> int:
-    """Bytes of ids, log-probs and blobs that a snapshot would hold."""
+    """Bytes of ids, log-probs, blobs and scored groups that a snapshot would hold."""
     total = sum(len(blob.data) for blob in list(state.blobs.values()))
+    total += state.desk.shelf.memory + state.desk.shelf.spilled
     for channel in state.channels.values():
         for group in _all_groups(channel).values():
             for trajectory in group.trajectories.values():

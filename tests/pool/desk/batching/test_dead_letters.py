@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from tests.pool.desk.batching.naive import queued
 
-from headrace.pool.desk.batching import Batching
+from headrace.pool.desk.batching import Batching, DeadLetter
 
 
 def test_a_group_larger_than_the_batch() -> None:
-    assert queued([(0, 4), (1, 16)]).dead_letters(8) == {1: "its 16 sequences exceed batch_size 8"}
+    assert queued([(0, 4), (1, 16)]).dead_letters(8) == {
+        1: DeadLetter("too_large", "its 16 sequences exceed batch_size 8")
+    }
 
 
 def test_a_size_that_no_batch_can_hold_once_a_batch_is_queued() -> None:
@@ -16,7 +18,7 @@ def test_a_size_that_no_batch_can_hold_once_a_batch_is_queued() -> None:
     assert batching.dead_letters(8) == {}
     batching.add(2, 0, 3)
     assert set(batching.dead_letters(8)) == {0, 1, 2}
-    assert batching.dead_letters(8)[0] == "no groups make up its 3 sequences to batch_size 8"
+    assert batching.dead_letters(8)[0] == DeadLetter("unmatched", "no groups make up its 3 sequences to batch_size 8")
 
 
 def test_a_size_that_a_connected_environment_can_complete_is_waited_for() -> None:
@@ -32,7 +34,7 @@ def test_a_buffered_group_larger_than_its_environments_groups() -> None:
     batching.connect(0, group_size=4, max_token_length=1)
     batching.add(0, 0, 6)
     batching.add(1, 0, 3)
-    assert batching.dead_letters(128) == {0: "its 6 sequences exceed group_size 4"}
+    assert batching.dead_letters(128) == {0: DeadLetter("too_large", "its 6 sequences exceed group_size 4")}
 
 
 def test_a_buffer_that_only_grows_is_given_up() -> None:

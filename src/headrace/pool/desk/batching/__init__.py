@@ -10,7 +10,8 @@ batching.forget(numbers)                   # delivered; give_back(numbers) where
 """
 
 from headrace.pool.desk.batching.batching import Added, Batching
+from headrace.pool.desk.batching.dead_letters import DeadLetter
 from headrace.pool.desk.batching.environments import Environment
 from headrace.pool.desk.batching.status import EnvStatus
 
-__all__ = ["Added", "Batching", "EnvStatus", "Environment"]
+__all__ = ["Added", "Batching", "DeadLetter", "EnvStatus", "Environment"]

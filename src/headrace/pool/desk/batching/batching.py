@@ -16,6 +16,7 @@ from headrace.data.errors import InvalidInput
 from headrace.pool.desk.batching import dead_letters
 from headrace.pool.desk.batching.buffers import Buffers
 from headrace.pool.desk.batching.choice import next_batch
+from headrace.pool.desk.batching.dead_letters import DeadLetter
 from headrace.pool.desk.batching.environments import Environment, Environments
 from headrace.pool.desk.batching.queue import Env, Group, Queue
 from headrace.pool.desk.batching.status import EnvStatus, env_status
@@ -46,6 +47,26 @@ class Batching:
     def __len__(self) -> int:
         """Groups queued."""
         return len(self._queue)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def knows(self, number: int) -> bool:
+        return number in self._groups
+
+    def is_out(self, number: int) -> bool:
+        return number in self._out
+
+    def is_queued(self, number: int) -> bool:
+        return number in self._groups and self._groups[number] in self._queue
+
+    def numbers(self) -> list[int]:
+        """Every group that is here, wherever."""
+        return sorted(self._groups)
+
+    def places(self) -> dict[str, int]:
+        """How many groups are where."""
+        queued, out = len(self._queue), len(self._out)
+        return {"queued": queued, "buffered": len(self._groups) - queued - out, "out": out}
 
     # -- environments --------------------------------------------------------------------------------------------------
 
@@ -161,13 +182,13 @@ class Batching:
             else:
                 self._queue.remove(group)
 
-    def dead_letters(self, batch_size: int) -> dict[int, str]:
+    def dead_letters(self, batch_size: int) -> dict[int, DeadLetter]:
         """Groups that can never be served, each with the reason. Changes nothing: `forget` them."""
         dead = list(dead_letters.unservable(self._queue, self._environments, batch_size))
         for env, buffer in self._buffers.by_env.items():
             if env is not None:
                 dead += dead_letters.unmatched(buffer, self._environments[env].group_size)
-        return {group.number: reason for group, reason in dead}
+        return {group.number: why for group, why in dead}
 
     def _known(self, numbers: Iterable[int]) -> list[int]:
         known = list(dict.fromkeys(numbers))

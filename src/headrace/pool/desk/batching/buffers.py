@@ -34,7 +34,7 @@ class Buffers:
 
     def match(self, env: Env, group_size: int) -> list[Group]:
         """The oldest groups that make up the group size, no longer buffered; none where none do."""
-        if env not in self.by_env:
+        if self.sequences(env) < group_size:
             return []
         lanes = [(size, lane) for size, lane in self.by_env[env].lanes[env].items() if size <= group_size]
         matched = exact.fill(group_size, [exact.Supply(lanes)]) or []

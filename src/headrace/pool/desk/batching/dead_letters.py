@@ -8,6 +8,9 @@ start; those that wait in a buffer, once it holds `PATIENCE` times the group siz
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import msgspec
 
 from headrace.pool.desk.batching.environments import Environments
 from headrace.pool.desk.batching.queue import Group, Queue
@@ -17,25 +20,35 @@ from headrace.pool.desk.batching.subset import endless_sums
 PATIENCE = 64
 
 
-def unservable(queue: Queue, environments: Environments, batch_size: int) -> Iterator[tuple[Group, str]]:
+class DeadLetter(msgspec.Struct, frozen=True):
+    """Why a group can never be served: the kind, to count by, and in words."""
+
+    kind: Literal["too_large", "unmatched"]
+    reason: str
+
+
+def unservable(queue: Queue, environments: Environments, batch_size: int) -> Iterator[tuple[Group, DeadLetter]]:
     """The queued groups that no batch of this size can hold, each with the reason."""
     return _unservable(queue, environments.group_sizes, batch_size, "batch_size", patience=1)
 
 
-def unmatched(buffer: Queue, group_size: int) -> Iterator[tuple[Group, str]]:
+def unmatched(buffer: Queue, group_size: int) -> Iterator[tuple[Group, DeadLetter]]:
     """The buffered groups that nothing in the buffer, however much came of it, makes up to the group size."""
     return _unservable(buffer, (), group_size, "group_size", patience=PATIENCE)
 
 
 def _unservable(
     queue: Queue, coming: Iterable[int], target: int, name: str, *, patience: int
-) -> Iterator[tuple[Group, str]]:
+) -> Iterator[tuple[Group, DeadLetter]]:
     fitting = {size for size in (*queue.sizes, *coming) if size <= target}
     waiting = sum(size * count for size, count in queue.sizes.items() if size <= target)
     reached = endless_sums(fitting, target) if waiting >= patience * target else -1  # -1: every sum
     for lanes in queue.lanes.values():
         for size, lane in lanes.items():
             if size > target:
-                yield from ((group, f"its {size} sequences exceed {name} {target}") for group in lane)
+                why = DeadLetter("too_large", f"its {size} sequences exceed {name} {target}")
             elif not reached >> (target - size) & 1:
-                yield from ((group, f"no groups make up its {size} sequences to {name} {target}") for group in lane)
+                why = DeadLetter("unmatched", f"no groups make up its {size} sequences to {name} {target}")
+            else:
+                continue
+            yield from ((group, why) for group in lane)

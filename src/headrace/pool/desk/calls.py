@@ -1,0 +1,111 @@
+"""The desk's calls, for `Calls` to inherit: environments post scored groups, a trainer takes them in exact batches."""
+
+# What `_do` returns depends on the operation: the signatures below are where each answer's type is stated.
+# mypy: disable-error-code="no-any-return"
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from headrace.data.block import Block
+from headrace.data.errors import InvalidInput, shown
+from headrace.data.scored.piece import Piece
+from headrace.pool.desk.types import (
+    DeskBatch,
+    DeskEnvStatus,
+    DeskInfo,
+    DeskStatus,
+    EnvRegistered,
+    EnvRegistration,
+    Posted,
+    Posting,
+    Registered,
+    Registration,
+    check_posting,
+    checked,
+    read,
+)
+
+
+class DeskCalls(ABC):
+    @abstractmethod
+    def _do(
+        self, op: str, args: dict[str, Any], block: Block | None = None, then: Callable[[Any], Any] | None = None
+    ) -> Any: ...
+
+    # -- trainers ------------------------------------------------------------------------------------------------------
+
+    def desk_register(self, registration: Registration, *, resume: bool = False) -> Registered:
+        """Takes a trainer in. Where one registered before, its settings stay, with a warning if these are others;
+        with `resume` these hold from now on. The queue stays either way."""
+        chosen = uuid.uuid4()
+        registration = checked(registration, Registration, "registration")
+        args = {"registration": registration, "uuid": chosen.hex, "resume": resume}
+        return self._do("desk_register", args, then=lambda warning: Registered(chosen.int, warning))
+
+    def desk_batch(self, request_id: str = "", *, lease_s: float = 60.0) -> DeskBatch | None:
+        """Scored groups of exactly `batch_size` sequences, or None where none make it up; never waits.
+
+        They are the caller's until the lease ends; not acknowledged by then, they stand where they stood. The same
+        `request_id` gets the same batch again meanwhile. `NotRegistered` before any trainer registered.
+        """
+        args = {"request_id": request_id, "lease_s": lease_s}
+        return self._do("desk_batch", args, then=lambda found: None if found is None else read(found, DeskBatch))
+
+    def desk_ack(self, lease_id: str) -> None:
+        """The batch arrived: its groups are gone for good."""
+        return self._do("desk_ack", {"lease_id": lease_id})
+
+    def desk_nack(self, lease_id: str) -> None:
+        """The batch did not arrive: its groups go out again, and it does not count as a step."""
+        return self._do("desk_nack", {"lease_id": lease_id})
+
+    # -- environments --------------------------------------------------------------------------------------------------
+
+    def desk_register_env(self, environment: EnvRegistration, request_id: str = "") -> EnvRegistered | None:
+        """Takes an environment in; None until the trainer has asked for its first batch."""
+        environment = checked(environment, EnvRegistration, "environment")
+        args = {"environment": environment, "request_id": request_id}
+        return self._do(
+            "desk_register_env", args, then=lambda found: None if found is None else read(found, EnvRegistered)
+        )
+
+    def desk_disconnect(self, env_id: int) -> None:
+        """The environment counts no longer towards weights and shares; its groups stay. `NotFound` if unknown."""
+        return self._do("desk_disconnect", {"env_id": env_id})
+
+    def desk_post(self, postings: list[Posting], request_id: str = "") -> list[Posted]:
+        """Takes all of the scored groups, or none. A `key` that its environment used before queues nothing."""
+        if not isinstance(postings, list):
+            raise InvalidInput(f"postings must be a list, not {shown(postings)}")
+        for at, posting in enumerate(postings):
+            check_posting(posting, at)
+        args = {"postings": postings, "request_id": request_id}
+        return self._do("desk_post", args, then=lambda found: [read(one, Posted) for one in found])
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def desk_info(self) -> DeskInfo:
+        """What the trainer registered with, and whether it has started."""
+        return self._do("desk_info", {}, then=lambda found: read(found, DeskInfo))
+
+    def desk_status(self) -> DeskStatus:
+        """Batches handed out, and groups queued."""
+        return self._do("desk_status", {}, then=lambda found: read(found, DeskStatus))
+
+    def desk_env_status(self, env_id: int, heartbeat_s: float | None = None) -> DeskEnvStatus:
+        """How long the queue is for one environment, and its weight among those that called within `heartbeat_s`."""
+        args = {"env_id": env_id, "heartbeat_s": heartbeat_s}
+        return self._do("desk_env_status", args, then=lambda found: read(found, DeskEnvStatus))
+
+    def desk_latest(self) -> Piece | None:
+        """The group that entered the queue last, also once it is gone."""
+        return self._do("desk_latest", {}, then=lambda found: None if found is None else read(found, Piece))
+
+    # -- control -------------------------------------------------------------------------------------------------------
+
+    def desk_reset(self) -> None:
+        """Forgets trainer, environments, groups and step."""
+        return self._do("desk_reset", {})

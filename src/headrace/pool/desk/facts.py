@@ -1,0 +1,141 @@
+"""The desk's facts. Like all facts they say what was decided; none of them concerns a channel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headrace.pool.desk.types import EnvRegistration, Registration
+from headrace.pool.facts import Fact
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """A group without its bytes, which are the record's blob `blob_name(number)`."""
+
+    number: int
+    size: int  # bytes of its JSON
+    crc: int
+    sequences: int = 0
+    env: int | None = None
+    key: str = ""
+
+
+class Registered(Fact, tag="desk_register", frozen=True):
+    """A trainer registered; without a registration, under the settings that hold. `step`: where its count begins."""
+
+    uuid: str = ""
+    registration: Registration | None = None
+    step: int | None = None
+
+
+class Started(Fact, tag="desk_start", frozen=True):
+    """The trainer asked for its first batch."""
+
+
+class Joined(Fact, tag="desk_join", frozen=True):
+    env: int = 0
+    registration: EnvRegistration | None = None
+    name: str = ""
+    request: str = ""
+
+
+class Left(Fact, tag="desk_leave", frozen=True):
+    env: int = 0
+
+
+class Posted(Fact, tag="desk_post", frozen=True):
+    groups: tuple[Entry, ...] = ()
+
+
+class HandedOut(Fact, tag="desk_handout", frozen=True):
+    groups: tuple[int, ...] = ()
+    lease: str = ""
+    deadline: float = 0.0
+    request: str = ""
+
+
+class Acked(Fact, tag="desk_ack", frozen=True):
+    lease: str = ""
+
+
+class Returned(Fact, tag="desk_return", frozen=True):
+    """A lease ended without an ack (`nack` or `expired`): its groups stand in their places again."""
+
+    lease: str = ""
+    reason: str = "expired"
+
+
+class Dropped(Fact, tag="desk_drop", frozen=True):
+    """Groups that no batch will ever hold (`too_large`, `unmatched`), or that the journal lost (`damaged`)."""
+
+    groups: tuple[int, ...] = ()
+    kind: str = ""
+    reason: str = ""
+
+
+class Moved(Fact, tag="desk_move", frozen=True):
+    """Groups went to the channel that is served; the same record takes them in there."""
+
+    groups: tuple[int, ...] = ()
+
+
+class Serving(Fact, tag="desk_serve", frozen=True):
+    """Whose groups the desk shares from now on; None: its own only."""
+
+    name: str | None = None
+
+
+class Reset(Fact, tag="desk_reset", frozen=True):
+    pass
+
+
+class DeskImage(Fact, tag="desk", frozen=True):
+    """The desk in a snapshot, without its groups' bytes."""
+
+    registration: Registration | None = None
+    uuids: tuple[str, ...] = ()
+    started: bool = False
+    step: int = 0
+    environments: tuple[tuple[int, tuple[EnvRegistration, str]], ...] = ()
+    joined: tuple[tuple[str, int], ...] = ()
+    heard: tuple[tuple[int, float], ...] = ()
+    batching: dict[str, Any] = msgspec.field(default_factory=dict)
+    leases: tuple[tuple[str, float, str, tuple[int, ...], bool], ...] = ()
+    ended: tuple[tuple[str, str], ...] = ()
+    keys: tuple[tuple[str, int], ...] = ()
+    counts: dict[str, int] = msgspec.field(default_factory=dict)
+    dead: dict[str, int] = msgspec.field(default_factory=dict)
+    latest: tuple[bytes, int, int] | None = None
+    serving: str | None = None
+    next_number: int = 0
+    next_lease: int = 0
+    cursor: int = 0
+
+
+class PiecesImage(Fact, tag="desk_pieces", frozen=True):
+    """Groups' bytes in a snapshot."""
+
+    groups: tuple[Entry, ...] = ()
+
+
+DeskFact = (
+    Registered
+    | Started
+    | Joined
+    | Left
+    | Posted
+    | HandedOut
+    | Acked
+    | Returned
+    | Dropped
+    | Moved
+    | Serving
+    | Reset
+    | DeskImage
+    | PiecesImage
+)
+
+
+def blob_name(number: int) -> bytes:
+    return number.to_bytes(8, "big")

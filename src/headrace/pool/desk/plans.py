@@ -1,0 +1,267 @@
+"""The desk's calls as plans over a pool's state. They read; only facts change anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop
+from typing import Any
+
+import msgspec
+
+from headrace.data.block import Block
+from headrace.data.errors import InvalidInput, shown
+from headrace.data.scored.piece import Piece
+from headrace.data.step import check_uid, finite
+from headrace.pool.desk import facts as f
+from headrace.pool.desk.desk import Desk, Lease, key_of
+from headrace.pool.desk.shelf import whole
+from headrace.pool.desk.types import (
+    DeskBatch,
+    DeskEnvStatus,
+    DeskInfo,
+    DeskStatus,
+    EnvRegistered,
+    EnvRegistration,
+    Posted,
+    Posting,
+    Registration,
+    check_posting,
+    checked,
+)
+from headrace.pool.errors import LeaseLost, NotFound, NotRegistered
+from headrace.pool.plan import Plan
+from headrace.pool.state import State
+
+
+def due(state: State, now: float) -> Iterator[f.DeskFact]:
+    """Facts that the clock, or groups that can never be served, call for; each is applied before the next one."""
+    desk = state.desk
+    while desk.deadlines and desk.deadlines[0][0] <= now:
+        lease = desk.leases.get(desk.deadlines[0][1])
+        if lease is None:
+            heappop(desk.deadlines)
+        else:
+            yield f.Returned("", now, lease.id, "expired")
+    if desk.dubious and desk.registration is not None:
+        by_reason: dict[Any, list[int]] = {}
+        for number, why in desk.batching.dead_letters(desk.registration.batch_size).items():
+            by_reason.setdefault(why, []).append(number)
+        for why, numbers in by_reason.items():
+            yield f.Dropped("", now, tuple(numbers), why.kind, why.reason)
+    desk.dubious = False
+
+
+# -- trainers ----------------------------------------------------------------------------------------------------------
+
+
+def register(state: State, now: float, given: Any, uuid: str, *, resume: bool) -> Plan:
+    """Takes a trainer in. Settings that hold stay, with a warning, unless `resume` brings others."""
+    registration = checked(given, Registration, "registration")
+    check_uid(uuid, "uuid")
+    desk, current = state.desk, state.desk.registration
+    if uuid in desk.uuids:
+        return Plan()
+    if current is None:
+        return Plan([f.Registered("", now, uuid, registration, registration.starting_step)])
+    if registration == current:
+        return Plan([f.Registered("", now, uuid)])
+    if resume:
+        step = registration.starting_step if registration.starting_step != current.starting_step else None
+        return Plan([f.Registered("", now, uuid, registration, step)])
+    return Plan([f.Registered("", now, uuid)], reply=_warning(registration, current))
+
+
+def _warning(registration: Registration, current: Registration) -> str:
+    other = [name for name in Registration.__struct_fields__ if getattr(registration, name) != getattr(current, name)]
+    said = ", ".join(f"{name} stays {getattr(current, name)!r}" for name in other)
+    return (
+        f"a trainer registered before with other settings, which hold: {said}. "
+        "Register with resume true to change them and keep the queue, or reset first"
+    )
+
+
+def batch(state: State, now: float, request: str, lease_s: Any) -> Plan:
+    """The next batch, out under a lease; a reply of None where none is ready."""
+    desk, registration = state.desk, state.desk.registration
+    if registration is None:
+        raise NotRegistered("no trainer is registered; register first")
+    deadline = now + _seconds(lease_s)
+    if request and request in desk.requests:
+        return Plan(reply=_handed_out(desk, desk.requests[request]))
+    picked = desk.batching.pick(registration.batch_size)
+    if picked is None:
+        return Plan([] if desk.started else [f.Started("", now)])
+    lease = f"desk-{desk.next_lease}"
+    fact = f.HandedOut("", now, tuple(picked), lease, deadline, request)
+    return Plan([fact], after=lambda: _handed_out(desk, desk.leases[lease]))
+
+
+def _handed_out(desk: Desk, lease: Lease) -> DeskBatch:
+    return DeskBatch(lease.id, [desk.shelf.piece(number) for number in lease.groups], desk.step)
+
+
+def _seconds(lease_s: Any) -> float:
+    seconds = finite(lease_s, "lease_s")
+    if not 0 < seconds < 1e9:
+        raise InvalidInput(f"lease_s must be a number of seconds above 0, not {shown(lease_s)}")
+    return seconds
+
+
+def ack(state: State, now: float, lease: str) -> Plan:
+    if state.desk.ended.get(lease) == "acked":
+        return Plan()
+    return Plan([f.Acked("", now, _lease(state.desk, lease).id)])
+
+
+def nack(state: State, now: float, lease: str) -> Plan:
+    if state.desk.ended.get(lease) == "returned":
+        return Plan()
+    return Plan([f.Returned("", now, _lease(state.desk, lease).id, "nack")])
+
+
+def _lease(desk: Desk, lease: str) -> Lease:
+    found = desk.leases.get(lease)
+    if found is None:
+        raise LeaseLost(f"no lease {lease!r} at the desk: it expired or was ended; its groups may have gone out again")
+    return found
+
+
+# -- environments ------------------------------------------------------------------------------------------------------
+
+
+def register_env(state: State, now: float, given: Any, request: str) -> Plan:
+    """Takes an environment in; a reply of None until the trainer has asked for its first batch."""
+    registration = checked(given, EnvRegistration, "environment")
+    desk = state.desk
+    if not desk.started or desk.registration is None:
+        return Plan()
+    if request and request in desk.joined:
+        env = desk.joined[request]
+        return Plan(reply=_welcome(desk, desk.registration, env, desk.environments[env][1]))
+    env = max(desk.environments, default=-1) + 1
+    name = f"{registration.desired_name}_{desk.names[registration.desired_name]}"
+    return Plan(
+        [f.Joined("", now, env, registration, name, request)], reply=_welcome(desk, desk.registration, env, name)
+    )
+
+
+def _welcome(desk: Desk, registration: Registration, env: int, name: str) -> EnvRegistered:
+    return EnvRegistered(
+        env,
+        name,
+        registration.checkpoint_dir,
+        desk.step,
+        registration.save_checkpoint_interval,
+        registration.num_steps,
+    )
+
+
+def disconnect(state: State, now: float, env: Any) -> Plan:
+    return Plan([f.Left("", now, _environment(state.desk, env))])
+
+
+def _environment(desk: Desk, env: Any) -> int:
+    if isinstance(env, bool) or not isinstance(env, int) or env not in desk.environments:
+        raise NotFound(f"no environment {shown(env)} is registered; there are {len(desk.environments)}")
+    return env
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def post(state: State, now: float, given: Any, request: str) -> Plan:
+    """Takes all the groups, or none. `request` tells groups without a key apart from those of another call."""
+    desk = state.desk
+    postings = [one if type(one) is Posting else _converted(one, at) for at, one in enumerate(given)]
+    _check_size(state, postings)
+    places: list[int | Posted] = []  # of each posting's answer: among the new ones, or known already
+    fresh: dict[str, int] = {}
+    taken: list[tuple[f.Entry, Piece]] = []
+    for at, posting in enumerate(postings):
+        key = posting.key or (f"{request}/{at}" if request else "")
+        if key:
+            known = desk.seen(posting.env_id, key) or fresh.get(key_of(posting.env_id, key))
+            if known is not None:
+                places.append(known)
+                continue
+            fresh[key_of(posting.env_id, key)] = len(taken)
+        places.append(len(taken))
+        piece = posting.piece
+        number = desk.next_number + len(taken)
+        taken.append((f.Entry(number, piece.size, piece.crc, posting.sequences, posting.env_id, key), piece))
+    desk.duplicates += len(postings) - len(taken)
+    if not taken:
+        for posting in postings:
+            desk.hear(posting.env_id, now)
+        return Plan(reply=places)
+    desk.shelf.stage([(entry.number, piece) for entry, piece in taken])
+    block = Block([], b"", b"", {f.blob_name(entry.number): piece.data for entry, piece in taken})
+    fact = f.Posted("", now, tuple(entry for entry, _ in taken))
+    return Plan([fact], block, after=lambda: _answers(desk, places))
+
+
+def _answers(desk: Desk, places: list[int | Posted]) -> list[Posted]:
+    answers: list[Posted] = []
+    given: set[int] = set()
+    for place in places:
+        if isinstance(place, Posted):
+            answers.append(place)
+        else:
+            answers.append(msgspec.structs.replace(desk.answers[place], duplicate=place in given))
+            given.add(place)
+    return answers
+
+
+def _converted(one: Any, at: int) -> Posting:
+    """A group that comes from another process."""
+    try:
+        posting = msgspec.convert(one, Posting)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"group {at}: {error}") from None
+    check_posting(posting, at)
+    return posting
+
+
+def _check_size(state: State, postings: list[Posting]) -> None:
+    size, most = sum(len(posting.piece.data) for posting in postings), state.limits.max_submit_mb
+    if size > most * 1e6:
+        raise InvalidInput(f"groups of {size / 1e6:.1f} MB at once; at most {most} MB are taken: send them in parts")
+
+
+# -- control and reading -----------------------------------------------------------------------------------------------
+
+
+def reset(state: State, now: float) -> Plan:
+    return Plan([f.Reset("", now)])
+
+
+def info(state: State) -> DeskInfo:
+    desk = state.desk
+    return DeskInfo(desk.registration, desk.started, len(desk.environments), desk.serving)
+
+
+def status(state: State) -> DeskStatus:
+    return DeskStatus(state.desk.step, len(state.desk.batching))
+
+
+def env_status(state: State, now: float, env: Any, heartbeat_s: float | None) -> DeskEnvStatus:
+    """The numbers for one environment. Asking is a sign of life; who gave none for `heartbeat_s` has no weight."""
+    desk = state.desk
+    env = _environment(desk, env)
+    desk.hear(env, now)
+    if heartbeat_s is not None:
+        desk.silence(now - finite(heartbeat_s, "heartbeat_s"))
+    found = desk.batching.status(env, desk.registration.batch_size if desk.registration is not None else 1)
+    return DeskEnvStatus(
+        desk.step,
+        found.queue_size,
+        found.env_weight,
+        found.unallocated_fraction,
+        found.self_queue_size,
+        found.max_group_size,
+    )
+
+
+def latest(state: State) -> Piece | None:
+    held = state.desk.latest
+    return None if held is None else whole(held)

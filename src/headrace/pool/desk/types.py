@@ -1,0 +1,146 @@
+"""What the desk's calls take and answer. Numbers are bounded, so that whatever is written down can be read back."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from headrace.data.errors import InvalidInput, shown
+from headrace.data.scored.piece import Piece
+from headrace.data.step import check_uid, count, finite
+
+T = TypeVar("T")
+
+#: More sequences than this are in no batch, and in no group.
+MOST_SEQUENCES = 2**31 - 1
+Sequences = Annotated[int, Meta(ge=1, le=MOST_SEQUENCES)]
+Tokens = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Whole = Annotated[int, Meta(ge=-(2**53), le=2**53)]
+Name = Annotated[str, Meta(max_length=10_000)]
+Factor = Annotated[float, Meta(ge=-1e9, le=1e9)]
+
+#: Characters of an idempotency key.
+MAX_KEY = 512
+
+Status = Literal["received", "buffered"]
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """What a trainer says about its run."""
+
+    wandb_group: Name
+    wandb_project: Name
+    batch_size: Sequences
+    max_token_len: Tokens
+    checkpoint_dir: Name
+    save_checkpoint_interval: Whole
+    starting_step: Whole
+    num_steps: Whole
+
+
+class Registered(msgspec.Struct, frozen=True):
+    """`warning`: what of the registration does not hold, since a trainer registered before with other settings."""
+
+    uuid: int
+    warning: str | None = None
+
+
+class EnvRegistration(msgspec.Struct, frozen=True):
+    """What an environment says about itself; `min_batch_allocation` is the share of every batch that it asks for."""
+
+    max_token_length: Tokens
+    desired_name: Name
+    weight: Factor
+    group_size: Sequences
+    min_batch_allocation: Factor | None = None
+
+
+class EnvRegistered(msgspec.Struct, frozen=True):
+    env_id: int
+    wandb_name: str
+    checkpoint_dir: str
+    starting_step: int
+    checkpoint_interval: int
+    num_steps: int
+
+
+class Posting(msgspec.Struct, frozen=True, gc=False):
+    """A scored group on its way in. `key`: the same from the same environment is the same group, sent again."""
+
+    piece: Piece
+    sequences: int
+    env_id: int | None = None
+    key: str = ""
+
+
+class Posted(msgspec.Struct, frozen=True):
+    """Into the queue, or into its environment's buffer with so many sequences; `duplicate`: it was here before."""
+
+    status: Status
+    buffer_size: int = 0
+    duplicate: bool = False
+
+
+class DeskBatch(msgspec.Struct, frozen=True):
+    """Scored groups for a trainer, out under a lease: `desk_ack` once they arrived, `desk_nack` where they did not."""
+
+    lease: str
+    pieces: list[Piece]
+    step: int
+
+
+class DeskInfo(msgspec.Struct, frozen=True):
+    """`started`: the trainer has asked for its first batch, so that environments may register."""
+
+    registration: Registration | None
+    started: bool
+    environments: int
+    serving: str | None = None
+
+
+class DeskStatus(msgspec.Struct, frozen=True):
+    step: int
+    queue_size: int  # groups
+
+
+class DeskEnvStatus(msgspec.Struct, frozen=True):
+    step: int
+    queue_size: int
+    env_weight: float
+    unallocated_fraction: float
+    self_queue_size: int
+    max_group_size: int
+
+
+def checked(value: Any, kind: type[T], name: str) -> T:
+    """The value as the journal will give it back; `InvalidInput` where it could not, or is of another type."""
+    try:
+        found = msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=kind)
+    except (msgspec.MsgspecError, UnicodeEncodeError, OverflowError, TypeError) as error:
+        raise InvalidInput(f"{name}: {error}; it was {shown(value)}") from None
+    for field in getattr(kind, "__struct_fields__", ()):
+        if isinstance(number := getattr(found, field), float):
+            finite(number, f"{name}: {field}")
+    return found
+
+
+def check_posting(posting: Posting, at: int) -> None:
+    """`InvalidInput` for a group that could not be written down, or not be read back."""
+    if not isinstance(posting, Posting):
+        raise InvalidInput(f"group {at} must be a Posting, not {shown(posting)}")
+    count(posting.sequences, f"group {at}: sequences", 1, MOST_SEQUENCES)
+    count(posting.piece.size, f"group {at}: size")
+    count(posting.piece.crc, f"group {at}: crc", 0, 2**32 - 1)
+    if posting.env_id is not None:
+        count(posting.env_id, f"group {at}: env_id", -(2**63), 2**63 - 1)
+    if posting.key:
+        check_uid(posting.key, f"group {at}: key", MAX_KEY)
+    if not isinstance(posting.piece.data, bytes):
+        raise InvalidInput(f"group {at}: data must be bytes, not {shown(posting.piece.data)}")
+
+
+def read(value: Any, kind: type[T]) -> T:
+    """An answer as the record that it is: it comes as one from this process, and plain from another."""
+    return value if isinstance(value, kind) else msgspec.convert(value, kind)
