@@ -93,7 +93,8 @@ def test_every_route_is_described(gateway: Running) -> None:
     paths = told(gateway.get("/openapi.json"))["paths"]
     base = "/{trajectory_uid}/{prompt_uid}/v1"
     for method, path in (
-        *(("post", f"{base}/{name}") for name in ("chat/completions", "completions", "reward", "complete_trajectory")),
+        *(("post", f"{base}/{name}") for name in ("chat/completions", "completions", "responses")),
+        *(("post", f"{base}/{name}") for name in ("reward", "complete_trajectory")),
         *(("post", path) for path in ("/generate", "/submit_steps", "/compute_reward", "/init_trajectory")),
         *(("get", path) for path in ("/health", "/ready", "/stats", "/metrics", "/policy_version", f"{base}/models")),
         ("get", "/trajectories/{trajectory_uid}"),

@@ -514,7 +514,7 @@ def nothing_recorded(gateway: Running, rollout: Rollout, base: str) -> Iterator[
 
 
 @pytest.mark.parametrize("body", BAD_BODIES)
-@pytest.mark.parametrize("route", ["chat/completions", "completions"])
+@pytest.mark.parametrize("route", ["chat/completions", "completions", "responses"])
 def test_a_body_that_is_no_object_is_400(gateway: Running, nothing_recorded: str, route: str, body: bytes) -> None:
     found = error_of(gateway.post(f"{nothing_recorded}/v1/{route}", body), 400)
     assert found["type"] == "invalid_request_error"

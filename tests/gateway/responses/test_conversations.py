@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 from openai.types.responses import Response
-from tests.gateway.kit import Evidence, Running, tree
-from tests.gateway.play import QUESTIONS, SYSTEM, TOLD, Stage, staged
-from tests.gateway.responses.kit import ADD, Json, checked, result, settled, user
+from tests.gateway.kit import Evidence, Running, told, tree
+from tests.gateway.play import ANSWERS, QUESTIONS, SYSTEM, TOLD, Stage, staged
+from tests.gateway.responses.kit import ADD, Json, checked, respond, result, settled, user
 from tests.gateway.tool_model import ADD as TAUGHT
 from tests.gateway.tool_model import BOTH, EIGHT, FIVE, MORE, ONE, TWO
 
@@ -135,6 +135,23 @@ async def test_what_a_real_engine_did_is_what_is_recorded(
     witness.holds([*one, *two])
     assert tree(one) == [None, 0, 1, 2]
     assert tree(two) == [None, 0]
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_reasoning_that_is_rendered_anew_is_what_was_thought(stage: Stage, sealed: bool) -> None:
+    """Other tools begin a branch, whose prompt holds the reasoning as the agent sent it back."""
+    base = stage.begin()
+    asked: Json = {"store": False, "include": ["reasoning.encrypted_content"]} if sealed else {}
+    first = told(respond(stage.gateway, base, QUESTIONS[0], tools=[ADD], **asked))
+    thought, call = first["output"]
+    assert first["usage"]["output_tokens_details"]["reasoning_tokens"] > 5
+    if sealed:
+        del thought["content"]
+    items = [user(QUESTIONS[0]), thought, call, result(call)]
+    told(respond(stage.gateway, base, items, tools=[ADD, {**ADD, "name": "other"}]))
+    prompt = stage.rollout.vocabulary.decode(stage.rollout.orders[1]["prompt"])
+    assert f"<think>\n{ANSWERS[0].reasoning}\n</think>" in prompt
+    assert tree(stage.gateway.steps(base.split("/")[3])) == [None, None]
 
 
 def test_the_helper_for_streams_puts_items_together(stage: Stage) -> None:
