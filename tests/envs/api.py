@@ -17,7 +17,7 @@ class Api:
     """Speaks the contract's routes. `queue` is what waits for the trainer; `posts` is every acknowledged post."""
 
     def __init__(self, *, batch_size: int = 16, step: int = 0, **registration: Any) -> None:
-        self.batch_size, self.step = batch_size, step
+        self.batch_size, self.step, self.max_token_len = batch_size, step, 64
         self.registration = {"checkpoint_dir": "", "checkpoint_interval": -1, "num_steps": 100, **registration}
         self.started = True
         self.queue: list[Json] = []
@@ -95,7 +95,7 @@ class Api:
         return await self._answer("disconnect", asked, {"status": "success"})
 
     async def _info(self, request: web.Request) -> web.Response:
-        return await self._answer("info", None, {"batch_size": self.batch_size, "max_token_len": 64})
+        return await self._answer("info", None, {"batch_size": self.batch_size, "max_token_len": self.max_token_len})
 
     async def _wandb(self, request: web.Request) -> web.Response:
         return await self._answer("wandb_info", None, {"group": "runs", "project": "tests"})

@@ -9,7 +9,10 @@ from typing import Any
 
 from tests.envs.api import Api
 
-from headrace.envs import BaseEnv, BaseEnvConfig
+from headrace.envs import APIServerConfig, BaseEnv, BaseEnvConfig
+
+#: A server that no rollout here asks.
+SERVER = APIServerConfig(base_url="http://127.0.0.1:9/v1", model_name="none", api_key="x")
 
 
 def rollout(item: int, score: float) -> dict[str, Any]:
@@ -22,7 +25,7 @@ class CountingEnv(BaseEnv):
     name = "counting"
 
     def __init__(self, config: BaseEnvConfig, most: int | None = None) -> None:
-        super().__init__(config, [])
+        super().__init__(config, [SERVER])
         self.most = most
         self.next = 0
         self.made: dict[int, int] = {}

@@ -4,6 +4,28 @@ from __future__ import annotations
 
 from headrace.envs.base import BaseEnv
 from headrace.envs.config import BaseEnvConfig
+from headrace.envs.server import (
+    APIServer,
+    APIServerConfig,
+    OpenaiConfig,
+    ServerBaseline,
+    ServerManager,
+    ServerManagerConfig,
+)
 from headrace.envs.types import EvalHandlingEnum, Item, Message, ScoredDataGroup, ScoredDataItem
 
-__all__ = ["BaseEnv", "BaseEnvConfig", "EvalHandlingEnum", "Item", "Message", "ScoredDataGroup", "ScoredDataItem"]
+__all__ = [
+    "BaseEnv",
+    "BaseEnvConfig",
+    "EvalHandlingEnum",
+    "Item",
+    "Message",
+    "ScoredDataGroup",
+    "ScoredDataItem",
+    "APIServer",
+    "APIServerConfig",
+    "OpenaiConfig",
+    "ServerBaseline",
+    "ServerManager",
+    "ServerManagerConfig",
+]

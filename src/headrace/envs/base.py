@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -25,6 +26,7 @@ from headrace.envs.group_file import GroupFile
 from headrace.envs.manager import Manager
 from headrace.envs.registration import register
 from headrace.envs.schedule import crossed
+from headrace.envs.server import APIServer, APIServerConfig, ReasoningConfig, ServerBaseline, ServerManager, new_group
 from headrace.envs.types import UUID, Item, ScoredDataGroup, ScoredDataItem
 
 log = logging.getLogger("headrace.envs")
@@ -37,8 +39,24 @@ class BaseEnv(ABC):
     name: ClassVar[str | None] = None
     env_config_cls: ClassVar[type[BaseEnvConfig]] = BaseEnvConfig
 
-    def __init__(self, config: BaseEnvConfig, server_configs: Any, slurm: bool = False, testing: bool = False) -> None:
+    #: What speaks to the servers; the base's own class stands for the one of each server's `server_type`.
+    server_cls: ClassVar[type[APIServer]] = APIServer  # type: ignore[type-abstract]
+
+    def __init__(
+        self,
+        config: BaseEnvConfig,
+        server_configs: ServerBaseline | Sequence[APIServerConfig],
+        slurm: bool = False,
+        testing: bool = False,
+    ) -> None:
         self.config = config
+        self.server = ServerManager(
+            server_configs,
+            server_class=self.server_cls,
+            slurm=slurm,
+            testing=testing,
+            reasoning_config=ReasoningConfig.from_env_config(config),
+        )
         self.api = ApiClient(config.rollout_server_url, config.rollout_server_key)
         self.counts = Counts()
         self.manager: Manager | None = None
@@ -56,7 +74,7 @@ class BaseEnv(ABC):
 
         self.backlog: list[Item] = []
         self.running_items: dict[UUID, dict[str, Any]] = {}
-        self.workers: set[asyncio.Task[None]] = set()
+        self.workers: set[asyncio.Task[Any]] = set()
         self.eval_workers: set[asyncio.Task[Any]] = set()
         self.last_completed_item: Item | None = None
 
@@ -71,7 +89,7 @@ class BaseEnv(ABC):
 
         self.max_num_workers = config.max_num_workers
         if self.max_num_workers == -1:
-            self.max_num_workers = config.max_num_workers_per_node
+            self.max_num_workers = config.max_num_workers_per_node * len(self.server.servers)
 
     # What an author writes.
 
@@ -106,9 +124,9 @@ class BaseEnv(ABC):
         return
 
     @classmethod
-    def config_init(cls) -> tuple[BaseEnvConfig, Any]:
+    def config_init(cls) -> tuple[BaseEnvConfig, ServerBaseline | Sequence[APIServerConfig]]:
         """The configuration before flags and files: the environment's, and its servers'."""
-        return cls.env_config_cls(), []
+        return cls.env_config_cls(), ServerBaseline()
 
     # State that outlives a process.
 
@@ -134,7 +152,8 @@ class BaseEnv(ABC):
         await self.manager.run()
 
     async def register_env(self) -> None:
-        """Registers at the API; waits for the API and the trainer."""
+        """Registers at the API, once it is there and the trainer has begun."""
+        first = self.env_id < 0
         asked = {
             "max_token_length": self.config.max_token_length,
             "desired_name": self._name,
@@ -150,7 +169,7 @@ class BaseEnv(ABC):
         if self.config.total_steps < 0:
             raise InvalidInput("total_steps is -1, and the trainer gives no num_steps: set one of them")
         log.info("registered as %s (environment %d) at step %d", self.wandb_prepend, self.env_id, self.curr_step)
-        if self.curr_step > 0:
+        if first and self.curr_step > 0:
             self.load_checkpoint()
 
     async def get_server_info(self) -> None:
@@ -169,6 +188,7 @@ class BaseEnv(ABC):
     async def get_status(self) -> None:
         """Asks for the API's queue, as `status_dict`."""
         self.status_dict = await self.api.get("/status-env", {"env_id": self.env_id})
+        await self.server.update_weight(self.status_dict.get("env_weight", 1.0))
 
     async def env_step_checks(self) -> None:
         """Evaluates, saves and logs when the trainer's step calls for it."""
@@ -194,21 +214,32 @@ class BaseEnv(ABC):
     async def handle_env(self, item_uuid: str) -> Groups:
         """Rolls one item out, from `running_items`, and sends what comes of it."""
         item = self.running_items[item_uuid]["item"]
-        began = time.monotonic()
-        found = None
+        found: Groups = None
         try:
-            found, later = await rollouts.again(partial(self._collect, item), self.config.rollout_retries, self.counts)
-            self.backlog.extend(later)
+            found = await self.roll_out(item)
         except rollouts.RolloutFailed as error:
             log.info("no group of this item: %s", error)
-        if found:
-            with self.counts.guard("postprocess_histories"):
-                found = await self.postprocess_histories(found)
-        self._note_duration(time.monotonic() - began, succeeded=bool(found))
         if found:
             await self.handle_send_to_api(found, item)
         with self.counts.guard("cleanup"):
             await self.cleanup()
+        return found
+
+    async def roll_out(self, item: Item) -> Groups:
+        """What comes of an item, ready to be sent. Raises `RolloutFailed` where its rollouts failed for good."""
+        began = time.monotonic()
+        found: Groups = None
+        try:
+            with new_group():
+                collected, later = await rollouts.again(
+                    partial(self._collect, item), self.config.rollout_retries, self.counts
+                )
+            self.backlog.extend(later)
+            if collected:
+                with self.counts.guard("postprocess_histories"):
+                    found = await self.postprocess_histories(collected)
+        finally:
+            self._note_duration(time.monotonic() - began, succeeded=bool(found))
         return found
 
     async def _collect(self, item: Item) -> tuple[Groups, list[Item]]:
@@ -234,9 +265,8 @@ class BaseEnv(ABC):
             if self.manager is None:
                 raise HeadraceError("groups are sent by env_manager(), which is not running")
             self.manager.collected()
-            for group in fit:
-                group["env_id"] = self.env_id
-            await self.manager.sender.put(fit if many else fit[0])
+            named = [self.server.named(group) | {"env_id": self.env_id} for group in fit]
+            await self.manager.sender.put(named if many else named[0])
             self.items_sent_this_step += len(fit)
 
     async def disconnect_env(self) -> None:
@@ -248,6 +278,7 @@ class BaseEnv(ABC):
         """Closes what the environment holds open."""
         if self.jsonl_writer is not None:
             self.jsonl_writer.close()
+        await self.server.close()
         await self.api.close()
 
     # What is told of it.

@@ -44,4 +44,4 @@ class Evaluator:
             return
         if not wait:
             self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
+        await asyncio.gather(self.task, return_exceptions=True)  # which, cancelled, cancels the evaluation

@@ -222,7 +222,7 @@ class Manager:
         env, forced = self._env, self.stop.forced
         self.sender.lift_limit()
         await self._finish_workers()
-        await env.evaluator.end(wait=complete)
+        await self.stop.or_done(env.evaluator.end(wait=complete))
         await self.stop.or_done(self.sender.drain(env.config.drain_s), forced)
         await self.sender.close()
         if env.items_sent_this_step:

@@ -46,8 +46,7 @@ class Poller:
             except ApiAway as error:
                 if error.status == 404:
                     await self._register_again()
-                    continue
-                if not self._away:
+                elif not self._away:
                     log.warning("the API's queue is not known: %s", error)
                 self._away = True
             else:

@@ -43,16 +43,17 @@ class Spool:
 
     def __init__(self, folder: Path | None) -> None:
         self._temporary = folder is None
-        self.folder = Path(tempfile.mkdtemp(prefix="headrace-spool-")) if folder is None else folder
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            self.folder = Path(tempfile.mkdtemp(prefix="headrace-spool-")) if folder is None else folder
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise InvalidInput(f"spool_dir {folder or tempfile.gettempdir()} cannot be written: {error}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock)
-            raise InvalidInput(
-                f"spool_dir {self.folder} is in use by another environment: give each its own"
-            ) from error
+            raise InvalidInput(f"spool_dir {self.folder} is in use: give each environment its own") from error
         self._next = 0
 
     def left(self) -> Iterator[Post]:
