@@ -20,6 +20,7 @@ from headrace.data.step import INT32_MAX, check_dict, check_tags, check_uid, cou
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.config import Order, Unit, choice
+from headrace.pool.desk.serve import into_channel
 from headrace.pool.entities import OPEN, Lease, TrajectoryState
 from headrace.pool.errors import Conflict, LeaseLost, NotFound, PoolClosed
 from headrace.pool.intake import check_indices, check_room, check_size, plan_submit
@@ -169,11 +170,15 @@ class Core:
                 return Plan([stale], again=True)
         lease = f"{channel}-{there.next_lease}" if lease_s is not None else ""
         deadline = now + lease_s if lease_s is not None else 0.0
+        wanted = 1
         if unit == "step":
             picked = self._pick_steps(there, size, now, order_, lease, deadline, request)
         else:
             fresh, replayed = order.pick(there, size, n_rollouts, order_, max_staleness)
             picked = self._pick_groups(there, size, now, fresh, replayed, lease, deadline, request)
+            wanted = size - len(fresh) - len(replayed)
+        if picked is None and self.state.desk.serving == channel:
+            picked = into_channel(self.state, there, wanted, now)
         if picked is None:
             if there.closed:
                 return Plan(reply=None)

@@ -12,6 +12,7 @@ from headrace.pool.desk import image
 from headrace.pool.desk.desk import Lease
 
 if TYPE_CHECKING:
+    from headrace.pool.channel import Channel
     from headrace.pool.state import State
 
 
@@ -91,11 +92,11 @@ def _moved(state: State, _: None, fact: f.Moved, block: Block | None) -> None:
     state.desk.move(fact.groups)
 
 
-def _serving(state: State, _: None, fact: f.Serving, block: Block | None) -> None:
-    state.desk.serving = fact.name
-    if fact.name is not None:
-        state.channel(fact.name).changed = True
-    state.record("serving", fact.name or "", fact.at)
+def _serving(state: State, channel: Channel | None, fact: f.Serving, block: Block | None) -> None:
+    state.desk.serving = fact.channel or None
+    if channel is not None:
+        channel.changed = True  # who waits there may take what the desk has
+    state.record("serving", fact.channel, fact.at)
 
 
 def _reset(state: State, _: None, fact: f.Reset, block: Block | None) -> None:

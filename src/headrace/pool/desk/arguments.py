@@ -42,6 +42,10 @@ class Leased(Arguments):
     lease_id: str
 
 
+class Serve(Arguments):
+    channel: str | None
+
+
 class EnvStatus(OnEnv):
     heartbeat_s: Number | None
 
@@ -54,6 +58,7 @@ BY_OPERATION: dict[str, type[Arguments]] = {
     "desk_batch": Take,
     "desk_ack": Leased,
     "desk_nack": Leased,
+    "desk_serve": Serve,
     "desk_reset": Arguments,
     "desk_info": Arguments,
     "desk_status": Arguments,

@@ -106,6 +106,10 @@ class DeskCalls(ABC):
 
     # -- control -------------------------------------------------------------------------------------------------------
 
+    def desk_serve(self, channel: str | None) -> None:
+        """Lets the desk and a channel serve from each other's groups, where either has too few; None ends it."""
+        return self._do("desk_serve", {"channel": channel})
+
     def desk_reset(self) -> None:
         """Forgets trainer, environments, groups and step."""
         return self._do("desk_reset", {})

@@ -62,6 +62,7 @@ class Desk:
         self.deadlines: list[tuple[float, str]] = []
         self.keys: OrderedDict[str, int] = OrderedDict()
         self.latest: Held | None = None
+        self.unfit: set[int] = set()  # groups that no channel can take, as far as anybody tried
         self.dubious = False  # something has happened since the last look for groups that can never be served
 
     @property
@@ -146,6 +147,7 @@ class Desk:
     def _forget(self, numbers: Iterable[int]) -> int:
         known = [number for number in numbers if self.batching.knows(number)]
         self.batching.forget(known)
+        self.unfit.difference_update(known)
         for number in known:
             self.shelf.drop(number)
         return len(known)
@@ -204,7 +206,9 @@ class Desk:
         return [number for number in self.batching.numbers() if number not in self.shelf]
 
     def let_go(self) -> None:
+        """Frees what it holds, in memory and on the disk."""
         self.shelf.clear()
+        self.latest = None
 
     @property
     def balanced(self) -> bool:

@@ -81,9 +81,7 @@ class Moved(Fact, tag="desk_move", frozen=True):
 
 
 class Serving(Fact, tag="desk_serve", frozen=True):
-    """Whose groups the desk shares from now on; None: its own only."""
-
-    name: str | None = None
+    """The desk and this channel serve from each other's groups; without a name, from their own again."""
 
 
 class Reset(Fact, tag="desk_reset", frozen=True):

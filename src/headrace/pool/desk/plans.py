@@ -14,6 +14,7 @@ from headrace.data.scored.piece import Piece
 from headrace.data.step import check_uid, finite
 from headrace.pool.desk import facts as f
 from headrace.pool.desk.desk import Desk, Lease, key_of
+from headrace.pool.desk.serve import to_desk
 from headrace.pool.desk.shelf import whole
 from headrace.pool.desk.types import (
     DeskBatch,
@@ -89,6 +90,10 @@ def batch(state: State, now: float, request: str, lease_s: Any) -> Plan:
     if request and request in desk.requests:
         return Plan(reply=_handed_out(desk, desk.requests[request]))
     picked = desk.batching.pick(registration.batch_size)
+    if picked is None and desk.serving is not None:
+        brought = to_desk(state, state.channel(desk.serving), registration.batch_size, now)
+        if brought is not None:
+            return brought
     if picked is None:
         return Plan([] if desk.started else [f.Started("", now)])
     lease = f"desk-{desk.next_lease}"
@@ -233,6 +238,10 @@ def _check_size(state: State, postings: list[Posting]) -> None:
 
 def reset(state: State, now: float) -> Plan:
     return Plan([f.Reset("", now)])
+
+
+def serve(state: State, now: float, channel: str | None) -> Plan:
+    return Plan([f.Serving(channel or "", now)] if channel != state.desk.serving else [])
 
 
 def info(state: State) -> DeskInfo:

@@ -7,7 +7,7 @@ more as the queue grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -67,6 +67,14 @@ class Batching:
         """How many groups are where."""
         queued, out = len(self._queue), len(self._out)
         return {"queued": queued, "buffered": len(self._groups) - queued - out, "out": out}
+
+    def oldest_first(self) -> Iterator[int]:
+        """The queued groups by age."""
+        return (group.number for group in self._queue.by_age())
+
+    def sizes(self) -> dict[int, int]:
+        """How many queued groups there are of each size."""
+        return dict(self._queue.sizes)
 
     # -- environments --------------------------------------------------------------------------------------------------
 

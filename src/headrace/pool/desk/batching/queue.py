@@ -7,6 +7,7 @@ it stood. Every count is kept as groups come and go; nothing here walks the line
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import merge
 from typing import TypeAlias
 
 import msgspec
@@ -56,6 +57,10 @@ class Queue:
         """The oldest group of at most `limit` sequences."""
         heads = (lane[0] for lanes in self.lanes.values() for size, lane in lanes.items() if size <= limit)
         return min(heads, default=None)
+
+    def by_age(self) -> Iterator[Group]:
+        """Every group from the oldest on; work in the number of lanes, and of groups that are looked at."""
+        return merge(*(iter(lane) for lanes in self.lanes.values() for lane in lanes.values()))
 
     def add(self, group: Group) -> None:
         lanes = self.lanes.setdefault(group.env, {})
