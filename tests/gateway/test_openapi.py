@@ -95,6 +95,7 @@ def test_every_route_is_described(gateway: Running) -> None:
     for method, path in (
         *(("post", f"{base}/{name}") for name in ("chat/completions", "completions", "responses")),
         *(("post", f"{base}/{name}") for name in ("reward", "complete_trajectory")),
+        *(("post", f"{base}/{name}") for name in ("messages", "messages/count_tokens")),
         *(("post", path) for path in ("/generate", "/submit_steps", "/compute_reward", "/init_trajectory")),
         *(("get", path) for path in ("/health", "/ready", "/stats", "/metrics", "/policy_version", f"{base}/models")),
         ("get", "/trajectories/{trajectory_uid}"),

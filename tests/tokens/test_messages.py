@@ -133,3 +133,26 @@ def test_a_body_is_the_conversation_without_the_system_message_it_begins_with() 
     assert bare.body(4, 2, bare.body(2)) == bare.body(4)
     answer = read_message({"role": "assistant", "content": "more"})
     assert bare.body(4, 2, bare.body(2), answer) == bare.body(4, answer=answer) != bare.body(4)
+
+
+def test_arguments_that_equal_a_declared_default_go_without_saying() -> None:
+    items = {"type": "object", "properties": {"n": {"default": 1}, "on": {"default": False}}}
+    properties = {"all": {"default": False}, "rows": {"type": "array", "items": items}, "free": {}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
+
+    def key(name: str, **arguments: Any) -> bytes:
+        call = {"function": {"name": name, "arguments": arguments}}
+        return Chain(read_messages([USER, {"role": "assistant", "tool_calls": [call]}]), [tool]).whole
+
+    assert key("f", free=None) == key("f", free=None, all=False)
+    assert key("f", rows=[{}, {"n": 2}]) == key("f", rows=[{"n": 1.0, "on": False}, {"n": 2}], all=False)
+    assert len({key("f"), key("f", all=0), key("f", all=True), key("f", all=None), key("f", free=False)}) == 5
+    assert key("g") != key("g", all=False)
+
+
+@pytest.mark.parametrize(
+    "tool", [5, {}, {"function": 5}, {"function": {"name": "f", "parameters": {"properties": []}}}]
+)
+def test_a_tool_that_declares_nothing_readable_has_no_defaults(tool: Any) -> None:
+    said = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": [1]}}}]}
+    assert Chain(read_messages([USER, said]), [tool]).whole == Chain(read_messages([USER, said])).whole

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from headrace import __version__
 from headrace.gateway import bodies
 from headrace.gateway.access import Role
-from headrace.gateway.dialects import Dialect
-from headrace.gateway.dialects.openai import error_body
+from headrace.gateway.dialects import Dialect, anthropic, openai
+from headrace.gateway.dialects.anthropic_messages import AnthropicMessages
 from headrace.gateway.dialects.openai_chat import OpenAIChat
 from headrace.gateway.dialects.openai_completions import OpenAICompletions
 from headrace.gateway.dialects.openai_responses import OpenAIResponses
@@ -87,11 +87,16 @@ def _add_routes(app: Front, gateway: Gateway) -> None:
         "/chat/completions": OpenAIChat(),
         "/completions": OpenAICompletions(),
         "/responses": OpenAIResponses(),
+        "/messages": AnthropicMessages(),
     }
     for path, dialect in dialects.items():
         for prefix in ("/v1", ""):
             call = black.llm(dialect, path.strip("/"))
             add("POST", f"{BASE}{prefix}{path}", call, dialect=path, aliased=not prefix)
+    for prefix in ("/v1", ""):
+        path = "/messages/count_tokens"
+        count = black.count(AnthropicMessages(), path.strip("/"))
+        add("POST", f"{BASE}{prefix}{path}", count, dialect=path, aliased=not prefix)
     for name, handler, body in (
         ("register_trajectory", black.register_trajectory, bodies.RegisterTrajectory),
         ("reward", black.reward, bodies.Reward),
@@ -133,5 +138,6 @@ async def _no_route(request: Request, error: Exception) -> Response:
         refusal = Refusal(f"there is no {path} here; see /docs", error.status_code, code="no_route")
     parts = path.strip("/").split("/")
     if len(parts) > 2 and parts[0] not in RESERVED:
-        return json_response(error_body(refusal), refusal.status)
+        dialect = anthropic if "messages" in parts[2:] else openai
+        return json_response(dialect.error_body(refusal), refusal.status)
     return refused(refusal)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+import orjson
 
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import IntArray
@@ -19,8 +20,9 @@ class Ask(msgspec.Struct, kw_only=True):
     """One call: a conversation, or prompts of text or ids, and how to answer.
 
     `tops`: None where no log-probs are wanted, else how many alternatives a token. `calls`: whether the answer may hold
-    tool calls, `one_call`: at most one, `must_call`: at least one of these. `show_ids`: the agent asked to see token
-    ids. `previous`: the call whose conversation this one goes on with, whose first `opening` messages are for this call
+    tool calls, `one_call`: at most one, `must_call`: at least one of these. `thinking`: whether to reason first, None
+    where that is left to the template. `show_ids`: the agent asked to see token ids. `user`: whom it says it works for.
+    `previous`: the call whose conversation this one goes on with, whose first `opening` messages are for this call
     alone. `keep`: a later call may name this one so. `extra`: fields that are not known here, for the rollout server.
     `notes`: what the dialect needs for its answer; nobody else reads it.
     """
@@ -37,7 +39,9 @@ class Ask(msgspec.Struct, kw_only=True):
     calls: bool = False
     one_call: bool = False
     must_call: tuple[str, ...] = ()
+    thinking: bool | None = None
     show_ids: bool = False
+    user: str | None = None
     opening: int = 0
     previous: str | None = None
     keep: bool = False
@@ -90,6 +94,17 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 MAX_N = 128
 MAX_STOPS = 64
+
+
+def read_fields(body: bytes) -> dict[str, Any]:
+    """A request's fields; what is no JSON object is named."""
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise Bad(f"the body is no JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise Bad(f"the body must be a JSON object, not {shown(fields)}")
+    return fields
 
 
 def take_sampling(fields: dict[str, Any]) -> dict[str, Any]:

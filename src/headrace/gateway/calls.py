@@ -168,6 +168,8 @@ class Calls:
             "timings": {"first_token_s": round(waited, 6), "total_s": round(now - turn.began, 6)},
             REQUEST: turn.request,
         }
+        if turn.ask.user is not None:
+            about["user"] = turn.ask.user
         if choice.sampled is not None and choice.sampled.stop_reason is not None:
             about["stop_reason"] = choice.sampled.stop_reason
         if turn.first or choice.index:

@@ -43,6 +43,7 @@ class Exchange:
         self._request = request
         self._uid = uid
         self._prompt = prompt
+        self._call_id = uuid.uuid4().hex
         self._began = time.monotonic()
         self._events: Events | None = None  # once the answer is to be a stream
 
@@ -79,13 +80,15 @@ class Exchange:
         if sending.begun and self._events is not None:
             await sending.last(self._events.error(refused))
         else:
-            await sending.whole(json_response(self._dialect.error(refused), refused.status, retry_header(refused)))
+            headers = {**self._dialect.headers(self._call_id), **retry_header(refused)}
+            await sending.whole(json_response(self._dialect.error(refused), refused.status, headers))
         return refused.status
 
     async def _answer(self, body: bytes, presence: Presence, sending: Sending) -> None:
         gateway = self._gateway
         ask = self._dialect.read(body)
         calls = gateway.calls  # raises while the tokenizer loads
+        calls.planner.settle(ask)
         session = await gateway.sessions.running(self._uid, self._prompt)
         digest = digest_of(body)
         with gateway.sessions.using(session):
@@ -95,8 +98,7 @@ class Exchange:
                     gateway.counters.add("replayed")
                     await self._again(turns, sending)
                     return
-            call_id = uuid.uuid4().hex
-            turns = await calls.planner.turns(session, ask, call_id, digest, gateway.upstream.max_model_len)
+            turns = await calls.planner.turns(session, ask, self._call_id, digest, gateway.upstream.max_model_len)
             with _running(session, digest, turns):
                 if ask.stream:
                     await self._streamed(session, turns, presence, sending)
@@ -109,8 +111,7 @@ class Exchange:
     async def _streamed(self, session: Session, turns: list[Turn], presence: Presence, sending: Sending) -> None:
         calls = self._gateway.calls
         events = self._events = self._dialect.events(turns)
-        headers = {CALL_HEADER: turns[0].call_id, VERSION_HEADER: str(self._gateway.upstream.version)}
-        sending.expect(headers)
+        sending.expect(self._headers(turns, self._gateway.upstream.version))
         opened = False
         async with aclosing(calls.stream(turns)) as pieces:
             async for turn, choice, delta, piece in pieces:
@@ -137,8 +138,11 @@ class Exchange:
                 await sending.event(events.delta(turn, choice, delta, None))
         await sending.last(events.closing())
 
-    def _headers(self, turns: list[Turn]) -> dict[str, str]:
-        return {CALL_HEADER: turns[0].call_id, VERSION_HEADER: str(min(turn.version for turn in turns))}
+    def _headers(self, turns: list[Turn], version: int | None = None) -> dict[str, str]:
+        """`version` is the one that is about to sample, where nothing is sampled yet."""
+        call_id = turns[0].call_id
+        told = min(turn.version for turn in turns) if version is None else version
+        return {CALL_HEADER: call_id, VERSION_HEADER: str(told), **self._dialect.headers(call_id)}
 
 
 @contextmanager

@@ -42,6 +42,21 @@ _ITEM = {
         "encrypted_content": {"type": ["string", "null"]},
     },
 }
+_TURN = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"type": "string", "enum": ["user", "assistant"]},
+        "content": {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]},
+    },
+}
+_ANTHROPIC: dict[str, Any] = {
+    "model": {"type": "string"},
+    "system": {"type": "string"},
+    "messages": {"type": "array", "minItems": 1, "items": _TURN},
+    "tools": {"type": "array", "items": {"type": "object"}},
+    "thinking": {"type": "object"},
+}
 DIALECTS: dict[str, dict[str, Any]] = {
     "/chat/completions": {
         "type": "object",
@@ -74,6 +89,12 @@ DIALECTS: dict[str, dict[str, Any]] = {
             "stream": {"type": "boolean"},
         },
     },
+    "/messages": {
+        "type": "object",
+        "required": ["messages", "max_tokens"],
+        "properties": {**_ANTHROPIC, "max_tokens": {"type": "integer", "minimum": 1}, "stream": {"type": "boolean"}},
+    },
+    "/messages/count_tokens": {"type": "object", "required": ["messages"], "properties": _ANTHROPIC},
     "/completions": {
         "type": "object",
         "required": ["prompt"],

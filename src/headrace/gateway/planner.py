@@ -36,6 +36,9 @@ LONG = 1_500
 #: Seconds that a call waits for the pool to say what other processes sampled.
 REFRESH_S = 1.0
 
+#: What templates call the option that switches reasoning on and off.
+THINKING = "enable_thinking"
+
 log = logging.getLogger("headrace.gateway")
 
 
@@ -64,6 +67,11 @@ class Planner:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    def settle(self, ask: Ask) -> None:
+        """Turns whether to reason into the template's option for it, where it has one."""
+        if ask.thinking is not None and ask.conversation is not None and self.renderer.has_option(THINKING):
+            ask.conversation = ask.conversation.with_option(THINKING, ask.thinking)
+
     async def turns(self, session: Session, ask: Ask, call_id: str, request: str, context: int | None) -> list[Turn]:
         """The turns of a call: one of a conversation, one a prompt of a completion."""
         conversation = ask.conversation
@@ -82,6 +90,11 @@ class Planner:
             turn.text = prompt if isinstance(prompt, str) else None
             turns.append(turn)
         return turns
+
+    async def length(self, session: Session, ask: Ask) -> int:
+        """How many tokens the prompt of a conversation has, if it is asked next."""
+        assert ask.conversation is not None
+        return len((await self.conversation(ask.conversation, session)).ids)
 
     def turn(
         self,

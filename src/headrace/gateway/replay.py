@@ -1,6 +1,6 @@
 """Answers given again: a client that lost one and asks once more gets the same, and no second step is made.
 
-The `openai` SDK marks its retries. Whether the first answer is still being sampled, was sampled here, or by a process
+The SDKs mark their retries. Whether the first answer is still being sampled, was sampled here, or by a process
 that is gone, the retry gets that one; what was recorded is enough to write it again.
 """
 

@@ -66,6 +66,9 @@ class FamilyRenderer(Reading):
             options, lambda: FamilyRenderer(self.name, self.vocabulary, options, looks_back=self.looks_back)
         )
 
+    def has_option(self, name: str) -> bool:
+        return name in _option_names(self.name)
+
     def render(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         given = [to_dict(message) for message in messages]
         specs = [dict(tool) for tool in tools] or None
@@ -166,6 +169,13 @@ def families() -> list[str]:
     return [name for name in base.RENDERER_REGISTRY if name != "default"]
 
 
+def _option_names(family: str) -> frozenset[str]:
+    """The template options that a family knows."""
+    from renderers import config_from_name
+
+    return frozenset(type(config_from_name(family)).template_field_names())
+
+
 def _create(family: str, vocabulary: Vocabulary, options: Mapping[str, Any]) -> Any:
     from pydantic import ValidationError
     from renderers import config_from_name, create_renderer
@@ -173,7 +183,7 @@ def _create(family: str, vocabulary: Vocabulary, options: Mapping[str, Any]) -> 
     if family not in families():
         raise InvalidInput(f"unknown model family {family!r}; known: {', '.join(families())}")
     config_type = type(config_from_name(family))
-    known = config_type.template_field_names()
+    known = _option_names(family)
     unknown = sorted(set(options) - known)
     if unknown:
         raise InvalidInput(

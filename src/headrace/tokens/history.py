@@ -9,6 +9,7 @@ that another process can rebuild the tree from the pool.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from enum import StrEnum
 from typing import Any
 
@@ -16,6 +17,7 @@ import msgspec
 import numpy as np
 
 from headrace.data.step import IntArray, Step
+from headrace.tokens.defaults import Schemas
 from headrace.tokens.messages import ROOT, Chain, Message, ToolCall, digest_of, strict
 
 #: Where a step's metadata holds its node's record.
@@ -49,9 +51,16 @@ class Request:
         self.messages = tuple(messages)
         self.tools = tuple(tools or ())
         self.options = dict(options or {})
-        self.chain = Chain(self.messages)
+        self.chain = Chain(self.messages, self.tools)
         self.tools_key = digest_of(list(self.tools))
         self.options_key = digest_of(self.options)
+
+    def with_option(self, name: str, value: Any) -> Request:
+        """The same conversation under one more template option; what it says of that one already, stays."""
+        found = copy(self)
+        found.options = {name: value, **self.options}
+        found.options_key = digest_of(found.options)
+        return found
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -174,7 +183,7 @@ class History:
             fits = [node for node in fits if node.record.options == request.options_key]
             if not fits:
                 return Match(Cause.OPTIONS_CHANGED)
-            node = _meant(fits, messages[n - 1], call)
+            node = _meant(fits, messages[n - 1], request.chain.schemas, call)
             return Match(Cause.EXTENDED, node, _named(new, messages[n - 1], node))
         return Match(self._cause_of_branch(request))
 
@@ -197,7 +206,7 @@ class History:
             body=request.chain.body(len(request.messages), start, before, answer),
             messages=len(request.messages) + 1,
             prompt_key=request.chain.whole,
-            strict=strict(answer),
+            strict=strict(answer, request.chain.schemas),
             tools=request.tools_key,
             options=request.options_key,
             parent=ROOT if parent is None else parent.record.key,
@@ -247,13 +256,13 @@ def _begins(prompt: IntArray, node: Node) -> bool:
     return len(prompt) >= node.total and np.array_equal(prompt[: node.total], node.whole())
 
 
-def _meant(nodes: Sequence[Node], answer: Message, call: str | None) -> Node:
+def _meant(nodes: Sequence[Node], answer: Message, schemas: Schemas, call: str | None) -> Node:
     """Of several answers that look alike, the one that is named, or the same in everything, else the newest."""
     if len(nodes) > 1:
         for node in nodes:
             if node.call == call:
                 return node
-        exact = strict(answer)
+        exact = strict(answer, schemas)
         for node in reversed(nodes):
             if node.record.strict == exact:
                 return node
@@ -262,8 +271,7 @@ def _meant(nodes: Sequence[Node], answer: Message, call: str | None) -> Node:
 
 def _named(new: tuple[Message, ...], answer: Message, node: Node) -> tuple[Message, ...]:
     """New tool results with the ids that the model's calls had, where the client renamed them."""
-    calls = node.record.calls
-    ids = [call_id for call_id, _ in calls]
+    ids = [call_id for call_id, _ in node.record.calls]
     shown = [call.id for call in answer.tool_calls]
     if shown == ids or len(shown) != len(ids):
         renamed = {}

@@ -2,8 +2,8 @@
 
 A dialect turns its wire into `Message`s; everything behind it knows only these. Two assistant messages are the same
 however an SDK re-serialised one on its way back: key order, null, missing or empty content, surrounding white space,
-arguments as a string or an object, reasoning dropped or folded into the content, tool call ids renamed. What others
-wrote (user, system, tool) is the same only if its text is.
+arguments as a string or an object, declared defaults filled into them, reasoning dropped or folded into the content,
+tool call ids renamed. What others wrote (user, system, tool) is the same only if its text is.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from headrace.data.errors import InvalidInput, shown
+from headrace.tokens.defaults import Schemas, essential, schemas_of
 
 ROLES = ("system", "user", "assistant", "tool")
 #: Names that other dialects and SDKs give to the roles above.
@@ -153,16 +154,18 @@ class Chain:
     """Digests of a conversation's beginnings: one after every answer, and one of the whole.
 
     `keys[n]` stands for the first n messages. `body(n)` stands for the same without the system messages they begin
-    with. Tool call ids count by which call they name, so that renaming them consistently changes nothing.
+    with. Tool call ids count by which call they name, so that renaming them consistently changes nothing. `tools` are
+    those that were offered: which arguments go without saying is theirs to declare.
     """
 
-    def __init__(self, messages: Sequence[Message]) -> None:
+    def __init__(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> None:
         self.keys: dict[int, bytes] = {}
+        self.schemas = schemas_of(tools)
         self._messages = messages
         self._hash = hasher = blake2b(digest_size=DIGEST)
         self._calls: tuple[ToolCall, ...] = ()
         for n, message in enumerate(messages, 1):
-            hasher.update(framed(canonical(message, self._calls)))
+            hasher.update(framed(canonical(message, self._calls, self.schemas)))
             if message.role == "assistant":
                 self.keys[n] = hasher.copy().digest()
                 self._calls = message.tool_calls
@@ -171,7 +174,7 @@ class Chain:
     def extended(self, answer: Message) -> bytes:
         """The key of the conversation with an answer to it."""
         hasher = self._hash.copy()
-        hasher.update(framed(canonical(answer, self._calls)))
+        hasher.update(framed(canonical(answer, self._calls, self.schemas)))
         return hasher.digest()
 
     def body(self, end: int, start: int = 0, before: bytes = ROOT, answer: Message | None = None) -> bytes:
@@ -186,7 +189,7 @@ class Chain:
             messages = messages[opening:]
         run: list[bytes] = []
         for message in (*messages, answer) if answer is not None else messages:
-            run.append(framed(canonical(message, calls)))
+            run.append(framed(canonical(message, calls, self.schemas)))
             if message.role == "assistant":
                 before, run, calls = _digest(before, b"".join(run)), [], message.tool_calls
         return _digest(before, b"".join(run)) if run else before
@@ -196,11 +199,11 @@ def framed(content: bytes) -> bytes:
     return len(content).to_bytes(8, "little") + content
 
 
-def canonical(message: Message, calls: Sequence[ToolCall] = ()) -> bytes:
+def canonical(message: Message, calls: Sequence[ToolCall], schemas: Schemas) -> bytes:
     """The bytes that two messages share if and only if they count as the same, after an assistant that made `calls`."""
     if message.role == "assistant":
         text = answer_text(message.content)
-        made = [[call.name, plain(call.arguments)] for call in message.tool_calls]
+        made = [[call.name, _told(call, schemas)] for call in message.tool_calls]
         written = f"assistant:{len(text)}:{text}" + (_json(made) if made else "")
     elif message.role == "tool":
         written = f"tool:{which_call(message.tool_call_id, calls)!r}:{message.content}"
@@ -210,12 +213,17 @@ def canonical(message: Message, calls: Sequence[ToolCall] = ()) -> bytes:
     return written.encode("utf-8", "surrogatepass")
 
 
-def strict(message: Message) -> bytes:
+def strict(message: Message, schemas: Schemas) -> bytes:
     """A digest of everything in an assistant message: which of several look-alikes was meant."""
-    made = [[call.name, plain(call.arguments), call.id] for call in message.tool_calls]
+    made = [[call.name, _told(call, schemas), call.id] for call in message.tool_calls]
     thought = "-" if message.reasoning is None else f"{len(message.reasoning)}:{message.reasoning}"
     written = f"{len(message.content)}:{message.content}{thought}" + (_json(made) if made else "")
     return _digest(ROOT, written.encode("utf-8", "surrogatepass"))
+
+
+def _told(call: ToolCall, schemas: Schemas) -> Any:
+    """A call's arguments as far as they say something."""
+    return plain(essential(call.arguments, schemas.get(call.name)))
 
 
 def answer_text(content: str) -> str:

@@ -61,6 +61,10 @@ class Renderer(Protocol):
         """This renderer under other template options (`enable_thinking`, ...)."""
         ...
 
+    def has_option(self, name: str) -> bool:
+        """Whether the template makes a difference of this option."""
+        ...
+
     def render(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]: ...
 
     def bridge(

@@ -90,6 +90,9 @@ class TemplateRenderer(Reading):
         # What a template does may hang on its options, so each set of them is probed.
         return self._variants.get(options, lambda: TemplateRenderer(self.vocabulary, options, grammar=self.grammar))
 
+    def has_option(self, name: str) -> bool:
+        return name in self.vocabulary.hf.chat_template
+
     def render(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         return self.vocabulary.encode(self.text(messages, tools))
 

@@ -35,10 +35,16 @@ class Events(Protocol):
 
 
 class Dialect(Protocol):
-    """One kind of request and its answer, whole or as events."""
+    """One kind of request and its answer, whole or as events. `vendor` is whose it is."""
+
+    vendor: str
 
     def read(self, body: bytes) -> Ask:
         """What the body asks for; `InvalidInput` names what is wrong with it."""
+        ...
+
+    def headers(self, call_id: str) -> dict[str, str]:
+        """The header in which the dialect's SDKs look for a call's id."""
         ...
 
     def whole(self, turns: list[Turn]) -> Any:
@@ -51,4 +57,16 @@ class Dialect(Protocol):
 
     def error(self, refusal: Refusal) -> Any:
         """An error as JSON."""
+        ...
+
+
+class Counter(Dialect, Protocol):
+    """A dialect in which agents may ask how long a prompt would be."""
+
+    def read_count(self, body: bytes) -> Ask:
+        """What the body asks about."""
+        ...
+
+    def counted(self, tokens: int) -> Any:
+        """The answer as JSON."""
         ...

@@ -34,17 +34,6 @@ NOT_OFFERED = {
 MAX_TOPS = 20
 
 
-def read_fields(body: bytes) -> dict[str, Any]:
-    """A request's fields; what is no JSON object is named."""
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise Bad(f"the body is no JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise Bad(f"the body must be a JSON object, not {shown(fields)}")
-    return fields
-
-
 def refuse_unbuilt(fields: dict[str, Any]) -> None:
     for name in NOT_OFFERED.keys() & fields.keys():
         if fields[name] and not (name == "best_of" and fields[name] == 1):
@@ -98,6 +87,10 @@ def set_format(sampling: dict[str, Any], given: Any, holder: Any, param: str) ->
     raise Bad(
         f"{param} is {shown(given)}; its type must be text, json_object, or json_schema with a schema in it", param
     )
+
+
+def headers(call_id: str) -> dict[str, str]:
+    return {"x-request-id": call_id}
 
 
 def error_body(refusal: Refusal) -> dict[str, Any]:

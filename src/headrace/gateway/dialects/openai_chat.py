@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.gateway.ask import Ask, Bad, take, take_max_tokens, take_n, take_sampling
+from headrace.gateway.ask import Ask, Bad, read_fields, take, take_max_tokens, take_n, take_sampling
 from headrace.gateway.dialects import openai
 from headrace.gateway.dialects.tools import Offer, arguments_text, check_function, conversation, offer
 from headrace.gateway.errors import Refusal
@@ -17,8 +17,10 @@ from headrace.tokens import Delta, Message, ToolCall, read_messages
 class OpenAIChat:
     """`POST /v1/chat/completions`."""
 
+    vendor = "OpenAI"
+
     def read(self, body: bytes) -> Ask:
-        fields = openai.read_fields(body)
+        fields = read_fields(body)
         openai.refuse_unbuilt(fields)
         model = take(fields, "model", str, "default", "a string")
         messages = _messages(fields.pop("messages", None))
@@ -45,6 +47,9 @@ class OpenAIChat:
             show_ids=take(fields, "return_token_ids", bool, False, "true or false"),
             extra=fields,
         )
+
+    def headers(self, call_id: str) -> dict[str, str]:
+        return openai.headers(call_id)
 
     def whole(self, turns: list[Turn]) -> Any:
         (turn,) = turns

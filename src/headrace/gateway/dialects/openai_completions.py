@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace.data.errors import shown
 from headrace.data.step import IntArray
-from headrace.gateway.ask import Ask, Bad, take, take_max_tokens, take_n, take_sampling
+from headrace.gateway.ask import Ask, Bad, read_fields, take, take_max_tokens, take_n, take_sampling
 from headrace.gateway.dialects import openai
 from headrace.gateway.errors import Refusal
 from headrace.gateway.turn import Choice, Turn, usage
@@ -23,8 +23,10 @@ MAX_PROMPTS = 256
 class OpenAICompletions:
     """`POST /v1/completions`."""
 
+    vendor = "OpenAI"
+
     def read(self, body: bytes) -> Ask:
-        fields = openai.read_fields(body)
+        fields = read_fields(body)
         openai.refuse_unbuilt(fields)
         model = take(fields, "model", str, "default", "a string")
         prompts = _prompts(fields.pop("prompt", None))
@@ -46,6 +48,9 @@ class OpenAICompletions:
             show_ids=take(fields, "return_token_ids", bool, False, "true or false"),
             extra=fields,
         )
+
+    def headers(self, call_id: str) -> dict[str, str]:
+        return openai.headers(call_id)
 
     def whole(self, turns: list[Turn]) -> Any:
         choices = [_choice(turn, choice, choice.parsed.content) for turn in turns for choice in turn.choices]

@@ -1,18 +1,19 @@
-"""What agents that know nothing of training need: a base URL, OpenAI's routes under it, a reward and an end."""
+"""What agents that know nothing of training need: a base URL, their SDK's routes under it, a reward and an end."""
 
 from __future__ import annotations
 
+import logging
 import uuid
 from urllib.parse import quote
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from headrace.data.errors import InvalidInput
+from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.data.step import check_uid, finite
 from headrace.gateway.access import Role
 from headrace.gateway.bodies import CompleteTrajectory, InitTrajectory, RegisterTrajectory, Reward
-from headrace.gateway.dialects import Dialect
+from headrace.gateway.dialects import Counter, Dialect
 from headrace.gateway.errors import Refusal, refusal
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.gateway import Gateway
@@ -21,6 +22,8 @@ from headrace.gateway.routing import Handler, path_uid, read
 from headrace.gateway.session import Session
 from headrace.pool.config import DEFAULT_CHANNEL
 from headrace.pool.errors import Gone, NotFound, Unauthorized
+
+log = logging.getLogger("headrace.gateway")
 
 #: First segments of our own routes: no trajectory can be called so.
 RESERVED = frozenset(
@@ -49,12 +52,40 @@ class BlackBox:
             except (Unauthorized, InvalidInput) as error:
                 refused = refusal(error)
                 gateway.counters.add("calls", route, str(refused.status))
-                return json_response(dialect.error(refused), refused.status, retry_header(refused))
+                return _refused(dialect, refused)
             return Exchange(gateway, dialect, route, request, uid, prompt)
 
         call.__name__ = route.replace("/", "_")
-        call.__doc__ = f"OpenAI's {route.replace('/', ' ')}, streamed or not; each choice is recorded as one step."
+        call.__doc__ = f"{dialect.vendor}'s {route.replace('/', ' ')}, streamed or not; each answer is recorded."
         return call
+
+    def count(self, dialect: Counter, route: str) -> Handler:
+        """A handler that says how many tokens a call's prompt would have: those of the call, if it is made next."""
+        gateway = self.gateway
+
+        async def count(request: Request) -> Response:
+            try:
+                gateway.access.check(request, Role.AGENT)
+                uid, prompt = path_uid(request, "trajectory_uid"), path_uid(request, "prompt_uid")
+                with gateway.admitted():
+                    ask = dialect.read_count(await gateway.body(request))
+                    planner = gateway.calls.planner
+                    planner.settle(ask)
+                    session = await gateway.sessions.running(uid, prompt)
+                    with gateway.sessions.using(session):
+                        tokens = await planner.length(session, ask)
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except HeadraceError as error:
+                return _refused(dialect, refusal(error))
+            except Exception as error:
+                log.exception("a count failed")
+                return _refused(dialect, Refusal(f"the gateway failed at this ({type(error).__name__})", 500))
+            return json_response(dialect.counted(tokens), 200, dialect.headers(uuid.uuid4().hex))
+
+        count.__name__ = route.replace("/", "_")
+        count.__doc__ = f"{dialect.vendor}'s {route.replace('/', ' ')}; nothing is sampled and nothing recorded."
+        return count
 
     async def init_trajectory(self, request: Request) -> Response:
         """Begins a trajectory and answers its base_url."""
@@ -149,6 +180,11 @@ class BlackBox:
                 409,
                 code="other_channel",
             )
+
+
+def _refused(dialect: Dialect, refused: Refusal) -> Response:
+    headers = {**dialect.headers(uuid.uuid4().hex), **retry_header(refused)}
+    return json_response(dialect.error(refused), refused.status, headers)
 
 
 def _check(uid: str, prompt: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.gateway.ask import Ask, take, take_max_tokens, take_sampling
+from headrace.gateway.ask import Ask, read_fields, take, take_max_tokens, take_sampling
 from headrace.gateway.dialects import openai
 from headrace.gateway.dialects.openai_responses.answer import PREFIX, ended, output_of
 from headrace.gateway.dialects.openai_responses.events import ResponseEvents
@@ -31,8 +31,10 @@ __all__ = ["OpenAIResponses"]
 class OpenAIResponses:
     """`POST /v1/responses`."""
 
+    vendor = "OpenAI"
+
     def read(self, body: bytes) -> Ask:
-        fields = openai.read_fields(body)
+        fields = read_fields(body)
         refuse_unbuilt(fields)
         model = take(fields, "model", str, "default", "a string")
         previous = take(fields, "previous_response_id", str, None, "a string")
@@ -68,6 +70,9 @@ class OpenAIResponses:
             notes=Notes({**echo, "top_logprobs": tops or 0}, ENCRYPTED in include or not keep),
             extra=fields,
         )
+
+    def headers(self, call_id: str) -> dict[str, str]:
+        return openai.headers(call_id)
 
     def whole(self, turns: list[Turn]) -> Any:
         (turn,) = turns

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.gateway.dialects import openai
-from headrace.gateway.dialects.openai_responses.items import seal
+from headrace.gateway.dialects.seal import seal
 from headrace.gateway.dialects.tools import arguments_text
 from headrace.gateway.turn import Choice, Turn
 from headrace.tokens import ToolCall

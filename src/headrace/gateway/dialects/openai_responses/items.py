@@ -6,18 +6,15 @@ before; text does where there was text and no call yet: between two answers, a c
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping
 from typing import Any
 
 from headrace.data.errors import InvalidInput, shown
 from headrace.gateway.ask import Bad
+from headrace.gateway.dialects.seal import unseal
 from headrace.tokens import Message, ToolCall, read_message
 from headrace.tokens.messages import read_arguments
 
-#: What begins reasoning that was sealed here.
-SEAL = "headrace1."
 ITEMS = "message, reasoning, function_call and function_call_output"
 
 
@@ -34,20 +31,6 @@ def read_input(given: Any, *, continued: bool) -> tuple[Message, ...]:
         except InvalidInput as error:
             raise Bad(str(error), "input") from None
     return reader.messages()
-
-
-def seal(reasoning: str) -> str:
-    """Reasoning as `encrypted_content`: opaque to agents, and nothing they were not shown."""
-    return SEAL + base64.urlsafe_b64encode(reasoning.encode("utf-8", "surrogatepass")).decode()
-
-
-def unseal(sealed: str, at: str) -> str:
-    try:
-        if sealed.startswith(SEAL):
-            return base64.b64decode(sealed[len(SEAL) :], b"-_", validate=True).decode("utf-8", "surrogatepass")
-    except (binascii.Error, ValueError):
-        pass  # begins as one of ours, and is damaged
-    raise InvalidInput(f"{at}.encrypted_content was not made by this gateway: {shown(sealed)}")
 
 
 class _Reader:
@@ -145,4 +128,11 @@ def _reasoning(item: Mapping[str, Any], at: str) -> list[str]:
         if not isinstance(text, str):
             raise InvalidInput(f"{at}.content[{i}] must be a reasoning_text part with a text, not {shown(part)}")
         texts.append(text)
-    return texts or ([unseal(sealed, at)] if sealed else [])
+    return texts or ([_unsealed(sealed, at)] if sealed else [])
+
+
+def _unsealed(sealed: str, at: str) -> str:
+    reasoning = unseal(sealed)
+    if reasoning is None:
+        raise InvalidInput(f"{at}.encrypted_content was not made by this gateway: {shown(sealed)}")
+    return reasoning
