@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from headrace.data.errors import InvalidInput, shown
 
 Model = TypeVar("Model", bound=BaseModel)
+FieldPath = tuple[int | str, ...]
 
 MERGE = "tag:yaml.org,2002:merge"
 
@@ -49,9 +50,23 @@ def checked(model: type[Model], values: Mapping[str, Any], source: object) -> Mo
         raise InvalidInput(f"{source}: {'; '.join(explained(error, model))}") from None
 
 
-def explained(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """What is wrong, a line a field, by the names that a file has for it."""
-    return [_line(line["loc"], line["type"], line["msg"], line["input"], model) for line in error.errors()]
+def dotted(path: FieldPath) -> str:
+    """The name that a file has for what is at a path of fields."""
+    return ".".join(map(str, path))
+
+
+def explained(error: ValidationError, model: type[BaseModel], named: Callable[[FieldPath], str] = dotted) -> list[str]:
+    """What is wrong, a line a field, each by what it is `named`."""
+    found = []
+    for line in error.errors():
+        path, words = line["loc"], line["msg"].removeprefix("Value error, ")
+        if line["type"] == "extra_forbidden":
+            found.append(f"{named(path)} is not known{nearest(str(path[-1]), _fields(model, path[:-1]))}")
+            continue
+        given = f", not {shown(line['input'])}" if isinstance(line["input"], str | int | float) else ""
+        where = named(path)
+        found.append(f"{where}: {words}{given}" if where else words)
+    return found
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -60,31 +75,22 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _line(path: tuple[int | str, ...], kind: str, words: str, value: Any, model: type[BaseModel]) -> str:
-    where = ".".join(map(str, path))
-    if kind == "extra_forbidden":
-        return f"{where} is not known{nearest(str(path[-1]), _fields(model, path[:-1]))}"
-    words = words.removeprefix("Value error, ")
-    given = f", not {shown(value)}" if isinstance(value, str | int | float) else ""
-    return f"{where}: {words}{given}" if where else words
-
-
-def _fields(model: type[BaseModel], path: tuple[int | str, ...]) -> Iterable[str]:
+def _fields(model: type[BaseModel], path: FieldPath) -> Iterable[str]:
     """The names that the model at a path of fields knows."""
     for part in path:
         field = model.model_fields.get(str(part))
         if field is None:  # an index of a list, or a member of a union
             continue
-        inner = [kind for kind in _kinds(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        inner = [kind for kind in kinds(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
         if not inner:
             return ()
         model = inner[0]
     return model.model_fields
 
 
-def _kinds(annotation: Any) -> list[Any]:
+def kinds(annotation: Any) -> list[Any]:
     """The types that an annotation is made of."""
-    return [annotation, *(kind for part in get_args(annotation) for kind in _kinds(part))]
+    return [annotation, *(kind for part in get_args(annotation) for kind in kinds(part))]
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

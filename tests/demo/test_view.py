@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from headrace.braille import braille
 from headrace.demo import counters
 from headrace.demo.counters import Counters
 from headrace.demo.progress import Progress, averaged
-from headrace.demo.view import View, braille
+from headrace.demo.view import View
 
 
 def write(run: Path, *rewards: float) -> None:

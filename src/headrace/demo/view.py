@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -14,10 +13,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from headrace.braille import braille
 from headrace.demo.progress import Progress, averaged
 from headrace.demo.recipe import BAR
 
-__all__ = ["View", "braille"]
+__all__ = ["View"]
 
 WIDTH, HEIGHT = 60, 8
 #: Elsewhere than in a terminal, every so many steps are told.
@@ -107,20 +107,3 @@ class View:
             curve.add_row(Text(label, style="dim"), Text(line, style="cyan"))
         title = f"reward, mean of ten steps; learned at {BAR}"
         return Panel(Group(bar, curve, figures), title=title, title_align="left", width=WIDTH + 40, border_style="dim")
-
-
-def braille(values: Sequence[float], width: int, height: int) -> list[str]:
-    """A curve of values between 0 and 1 in braille, `width` by `height` letters: two dots by four in each."""
-    dots = [(0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80)]
-    cells = [[0] * width for _ in range(height)]
-    columns, rows = 2 * width, 4 * height
-    for x in range(columns if values else 0):
-        if len(values) > columns:
-            value = values[x * len(values) // columns]
-        elif x < len(values):
-            value = values[x]
-        else:
-            break
-        y = min(int((1 - min(max(value, 0.0), 1.0)) * rows), rows - 1)
-        cells[y // 4][x // 2] |= dots[x % 2][y % 4]
-    return ["".join(chr(0x2800 + cell) for cell in line) for line in cells]

@@ -19,12 +19,14 @@ from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.envs import delivery, rollouts
 from headrace.envs.api_client import ApiClient
 from headrace.envs.checkpoints import Checkpoints
+from headrace.envs.commands import CommandLine
 from headrace.envs.config import BaseEnvConfig
 from headrace.envs.counts import Counts
 from headrace.envs.evaluator import Evaluator
 from headrace.envs.group_file import GroupFile
 from headrace.envs.manager import Manager
 from headrace.envs.registration import register
+from headrace.envs.reporting import Reporting
 from headrace.envs.schedule import crossed
 from headrace.envs.server import APIServer, APIServerConfig, ReasoningConfig, ServerBaseline, ServerManager, new_group
 from headrace.envs.types import UUID, Item, ScoredDataGroup, ScoredDataItem
@@ -35,10 +37,9 @@ log = logging.getLogger("headrace.envs")
 Groups = ScoredDataGroup | list[ScoredDataGroup | None] | list[Any] | None
 
 
-class BaseEnv(ABC):
+class BaseEnv(Reporting, CommandLine, ABC):
     name: ClassVar[str | None] = None
     env_config_cls: ClassVar[type[BaseEnvConfig]] = BaseEnvConfig
-
     #: What speaks to the servers; the base's own class stands for the one of each server's `server_type`.
     server_cls: ClassVar[type[APIServer]] = APIServer  # type: ignore[type-abstract]
 
@@ -278,34 +279,9 @@ class BaseEnv(ABC):
         """Closes what the environment holds open."""
         if self.jsonl_writer is not None:
             self.jsonl_writer.close()
+        await asyncio.to_thread(self.metrics_log.close)
         await self.server.close()
         await self.api.close()
-
-    # What is told of it.
-
-    async def setup_wandb(self) -> None:
-        """Fetches the names under which the trainer logs."""
-        found = await self.api.get("/wandb_info")
-        self.wandb_group, self.wandb_project = found["group"], found["project"]
-
-    async def add_rollouts_for_wandb(self, scored_data: ScoredDataGroup, item: Item = None) -> None:
-        """Keeps rollouts of a group for the next table of them."""
-        keep = self.config.num_rollouts_per_group_for_logging
-        texts = zip(self._texts(scored_data), scored_data["scores"], strict=True)
-        self.rollouts_for_wandb.append(list(texts)[: None if keep == -1 else keep])
-        del self.rollouts_for_wandb[: -self.config.num_rollouts_to_keep or None]
-
-    def _texts(self, group: ScoredDataGroup) -> list[str]:
-        """The rollouts as people read them: their messages where a group has them, and else their tokens' text."""
-        messages = group.get("messages")
-        if messages:
-            return ["\n".join(f"{said['role']}: {said['content']}" for said in chat) for chat in messages]
-        return [self.tokenizer.decode(tokens) for tokens in group["tokens"]]
-
-    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Logs metrics. An override adds its own and calls this."""
-        log.info("step %d: %s", self.curr_step, wandb_metrics or {})
-        self.completion_lengths = []
 
     @property
     def eval_runner(self) -> asyncio.Task[None] | None:

@@ -59,3 +59,5 @@ class BaseEnvConfig(BaseModel):
     )
     spool_max_mb: int = Field(1024, ge=1, description="most that waits there; then finished work waits for room")
     drain_s: float = Field(60, ge=0, description="seconds that the end waits for the API to take what is not sent yet")
+    metrics_path: str | None = Field(None, description="JSON lines file of metrics")
+    tensorboard_dir: str | None = Field(None, description="folder of metrics for TensorBoard")

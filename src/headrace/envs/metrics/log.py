@@ -1,0 +1,80 @@
+"""Where an environment's metrics go: JSON lines always, TensorBoard and wandb where they are asked for.
+
+Metrics are told beside the work: a disk that is full or a library that fails costs a row and a warning, never the work.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headrace.data.errors import HeadraceError
+from headrace.metrics import Lines, Row, TensorBoard, Wandb, Writer
+
+log = logging.getLogger("headrace.envs")
+
+
+class MetricsLog:
+    """The writers of one run. They are opened by the first row, so that an environment which tells nothing leaves no
+    file; wandb is opened by its name, once the trainer has said it. `last` is what the environment told last.
+    """
+
+    def __init__(self, lines: str | None, tensorboard: str | None = None) -> None:
+        self._lines = Path(lines) if lines is not None else None
+        self._tensorboard = Path(tensorboard) if tensorboard is not None else None
+        self.last: Mapping[str, Any] = {}
+        self._writers: list[Writer] | None = None
+        self._wandb: Writer | None = None
+        self._warned: set[str] = set()
+
+    def open_wandb(self, project: str | None, *, group: str | None, name: str | None, config: Row) -> None:
+        """Logs to wandb too, where it is installed: it is on by default, and the lines tell the same."""
+        folder = self._lines.parent if self._lines is not None else Path()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._wandb = Wandb(project, folder, name=name, group=group, config=config)
+        except (HeadraceError, OSError) as error:
+            log.warning("%s; metrics go to %s (use_wandb: false does without)", error, self._lines or "no file either")
+
+    def write(self, step: int, own: Mapping[str, Any], shared: Mapping[str, Any], prefix: str | None) -> None:
+        """One row. In wandb, which holds several environments' runs, its own metrics begin with `prefix`."""
+        self.last = own
+        row = {"step": step, "time": time.time(), **own, **shared}
+        for writer in self._opened():
+            self._try(writer, row)
+        if self._wandb is not None:
+            named = {f"{prefix}_{name}": value for name, value in own.items()} if prefix else dict(own)
+            self._try(self._wandb, {"step": step, **named, **shared})
+
+    def close(self) -> None:
+        for writer in (*(self._writers or ()), *((self._wandb,) if self._wandb is not None else ())):
+            try:
+                writer.close()
+            except Exception as error:
+                log.warning("%s was not closed: %s", type(writer).__name__, error)
+        self._writers, self._wandb = None, None
+
+    def _opened(self) -> list[Writer]:
+        if self._writers is None:
+            self._writers = []
+            try:
+                if self._lines is not None:
+                    self._lines.parent.mkdir(parents=True, exist_ok=True)
+                    self._writers.append(Lines(self._lines))
+                if self._tensorboard is not None:
+                    self._writers.append(TensorBoard(self._tensorboard))
+            except (HeadraceError, OSError) as error:
+                log.warning("metrics are not kept: %s", error)
+        return self._writers
+
+    def _try(self, writer: Writer, row: Row) -> None:
+        try:
+            writer.write(row)
+        except Exception as error:
+            said = f"{type(writer).__name__}: {error}"
+            if said not in self._warned:
+                self._warned.add(said)
+                log.warning("a row of metrics was not written by %s", said)

@@ -1,0 +1,99 @@
+"""What one sees while an environment runs: a live view on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from headrace.braille import braille
+
+WIDTH, HEIGHT = 60, 6
+#: Elsewhere than on a terminal, seconds between two lines.
+EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far an environment is, at one moment."""
+
+    done: int
+    total: int
+    #: What is counted: groups, steps.
+    unit: str
+    #: Mean scores, oldest first.
+    scores: Sequence[float] = ()
+    figures: Mapping[str, str] = field(default_factory=dict)
+
+
+class View:
+    """Shows how an environment stands. On a terminal every update is seen; elsewhere one every `EVERY_S`, where
+    something has changed, and the last.
+    """
+
+    def __init__(self, console: Console, title: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._title = title
+        self._clock = clock
+        self._began = clock()
+        self._told_at = -EVERY_S
+        self._told = self._last = ""
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+
+    def __enter__(self) -> View:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+        elif self._last != self._told:
+            self._tell()
+
+    def update(self, standing: Standing) -> None:
+        if self._live is not None:
+            self._live.update(self._panel(standing), refresh=True)
+            return
+        shown = "".join(f", {name} {value}" for name, value in standing.figures.items())
+        self._last = f"{self._title}: {standing.done} of {standing.total} {standing.unit}{shown}"
+        if self._last != self._told and self._clock() - self._told_at >= EVERY_S:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._told, self._told_at = self._last, self._clock()
+        self._console.print(self._last, highlight=False, markup=False, soft_wrap=True)
+
+    def _panel(self, standing: Standing) -> Panel:
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(
+            ProgressBar(total=max(standing.total, 1), completed=standing.done, width=WIDTH),
+            Text(f"{standing.done} of {standing.total} {standing.unit}"),
+            Text(f"{self._clock() - self._began:.0f} s", style="dim"),
+        )
+        figures = Table.grid(padding=(0, 2))
+        figures.add_row(*(Text(name, style="dim") for name in standing.figures))
+        figures.add_row(*(Text(value, style="bold") for value in standing.figures.values()))
+        shown = Group(bar, _curve(standing.scores), figures) if len(standing.scores) > 1 else Group(bar, figures)
+        title = f"{self._title}: mean score" if len(standing.scores) > 1 else self._title
+        return Panel(shown, title=Text(title), title_align="left", border_style="dim", expand=False)
+
+
+def _curve(scores: Sequence[float]) -> Table:
+    """The scores between their lowest and their highest."""
+    low, high = min(scores), max(scores)
+    width = (high - low) or 1.0
+    lines = braille([(score - low) / width if high > low else 0.5 for score in scores], WIDTH, HEIGHT)
+    labels = [f"{high:.3g}", *[""] * (HEIGHT - 2), f"{low:.3g}"]
+    grid = Table.grid(padding=(0, 1))
+    for label, line in zip(labels, lines, strict=True):
+        grid.add_row(Text(label, style="dim"), Text(line, style="cyan"))
+    return grid

@@ -1,0 +1,148 @@
+"""What an environment tells of itself: metrics, the table of rollouts, evaluations."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from headrace.envs.config import BaseEnvConfig
+from headrace.envs.evaluate import Evaluation
+from headrace.envs.metrics import MetricsLog, Performance, drained, lengths, table
+from headrace.envs.types import Item, ScoredDataGroup
+
+if TYPE_CHECKING:
+    from headrace.envs.api_client import ApiClient
+    from headrace.envs.counts import Counts
+    from headrace.envs.server import ServerManager
+
+log = logging.getLogger("headrace.envs")
+
+
+class Reporting:
+    """The part of `BaseEnv` that authors override to tell more: each method does what it says for the base."""
+
+    name: ClassVar[str | None]
+    config: BaseEnvConfig
+    api: ApiClient
+    server: ServerManager
+    tokenizer: Any
+    counts: Counts
+    workers: set[asyncio.Task[Any]]
+    status_dict: dict[str, Any]
+    curr_step: int
+    max_token_len: int
+    wandb_project: str | None
+    wandb_group: str | None
+    wandb_prepend: str | None
+    completion_lengths: list[int]
+    rollouts_for_wandb: list[list[tuple[Any, ...]]]
+    #: The last that `evaluate_log` was told.
+    last_evaluation: Evaluation | None = None
+
+    @cached_property
+    def metrics_log(self) -> MetricsLog:
+        return MetricsLog(self.config.metrics_path, self.config.tensorboard_dir)
+
+    @cached_property
+    def _performance(self) -> Performance:
+        return Performance()
+
+    async def setup_wandb(self) -> None:
+        """Fetches the names under which the trainer logs, and logs there too."""
+        found = await self.api.get("/wandb_info")
+        self.wandb_group, self.wandb_project = found["group"], found["project"]
+        if self.wandb_project is None:
+            log.info("the trainer logs to no wandb project: neither do we")
+            return
+        await self.open_wandb()
+
+    async def open_wandb(self) -> None:
+        """Begins a run in wandb, where `use_wandb` is set."""
+        if not self.config.use_wandb:
+            return
+        shown = self.config.model_dump(mode="json", exclude={"rollout_server_key"})
+        project = self.wandb_project or self.name or type(self).__name__
+        names = {"group": self.wandb_group, "name": self.wandb_prepend or self.config.wandb_name}
+        await asyncio.to_thread(self.metrics_log.open_wandb, project, **names, config=shown)
+
+    async def add_rollouts_for_wandb(self, scored_data: ScoredDataGroup, item: Item = None) -> None:
+        """Keeps rollouts of a group for the next table of them."""
+        keep = self.config.num_rollouts_per_group_for_logging
+        texts = zip(self._texts(scored_data), scored_data["scores"], strict=True)
+        self.rollouts_for_wandb.append(list(texts)[: None if keep == -1 else keep])
+        del self.rollouts_for_wandb[: -self.config.num_rollouts_to_keep or None]
+
+    def _texts(self, group: ScoredDataGroup) -> list[str]:
+        """The rollouts as people read them: their messages where a group has them, and else their tokens' text."""
+        messages = group.get("messages")
+        if messages:
+            return ["\n".join(f"{said['role']}: {said['content']}" for said in chat) for chat in messages]
+        return [self.tokenizer.decode(tokens) for tokens in group["tokens"]]
+
+    async def create_rollout_table(self, wandb_metrics: dict[str, Any]) -> dict[str, Any]:
+        """Adds the table of the rollouts that were kept."""
+        if self.rollouts_for_wandb:
+            wandb_metrics["train/rollouts"] = table(self.rollouts_for_wandb)
+        return wandb_metrics
+
+    def perf_stats(self, metrics_dict: dict[str, Any]) -> dict[str, Any]:
+        """Adds how the environment did since the last time."""
+        metrics_dict |= drained(self)
+        metrics_dict |= self._performance.row(self)
+        return metrics_dict
+
+    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
+        """Logs metrics, to wherever they go. An override adds its own and calls this."""
+        found = dict(wandb_metrics or {})
+        found |= lengths(self.completion_lengths, self.max_token_len)
+        found = self.perf_stats(await self.create_rollout_table(found))
+        self.rollouts_for_wandb, self.completion_lengths = [], []
+        self.metrics_log.write(self.curr_step, found, await self._server_metrics(), self.wandb_prepend)
+
+    async def _server_metrics(self) -> dict[str, Any]:
+        """What the servers tell of themselves; in wandb by one name for all environments."""
+        found: dict[str, Any] = {}
+        for number, server in enumerate(self.server.servers):
+            found |= await server.wandb_metrics({}, f"server_{number}")
+        return found
+
+    async def evaluate_log(
+        self,
+        metrics: Mapping[str, Any],
+        task_name: str | None = None,
+        model_name: str | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
+        generation_parameters: Mapping[str, Any] | None = None,
+        samples: Iterable[Mapping[str, Any]] | None = None,
+        verbose: bool = True,
+    ) -> None:
+        """Writes an evaluation to `data_dir_to_save_evals`: metrics.json, and samples.jsonl where there are samples."""
+        end = time.time() if end_time is None else end_time
+        found = Evaluation(
+            task=task_name or f"{self.name or type(self).__name__}_eval",
+            model=model_name or self._model,
+            metrics=metrics,
+            seconds=end - (end if start_time is None else start_time),
+            generation_parameters={"max_new_tokens": self.config.max_token_length, **(generation_parameters or {})},
+            samples=samples or (),
+        )
+        self.last_evaluation = found
+        if verbose:
+            log.info("%s", found)
+        folder = self.config.data_dir_to_save_evals
+        if folder is None:
+            log.info("the evaluation is not written: data_dir_to_save_evals names no folder")
+            return
+        found.write(Path(folder))
+
+    @property
+    def _model(self) -> str | None:
+        """The name of the model that is rolled out."""
+        named = getattr(self.config, "model_name", None)
+        return named or next((server.config.model_name for server in self.server.servers), None)

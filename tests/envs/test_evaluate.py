@@ -1,0 +1,63 @@
+"""One evaluation: what is written, however the environment tells what it found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.envs.kit import CountingEnv
+
+from headrace.envs import BaseEnvConfig
+from headrace.envs.evaluate import evaluate
+
+
+def made(folder: Path | None, kind: type[CountingEnv] = CountingEnv) -> CountingEnv:
+    return kind(BaseEnvConfig(data_dir_to_save_evals=str(folder) if folder else None, use_wandb=False))
+
+
+def results(folder: Path) -> Any:
+    return json.loads((folder / "metrics.json").read_text())["results"]
+
+
+async def test_metrics_and_samples_are_written_under_the_tasks_name(tmp_path: Path) -> None:
+    env = made(tmp_path / "found")
+    metrics = {"eval/mean": np.float64(0.5), "eval/by": {"easy": 1}}
+    await env.evaluate_log(metrics, task_name="sums", samples=[{"a": 1}, {"b": np.int64(2)}], start_time=1, end_time=3)
+    assert results(tmp_path / "found")["atropos|sums|0"] == {"eval/mean": 0.5, "eval/by": {"easy": 1}}
+    general = json.loads((tmp_path / "found/metrics.json").read_text())["config_general"]
+    assert general["total_evaluation_time_seconds"] == "2"
+    assert (tmp_path / "found/samples.jsonl").read_text() == '{"a":1}\n{"b":2}\n'
+    await env.close()
+
+
+async def test_without_a_folder_nothing_is_written(tmp_path: Path) -> None:
+    env = made(None)
+    await env.evaluate_log({"eval/mean": 0.5})
+    assert env.last_evaluation is not None
+    assert not list(tmp_path.iterdir())
+    await env.close()
+
+
+class Returning(CountingEnv):
+    async def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        return {"eval/mean": 0.25}
+
+
+class Telling(CountingEnv):
+    async def evaluate(self, *args: Any, **kwargs: Any) -> None:
+        self.found = 0.75
+
+    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
+        await super().wandb_log({**(wandb_metrics or {}), "eval/mean": self.found})
+
+
+async def test_metrics_that_are_returned_are_written(tmp_path: Path) -> None:
+    await evaluate(made(tmp_path, Returning))
+    assert results(tmp_path)["all"] == {"eval/mean": 0.25}
+
+
+async def test_metrics_that_are_told_to_the_log_are_written(tmp_path: Path) -> None:
+    await evaluate(made(tmp_path, Telling))
+    assert results(tmp_path)["all"] == {"eval/mean": 0.75}
