@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.gateway.kit import Evidence, Running, await_ready, tokens, tree
+from tests.gateway.rollout import Rollout, in_front
 
 from headrace import Step, connect
 
@@ -19,8 +21,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def run(name: str, gateway: Running) -> list[str]:
     """The lines that an example printed; it ends well and complains of nothing."""
-    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", str(EXAMPLES / name), gateway.address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    python = [sys.executable, "-W", "error::DeprecationWarning:__main__"]
+    command = ["sh"] if name.endswith(".sh") else python
+    done = subprocess.run(
+        [*command, str(EXAMPLES / name), gateway.address], capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
 
@@ -69,7 +74,48 @@ def test_langchain(agency: Running, witness: Evidence) -> None:
     assert steps[-1].reward == 1.0
 
 
-@pytest.mark.parametrize("name", ["gateway_openai_tools.py", "gateway_langchain.py"])
+def test_openai_responses(agency: Running, witness: Evidence) -> None:
+    lines = run("gateway_openai_responses.py", agency)
+    assert lines == ['add({"a":2,"b":3}) = 5', "answer: 'It is 5.'", "{'status': 'ok', 'steps': 2}"]
+    (steps,) = recorded(agency)
+    witness.holds(steps)
+    assert tree(steps) == [None, 0]
+    assert steps[-1].reward == 1.0
+
+
+def test_the_agents_sdk(rollout: Rollout, folder: Path) -> None:
+    rollout.script += ['<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>', "It is 5."]
+    with in_front(rollout, folder) as gateway:
+        assert run("gateway_agents_sdk.py", gateway) == ["answer: 'It is 5.'", "{'status': 'ok', 'steps': 2}"]
+        (steps,) = recorded(gateway)
+    assert [step.prompt_ids.tolist() for step in steps] == [order["prompt"] for order in rollout.orders]
+    assert tree(steps) == [None, 0]
+
+
+def test_curl(gateway: Running, evidence: Evidence) -> None:
+    *_, chat, response, done = run("gateway_curl.sh", gateway)
+    assert (json.loads(chat)["object"], json.loads(response)["object"]) == ("chat.completion", "response")
+    assert json.loads(done) == {"status": "ok", "steps": 2}
+    (steps,) = recorded(gateway)
+    evidence.holds(steps)
+    assert steps[0].prompt_ids.tolist() == steps[1].prompt_ids.tolist()
+
+
+def test_the_page_shows_lines_that_the_examples_run() -> None:
+    page = (EXAMPLES.parent / "docs" / "agents.md").read_text()
+    shown = [line for block in page.split("```")[1::2] for line in block.splitlines()[1:] if line]
+    run_lines = {line for path in EXAMPLES.glob("gateway_*") for line in path.read_text().splitlines()}
+    assert shown
+    assert [line for line in shown if line not in run_lines] == []
+    assert all(path.name in page for path in EXAMPLES.glob("gateway_*") if _is_agent(path))
+
+
+def _is_agent(path: Path) -> bool:
+    """Whether an example is an agent, and neither a flow that handles tokens nor a trainer nor an introduction."""
+    return path.stem not in ("gateway_http", "gateway_trainer", "gateway_openai")
+
+
+@pytest.mark.parametrize("name", ["gateway_openai_tools.py", "gateway_openai_responses.py", "gateway_langchain.py"])
 def test_a_model_that_calls_nothing_ends_the_loop(gateway: Running, evidence: Evidence, name: str) -> None:
     assert run(name, gateway)[-1] == "{'status': 'ok', 'steps': 1}"
     (steps,) = recorded(gateway)
@@ -128,6 +174,6 @@ def started(*command: str | Path) -> Iterator[str]:
         process.communicate(timeout=60)
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("gateway_*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("gateway_*")), ids=lambda path: path.name)
 def test_an_example_fits_on_a_screen(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 40
