@@ -28,6 +28,9 @@ WARNING = "A second `/register` with other settings answers with a warning field
 NEVER_SERVED = (
     "Groups that can never be served (larger than `batch_size`, no packing possible) are dead-lettered and counted"
 )
+BY_AGE = "Batches leave oldest first"  # and so do the groups of one, whose shares the original puts in front
+FAILURE = '`{"status": "failure", "error"}`'
+NOBODYS = "a group whose environment is not registered when it comes is nobody's"
 BY_QUERY = "(*ours*: a query parameter too)"
 BY_POST = "text `Reset successful` (*ours*: `POST` too)"
 MESSAGE = '`{"message": …}`'
@@ -67,10 +70,17 @@ def _sent(*firsts: int, size: int, env: int | None = 0) -> dict[str, Any]:
     return served(*(group(first, size, env) for first in firsts))
 
 
+def _both(*answers: dict[str, Any]) -> dict[str, Any]:
+    """The groups of several answers in one."""
+    return {"batch": [one for answer in answers for one in answer["batch"]]}
+
+
 #: By scenario, the number of the call in it, and the call.
 ALLOWED: dict[tuple[str, int, str], Allowed] = {
     ("before_anybody_registered", 0, "GET /"): _ok(MESSAGE, {"message": ...}),
     ("before_anybody_registered", 8, "GET /status-env"): _status(UNKNOWN, 404),
+    ("before_anybody_registered", 7, "POST /disconnect-env"): _ok(FAILURE, {"status": "failure", "error": ...}),
+    ("weights", 10, "POST /disconnect-env"): _ok(FAILURE, {"status": "failure", "error": ...}),
     ("unknown_environments", 3, "GET /status-env"): _status(UNKNOWN, 404),
     ("nobody_is_connected", 5, "GET /status-env"): _ok(NOBODY, _own(0, 0, 0, 1)),
     ("no_weight_at_all", 3, "GET /status-env"): _ok(NOBODY, _own(0, 0, 0, 1)),
@@ -84,15 +94,24 @@ ALLOWED: dict[tuple[str, int, str], Allowed] = {
     ("sizes_that_do_not_divide", 7, "GET /batch"): _ok(NEVER_SERVED, _sent(1, 3, size=3)),
     ("sizes_that_do_not_divide", 8, "GET /status"): _ok(NEVER_SERVED, {"current_step": 1, "queue_size": ...}),
     ("a_group_larger_than_the_batch", 8, "GET /batch"): _ok(NEVER_SERVED, _sent(2, 3, size=2, env=1)),
+    ("any_combination_of_a_buffer", 8, "POST /scored_data"): _ok(
+        NEVER_SERVED, {"status": "buffered", "buffer_size": 0}
+    ),
+    ("a_minimum_for_one_of_two", 14, "GET /batch"): _ok(
+        BY_AGE, _both(_sent(1, 2, size=2), _sent(11, 12, size=2, env=1))
+    ),
+    ("minimum_with_other_sizes", 10, "GET /batch"): _ok(
+        BY_AGE, _both(_sent(11, size=2, env=1), _sent(1, 2, 3, size=4), _sent(12, size=2, env=1))
+    ),
     ("groups_of_one_leave_the_others_out", 7, "GET /status-env"): _ok(
         OTHERS, _own(0, 1, 1, 1, 0.5), _own(0, 3, 1, 1, 0.5)
     ),
     ("groups_of_one_leave_the_others_out", 8, "GET /status-env"): _ok(
         OTHERS, _own(0, 2, 2, 1, 0.5), _own(0, 3, 2, 1, 0.5)
     ),
-    ("status_raises_the_group_size", 7, "GET /status-env"): _ok(OTHERS, _own(0, 1, 1, 8, 0.5), _own(0, 2, 2, 8, 0.5)),
+    ("status_raises_the_group_size", 7, "GET /status-env"): _ok(NOBODYS, _own(0, 1, 1, 8, 0.5), _own(0, 2, 0, 8, 0.5)),
     ("status_raises_the_group_size", 8, "POST /scored_data"): _ok(
-        OTHERS, RECEIVED, {"status": "buffered", "buffer_size": 16}
+        NEVER_SERVED, RECEIVED, {"status": "buffered", "buffer_size": 8}
     ),
     ("status_raises_the_group_size", 9, "POST /scored_data"): _ok(
         OTHERS, RECEIVED, {"status": "buffered", "buffer_size": 4}

@@ -9,6 +9,7 @@ from pydantic import Field
 from pydantic_settings import CliSubCommand
 
 from headrace import __version__
+from headrace.cli.api import ApiCommand
 from headrace.cli.bench import Bench
 from headrace.cli.demo import Demo
 from headrace.cli.engine import EngineCommand
@@ -18,7 +19,7 @@ from headrace.cli.pool import Pool
 from headrace.cli.train import Train
 from headrace.command_line import exit_code
 
-__all__ = ["main"]
+__all__ = ["main", "run_api"]
 
 
 class Headrace(Commands):
@@ -26,6 +27,7 @@ class Headrace(Commands):
 
     gateway: CliSubCommand[GatewayCommand] = Field(description="forward agents' calls and record them")
     serve: CliSubCommand[ServeCommand] = Field(description="gateway and pool in one process")
+    api: CliSubCommand[ApiCommand] = Field(description="Atropos' Trajectory API: environments post, trainers take")
     pool: CliSubCommand[Pool] = Field(description="start, read and look after a pool")
     bench: CliSubCommand[Bench] = Field(description="measure, against named limits and peers")
     engine: CliSubCommand[EngineCommand] = Field(description="serve a small model as vLLM would")
@@ -37,3 +39,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """Runs a command line and exits with its code."""
     given = sys.argv[1:] if args is None else args
     sys.exit(exit_code("headrace", lambda: run(Headrace, given, prog="headrace", version=f"headrace {__version__}")))
+
+
+def run_api() -> None:
+    """`run-api`, as Atropos has it: `headrace api`."""
+    main(["api", *sys.argv[1:]])

@@ -13,6 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace import __version__
+from headrace.api import Api
+from headrace.api import Settings as ApiSettings
 from headrace.gateway import bodies
 from headrace.gateway.access import Role
 from headrace.gateway.dialects import Dialect, anthropic, openai
@@ -43,11 +45,12 @@ def create_app(
     outbox_file: Path | None = None,
     drain_s: float | None = None,
 ) -> FastAPI:
-    """A gateway on a pool. The pool stays the caller's: it is not closed here.
+    """A gateway on a pool, with the Trajectory API beside it. The pool stays the caller's: it is not closed here.
 
     `drain_s`: how long the end waits for a pool that is out of reach; None: as long as it takes.
     """
     gateway = Gateway(pool, settings, outbox_file=outbox_file)
+    api = _trajectory_api(pool, settings, gateway)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -55,6 +58,7 @@ def create_app(
         try:
             yield
         finally:
+            await api.close()
             await gateway.close(drain_s)
 
     app = Front(
@@ -71,8 +75,18 @@ def create_app(
     def authorize(request: Request) -> None:
         gateway.access.check(request, Role.ADMIN)
 
-    app.router.routes += pool_routes(pool, authorize=authorize)
+    app.router.routes += [*pool_routes(pool, authorize=authorize), *api.routes]
     return app
+
+
+def _trajectory_api(pool: DataPool | RemotePool, settings: Settings, gateway: Gateway) -> Api:
+    """Who may pay trajectories may post groups and take batches."""
+
+    def authorize(request: Request) -> None:
+        gateway.access.check(request, Role.REWARD)
+
+    told = {name: getattr(settings, name) for name in ("heartbeat_s", "max_body_mb")}
+    return Api(pool, ApiSettings(**told), authorize=authorize)
 
 
 def _add_routes(app: Front, gateway: Gateway) -> None:

@@ -68,6 +68,8 @@ class Settings(BaseModel):
     outbox_mb: float = Field(256, gt=0, description="steps that may wait for a pool that is out of reach")
     cached_tokens: int = Field(50_000_000, ge=0, description="tokens of running trajectories kept in memory")
 
+    heartbeat_s: float = Field(300, gt=0, description="an environment that did not call for so long has no weight")
+
     sampling: list[str] = Field(
         [], description="parameters that a channel forces, as CHANNEL:name=value,...; may be given several times"
     )

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.scored.groups import body, exact, groups, large
 
-from headrace.data.scored import Piece, decode, inflate, join, join_gzip, read_group
-from headrace.data.scored.join import gzip as gzip_piece
+from headrace.data.scored import Piece, decode, gzip_piece, inflate, join, join_gzip, read_group
 
 
 def piece(group: dict[str, Any]) -> Piece:

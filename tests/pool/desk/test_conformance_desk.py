@@ -217,6 +217,19 @@ def test_a_group_under_a_known_key_is_answered_as_the_first_and_queued_once(pool
     assert desk(pool)["duplicates"] == 2
 
 
+def test_a_group_under_a_key_that_was_forgotten_is_another_group(pool: Calls) -> None:
+    started(pool)
+    first, second = joined(pool), joined(pool)
+    for env in (first, second):
+        post(pool, 1, env, 2, "a")
+    pool.desk_forget([(first, "a"), (None, "a"), (first, "never seen")])
+    assert post(pool, 1, first, 2, "a") == Posted("received")
+    assert post(pool, 1, second, 2, "a").duplicate, "the key is its environment's own"
+    assert pool.desk_status().queue_size == 3
+    with pytest.raises(InvalidInput, match="keys"):
+        pool.desk_forget(["a"])  # type: ignore[list-item]
+
+
 def test_a_post_that_is_sent_again_is_one_post(pool: Calls) -> None:
     started(pool)
     groups = [posting(1), posting(1)]

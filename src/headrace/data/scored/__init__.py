@@ -5,7 +5,7 @@ those bytes. Nothing here does I/O.
 """
 
 from headrace.data.scored.fields import KEYS
-from headrace.data.scored.join import join, join_gzip
+from headrace.data.scored.join import gzip_piece, join, join_gzip
 from headrace.data.scored.piece import Piece, Scored, decode, inflate
 from headrace.data.scored.read import read_group, read_groups
 from headrace.data.scored.steps import from_sequences, to_steps
@@ -18,6 +18,7 @@ __all__ = [
     "read_groups",
     "join",
     "join_gzip",
+    "gzip_piece",
     "decode",
     "inflate",
     "to_steps",

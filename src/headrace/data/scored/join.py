@@ -34,7 +34,7 @@ def join_gzip(pieces: Iterable[Piece]) -> bytes:
     return b"".join(parts)
 
 
-def gzip(piece: Piece) -> bytes:
+def gzip_piece(piece: Piece) -> bytes:
     """One group alone as a gzip member."""
     return b"".join(
         (_GZIP, piece.data, _stored(b"", last=True), struct.pack("<II", piece.crc, piece.size & 0xFFFFFFFF))

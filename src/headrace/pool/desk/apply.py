@@ -52,6 +52,10 @@ def _posted(state: State, _: None, fact: f.Posted, block: Block | None) -> None:
         state.channel(desk.serving).changed = True  # who waits there may take these
 
 
+def _forgot(state: State, _: None, fact: f.Forgot, block: Block | None) -> None:
+    state.desk.forget_keys(fact.keys)
+
+
 def _handed_out(state: State, _: None, fact: f.HandedOut, block: Block | None) -> None:
     desk = state.desk
     for number in fact.groups:
@@ -125,6 +129,7 @@ APPLY: dict[type, Callable[..., None]] = {
     f.Joined: _joined,
     f.Left: _left,
     f.Posted: _posted,
+    f.Forgot: _forgot,
     f.HandedOut: _handed_out,
     f.Acked: _acked,
     f.Returned: _returned,

@@ -33,6 +33,10 @@ class Post(Arguments):
     request_id: str
 
 
+class Forget(Arguments):
+    keys: list[Any]
+
+
 class Take(Arguments):
     request_id: str
     lease_s: Number
@@ -55,6 +59,7 @@ BY_OPERATION: dict[str, type[Arguments]] = {
     "desk_register_env": RegisterEnv,
     "desk_disconnect": OnEnv,
     "desk_post": Post,
+    "desk_forget": Forget,
     "desk_batch": Take,
     "desk_ack": Leased,
     "desk_nack": Leased,

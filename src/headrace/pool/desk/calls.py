@@ -85,6 +85,10 @@ class DeskCalls(ABC):
         args = {"postings": postings, "request_id": request_id}
         return self._do("desk_post", args, then=lambda found: [read(one, Posted) for one in found])
 
+    def desk_forget(self, keys: list[tuple[int | None, str]]) -> None:
+        """Forgets keys, each with its environment: whoever sent a group under one has its answer."""
+        return self._do("desk_forget", {"keys": [list(key) for key in keys]})
+
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def desk_info(self) -> DeskInfo:

@@ -138,6 +138,10 @@ class Desk:
             return None
         return Posted("received", 0, True) if found == RECEIVED else Posted("buffered", found, True)
 
+    def forget_keys(self, keys: Iterable[tuple[int | None, str]]) -> None:
+        for env, key in keys:
+            self.keys.pop(key_of(env, key), None)
+
     def drop(self, numbers: Iterable[int], kind: str) -> None:
         self.dead[kind] += self._forget(numbers)
 

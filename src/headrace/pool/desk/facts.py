@@ -48,6 +48,12 @@ class Posted(Fact, tag="desk_post", frozen=True):
     groups: tuple[Entry, ...] = ()
 
 
+class Forgot(Fact, tag="desk_forget", frozen=True):
+    """Keys that nobody will send again: a group that comes under one of them is another group."""
+
+    keys: tuple[tuple[int | None, str], ...] = ()
+
+
 class HandedOut(Fact, tag="desk_handout", frozen=True):
     groups: tuple[int, ...] = ()
     lease: str = ""
@@ -123,6 +129,7 @@ DeskFact = (
     | Joined
     | Left
     | Posted
+    | Forgot
     | HandedOut
     | Acked
     | Returned

@@ -205,6 +205,13 @@ def post(state: State, now: float, given: Any, request: str) -> Plan:
     return Plan([fact], block, after=lambda: _answers(desk, places))
 
 
+def forget(state: State, now: float, given: Any) -> Plan:
+    """Forgets keys, where they are known."""
+    keys = checked(given, list[tuple[int | None, str]], "keys")
+    known = tuple((env, key) for env, key in keys if state.desk.seen(env, key) is not None)
+    return Plan([f.Forgot("", now, known)] if known else [])
+
+
 def _answers(desk: Desk, places: list[int | Posted]) -> list[Posted]:
     answers: list[Posted] = []
     given: set[int] = set()

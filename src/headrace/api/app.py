@@ -1,0 +1,140 @@
+"""The application: every route of the API, on its own or among another application's."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from headrace.api.answers import Answer, answer, deliver, packed
+from headrace.api.routes import Routes
+from headrace.api.settings import Settings
+from headrace.data.errors import HeadraceError
+from headrace.pool.embedded import DataPool
+from headrace.pool.errors import Unauthorized
+from headrace.pool.remote import RemotePool
+from headrace.serving import BodyTooLarge, presented_key
+
+log = logging.getLogger("headrace.api")
+
+#: A client that sees 5xx tries again; one that sees 4xx drops its data, so none of these is for want of room.
+STATUS = {"invalid_input": 422, "bad_gzip": 400, "not_found": 404, "unauthorized": 401, "internal": 500}
+ELSE = 503
+
+Handler = Callable[[Request], Awaitable[Answer]]
+
+
+class Api:
+    """One Trajectory API on a pool, which stays the caller's."""
+
+    def __init__(
+        self,
+        pool: DataPool | RemotePool,
+        settings: Settings | None = None,
+        *,
+        authorize: Callable[[Request], None] | None = None,
+    ) -> None:
+        """`authorize` raises `Unauthorized` for who may not; without it, whoever has the key may."""
+        self._settings = settings or Settings()
+        self._authorize = authorize if authorize is not None else self._check_key
+        self._routes = Routes(pool.aio, self._settings)
+
+    async def close(self) -> None:
+        await self._routes.keys.close()
+
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """The routes, to put into any Starlette or FastAPI application, which then closes the API."""
+        do = self._routes
+        handlers: dict[str, dict[str, Handler]] = {
+            "/": {"GET": do.root},
+            "/register": {"POST": do.register},
+            "/register-env": {"POST": do.register_env},
+            "/disconnect-env": {"POST": do.disconnect_env},
+            "/wandb_info": {"GET": do.wandb_info},
+            "/info": {"GET": do.info},
+            "/batch": {"GET": do.batch},
+            "/latest_example": {"GET": do.latest_example},
+            "/scored_data": {"POST": do.scored_data},
+            "/scored_data_list": {"POST": do.scored_data_list},
+            "/status": {"GET": do.status},
+            "/status-env": {"GET": do.status_env},
+            "/reset_data": {"GET": do.reset_data, "POST": do.reset_data},
+        }
+        return [Route(path, _open(self._endpoint(by_method))) for path, by_method in handlers.items()]
+
+    def _endpoint(self, by_method: Mapping[str, Handler]) -> _Endpoint:
+        return _Endpoint(by_method, self._answer, self._settings.answer_s)
+
+    async def _answer(self, handler: Handler, request: Request) -> Answer:
+        try:
+            self._authorize(request)
+            return packed(await handler(request), request)
+        except HeadraceError as error:
+            return _refused(str(error), STATUS.get(error.code, ELSE))
+        except BodyTooLarge:
+            return _refused(f"the body is larger than {self._settings.max_body_mb:g} MB; send it in parts", 413)
+
+    def _check_key(self, request: Request) -> None:
+        key = self._settings.api_key
+        if key is not None and not hmac.compare_digest(presented_key(request), key.encode()):
+            raise Unauthorized("this API asks for its key, as `Authorization: Bearer KEY`")
+
+
+def create_app(pool: DataPool | RemotePool, settings: Settings | None = None) -> Starlette:
+    """A Trajectory API as an application of its own. The pool stays the caller's: it is not closed here."""
+    api = Api(pool, settings)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await api.close()
+
+    return Starlette(routes=api.routes, lifespan=lifespan)
+
+
+class _Endpoint:
+    """One path, as an application: it knows the connection, and so whether an answer arrived."""
+
+    def __init__(
+        self,
+        by_method: Mapping[str, Handler],
+        answered: Callable[[Handler, Request], Awaitable[Answer]],
+        answer_s: float,
+    ) -> None:
+        self._by_method = by_method
+        self._answered = answered
+        self._answer_s = answer_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        handler = self._by_method.get(scope["method"])
+        if handler is None:
+            found = _refused(f"{scope['method']} is not what {scope['path']} takes", 405)
+        else:
+            try:
+                found = await self._answered(handler, request)
+            except ClientDisconnect:
+                return
+            except Exception as error:
+                log.exception("a request failed")
+                found = _refused(f"the API failed at this ({type(error).__name__}); its log says where", 500)
+        await deliver(found, request, send, self._answer_s)
+
+
+def _refused(detail: str, status: int) -> Answer:
+    return answer({"detail": detail}, status)
+
+
+def _open(endpoint: _Endpoint) -> CORSMiddleware:
+    """Pages of any origin may call, as they may the original."""
+    return CORSMiddleware(
+        endpoint, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"], allow_credentials=True
+    )

@@ -1,0 +1,96 @@
+"""Keys for groups whose client sends none: the same group from the same environment, until its answer has arrived.
+
+A client that saw no answer sends the group again, and the pool knows it by its key, also after a restart. Once the
+answer has arrived the pool is told to forget the key: an equal group is then another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from headrace.data.errors import HeadraceError
+from headrace.data.scored import Scored
+from headrace.pool.aio import AsyncPool
+
+#: An environment's id and a key of its.
+Key = tuple[int | None, str]
+
+log = logging.getLogger("headrace.api")
+
+#: Keys of answers that arrived are forgotten together, after so many seconds.
+TOGETHER_S = 0.02
+
+
+class Keys:
+    def __init__(self, pool: AsyncPool) -> None:
+        self._pool = pool
+        self._busy: dict[Key, asyncio.Event] = {}  # until their answer has arrived, or has not
+        self._arrived: dict[Key, None] = {}  # until the pool has forgotten them
+        self._forgetting: asyncio.Task[None] | None = None
+
+    async def take(self, groups: Sequence[Scored]) -> list[Key]:
+        """A key for each group. It is that of an equal one whose answer did not arrive, where there is one; while that
+        is not known yet, it waits."""
+        found: list[Key] = []
+        seen: Counter[Key] = Counter()  # equal groups in one post are sent on purpose
+        try:
+            for group in groups:
+                name = (group.env_id, blake2b(group.piece.data, digest_size=16).hexdigest())
+                found.append(await self._free(*name, seen[name]))
+                seen[name] += 1
+        except BaseException:
+            self.settle(found, False)
+            raise
+        return found
+
+    async def _free(self, env: int | None, digest: str, copy: int) -> Key:
+        turn = 0
+        while True:
+            key = (env, f"{digest}-{copy}-{turn}")
+            if key in self._arrived:
+                turn += 1
+            elif key in self._busy:
+                await self._busy[key].wait()
+            else:
+                self._busy[key] = asyncio.Event()
+                return key
+
+    def settle(self, keys: Sequence[Key], arrived: bool) -> None:
+        """The answer to these groups arrived, or did not."""
+        if arrived:
+            self._arrived |= dict.fromkeys(keys)
+            if self._forgetting is None:
+                self._forgetting = asyncio.create_task(self._forget_soon())
+        for key in keys:
+            self._busy.pop(key).set()
+
+    async def close(self) -> None:
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+            await asyncio.gather(self._forgetting, return_exceptions=True)
+        await self._forget()
+
+    async def _forget_soon(self) -> None:
+        again = False
+        try:
+            await asyncio.sleep(TOGETHER_S)
+            again = await self._forget() and bool(self._arrived)  # some may have come meanwhile
+        finally:
+            self._forgetting = asyncio.create_task(self._forget_soon()) if again else None
+
+    async def _forget(self) -> bool:
+        """Whether the pool has heard of all that had arrived."""
+        keys = list(self._arrived)
+        try:
+            if keys:
+                await self._pool.desk_forget(keys)
+        except HeadraceError as error:
+            log.warning("the pool could not be told yet that %d answers arrived: %s", len(keys), error)
+            return False
+        for key in keys:
+            del self._arrived[key]
+        return True

@@ -1,0 +1,100 @@
+"""What was sent: bodies unpacked within bounds, registrations read as leniently as Python would."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+from isal import isal_zlib
+from starlette.requests import Request
+
+from headrace.data.errors import HeadraceError, InvalidInput, shown
+from headrace.data.scored import lenient
+from headrace.serving import BodyTooLarge, read_body
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_GZIP = 31  # zlib's word for a gzip member
+_ERROR: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # a class, which its types do not say
+#: What an object of settings may weigh.
+OBJECT_MB = 1.0
+
+
+class BadGzip(HeadraceError):
+    """A body that says it is gzip, and is not, or not all of it."""
+
+    code = "bad_gzip"
+
+
+async def body_of(request: Request, max_mb: float) -> tuple[bytes, bool]:
+    """The body as it was sent, of at most so many megabytes, and whether it has to be unpacked."""
+    body = await read_body(request, int(max_mb * 1e6))
+    return body, bool(body) and "gzip" in request.headers.get("content-encoding", "").lower()
+
+
+def unpack(body: bytes, max_mb: float) -> bytes:
+    """What a gzip body holds: never more than is allowed in memory, whatever it would grow to."""
+    limit = int(max_mb * 1e6)
+    found: list[bytes] = []
+    try:
+        while body:
+            member = isal_zlib.decompressobj(_GZIP)
+            found.append(member.decompress(body, limit + 1))
+            limit -= len(found[-1])
+            if limit < 0:
+                raise BodyTooLarge
+            if not member.eof:
+                raise BadGzip("the body is gzip that ends too early; send it again, whole")
+            body = member.unused_data
+    except _ERROR as error:
+        raise BadGzip(f"the body is no gzip, though its content-encoding says so: {error}") from None
+    return found[0] if len(found) == 1 else b"".join(found)
+
+
+async def object_of(request: Request) -> dict[str, Any]:
+    """A small body as a JSON object."""
+    body, packed = await body_of(request, OBJECT_MB)
+    value = lenient.parse(unpack(body, OBJECT_MB) if packed else body, "the body")
+    if not isinstance(value, dict):
+        raise InvalidInput(f"the body must be an object, not {shown(value)}")
+    return value
+
+
+def record(value: dict[str, Any], kind: type[T]) -> T:
+    """An object as a record, its numbers and texts as Python takes them; the field that is wrong is named."""
+    hints = typing.get_type_hints(kind)
+    given = {
+        field.name: _taken(value[field.name], hints[field.name], field.name)
+        for field in msgspec.structs.fields(kind)
+        if field.name in value
+    }
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"the body is not what this route takes: {error}") from None
+
+
+def env_id_of(value: dict[str, Any]) -> int:
+    if "env_id" not in value:
+        raise InvalidInput("env_id is missing")
+    return lenient.integer(value["env_id"], "env_id")
+
+
+def flag(value: dict[str, Any], name: str) -> bool:
+    found = value.get(name, False)
+    if not isinstance(found, bool):
+        raise InvalidInput(f"{name} must be true or false, not {shown(found)}")
+    return found
+
+
+def _taken(value: Any, hint: Any, name: str) -> Any:
+    kinds = typing.get_args(hint) or (hint,)
+    if value is None:
+        return None
+    convert: Callable[[Any, str], Any] | None = _NUMBERS.get(kinds[0])
+    return convert(value, name) if convert is not None else value
+
+
+_NUMBERS: dict[Any, Callable[[Any, str], Any]] = {int: lenient.integer, float: lenient.number}

@@ -1,0 +1,14 @@
+"""What a Trajectory API may be told."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+
+class Settings(BaseModel):
+    api_key: str | None = Field(None, description="key that every call must present (or set HEADRACE_API_KEY)")
+    heartbeat_s: float = Field(300, gt=0, description="an environment that did not call for so long has no weight")
+    max_body_mb: float = Field(64, gt=0, description="largest body that is taken, unpacked")
+    answer_s: float = Field(
+        60, gt=0, description="most seconds that a trainer may take to read a batch before others may have it"
+    )

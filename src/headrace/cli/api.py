@@ -1,0 +1,92 @@
+"""`headrace api`, and `run-api` as Atropos calls it: see `headrace.api`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pydantic import Field, model_validator
+
+from headrace.api.settings import Settings
+from headrace.cli.common import pool_key, say
+from headrace.cli.pool.run import PoolOptions
+from headrace.data.errors import HeadraceError
+from headrace.pool import KEY_VARIABLE
+from headrace.serving import loopback
+
+if TYPE_CHECKING:
+    from headrace.pool.embedded import DataPool
+    from headrace.pool.remote import RemotePool
+
+#: The word for the actor that `headrace pool start` makes where nothing else is said.
+RAY = "ray"
+KEY = "HEADRACE_API_KEY"
+
+
+class ApiCommand(Settings, PoolOptions):
+    """Serve Atropos' Trajectory API, until SIGTERM or Ctrl-C: environments post scored groups, trainers take batches.
+    Prints one line with its address as soon as it serves.
+
+    The pool is embedded, and --journal makes it durable; with --pool it is one that runs elsewhere.
+    """
+
+    host: str = Field("0.0.0.0", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: a free one")
+    pool: str | None = Field(
+        None,
+        description="a pool that runs elsewhere: http://HOST:8200 (its key is in "
+        f"{KEY_VARIABLE}), ray-actor://NAME?namespace=NAMESPACE, or {RAY}: the actor of `headrace pool start`",
+    )
+
+    @model_validator(mode="after")
+    def _one_pool(self) -> ApiCommand:
+        if self.pool is not None and self.journal is not None:
+            raise ValueError("--journal is for a pool in this process, and --pool names one elsewhere; give one")
+        return self
+
+    def cli_cmd(self) -> None:
+        from headrace.api.app import create_app
+        from headrace.serving import Server, settle_memory
+
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        settings = Settings(**{name: getattr(self, name) for name in Settings.model_fields})
+        settings.api_key = settings.api_key or os.environ.get(KEY) or None
+        if settings.api_key is None and not loopback(self.host):
+            say(
+                f"warning: {self.host} can be reached from other machines and there is no key: whoever reaches it can "
+                f"post, take and reset. Set {KEY} or --api-key"
+            )
+        with self._opened() as pool:
+            try:
+                server = Server(create_app(pool, settings), self.host, self.port, lifespan=True)
+            except OSError as error:
+                raise HeadraceError(
+                    f"cannot listen on {self.host} port {self.port}: {error.strerror or error}"
+                ) from error
+            settle_memory()
+            server.run(lambda address: print(f"api ready on {address}", flush=True))
+
+    @contextmanager
+    def _opened(self) -> Iterator[DataPool | RemotePool]:
+        if self.pool is None:
+            from headrace.pool.embedded import DataPool
+
+            with DataPool(self.journal, **self.options()) as pool:
+                yield pool
+            return
+        from headrace.pool.connect import connect
+
+        with connect(_address(self.pool), key=pool_key(None)) as remote:
+            remote.desk_status()  # a pool that is not there is said now, not at the first call
+            yield remote
+
+
+def _address(pool: str) -> str:
+    if pool != RAY:
+        return pool
+    from headrace.pool.ray import actor_address
+
+    return actor_address("data_pool")

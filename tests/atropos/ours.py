@@ -1,0 +1,17 @@
+"""Our Trajectory API, in the original's place: on a pool in this process, whose desk is empty for every scenario."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.gateway.kit import serving
+
+from headrace import DataPool
+from headrace.api import create_app
+
+
+@contextmanager
+def ours() -> Iterator[tuple[DataPool, str]]:
+    with DataPool() as pool, serving(create_app(pool)) as address:
+        yield pool, address
