@@ -45,7 +45,7 @@ async def test_a_rollout_that_raises_is_made_again_as_configured(api: Api) -> No
 
 
 async def test_a_rollout_that_hangs_past_its_time_is_broken_off_and_its_place_is_free_again(api: Api) -> None:
-    env = CountingEnv(config(api, max_num_workers=1, worker_timeout=0.05), most=2)
+    env = CountingEnv(config(api, max_num_workers=1, worker_timeout=0.1))
 
     async def play(item: int) -> None:
         if item == 0:
@@ -53,14 +53,14 @@ async def test_a_rollout_that_hangs_past_its_time_is_broken_off_and_its_place_is
 
     env.play = play
     async with running(env):
-        await api.until(lambda: len(api.received) == 1)
-    assert items_of(api.received) == [1]
-    assert env.counts.failed == {"timeout": 1}
+        await api.until(lambda: len(api.received) >= 1)
+    assert 0 not in items_of(api.received)
+    assert env.counts.failed["timeout"] >= 1
 
 
-async def test_a_finished_group_that_waits_for_room_is_not_timed_out(api: Api) -> None:
+async def test_a_finished_group_that_waits_for_room_has_no_time_limit_any_more(api: Api) -> None:
     api.refuse = lambda groups: 503
-    env = CountingEnv(config(api, worker_timeout=0.05, spool_max_mb=1), most=2)
+    env = CountingEnv(config(api, worker_timeout=600, spool_max_mb=1), most=2)
     long = [7] * 200_000
 
     async def play(item: int) -> Any:
@@ -69,9 +69,10 @@ async def test_a_finished_group_that_waits_for_room_is_not_timed_out(api: Api) -
     env.play = play
     api.max_token_len = -1
     async with running(env):
-        await api.until(lambda: bool(env.manager and env.manager.sender.accepted == 2))
-        asked = len(api.asked)
-        await api.until(lambda: len(api.asked) >= asked + 20)
+        await api.until(lambda: env.manager is not None and env.manager.sender.accepted == 2)
+        assert env.manager is not None
+        (waiting,) = env.manager._timeouts.values()
+        assert waiting.when() is None
         api.refuse = lambda groups: None
         await api.until(lambda: len(api.received) == 2)
     assert env.counts.failed == {}

@@ -106,3 +106,28 @@ async def test_a_second_request_breaks_work_off(api: Api) -> None:
     await task
     assert api.received == []
     assert api.left == [0]
+
+
+async def test_an_api_that_was_started_anew_is_registered_with_again_and_gets_what_is_owed(api: Api) -> None:
+    api.environments.append({"group_size": 1})
+    api.refuse = lambda groups: 503
+    env = CountingEnv(config(api), most=2)
+    async with running(env):
+        await api.until(lambda: [what for what, _ in api.asked].count("refused") >= 1)
+        assert env.env_id == 1
+        api.environments.clear()
+        await api.until(lambda: env.env_id == 0)
+        api.refuse = lambda groups: None
+        await api.until(lambda: len(api.received) == 2)
+    assert [group["env_id"] for group in api.received] == [0, 0]
+
+
+async def test_an_api_that_goes_away_in_the_middle_of_a_run_loses_nothing(api: Api) -> None:
+    env = CountingEnv(config(api, max_batches_offpolicy=1))
+    async with running(env):
+        await api.until(lambda: len(api.received) >= 3)
+        await api.stop()
+        del api.queue[:]
+        await api.start()
+        await api.until(lambda: len(api.received) >= 12)
+    assert sorted(items_of(api.received)) == list(range(env.next))

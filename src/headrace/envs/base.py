@@ -259,15 +259,16 @@ class BaseEnv(Reporting, CommandLine, ABC):
         abort_on_any_max_length_exceeded: bool = True,
     ) -> None:
         """Hands the groups that are fit to be sent to the sender. Returns once they are written down."""
+        if do_send_to_api and self.manager is None:
+            raise HeadraceError("groups are sent by env_manager(), which is not running")
+        if self.manager is not None:
+            self.manager.collected()
         many = isinstance(scored_data, list)
         groups = scored_data if isinstance(scored_data, list) else [scored_data]
         fit = await delivery.sendable(self, groups, item, skip_long=abort_on_any_max_length_exceeded)
-        if fit and do_send_to_api:
-            if self.manager is None:
-                raise HeadraceError("groups are sent by env_manager(), which is not running")
-            self.manager.collected()
+        if fit and do_send_to_api and self.manager is not None:
             named = [self.server.named(group) | {"env_id": self.env_id} for group in fit]
-            await self.manager.sender.put(named if many else named[0])
+            await self.manager.send(named if many else named[0])
             self.items_sent_this_step += len(fit)
 
     async def disconnect_env(self) -> None:

@@ -12,7 +12,7 @@ import logging
 import time
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.envs import schedule
 from headrace.envs.api_client import ApiError
@@ -42,8 +42,8 @@ class Manager:
         self.sender = Sender(env.api, spool, most_bytes=config.spool_max_mb << 20, acknowledged=self.wake)
         self.poller = Poller(env, self.sender, self.wake)
         self._woken = asyncio.Event()
-        self._timeouts: dict[asyncio.Task[object], asyncio.Timeout] = {}
-        self._delivered: set[asyncio.Task[object]] = set()
+        self._timeouts: dict[asyncio.Task[Any] | None, asyncio.Timeout] = {}
+        self._delivered: set[asyncio.Task[Any] | None] = set()
         self._item_failures = 0
         self._checked = 0
         self._held_since: float | None = None
@@ -190,9 +190,7 @@ class Manager:
     async def _run_item(self, name: str, item: Item) -> None:
         env = self._env
         limit = env.config.worker_timeout
-        task = asyncio.current_task()
-        assert task is not None
-        timeout = self._timeouts[task] = asyncio.timeout(limit if limit > 0 else None)
+        timeout = self._timeouts[asyncio.current_task()] = asyncio.timeout(limit if limit > 0 else None)
         try:
             async with timeout:
                 if await env.handle_env(name):
@@ -210,12 +208,16 @@ class Manager:
 
     def collected(self) -> None:
         """The item that the caller works on has its groups: no time limit may take them from it any more."""
+        timeout = self._timeouts.get(asyncio.current_task())
+        if timeout is not None and not timeout.expired():
+            timeout.reschedule(None)
+
+    async def send(self, scored: Any) -> None:
+        """Hands groups to the sender, which counts them from now on."""
         task = asyncio.current_task()
-        if task is None or task not in self._timeouts:
-            return
-        self._delivered.add(task)
-        if not self._timeouts[task].expired():
-            self._timeouts[task].reschedule(None)
+        if task in self._timeouts:
+            self._delivered.add(task)
+        await self.sender.put(scored)
 
     async def _end(self, complete: bool) -> None:
         """Finishes what runs, sends what is owed, and takes leave."""
