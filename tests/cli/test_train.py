@@ -99,7 +99,7 @@ def test_a_file_that_cannot_work_is_bad_usage(headrace: Command, tmp_path: Path)
     path.write_text("model: m\nrun: r\nstep: 4\n")
     done = headrace("train", path)
     assert done.code == 2
-    assert "step: Extra inputs are not permitted" in done.err
+    assert "step is not known; did you mean steps?" in done.err
 
 
 def test_a_model_that_is_not_there_is_said(headrace: Command, tmp_path: Path) -> None:

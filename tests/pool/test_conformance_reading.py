@@ -338,3 +338,14 @@ def test_a_trajectory_is_forgotten_in_every_channel_or_in_one(pool: Any) -> None
     assert [pool.stats(c)["trajectories"] for c in "abc"] == [0, 1, 1]
     pool.forget("t")
     assert [pool.stats(c)["trajectories"] for c in "abc"] == [0, 0, 0]
+
+
+def test_pages_go_on_however_many_groups_there_were(pool: Any) -> None:
+    names = [f"p{at:03}" for at in range(600)]
+    pool.submit_steps([step(name, 0) for name in names])
+    for listing in (pool.list_groups, pool.list_trajectories, pool.list_steps):
+        seen, page = 0, listing(limit=590)
+        while page["next"] is not None:
+            seen += len(page["items"])
+            page = listing(limit=590, cursor=page["next"])
+        assert seen + len(page["items"]) == len(names)

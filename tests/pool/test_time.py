@@ -250,3 +250,20 @@ def test_a_recovered_channel_is_where_the_clock_left_it(tmp_path: Path, clock: C
 
 def _trajectories(pool: DataPool) -> list[Any]:
     return [pool.trajectory(row["trajectory_uid"]) for row in pool.list_trajectories()["items"]]
+
+
+# -- late trajectories ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("timeout_s", "late_for_s"), [(30.0, 30.0), (None, 600.0)])
+def test_a_rollout_that_never_came_costs_its_prompt_no_later_epoch(
+    pool: DataPool, clock: Clock, timeout_s: float | None, late_for_s: float
+) -> None:
+    pool.configure("train", n_rollouts=3, group_timeout_s=timeout_s)
+    for prompt in ("p", "q"):  # each is handed out before its third trajectory
+        pool.submit_steps(group(prompt, 2))
+        assert prompts(fetched(pool, n_rollouts=2)) == [prompt]
+    clock.forward(late_for_s - 1)
+    assert pool.submit_step(step("p/2", 0, "p", last=True)).late == 1
+    clock.forward(1)
+    assert pool.submit_step(step("q/2", 0, "q", last=True)).late == 0

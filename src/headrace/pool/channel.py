@@ -206,7 +206,7 @@ class Channel(Index):
                 self._remove(group)
                 continue
             if self.open_groups.setdefault(group.uid, group) is group:
-                self.owed.pop(group.uid, None)
+                self.owed.forgive(group.uid)
             self.place(group)
             for trajectory in group.trajectories.values():
                 for index in trajectory.tree.records:
@@ -281,10 +281,7 @@ class Channel(Index):
         self.ledger.dropped[reason] += steps
         if uid not in self.tombs and uid not in self.trajectories:
             self.tombs[uid] = Tomb(reason, prompt, b"")
-            if self.owed.get(prompt, 0) > 1:
-                self.owed[prompt] -= 1
-            else:
-                self.owed.pop(prompt, None)
+            self.owed.paid(prompt)
             self._trim()
 
     def forget(self, uid: str) -> None:

@@ -374,10 +374,14 @@ class DataPool(Calls):
         return loop.run_in_executor(self._syncer, self._journal.wait, serial)
 
     async def _kept(self, op: str, answer: Any, safe: asyncio.Future[None]) -> None:
-        """Waits until what a call wrote is safe. A batch of the desk's is nobody's if its caller gives up meanwhile."""
+        """Waits until what a call wrote is safe. A batch is not lost because its caller gives up meanwhile: the desk's
+        goes back, and a fetch, which may be without a lease, is answered all the same."""
         try:
-            await safe
+            await asyncio.shield(safe)
         except asyncio.CancelledError:
+            if op == "fetch" and answer is not None:
+                await safe
+                return
             if op == "desk_batch" and answer is not None:
                 self._attempt("desk_nack", {"lease_id": answer.lease}, None, lambda: None)
             raise

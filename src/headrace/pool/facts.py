@@ -165,6 +165,7 @@ class ChannelImage(Fact, tag="image", frozen=True):
     pool_version: int = 0
     pool_closed: bool = False
     by_default: bool = True
+    owed_since: tuple[float, ...] = ()
 
 
 class TrajectoryImage(msgspec.Struct, frozen=True, omit_defaults=True):

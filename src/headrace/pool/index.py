@@ -14,6 +14,7 @@ from sortedcontainers import SortedList
 
 from headrace.pool.ages import ByAge
 from headrace.pool.config import ChannelConfig
+from headrace.pool.debts import PATIENCE_S, Debts
 from headrace.pool.entities import DIGEST, FULL, GroupState, Lease, Tomb, TrajectoryState, fingerprint
 from headrace.pool.ledger import Ledger
 
@@ -39,7 +40,8 @@ class Index:
         self.ready: dict[int, ByAge] = {FULL: ByAge()}
         self.leases: dict[str, Lease] = {}
         self.tombs: OrderedDict[str, Tomb] = OrderedDict()
-        self.owed: dict[str, int] = {}  # trajectories that a gone group still expected, by prompt_uid
+        self.owed = Debts()
+        self.now = 0.0  # when the newest fact about it happened
         self.history: OrderedDict[int, GroupState] = OrderedDict()
         self.replies: OrderedDict[str, Lease] = OrderedDict()
         self.kept: dict[int, GroupState] = {}  # consumed groups, while a snapshot is read
@@ -56,6 +58,11 @@ class Index:
         self.changed = False  # something a blocked caller may wait for has happened
 
     # -- reading -------------------------------------------------------------------------------------------------------
+
+    @property
+    def patience_s(self) -> float:
+        """How long a trajectory that its group did not wait for is late, and not the first of another."""
+        return self.config.group_timeout_s or PATIENCE_S
 
     def need(self, group: GroupState) -> int:
         return group.n or self.config.n_rollouts
@@ -187,15 +194,14 @@ class Index:
 
     def _expect(self, group: GroupState) -> None:
         """Notes how many trajectories a group that closes has not seen: they are late, not the start of another."""
-        missing = self.need(group) - group.seen
-        if missing > 0:
-            self.owed[group.uid] = missing
+        self.owed.lapse(self.now, self.patience_s)
+        self.owed.owe(group.uid, self.need(group) - group.seen, self.now)
 
     def _trim(self) -> None:
         config = self.config
         while len(self.tombs) > config.tombstones:
             _, tomb = self.tombs.popitem(last=False)
-            self.owed.pop(tomb.prompt, None)
+            self.owed.forgive(tomb.prompt)
         while len(self.history) > config.history_size:
             self.gone.append(self.history.popitem(last=False)[1])
         while len(self.acked) > ACKS_KEPT:

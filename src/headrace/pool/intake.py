@@ -319,7 +319,7 @@ class _Intake:
             return True
         if prompt in self.channel.open_groups:
             return False
-        left = self.owed.setdefault(prompt, self.channel.owed.get(prompt, 0))
+        left = self.owed.setdefault(prompt, self.channel.owed.due(prompt, self.now, self.channel.patience_s))
         self.owed[prompt] = left - 1
         return left > 0
 

@@ -20,9 +20,9 @@ from headrace.pool.views import trajectory_view
 
 Row = dict[str, Any]
 
-#: Bits of a cursor for a trajectory's place in its group, and for a step's index.
-PLACE_BITS = 20
-INDEX_BITS = 24
+#: Where a row stands: its group's number, then a trajectory's place in the group, then a step's index. As a cursor it
+#: is a text such as `12-0-3`; groups that come or go between two pages move nobody else's.
+Place = tuple[int, ...]
 
 
 def stats(state: State, channel: str | None) -> Row:
@@ -88,8 +88,8 @@ def trajectory(state: State, uid: str, channel: str | None) -> Trajectory:
 def list_groups(state: State, channel: str, filters: Row) -> Row:
     there = state.look(channel)
     f = _Filters(filters, state=None, prompt_uid=None)
-    rows = (_group_row(there, there.groups[seq]) for seq in sorted(there.groups) if seq >= f.cursor)
-    return _page(rows, f, lambda row: row["seq"] + 1, lambda r: f.fits(r, "state") and f.fits(r, "prompt_uid"))
+    rows = (((seq,), _group_row(there, there.groups[seq])) for seq in sorted(there.groups) if (seq,) >= f.cursor)
+    return _page(rows, f, lambda r: f.fits(r, "state") and f.fits(r, "prompt_uid"))
 
 
 def _group_row(c: Channel, group: GroupState) -> Row:
@@ -122,25 +122,22 @@ def list_trajectories(state: State, channel: str, filters: Row) -> Row:
         )
         return in_range and f.fits(row, "state") and f.fits(row, "prompt_uid") and f.fits(row, "complete")
 
-    rows = (_trajectory_row(there, t, at) for at, t in _trajectories(there, f.cursor))
-    return _page(rows, f, lambda row: row["at"] + 1, fits)
+    rows = ((at, _trajectory_row(t)) for at, t in _trajectories(there, f.cursor) if at >= f.cursor)
+    return _page(rows, f, fits)
 
 
-def _trajectories(there: Channel, cursor: int) -> Iterator[tuple[int, TrajectoryState]]:
-    """Trajectories from a cursor on, each with its own: its group's number and its place there. Groups that come or go
-    between two pages move nobody else's."""
+def _trajectories(there: Channel, cursor: Place) -> Iterator[tuple[Place, TrajectoryState]]:
+    """Trajectories from a cursor's on, each with its place."""
     for seq in sorted(there.groups):
-        if seq >= cursor >> PLACE_BITS:
+        if (seq,) >= cursor[:1]:
             for place, trajectory in enumerate(there.groups[seq].trajectories.values()):
-                at = (seq << PLACE_BITS) + place
-                if at >= cursor:
-                    yield at, trajectory
+                if (seq, place) >= cursor[:2]:
+                    yield (seq, place), trajectory
 
 
-def _trajectory_row(c: Channel, t: TrajectoryState, at: int) -> Row:
+def _trajectory_row(t: TrajectoryState) -> Row:
     rewards = [r.head.reward for r in t.tree.records.values() if r.head.reward is not None]
     return {
-        "at": at,
         "trajectory_uid": t.uid,
         "prompt_uid": t.group.uid,
         "state": "leased" if t.group.lease else "queued",
@@ -162,26 +159,26 @@ def list_steps(state: State, channel: str, filters: Row) -> Row:
             and (quarantined is None or (row["quarantined"] is not None) == quarantined)
         )
 
-    return _page(_steps(there, f), f, lambda row: row["at"] + 1, fits)
+    return _page(_steps(there, f), f, fits)
 
 
-def _steps(there: Channel, f: _Filters) -> Iterator[Row]:
+def _steps(there: Channel, f: _Filters) -> Iterator[tuple[Place, Row]]:
     only = f.values["trajectory_uid"]
+    known: Iterator[tuple[Place, TrajectoryState]]
     if only is not None:
-        known = iter([(0, there.trajectories[only])] if only in there.trajectories else [])
+        known = iter([((0, 0), there.trajectories[only])] if only in there.trajectories else [])
     else:
-        known = _trajectories(there, f.cursor >> INDEX_BITS)
+        known = _trajectories(there, f.cursor)
     for place, trajectory in known:
         for index, record in sorted(trajectory.tree.records.items()):
-            at = (place << INDEX_BITS) + index
+            at = (*place, index)
             if at >= f.cursor:
-                yield _step_row(record, at)
+                yield at, _step_row(record)
 
 
-def _step_row(record: Record, at: int) -> Row:
+def _step_row(record: Record) -> Row:
     head, extra = record.head, record.head.unpack_extra()
     return {
-        "at": at,
         "trajectory_uid": head.trajectory_uid,
         "prompt_uid": head.prompt_uid,
         "step_index": head.step_index,
@@ -209,7 +206,7 @@ class _Filters:
             if name not in known:
                 raise InvalidInput(f"unknown filter {name!r}; known: {', '.join(known)}")
         self.values = known | given
-        self.cursor = count(self.values["cursor"] or 0, "cursor")
+        self.cursor = _place(self.values["cursor"] or 0)
         self.limit = count(self.values["limit"], "limit", 1)
         if self.limit > 10_000:
             raise InvalidInput(f"limit is {shown(self.limit)}; at most 10000 rows are given at a time")
@@ -219,11 +216,20 @@ class _Filters:
         return wanted is None or row[name] == wanted
 
 
-def _page(rows: Iterator[Row], f: _Filters, after: Callable[[Row], int], fits: Callable[[Row], bool]) -> Row:
+def _place(cursor: Any) -> Place:
+    if not isinstance(cursor, str):
+        return (count(cursor, "cursor"),)
+    parts = cursor.split("-")
+    if len(parts) > 3 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
+        raise InvalidInput(f"cursor is {shown(cursor)}; give the `next` of the page before, such as 12-0-3")
+    return tuple(map(int, parts))
+
+
+def _page(rows: Iterator[tuple[Place, Row]], f: _Filters, fits: Callable[[Row], bool]) -> Row:
     items: list[Row] = []
-    for row in rows:
-        if len(items) == f.limit:
-            return {"items": items, "next": after(items[-1])}
+    for at, row in rows:
         if fits(row):
+            if len(items) == f.limit:
+                return {"items": items, "next": "-".join(map(str, at))}
             items.append(row)
     return {"items": items, "next": None}

@@ -76,6 +76,7 @@ class State:
                 _APPLY[type(fact)](self, None, fact, block)
                 continue
             channel = self.channel(fact.channel)
+            channel.now = max(channel.now, fact.at)
             if channel.grace_deadlines:
                 end_graces(channel, fact.at)  # no fact of its own, so it must not depend on who asked when
             _APPLY[type(fact)](self, channel, fact, block)
@@ -320,7 +321,9 @@ def _channel_image(state: State, channel: Channel, fact: f.ChannelImage, block: 
     for uid, reason, prompt, digests in fact.tombs:
         channel.tombs[uid] = Tomb(reason, prompt, digests)
     state.version, state.closed = fact.pool_version, fact.pool_closed
-    channel.owed = dict(fact.owed)
+    since = fact.owed_since or [fact.at] * len(fact.owed)
+    for (prompt, missing), at in zip(fact.owed, since, strict=True):
+        channel.owed.owe(prompt, missing, at)
     channel.acked = OrderedDict.fromkeys(fact.acked)
 
 

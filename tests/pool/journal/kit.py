@@ -114,7 +114,7 @@ def _channel(c: Channel) -> dict[str, Any]:
         "replies": [(request, _lease(reply)) for request, reply in c.replies.items()],
         "history": [_group(group) for group in c.history.values()],
         "tombs": [(uid, tomb.reason, tomb.prompt, tomb.digests) for uid, tomb in c.tombs.items()],
-        "owed": dict(sorted(c.owed.items())),
+        "owed": sorted(c.owed),
         "acked": list(c.acked),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from tests.pool.journal.kit import check_rules, one, uids
 from headrace import DataPool
 from headrace.pool.journal.files import Files
 
-SOON = 30.0
+SOON = 120.0
 
 
 class Gate(Files):
@@ -213,3 +214,18 @@ def test_eight_writers_two_consumers_and_a_compactor_at_once(tmp_path: Path, thr
     with DataPool(tmp_path) as pool:
         assert pool.stats()["ledger"]["consumed"] == 200
         check_rules(pool._state)
+
+
+async def test_a_fetch_that_is_cancelled_while_its_batch_is_written_down_is_answered(tmp_path: Path) -> None:
+    files = Gate()
+    with DataPool(tmp_path, files=files) as pool:
+        pool.submit_step(one("a"))
+        files.shut()
+        fetching = asyncio.create_task(pool.aio.fetch_batch(1))
+        await asyncio.to_thread(files.reached.wait, SOON)
+        fetching.cancel()
+        await asyncio.sleep(0)
+        files.open_up()
+        batch = await fetching
+        assert batch is not None
+        assert [step.trajectory_uid for step in batch.steps] == ["a"]

@@ -64,7 +64,7 @@ class Ls(OnTarget):
     quarantined: bool | None = Field(None, description="steps that are quarantined, or not")
     tag: str | None = Field(None, description="steps with this tag")
     limit: int = Field(100, ge=1, le=10_000, description="rows a page")
-    cursor: int = Field(0, ge=0, description="where the page begins: what the page before said")
+    cursor: str = Field("0", description="where the page begins: what the page before said")
     all_pages: bool = Field(False, alias="all", description="every page, one after the other")
     as_json: bool = Field(False, alias="json", description="print JSON")
 

@@ -72,11 +72,12 @@ def _channel(state: State, channel: Channel, now: float, written: set[bytes]) ->
             channel.next_lease,
             counters,
             some,
-            tuple(channel.owed.items()),
+            tuple((prompt, missing) for prompt, missing, _ in channel.owed),
             tuple(channel.acked),
             state.version,
             state.closed,
             channel.by_default,
+            tuple(since for _, _, since in channel.owed),
         )
         yield encode(Commit([image])), []
         first = False
