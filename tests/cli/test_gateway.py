@@ -37,6 +37,8 @@ WRONG = {
     ),
     "serve elsewhere": (("serve", *NEEDED, "--data-pool-name", "p"), "serve has its pool embedded"),
     "sampling": (("serve", *NEEDED, "--sampling", "train"), "should be CHANNEL:name=value"),
+    "no servers": (("serve", "--tokenizer-path", "x"), "--vllm-addresses must be given"),
+    "models": (("serve", *NEEDED, "--models", "nowhere.yaml"), "nowhere.yaml cannot be read: No such file"),
     "history": (("serve", *NEEDED, "--history", "glue"), "--history"),
 }
 

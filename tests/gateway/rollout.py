@@ -88,6 +88,7 @@ class Rollout:
         self.hung_up = 0
         self.log_prob_mode = "processed"
         self.max_model_len = MAX_MODEL_LEN
+        self.adapters: tuple[str, ...] = ()
         self.refuses_probe = False
         self._port = port
         self._connections: set[Writer] = set()
@@ -193,7 +194,8 @@ class Rollout:
                 await respond(writer, 200, {})
             case "/v1/models":
                 card = {"id": "scripted", "object": "model", "max_model_len": self.max_model_len}
-                await respond(writer, 200, {"object": "list", "data": [card]})
+                adapters = [{"id": name, "object": "model", "parent": "scripted"} for name in self.adapters]
+                await respond(writer, 200, {"object": "list", "data": [card, *adapters]})
             case "/tokenize":
                 await respond(writer, 200, {"tokens": self.vocabulary.encode(asked["prompt"])})
             case "/v1/completions" if asked.get("return_tokens_as_token_ids"):

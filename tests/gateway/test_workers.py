@@ -47,9 +47,9 @@ class Gateway:
 
 
 @contextmanager
-def started(engine: Client, folder: Path, journal: Path) -> Iterator[Gateway]:
+def started(engine: Client, folder: Path, journal: Path, *more: str) -> Iterator[Gateway]:
     flags = ["--vllm-addresses", f"http://{engine.host}", "--tokenizer-path", str(folder), "--workers", str(WORKERS)]
-    running = Gateway(*flags, "--journal", str(journal))
+    running = Gateway(*flags, "--journal", str(journal), *more)
     try:
         yield running
     finally:

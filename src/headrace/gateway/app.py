@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from headrace import __version__
 from headrace.api import Api
@@ -19,6 +20,7 @@ from headrace.gateway import bodies
 from headrace.gateway.access import Role
 from headrace.gateway.dialects import Dialect, anthropic, openai
 from headrace.gateway.dialects.anthropic_messages import AnthropicMessages
+from headrace.gateway.dialects.none import NoDialect
 from headrace.gateway.dialects.openai_chat import OpenAIChat
 from headrace.gateway.dialects.openai_completions import OpenAICompletions
 from headrace.gateway.dialects.openai_responses import OpenAIResponses
@@ -76,6 +78,9 @@ def create_app(
         gateway.access.check(request, Role.ADMIN)
 
     app.router.routes += [*pool_routes(pool, authorize=authorize), *api.routes]
+    if gateway.models.passing:  # last: what is no route of ours may still be one of a provider's
+        other = BlackBox(gateway).llm(NoDialect(), "other")
+        app.router.routes.append(Route(f"{BASE}/{{rest:path}}", other, methods=["POST"]))
     return app
 
 

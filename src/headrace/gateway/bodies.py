@@ -44,6 +44,7 @@ class Generate(msgspec.Struct, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
     trajectory_uid: str | None = None
     prompt_uid: str | None = None
+    model: str | None = None
 
 
 class WireStep(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,6 +86,7 @@ class ComputeReward(msgspec.Struct, forbid_unknown_fields=True):
 class PolicyVersion(msgspec.Struct, forbid_unknown_fields=True):
     version: int
     server: str | None = None
+    model: str | None = None
 
 
 class Drop(msgspec.Struct, forbid_unknown_fields=True):
@@ -93,3 +95,4 @@ class Drop(msgspec.Struct, forbid_unknown_fields=True):
 
 class Server(msgspec.Struct, forbid_unknown_fields=True):
     address: str
+    model: str | None = None

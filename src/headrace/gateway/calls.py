@@ -21,7 +21,7 @@ from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream import Failed, Upstream
 from headrace.gateway.upstream.types import Sampled
 from headrace.gateway.upstream.upstream import together
-from headrace.tokens import RECORD, Delta, Node, Quarantine, Record, check_step, text_of
+from headrace.tokens import RECORD, RECORD_ONLY, Delta, Node, Quarantine, Record, check_step, text_of
 
 #: What is wrong with log-probs that cannot even be kept.
 NO_LOG_PROBS = (Quarantine.LOG_PROB_COUNT, Quarantine.LOG_PROB_VALUE)
@@ -33,13 +33,22 @@ class Calls:
     """One gateway's way from a planned turn to a recorded step."""
 
     def __init__(
-        self, planner: Planner, upstream: Upstream, sessions: Sessions, recorder: Recorder, counters: Counters
+        self,
+        planner: Planner,
+        upstream: Upstream,
+        sessions: Sessions,
+        recorder: Recorder,
+        counters: Counters,
+        *,
+        trained: bool = True,
     ) -> None:
+        """`trained`: its steps may be trained on."""
         self.planner = planner
         self._upstream = upstream
         self._sessions = sessions
         self._recorder = recorder
         self._counters = counters
+        self._trained = trained
 
     async def sample(self, turns: list[Turn]) -> None:
         """Whole answers to all the turns."""
@@ -122,7 +131,7 @@ class Calls:
             routed_experts=sampled.routed_experts,
             call_id=turn.call_id if len(turn.choices) == 1 else f"{turn.call_id}-{choice.index}",
             builds_on=builds_on,
-            quarantined=trouble,
+            quarantined=trouble or (None if self._trained else RECORD_ONLY),
         )
         self._count(session.channel, turn, choice)
         if trouble is not None:

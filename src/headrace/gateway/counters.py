@@ -15,6 +15,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "late": ("steps of trajectories that had ended", ("channel",)),
     "lost": ("steps that could not be kept", ("channel", "reason")),
     "unrecorded": ("calls that made no step, by why", ("reason",)),
+    "passed": ("calls that were passed on to a provider, by model", ("model",)),
     "replayed": ("answers given again to a retry", ()),
     "malformed_calls": ("tool calls in answers that could not be read", ("channel",)),
     "tokens": ("tokens consumed and sampled", ("channel", "kind")),

@@ -21,6 +21,7 @@ from headrace.gateway import replay
 from headrace.gateway.dialects import Dialect, Events
 from headrace.gateway.errors import Refusal, refusal
 from headrace.gateway.gateway import Gateway
+from headrace.gateway.models.policy import Policy
 from headrace.gateway.presence import HungUp, Presence
 from headrace.gateway.responses import json_response, retry_header
 from headrace.gateway.sending import Sending
@@ -31,6 +32,8 @@ from headrace.tokens import Delta
 log = logging.getLogger("headrace.gateway")
 
 CALL_HEADER, VERSION_HEADER = "x-headrace-call", "x-headrace-policy-version"
+#: `off`: this call is answered, and makes no step.
+RECORD_HEADER = "x-headrace-record"
 
 
 class Exchange:
@@ -79,6 +82,8 @@ class Exchange:
             self._gateway.counters.add("unrecorded", error.code)
         if sending.begun and self._events is not None:
             await sending.last(self._events.error(refused))
+        elif sending.begun:
+            log.warning("an answer was cut off: %s", refused)  # the connection ends with it, so that the agent notices
         else:
             headers = {**self._dialect.headers(self._call_id), **retry_header(refused)}
             await sending.whole(json_response(self._dialect.error(refused), refused.status, headers))
@@ -86,32 +91,57 @@ class Exchange:
 
     async def _answer(self, body: bytes, presence: Presence, sending: Sending) -> None:
         gateway = self._gateway
+        provider = gateway.models.provider(body)
+        if provider is not None:
+            gateway.counters.add("passed", provider.name)
+            await provider.forward(self._request.headers, self._rest(), body, sending)
+        else:
+            await self._take(body, presence, sending)
+
+    async def _take(self, body: bytes, presence: Presence, sending: Sending) -> None:
+        gateway = self._gateway
         ask = self._dialect.read(body)
-        calls = gateway.calls  # raises while the tokenizer loads
+        policy = gateway.models.called(ask.model)
+        calls = policy.calls  # raises while the tokenizer loads
         calls.planner.settle(ask)
-        session = await gateway.sessions.running(self._uid, self._prompt)
+        recorded = _is_recorded(self._request)
+        session = await gateway.session(self._uid, self._prompt, policy, recorded=recorded)
         digest = digest_of(body)
         with gateway.sessions.using(session):
-            if replay.is_retry(self._request):
+            if recorded and replay.is_retry(self._request):
                 turns = await replay.earlier(calls.planner, gateway.sessions, session, ask, digest)
                 if turns is not None:
                     gateway.counters.add("replayed")
                     await self._again(turns, sending)
                     return
-            turns = await calls.planner.turns(session, ask, self._call_id, digest, gateway.upstream.max_model_len)
+            turns = await calls.planner.turns(session, ask, self._call_id, digest, policy.upstream.max_model_len)
+            if not recorded:
+                gateway.counters.add("unrecorded", "asked_for")
+                await self._carried_out(policy, None, turns, presence, sending)
+                return
             with _running(session, digest, turns):
-                if ask.stream:
-                    await self._streamed(session, turns, presence, sending)
-                    return
-                await calls.sample(turns)
-                presence.settle()
-                await calls.record(session, turns)
+                await self._carried_out(policy, session, turns, presence, sending)
+
+    async def _carried_out(
+        self, policy: Policy, session: Session | None, turns: list[Turn], presence: Presence, sending: Sending
+    ) -> None:
+        """Samples and answers; without a session, nothing is recorded."""
+        calls = policy.calls
+        if turns[0].ask.stream:
+            await self._streamed(policy, session, turns, presence, sending)
+            return
+        await calls.sample(turns)
+        presence.settle()
+        if session is not None:
+            await calls.record(session, turns)
         await sending.whole(json_response(self._dialect.whole(turns), 200, self._headers(turns)))
 
-    async def _streamed(self, session: Session, turns: list[Turn], presence: Presence, sending: Sending) -> None:
-        calls = self._gateway.calls
+    async def _streamed(
+        self, policy: Policy, session: Session | None, turns: list[Turn], presence: Presence, sending: Sending
+    ) -> None:
+        calls = policy.calls
         events = self._events = self._dialect.events(turns)
-        sending.expect(self._headers(turns, self._gateway.upstream.version))
+        sending.expect(self._headers(turns, policy.upstream.version))
         opened = False
         async with aclosing(calls.stream(turns)) as pieces:
             async for turn, choice, delta, piece in pieces:
@@ -120,7 +150,8 @@ class Exchange:
                     await sending.event(events.opening())
                 await sending.event(events.delta(turn, choice, delta, piece))
         presence.settle()
-        await calls.record(session, turns)
+        if session is not None:
+            await calls.record(session, turns)
         await sending.last(events.closing())
 
     async def _again(self, turns: list[Turn], sending: Sending) -> None:
@@ -138,11 +169,26 @@ class Exchange:
                 await sending.event(events.delta(turn, choice, delta, None))
         await sending.last(events.closing())
 
+    def _rest(self) -> str:
+        """The call's path behind its base URL, as it was sent."""
+        scope = self._request.scope
+        raw: bytes = scope.get("raw_path") or scope["path"].encode()
+        query: bytes = scope.get("query_string", b"")
+        return (raw.split(b"/", 3)[3] + (b"?" + query if query else b"")).decode("latin-1")
+
     def _headers(self, turns: list[Turn], version: int | None = None) -> dict[str, str]:
         """`version` is the one that is about to sample, where nothing is sampled yet."""
         call_id = turns[0].call_id
         told = min(turn.version for turn in turns) if version is None else version
         return {CALL_HEADER: call_id, VERSION_HEADER: str(told), **self._dialect.headers(call_id)}
+
+
+def _is_recorded(request: Request) -> bool:
+    """Whether a call is to make steps: all do, but those whose agent asks for none."""
+    said = request.headers.get(RECORD_HEADER, "on")
+    if said not in ("on", "off"):
+        raise Refusal(f"{RECORD_HEADER} is {said!r}; it must be on or off", 400, code="invalid_header")
+    return said == "on"
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,26 +16,24 @@ from typing import Any, Protocol
 
 from starlette.requests import Request
 
-from headrace.data.errors import HeadraceError
 from headrace.gateway.access import Access
 from headrace.gateway.calls import Calls
 from headrace.gateway.counters import Counters
-from headrace.gateway.errors import RETRY_AFTER_S, Refusal, not_ready
-from headrace.gateway.planner import Planner
+from headrace.gateway.errors import RETRY_AFTER_S, Refusal
+from headrace.gateway.models.models import Models
+from headrace.gateway.models.policy import Policy, Shared
+from headrace.gateway.models.renderers import Renderers
 from headrace.gateway.recorder import Recorder
-from headrace.gateway.sampling import Sampling
+from headrace.gateway.session import Session
 from headrace.gateway.sessions import Sessions
 from headrace.gateway.settings import Settings
-from headrace.gateway.upstream import Options, Upstream
+from headrace.gateway.upstream import Upstream
 from headrace.pool.embedded import DataPool
 from headrace.pool.remote import RemotePool
 from headrace.serving import BodyTooLarge, read_body
-from headrace.tokens import Renderer, load_renderer
 
 log = logging.getLogger("headrace.gateway")
 
-LOADING = "Gateway not ready (tokenizer still loading)"
-PROBING = "Gateway not ready (rollout servers being probed)"
 #: Seconds that a request's body may take to arrive.
 BODY_S = 60
 
@@ -56,30 +54,17 @@ class Gateway:
         self.settings = settings
         self.counters = Counters()
         self.access = Access(settings)
-        self.sampling = Sampling(settings)
-        self.upstream = Upstream(
-            settings.addresses,
-            Options(
-                balance=settings.balance,
-                wire=settings.wire,
-                log_prob_mode=settings.logprobs_mode,
-                connect_s=settings.connect_s,
-                idle_s=settings.idle_s,
-                call_s=settings.call_s,
-                api_key=settings.upstream_key,
-            ),
-        )
         self.recorder = Recorder(pool, self.counters, outbox_mb=settings.outbox_mb, ack=settings.ack, file=outbox_file)
         self.sessions = Sessions(
             pool.aio, self.recorder.flushed, most_tokens=settings.cached_tokens, open_unknown=settings.open
         )
+        self.models = Models(settings, Shared(pool, self.sessions, self.recorder, self.counters, Renderers()))
+        self.sessions.channel = self.models.default.channel
         self.loaded: Callable[[], None] = lambda: None  # told once the tokenizer is there
         self.others: Others | None = None  # the other workers, where this process is one of several
         self.in_flight = 0
         self._most_body = int(settings.max_body_mb * 1e6)
-        self._calls: Calls | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._not_ready: str = LOADING
 
     # -- its life ------------------------------------------------------------------------------------------------------
 
@@ -95,65 +80,28 @@ class Gateway:
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)
-        if self._calls is not None:
-            self._calls.planner.close()
-        await self.upstream.close()
+        await self.models.close()
 
     async def _load(self) -> None:
-        settings = self.settings
-        try:
-            renderer = await _in_thread(settings.tokenizer_path, settings.renderer)
-            self._not_ready = PROBING
-            await self._adopt_version()
-            await self.upstream.start(renderer.vocabulary)
-        except (HeadraceError, OSError, ImportError) as error:
-            self._not_ready = f"Gateway not ready: {error}"
-            log.error("%s", self._not_ready)
-            return
-        except Exception as error:
-            self._not_ready = f"Gateway not ready: {type(error).__name__}: {error}"
-            log.exception("the tokenizer could not be loaded")
-            return
-        planner = Planner(
-            renderer,
-            self.sessions,
-            self.sampling,
-            self.counters,
-            mode=settings.history,
-            shared=not isinstance(self.pool, DataPool),
-        )
-        self._calls = Calls(planner, self.upstream, self.sessions, self.recorder, self.counters)
-        self.loaded()
-        if self.upstream.trouble:
-            log.error("Gateway not ready: %s", self.upstream.trouble)
-
-    async def _adopt_version(self) -> None:
-        """A restarted gateway goes on with the version that the pool knows, unless it was told one meanwhile."""
-        try:
-            stats = await self.pool.aio.stats()
-        except HeadraceError as error:
-            log.warning("the pool's version is not known: %s", error)
-            return
-        if any(self.upstream.versions.values()):
-            return
-        channels = stats.get("channels", {})
-        self.upstream.set_version(max((int(found.get("policy_version", 0)) for found in channels.values()), default=0))
+        await self.models.load()
+        if any(policy.loaded for policy in self.models):
+            self.loaded()
 
     # -- what routes need ----------------------------------------------------------------------------------------------
 
     @property
-    def why_not_ready(self) -> str | None:
-        if self._calls is None:
-            return self._not_ready
-        return f"Gateway not ready: {self.upstream.trouble}" if self.upstream.trouble else None
+    def upstream(self) -> Upstream:
+        """The default model's rollout servers."""
+        return self.models.default.upstream
 
     @property
     def calls(self) -> Calls:
-        """What carries calls out; `Refusal` until it can."""
-        why = self.why_not_ready
-        if why is not None or self._calls is None:
-            raise not_ready(why or LOADING)
-        return self._calls
+        """What carries calls of the default model out; `Refusal` until it can."""
+        return self.models.default.calls
+
+    @property
+    def why_not_ready(self) -> str | None:
+        return next((why for policy in self.models if (why := policy.why_not_ready) is not None), None)
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -181,11 +129,21 @@ class Gateway:
         except TimeoutError:
             raise Refusal(f"the body did not arrive within {BODY_S} s", 408, code="body_too_slow") from None
 
+    async def session(self, uid: str, prompt: str, policy: Policy, *, recorded: bool) -> Session:
+        """What is known of a running trajectory's calls to a model; `Refusal` where there is no such trajectory."""
+        self.models.check(uid)
+        session = await self.sessions.running(uid, prompt)
+        if not policy.apart:
+            return session
+        channel = policy.channel_of(session.channel)
+        return await self.sessions.beside(session, policy.uid_of(uid), channel, begin=recorded)
+
     async def forget(self, uid: str) -> None:
         """Drops what is known of a trajectory, here and in the other workers: the pool knows better now."""
-        self.sessions.drop(uid)
-        if self.others is not None:
-            await self.others.dropped(uid)
+        for held in dict.fromkeys(policy.uid_of(uid) for policy in self.models):
+            self.sessions.drop(held)
+            if self.others is not None:
+                await self.others.dropped(held)
 
     async def stats(self) -> dict[str, Any]:
         return {"pool": await self.pool.aio.stats(), "gateway": self.describe()}
@@ -195,62 +153,27 @@ class Gateway:
         return {
             **self.counters.as_dict(),
             "in_flight": self.in_flight,
-            "paused": self.upstream.paused,
-            "held": self.upstream.waiting,
+            "paused": any(policy.upstream.paused for policy in self.models),
+            "held": sum(policy.upstream.waiting for policy in self.models),
             "sessions": {"count": len(self.sessions), "tokens": self.sessions.tokens},
             "outbox": {"calls": self.recorder.outbox.waiting, "bytes": self.recorder.outbox.bytes},
             "trouble": self.recorder.trouble,
-            "upstream": dict(self.upstream.counters),
-            "servers": self.upstream.describe(),
+            "upstream": dict(sum((policy.upstream.counters for policy in self.models), Counter())),
+            "servers": self.models.servers(),
         }
 
     def metrics(self) -> str:
-        servers = self.upstream.describe()
         one = {
             "in_flight": ("calls under way", self.in_flight),
-            "held": ("calls that wait for a resume", self.upstream.waiting),
+            "held": ("calls that wait for a resume", sum(policy.upstream.waiting for policy in self.models)),
             "sessions": ("running trajectories in memory", len(self.sessions)),
             "session_tokens": ("tokens of running trajectories in memory", self.sessions.tokens),
             "outbox_calls": ("calls whose steps wait for the pool", self.recorder.outbox.waiting),
             "outbox_bytes": ("their size", self.recorder.outbox.bytes),
-            "policy_version": ("the newest policy version", self.upstream.version),
             "ready": ("1 where calls are taken", int(self.why_not_ready is None)),
             "degraded": ("1 where steps wait for the pool or are lost", int(self.recorder.trouble is not None)),
         }
         gauges: dict[str, tuple[str, list[tuple[dict[str, str], float]]]] = {
             name: (meaning, [({}, float(value))]) for name, (meaning, value) in one.items()
         }
-        gauges["server_up"] = (
-            "1 where a rollout server takes calls",
-            [({"server": found["address"]}, float(found["state"] == "up")) for found in servers],
-        )
-        gauges["upstream"] = (
-            "what happened on the way to rollout servers",
-            [({"event": name}, float(count)) for name, count in sorted(self.upstream.counters.items())],
-        )
-        return self.counters.prometheus(gauges)
-
-
-async def _in_thread(path: str, family: str) -> Renderer:
-    """Loads a renderer in a thread that nobody waits for at the end."""
-    loop = asyncio.get_running_loop()
-    loaded: asyncio.Future[Renderer] = loop.create_future()
-
-    def told(outcome: Renderer | BaseException) -> None:
-        if loaded.done():
-            return
-        if isinstance(outcome, BaseException):
-            loaded.set_exception(outcome)
-        else:
-            loaded.set_result(outcome)
-
-    def load() -> None:
-        try:
-            outcome: Renderer | BaseException = load_renderer(path, family)
-        except BaseException as error:
-            outcome = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(told, outcome)
-
-    threading.Thread(target=load, name="headrace-tokenizer", daemon=True).start()
-    return await loaded
+        return self.counters.prometheus({**gauges, **self.models.gauges()})

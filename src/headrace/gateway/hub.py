@@ -10,6 +10,7 @@ import asyncio
 import hmac
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import parse_qs
 
 import aiohttp
 import orjson
@@ -32,6 +33,8 @@ SHARED = frozenset(
 )
 #: Seconds that a worker may take: a drain waits for calls under way.
 PATIENCE_S = 3600
+#: Its number, and the method, path and body that made it.
+Change = tuple[int, str, str, bytes]
 
 
 class Hub:
@@ -41,7 +44,7 @@ class Hub:
         self._secret = secret
         self._workers: dict[int, str] = {}
         self._session: aiohttp.ClientSession | None = None
-        self._changes: dict[tuple[str, ...], tuple[int, str, str, bytes]] = {}
+        self._changes: dict[tuple[str, ...], Change] = {}
         self._changed = 0  # how often anything was
 
     def routes(self) -> list[BaseRoute]:
@@ -96,15 +99,18 @@ class Hub:
         self._changed += 1
         change = (self._changed, method, path, body)
         if route in ("/pause", "/resume"):  # a resume is remembered too: a worker may be hearing of the pause just now
-            self._changes.pop(("pause",), None)
-            self._changes["pause",] = change
+            model = parse_qs(path.partition("?")[2]).get("model", [""])[0]
+            self._replace(("pause", model), change, over=("pause", model) if model else ("pause",))
             return
         fields = orjson.loads(body)
         which = str(fields.get("server") or fields.get("address") or "")
-        if route == "/policy_version" and not which:
-            self._changes = {key: change for key, change in self._changes.items() if key[0] != route}
-        self._changes.pop((route, which), None)
-        self._changes[route, which] = change
+        key = (route, str(fields.get("model") or ""), which)
+        self._replace(key, change, over=key if which or route != "/policy_version" else key[:2])
+
+    def _replace(self, key: tuple[str, ...], change: Change, *, over: tuple[str, ...]) -> None:
+        """Remembers a change as the last, in place of those whose key begins so: it says what they said, anew."""
+        self._changes = {known: kept for known, kept in self._changes.items() if known[: len(over)] != over}
+        self._changes[key] = change
 
 
 class ToHub:

@@ -122,6 +122,8 @@ def describe(
     if path == "/pause":
         modes = {"type": "string", "enum": list(PAUSES)}
         parameters.append({"name": "mode", "in": "query", "required": False, "schema": modes})
+    if path in ("/pause", "/resume") or (path == "/policy_version" and body is None):
+        parameters.append({"name": "model", "in": "query", "required": False, "schema": {"type": "string"}})
     if path == "/submit_steps":
         parameters.append({"name": "channel", "in": "query", "required": False, "schema": {"type": "string"}})
     extra: dict[str, Any] = {"parameters": parameters}

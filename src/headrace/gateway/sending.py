@@ -6,7 +6,7 @@ An agent that stops reading has left: what is under way for it ends, so that it 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from starlette.responses import Response
 from starlette.types import Message, Send
@@ -36,6 +36,15 @@ class Sending:
             {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
         )
         await self._send({"type": "http.response.body", "body": response.body})
+
+    async def relay(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
+        """Begins somebody else's answer, which `pass_on` brings as it is."""
+        self.begun = True
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def pass_on(self, data: bytes, *, more: bool = True) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     def expect(self, headers: Mapping[str, str]) -> None:
         """Events will come, under these headers."""

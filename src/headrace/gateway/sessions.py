@@ -11,6 +11,7 @@ from headrace.data.step import Step
 from headrace.gateway.errors import Refusal
 from headrace.gateway.session import REQUEST, Session
 from headrace.pool.aio import AsyncPool
+from headrace.pool.config import DEFAULT_CHANNEL
 from headrace.pool.errors import Gone, NotFound
 
 #: Sessions kept, however few tokens they hold.
@@ -24,6 +25,7 @@ class Sessions:
         self, pool: AsyncPool, flushed: Callable[[], Awaitable[None]], *, most_tokens: int, open_unknown: bool
     ) -> None:
         """`flushed` returns once the pool has everything that was handed over."""
+        self.channel = DEFAULT_CHANNEL  # of those that name none
         self._pool = pool
         self._flushed = flushed
         self._most_tokens = most_tokens
@@ -63,6 +65,26 @@ class Sessions:
                 code="unknown_trajectory",
             )
         return session
+
+    async def beside(self, session: Session, uid: str, channel: str, *, begin: bool) -> Session:
+        """The session that holds what another model samples for an agent's trajectory. With `begin`, one that is not
+        there is begun; otherwise it is one that nobody keeps."""
+        known = self._known.get(uid)
+        if known is None:
+            try:
+                known = await self.find(uid)
+            except Gone as error:
+                raise Refusal(f"{error}; begin another trajectory", 409, code="trajectory_complete") from None
+            except NotFound:
+                if not begin:
+                    return Session(uid, session.prompt_uid, channel)
+                await self._flushed()
+                agents = await self._pool.trajectory(session.uid, session.channel)
+                await self._pool.open(uid, session.prompt_uid, channel, agents.metadata, agents.n_rollouts)
+                known = self.add(Session(uid, session.prompt_uid, channel))
+        else:
+            self._known.move_to_end(uid)
+        return known
 
     async def find(self, uid: str) -> Session:
         """The session, wherever it is; the pool's `NotFound` or `Gone` where there is none."""
@@ -130,7 +152,7 @@ class Sessions:
                 404,
                 code="unknown_trajectory",
             )
-        await self._pool.open(uid, prompt_uid)
+        await self._pool.open(uid, prompt_uid, self.channel)
         return await self.find(uid)
 
     def _trim(self) -> None:

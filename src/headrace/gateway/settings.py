@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from headrace.data.errors import InvalidInput
 
+#: What a model of a file has in place of a flag.
+_KEYS = {"--vllm-addresses": "addresses", "--tokenizer-path": "tokenizer"}
 Balance = Literal["round-robin", "sticky", "least-busy"]
 
 
@@ -20,8 +23,12 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    vllm_addresses: str = Field(description="rollout servers, as http://host1:8001,http://host2:8001")
-    tokenizer_path: str = Field(description="folder of the served model's tokenizer and chat template")
+    vllm_addresses: str | None = Field(None, description="rollout servers, as http://host1:8001,http://host2:8001")
+    tokenizer_path: str | None = Field(None, description="folder of the served model's tokenizer and chat template")
+    models: str | None = Field(
+        None,
+        description="file (YAML, JSON or TOML) of models by name: trained, only recorded, or passed on to",
+    )
     prompt_length: int | None = Field(
         None, ge=1, description="longest prompt in tokens; a longer one is refused, never cut (default: the model's)"
     )
@@ -78,7 +85,9 @@ class Settings(BaseModel):
 
     @field_validator("vllm_addresses")
     @classmethod
-    def _addresses(cls, given: str) -> str:
+    def _addresses(cls, given: str | None) -> str | None:
+        if given is None:
+            return None
         addresses = [part.strip().rstrip("/") for part in given.split(",") if part.strip()]
         if not addresses:
             raise ValueError("it must name at least one rollout server, such as http://127.0.0.1:8001")
@@ -96,9 +105,31 @@ class Settings(BaseModel):
             channel_values(spec)
         return given
 
+    @model_validator(mode="after")
+    def _served(self) -> Self:
+        """Whatever is recorded needs servers and a tokenizer, its own or those of the flags."""
+        wanting: list[tuple[str, str]] = []
+        flags = {"--vllm-addresses": self.vllm_addresses, "--tokenizer-path": self.tokenizer_path}
+        if self.models is None:
+            wanting = [(flag, "") for flag, given in flags.items() if given is None]
+        else:
+            from headrace.gateway.models.spec import read_models  # only whoever has such a file waits for it
+
+            file = read_models(Path(self.models))
+            own = {name: (spec.servers, spec.tokenizer) for name, spec in file.models.items() if spec.recorded}
+            if file.default is None:
+                own[""] = ([], None)
+            for name, given in own.items():
+                for flag, has in zip(flags, given, strict=True):
+                    if not has and flags[flag] is None:
+                        wanting.append((flag, f", or {_KEYS[flag]} of model {name!r} in --models" if name else ""))
+        if wanting:
+            raise ValueError("; ".join(f"{flag} must be given{instead}" for flag, instead in wanting))
+        return self
+
     @property
     def addresses(self) -> list[str]:
-        return self.vllm_addresses.split(",")
+        return (self.vllm_addresses or "").split(",")
 
     @property
     def keyed(self) -> bool:

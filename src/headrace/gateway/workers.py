@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import secrets
+import shutil
 import signal
 import sys
 import tempfile
@@ -35,6 +36,8 @@ RETRY_S = 5
 RESTART_S, MOST_RESTART_S = 0.1, 10.0
 #: A worker that lived so long was well: the next restart is quick again.
 WELL_S = 30.0
+#: Settings that name a file.
+FILES = ("models",)
 
 
 SOCKET = "hub.sock"
@@ -125,11 +128,16 @@ class Workers:
 
     def _task(self, hub: str) -> bytes:
         # Another worker must find what this one answered: steps are acknowledged by the pool itself.
-        settings = {**self._settings.model_dump(), "ack": "pool"}
+        settings = {**self._settings.model_dump(), **self._kept(Path(hub).parent), "ack": "pool"}
         port = self._reserved.getsockname()[1]
         pool = self._pool_address or f"unix://{hub}"
         task = Task(settings, self._host, port, pool, self._pool_key, hub, self._secret, self._drain_s)
         return msgspec.json.encode(task) + b"\n"
+
+    def _kept(self, folder: Path) -> dict[str, str]:
+        """Copies of the files that were read at the start: a worker that is started later reads the same."""
+        given = {name: getattr(self._settings, name) for name in FILES}
+        return {name: shutil.copy(path, f"{folder}/{name}{Path(path).suffix}") for name, path in given.items() if path}
 
     async def _keep(self, number: int, task: bytes, hub: Hub, started: asyncio.Event) -> None:
         """Runs one worker, again and again, until the end."""

@@ -11,7 +11,7 @@ history.add(record, plan.ids, sampled, plan.parent, step=index)
 
 from headrace.tokens.check import Quarantine, check_step, same_text
 from headrace.tokens.detokenize import Detokenizer, text_of
-from headrace.tokens.history import RECORD, Cause, History, Match, Node, Record, Request
+from headrace.tokens.history import RECORD, RECORD_ONLY, Cause, History, Match, Node, Record, Request
 from headrace.tokens.load import load_renderer
 from headrace.tokens.messages import Message, ToolCall, read_message, read_messages
 from headrace.tokens.parse import Delta, Grammar, Parsed
@@ -35,6 +35,7 @@ __all__ = [
     "Node",
     "Record",
     "RECORD",
+    "RECORD_ONLY",
     "Match",
     "Cause",
     "plan_prompt",

@@ -22,6 +22,8 @@ from headrace.tokens.messages import ROOT, Chain, Message, ToolCall, digest_of, 
 
 #: Where a step's metadata holds its node's record.
 RECORD = "history"
+#: The quarantine of a step whose model is kept and not trained: nothing is wrong with it.
+RECORD_ONLY = "record_only"
 
 
 class Cause(StrEnum):
@@ -238,11 +240,12 @@ class History:
 
     @classmethod
     def from_steps(cls, steps: Iterable[Step]) -> History:
-        """The tree as another process left it in the pool; steps without a record, or quarantined, are passed over."""
+        """The tree as another process left it in the pool; steps without a record, or quarantined for a fault, are
+        passed over."""
         history = cls()
         for step in steps:
             record = Record.from_metadata(step.metadata.get(RECORD))
-            if record is None or step.quarantined is not None:
+            if record is None or step.quarantined not in (None, RECORD_ONLY):
                 continue
             parent = next(
                 (node for node in reversed(history._by_key.get(record.parent, ())) if _begins(step.prompt_ids, node)),

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
 from urllib.parse import quote
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.data.errors import HeadraceError, InvalidInput
+from headrace.data.errors import InvalidInput
 from headrace.data.step import check_uid, finite
 from headrace.gateway.access import Role
 from headrace.gateway.bodies import CompleteTrajectory, InitTrajectory, RegisterTrajectory, Reward
+from headrace.gateway.counting import Count
 from headrace.gateway.dialects import Counter, Dialect
 from headrace.gateway.errors import Refusal, refusal
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.gateway import Gateway
+from headrace.gateway.models.beside import Beside
 from headrace.gateway.responses import json_response, retry_header
 from headrace.gateway.routing import Handler, path_uid, read
 from headrace.gateway.session import Session
-from headrace.pool.config import DEFAULT_CHANNEL
 from headrace.pool.errors import Gone, NotFound, Unauthorized
-
-log = logging.getLogger("headrace.gateway")
 
 #: First segments of our own routes: no trajectory can be called so.
 RESERVED = frozenset(
@@ -40,6 +38,7 @@ class BlackBox:
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
+        self.beside = Beside(gateway)
 
     def llm(self, dialect: Dialect, route: str) -> Handler:
         """A handler for one dialect's calls."""
@@ -63,25 +62,13 @@ class BlackBox:
         """A handler that says how many tokens a call's prompt would have: those of the call, if it is made next."""
         gateway = self.gateway
 
-        async def count(request: Request) -> Response:
+        async def count(request: Request) -> Count | Response:
             try:
                 gateway.access.check(request, Role.AGENT)
                 uid, prompt = path_uid(request, "trajectory_uid"), path_uid(request, "prompt_uid")
-                with gateway.admitted():
-                    ask = dialect.read_count(await gateway.body(request))
-                    planner = gateway.calls.planner
-                    planner.settle(ask)
-                    session = await gateway.sessions.running(uid, prompt)
-                    with gateway.sessions.using(session):
-                        tokens = await planner.length(session, ask)
-            except ClientDisconnect:
-                return Response(status_code=499)
-            except HeadraceError as error:
+            except (Unauthorized, InvalidInput) as error:
                 return _refused(dialect, refusal(error))
-            except Exception as error:
-                log.exception("a count failed")
-                return _refused(dialect, Refusal(f"the gateway failed at this ({type(error).__name__})", 500))
-            return json_response(dialect.counted(tokens), 200, dialect.headers(uuid.uuid4().hex))
+            return Count(gateway, dialect, route, request, uid, prompt)
 
         count.__name__ = route.replace("/", "_")
         count.__doc__ = f"{dialect.vendor}'s {route.replace('/', ' ')}; nothing is sampled and nothing recorded."
@@ -94,11 +81,11 @@ class BlackBox:
         asked = read(await gateway.body(request), InitTrajectory, empty=True)
         uid = asked.trajectory_uid if asked.trajectory_uid is not None else uuid.uuid4().hex
         prompt = asked.prompt_uid if asked.prompt_uid is not None else uid
-        _check(uid, prompt)
+        self._check(uid, prompt)
         if asked.trajectory_uid is not None:
             await self._place(uid, prompt, asked)
         else:
-            channel = asked.channel or DEFAULT_CHANNEL
+            channel = asked.channel or gateway.models.default.channel
             await gateway.pool.aio.open(uid, prompt, channel, asked.metadata, asked.n_rollouts)
             gateway.sessions.add(Session(uid, prompt, channel))
         base = f"{_reached(request)}/{quote(uid, safe='')}/{quote(prompt, safe='')}"
@@ -110,9 +97,19 @@ class BlackBox:
         gateway.access.check(request, Role.AGENT)
         uid, prompt = path_uid(request, "trajectory_uid"), path_uid(request, "prompt_uid")
         asked = read(await gateway.body(request), RegisterTrajectory, empty=True)
-        _check(uid, prompt)
+        self._check(uid, prompt)
         await self._place(uid, prompt, asked)
         return json_response({"status": "ok"})
+
+    def _check(self, uid: str, prompt: str) -> None:
+        check_uid(uid, "trajectory_uid")
+        check_uid(prompt, "prompt_uid")
+        if uid in RESERVED:
+            raise InvalidInput(f"trajectory_uid is {uid!r}, which is the name of a route; choose another")
+        for name, value in (("trajectory_uid", uid), ("prompt_uid", prompt)):
+            if value in (".", ".."):  # clients take these out of a URL, even percent-encoded
+                raise InvalidInput(f"{name} is {value!r}, which no URL can hold; choose another")
+        self.gateway.models.check(uid)
 
     async def _place(self, uid: str, prompt: str, asked: InitTrajectory | RegisterTrajectory) -> None:
         """Begins a trajectory under a name of its client's; one that is there stays, or moves if it has no steps."""
@@ -125,8 +122,9 @@ class BlackBox:
             session = None
         if session is not None and session.complete:
             raise Refusal(f"trajectory {uid!r} is complete; choose another uid", 409, code="trajectory_complete")
-        channel = asked.channel or (session.channel if session is not None else DEFAULT_CHANNEL)
+        channel = asked.channel or (session.channel if session is not None else gateway.models.default.channel)
         await gateway.recorder.flushed()
+        await self.beside.place(uid, prompt, channel, asked)
         moves = session is not None and session.channel != channel
         await gateway.pool.aio.open(uid, prompt, channel, asked.metadata, asked.n_rollouts, move=moves)
         if session is not None and (session.channel, session.prompt_uid) != (channel, prompt):
@@ -138,7 +136,7 @@ class BlackBox:
         """The models of the rollout servers."""
         self.gateway.access.check(request, Role.AGENT)
         _ = self.gateway.calls  # the servers are asked nothing before they were probed
-        return json_response(await self.gateway.upstream.models())
+        return json_response(self.gateway.models.listed(await self.gateway.upstream.models()))
 
     async def reward(self, request: Request) -> Response:
         """Annotates a step, or the trajectory's last; `late` once its group was consumed."""
@@ -148,8 +146,7 @@ class BlackBox:
         asked = read(await gateway.body(request), Reward)
         finite(asked.reward, "reward")
         await gateway.recorder.flushed()
-        status = await gateway.pool.aio.reward(uid, asked.reward, asked.step_index)
-        return json_response({"status": status})
+        return json_response({"status": await self.beside.reward(uid, asked.reward, asked.step_index)})
 
     async def complete_trajectory(self, request: Request) -> Response:
         """Ends a trajectory, with a reward where one is given."""
@@ -162,7 +159,8 @@ class BlackBox:
         await gateway.recorder.flushed()
         if asked.channel is not None:
             await self._check_channel(uid, asked.channel)
-        done = await gateway.pool.aio.complete(uid, asked.reward)
+        gateway.models.check(uid)
+        done = await self.beside.complete(uid, asked.reward)
         if done.status == "unknown":
             raise Refusal(f"no trajectory {uid!r} to complete", 404, code="unknown_trajectory")
         await gateway.forget(uid)
@@ -185,16 +183,6 @@ class BlackBox:
 def _refused(dialect: Dialect, refused: Refusal) -> Response:
     headers = {**dialect.headers(uuid.uuid4().hex), **retry_header(refused)}
     return json_response(dialect.error(refused), refused.status, headers)
-
-
-def _check(uid: str, prompt: str) -> None:
-    check_uid(uid, "trajectory_uid")
-    check_uid(prompt, "prompt_uid")
-    if uid in RESERVED:
-        raise InvalidInput(f"trajectory_uid is {uid!r}, which is the name of a route; choose another")
-    for name, value in (("trajectory_uid", uid), ("prompt_uid", prompt)):
-        if value in (".", ".."):  # clients take these out of a URL, even percent-encoded
-            raise InvalidInput(f"{name} is {value!r}, which no URL can hold; choose another")
 
 
 def _reached(request: Request) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -43,7 +41,7 @@ class Control:
     async def policy_version(self, request: Request) -> Response:
         """The newest policy version, and each server's."""
         self.gateway.access.check(request, Role.AGENT)
-        return json_response(self._versions())
+        return json_response(self.gateway.models.asked(request.query_params.get("model")).versions())
 
     async def set_policy_version(self, request: Request) -> Response:
         """What the servers, or one of them, sample with from now on."""
@@ -51,36 +49,22 @@ class Control:
         gateway.access.check(request, Role.ADMIN)
         asked = read(await gateway.body(request), PolicyVersion)
         server = asked.server.rstrip("/") if asked.server is not None else None
-        newest, before = gateway.upstream.version, gateway.upstream.versions
-        gateway.upstream.set_version(asked.version, server)
-        if request.scope.get("headrace.trusted"):  # the pool was told when it was said first
-            await gateway.upstream.note_versions(server)
-            return json_response(self._versions())
-        try:
-            await gateway.pool.aio.set_version(gateway.upstream.version)
-        except InvalidInput:  # what the pool refuses holds nowhere
-            gateway.upstream.set_version(newest)
-            for address, version in before.items():
-                gateway.upstream.set_version(version, address)
-            raise
-        await gateway.upstream.note_versions(server)
-        return json_response(self._versions())
-
-    def _versions(self) -> dict[str, Any]:
-        upstream = self.gateway.upstream
-        return {"version": upstream.version, "servers": upstream.versions}
+        policy = gateway.models.asked(asked.model)
+        trusted = bool(request.scope.get("headrace.trusted"))  # the pool was told when it was said first
+        await policy.set_version(asked.version, server, tell_pool=not trusted)
+        return json_response(policy.versions())
 
     async def pause(self, request: Request) -> Response:
         """Holds new calls; those in flight end (drain), freeze (keep), or are cut and continued (abort-resume)."""
         self.gateway.access.check(request, Role.ADMIN)
         mode = request.query_params.get("mode", "drain")
-        await self.gateway.upstream.pause(mode)
+        await self.gateway.models.pause(mode, request.query_params.get("model"))
         return json_response({"status": "paused", "mode": mode})
 
     async def resume(self, request: Request) -> Response:
         """Lets calls through again."""
         self.gateway.access.check(request, Role.ADMIN)
-        await self.gateway.upstream.resume()
+        await self.gateway.models.resume(request.query_params.get("model"))
         return json_response({"status": "resumed"})
 
     # -- servers -------------------------------------------------------------------------------------------------------
@@ -88,7 +72,7 @@ class Control:
     async def servers(self, request: Request) -> Response:
         """The rollout servers, as the gateway finds them."""
         self.gateway.access.check(request, Role.ADMIN)
-        return json_response({"servers": self.gateway.upstream.describe()})
+        return json_response({"servers": self.gateway.models.servers()})
 
     async def add_server(self, request: Request) -> Response:
         """Adds a rollout server."""
@@ -96,15 +80,15 @@ class Control:
         asked = read(await self.gateway.body(request), Server)
         if not asked.address.startswith(("http://", "https://")):
             raise InvalidInput(f"address is {shown(asked.address)}; it looks like http://127.0.0.1:8001")
-        await self.gateway.upstream.add(asked.address.rstrip("/"))
-        return json_response({"servers": self.gateway.upstream.describe()})
+        await self.gateway.models.asked(asked.model).upstream.add(asked.address.rstrip("/"))
+        return json_response({"servers": self.gateway.models.servers()})
 
     async def remove_server(self, request: Request) -> Response:
         """Takes a rollout server out; its calls under way end."""
         self.gateway.access.check(request, Role.ADMIN)
         asked = read(await self.gateway.body(request), Server)
-        await self.gateway.upstream.remove(asked.address.rstrip("/"))
-        return json_response({"servers": self.gateway.upstream.describe()})
+        await self.gateway.models.asked(asked.model).upstream.remove(asked.address.rstrip("/"))
+        return json_response({"servers": self.gateway.models.servers()})
 
     async def drop_session(self, request: Request) -> Response:
         """Forgets what is known of a trajectory; only other workers ask for it."""

@@ -14,6 +14,7 @@ from headrace.data.step import Step, token_ids
 from headrace.gateway.access import Role
 from headrace.gateway.ask import Ask, Bad, take_max_tokens, take_sampling
 from headrace.gateway.bodies import ComputeReward, Generate, SubmitSteps, WireStep
+from headrace.gateway.calls import Calls
 from headrace.gateway.errors import Refusal
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.presence import HungUp, Presence
@@ -21,7 +22,6 @@ from headrace.gateway.responses import json_response
 from headrace.gateway.routing import read
 from headrace.gateway.turn import Turn
 from headrace.gateway.upstream import Failed
-from headrace.pool.config import DEFAULT_CHANNEL
 from headrace.tokens import Cause, PromptPlan, read_messages, text_of
 from headrace.tokens import Request as Conversation
 
@@ -43,7 +43,7 @@ class WhiteBox:
             asked = read(await gateway.body(request), Generate)
             try:
                 async with Presence(request.receive):
-                    turn = await self._sampled(asked)
+                    calls, turn = await self._sampled(asked)
             except HungUp:
                 return Response(status_code=499)
         (choice,) = turn.choices
@@ -54,15 +54,16 @@ class WhiteBox:
                 "response_ids": choice.ids,
                 "token_ids": choice.ids,
                 "log_probs": choice.log_probs,
-                "response_text": text_of(gateway.calls.planner.renderer.vocabulary, choice.ids),
+                "response_text": text_of(calls.planner.renderer.vocabulary, choice.ids),
                 "stop_reason": choice.sampled.finish_reason,
                 "policy_version": turn.version,
                 "version_spans": [list(span) for span in choice.sampled.spans],
             }
         )
 
-    async def _sampled(self, asked: Generate) -> Turn:
-        calls = self.gateway.calls
+    async def _sampled(self, asked: Generate) -> tuple[Calls, Turn]:
+        policy = self.gateway.models.asked(asked.model)
+        calls = policy.calls
         planner = calls.planner
         ask = _ask(asked)
         if ask.conversation is not None:
@@ -70,7 +71,7 @@ class WhiteBox:
         else:
             plan = PromptPlan(planner.checked(token_ids(asked.prompt_ids, "prompt_ids")), Cause.FIRST)
         call_id = uuid.uuid4().hex
-        context = self.gateway.upstream.max_model_len
+        context = policy.upstream.max_model_len
         turn = planner.turn(WHITE_BOX, ask, plan, call_id, "", context, sticky=asked.trajectory_uid or call_id)
         await calls.sample([turn])
         (choice,) = turn.choices
@@ -78,13 +79,13 @@ class WhiteBox:
         if trouble is not None:
             self.gateway.counters.add("quarantined", WHITE_BOX, trouble.value)
             raise Failed(f"{turn.server} gave an answer that must not be trained on: {trouble.value}", "malformed")
-        return turn
+        return calls, turn
 
     async def submit_steps(self, request: Request) -> Response:
         """Takes steps that a flow made itself: all of them, or none."""
         gateway = self.gateway
         gateway.access.check(request, Role.AGENT)
-        channel = request.query_params.get("channel") or DEFAULT_CHANNEL
+        channel = request.query_params.get("channel") or gateway.models.default.channel
         asked = read(await gateway.body(request), SubmitSteps)
         steps = [_step(at, given) for at, given in enumerate(asked.steps)]
         await gateway.recorder.flushed()

@@ -30,6 +30,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     abort_grace_s   an abort may come before the pause that asked for it: from another worker, or another gateway
     api_key         the servers' own (`Authorization: Bearer`)
     max_answer_mb   the most that one answer may have
+    model           the name that the servers know the model by; None: the first that they list
     """
 
     balance: Balancing = "round-robin"
@@ -45,6 +46,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     abort_grace_s: float = 2.0
     api_key: str | None = None
     max_answer_mb: float = 256.0
+    model: str | None = None
 
     def __post_init__(self) -> None:
         _choice(self.balance, Balancing, "balance")

@@ -75,11 +75,17 @@ class Probe:
             raise Failed(f"/v1/models answers {status}: {said(status, data).message}", "denied")
         found = _json(data)
         cards = found.get("data") if isinstance(found, dict) else None
-        card = cards[0] if isinstance(cards, list) and cards else None
-        if not isinstance(card, dict) or not isinstance(card.get("id"), str):
+        named = [card for card in cards if _is_card(card)] if isinstance(cards, list) else []
+        if not named:
             raise Failed(f"/v1/models names no model: {shown(found)}", "malformed")
-        longest = card.get("max_model_len")
-        return card["id"], longest if isinstance(longest, int) else None
+        wanted = self._options.model
+        card = next((card for card in named if wanted in (None, card["id"])), None)
+        if card is None:
+            served = ", ".join(card["id"] for card in named)
+            raise Failed(f"it serves no {wanted!r} (yet); it serves {served}", "model")
+        # An adapter's card need not say how long its context is: it is its base's.
+        longest = next((each["max_model_len"] for each in (card, *named) if _has_length(each)), None)
+        return card["id"], longest
 
     async def _tokenization(self, model: str) -> None:
         """Not every server tokenizes; one that does must do it as we do."""
@@ -140,6 +146,14 @@ class Probe:
 
     async def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
         return await self._client.ask(method, self._server.url(path), body, self._options.verify_s)
+
+
+def _is_card(found: Any) -> bool:
+    return isinstance(found, dict) and isinstance(found.get("id"), str)
+
+
+def _has_length(card: dict[str, Any]) -> bool:
+    return isinstance(card.get("max_model_len"), int)
 
 
 def _json(data: bytes) -> Any:

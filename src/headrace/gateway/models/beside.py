@@ -1,0 +1,74 @@
+"""An agent's trajectory and, beside it, those that hold what other models sampled for it.
+
+Tokens of two models are never in one tree: each has a trajectory of its own, `uid@name`, under the same prompt, in a
+channel of its own. What an agent or its author says of the one holds for all: where it belongs, its reward, its end.
+"""
+
+from __future__ import annotations
+
+from headrace.gateway.bodies import InitTrajectory, RegisterTrajectory
+from headrace.gateway.gateway import Gateway
+from headrace.pool.errors import NotFound
+from headrace.pool.plan import Completion
+
+
+class Beside:
+    def __init__(self, gateway: Gateway) -> None:
+        self._pool = gateway.pool.aio
+        self._sessions = gateway.sessions
+        self._default = gateway.models.default
+
+    async def place(self, uid: str, prompt: str, channel: str, asked: InitTrajectory | RegisterTrajectory) -> None:
+        """Lets those that are there learn what is said of the agent's; the pool's `Conflict` where one cannot move."""
+        for policy in self._default.others:
+            try:
+                there = await self._sessions.find(policy.uid_of(uid))
+            except NotFound:
+                continue
+            goes = policy.channel_of(channel)
+            moves = there.channel != goes
+            await self._pool.open(there.uid, prompt, goes, asked.metadata, asked.n_rollouts, move=moves)
+            there.channel, there.prompt_uid = goes, prompt
+
+    async def reward(self, uid: str, reward: float, index: int | None) -> str:
+        """Pays a step of the agent's trajectory; without an index, the last of each model's."""
+        others = self._default.others if index is None else ()
+        paid = [status for policy in others if (status := await self._paid(policy.uid_of(uid), reward))]
+        try:
+            return await self._pool.reward(uid, reward, index)
+        except NotFound:
+            if not paid:
+                raise
+            return paid[0]
+
+    async def complete(self, uid: str, reward: float | None) -> Completion:
+        """Ends all of them. One without steps is no rollout of its model: it is forgotten, where another has some."""
+        done: list[Completion] = []
+        for policy in self._default.others:
+            other = policy.uid_of(uid)
+            steps = await self._steps(other)
+            if steps == 0:
+                await self._pool.forget(other)
+            elif steps is not None and policy.trained:
+                done.append(await self._pool.complete(other, reward))
+            elif steps is not None:  # it is in no batch, so it never ends; what it was worth can be read
+                status = "ok" if reward is None else await self._pool.reward(other, reward)
+                done.append(Completion(status, steps))
+        if done and await self._steps(uid) == 0:
+            await self._pool.forget(uid)
+        else:
+            done.insert(0, await self._pool.complete(uid, reward))
+        return Completion(done[0].status, sum(each.steps for each in done))
+
+    async def _paid(self, uid: str, reward: float) -> str | None:
+        try:
+            return await self._pool.reward(uid, reward)
+        except NotFound:
+            return None
+
+    async def _steps(self, uid: str) -> int | None:
+        """How many steps a trajectory has; None where there is none, or none any more."""
+        try:
+            return len(await self._pool.trajectory(uid))
+        except NotFound:
+            return None

@@ -1,0 +1,162 @@
+"""What a `--models` file says: names, where each is served, and what becomes of its calls.
+
+A batch never mixes two policies: every recorded model has a channel of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from headrace.data.errors import InvalidInput, shown
+from headrace.data.step import check_uid
+from headrace.gateway.files import fitted, known, read_table
+from headrace.gateway.upstream.options import Balancing, ModeAsked, Wire
+from headrace.gateway.upstream.server import normal_address
+from headrace.pool.config import DEFAULT_CHANNEL
+
+#: What stands between a trajectory's or a channel's name and the model whose steps these are.
+MARK = "@"
+
+Names = str | list[str]
+Length = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One model.
+
+    mode        `train` is recorded; `record` is kept and never trained on; `pass` is forwarded and not recorded
+    addresses   its rollout servers, or the one address of a provider; those of --vllm-addresses where none are given
+    served      the name that its servers know it by, such as a LoRA adapter's; their first where none is given
+    tokenizer   its tokenizer's folder; that of --tokenizer-path where none is given
+    channel     where its steps go, for trajectories that name no channel
+    key_env     the environment variable that holds its servers' key
+    pattern     other names that mean it, with * and ?
+    The rest is what the flags of the same names say, for this model alone.
+    """
+
+    mode: Literal["train", "record", "pass"] = "train"
+    addresses: Names | None = None
+    served: str | None = None
+    tokenizer: str | None = None
+    channel: str | None = None
+    key_env: str | None = None
+    pattern: Names | None = None
+    prompt_length: Length | None = None
+    response_length: Length | None = None
+    history: Literal["bridge", "template"] | None = None
+    renderer: str | None = None
+    balance: Balancing | None = None
+    wire: Wire | None = None
+    logprobs_mode: ModeAsked | None = None
+
+    @property
+    def recorded(self) -> bool:
+        return self.mode != "pass"
+
+    @property
+    def servers(self) -> list[str]:
+        return _listed(self.addresses)
+
+    @property
+    def patterns(self) -> list[str]:
+        return _listed(self.pattern)
+
+    def key(self) -> str | None:
+        """The key for its servers; an error where the variable is not there."""
+        if self.key_env is None:
+            return None
+        found = os.environ.get(self.key_env)
+        if not found:
+            raise InvalidInput(f"key_env names {self.key_env}, which is not set in the environment")
+        return found
+
+    def changes(self) -> dict[str, Any]:
+        """The flags that it changes, by the names of `Settings`."""
+        given = {
+            "vllm_addresses": ",".join(self.servers) or None,
+            "tokenizer_path": self.tokenizer,
+            **{name: getattr(self, name) for name in _FLAGS},
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+#: Settings that a model may have of its own, under their own names.
+_FLAGS = ("prompt_length", "response_length", "history", "renderer", "balance", "wire", "logprobs_mode")
+#: What says nothing of a model that is only passed on to.
+_RECORDED_ONLY = ("tokenizer", "channel", *_FLAGS)
+
+
+class ModelsFile(msgspec.Struct, frozen=True):
+    """All of a file. `default` takes the names that nobody lists; without it, the model of the flags does."""
+
+    models: dict[str, ModelSpec]
+    default: str | None = None
+
+    def channel(self, name: str) -> str:
+        """Where a recorded model's steps go, for trajectories that name no channel."""
+        given = self.models[name].channel
+        return given or (DEFAULT_CHANNEL if name == self.default else f"{DEFAULT_CHANNEL}{MARK}{name}")
+
+
+class _Top(msgspec.Struct):
+    models: dict[str, Any]
+    default: str | None = None
+
+
+def read_models(path: Path) -> ModelsFile:
+    """A file that can work, or an error that names the file, the model and the key."""
+    top = fitted(read_table(path), _Top, str(path))
+    models = {name: fitted(given, ModelSpec, f"{path}: models.{name}") for name, given in top.models.items()}
+    found = ModelsFile(models, top.default)
+    try:
+        _check(found)
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error}") from None
+    return found
+
+
+def _check(found: ModelsFile) -> None:
+    if found.default is not None:
+        known(found.default, found.models, "default: model")
+        if found.models[found.default].mode != "train":
+            raise InvalidInput(f"default is {found.default!r}, which has mode {found.models[found.default].mode}; "
+                               "name one with mode train, and give the other a pattern such as '*'")  # fmt: skip
+    for name, spec in found.models.items():
+        try:
+            _check_one(name, spec)
+        except InvalidInput as error:
+            raise InvalidInput(f"models.{name}: {error}") from None
+    taken = {} if found.default is not None else {DEFAULT_CHANNEL: "the model of --vllm-addresses"}
+    for name in (name for name, spec in found.models.items() if spec.recorded):
+        channel = found.channel(name)
+        other = taken.setdefault(channel, repr(name))
+        if other != repr(name):
+            raise InvalidInput(
+                f"models.{name}: channel {channel!r} is that of {other} too, and a batch would mix the two; "
+                f"leave it out, and it is {DEFAULT_CHANNEL + MARK + name!r}"
+            )
+
+
+def _check_one(name: str, spec: ModelSpec) -> None:
+    check_uid(name, "the name")
+    for address in spec.servers:
+        normal_address(address)
+    spec.key()
+    if spec.recorded:
+        if spec.channel is not None:
+            check_uid(spec.channel, "channel")
+        return
+    if len(spec.servers) != 1:
+        raise InvalidInput(f"mode pass needs one address in addresses, not {shown(spec.addresses)}")
+    for field in _RECORDED_ONLY:
+        if getattr(spec, field) is not None:
+            raise InvalidInput(f"{field} says nothing of a model with mode pass, which is not recorded; leave it out")
+
+
+def _listed(given: Names | None) -> list[str]:
+    parts = given.split(",") if isinstance(given, str) else given or []
+    return [part.strip().rstrip("/") for part in parts if part.strip()]
