@@ -48,6 +48,7 @@ TINY = Sizes(
 
 PARTS = {
     "passthrough": {"vs_passthrough", "added_p50_ms_vs_passthrough", "req_s", "cpu_ms"},
+    "dialects": {"responses_vs_chat", "messages_vs_chat"},
     "history": {"history_flat", "bridge_vs_full"},
     "ray": {"ray_vs_embedded"},
     "stream": {"stream_vs_direct"},

@@ -154,6 +154,14 @@ def test_reasoning_that_is_rendered_anew_is_what_was_thought(stage: Stage, seale
     assert tree(stage.gateway.steps(base.split("/")[3])) == [None, None]
 
 
+def test_an_effort_of_none_switches_reasoning_off_where_the_template_can(stage: Stage) -> None:
+    base = stage.begin()
+    for effort in ("low", "none"):
+        told(respond(stage.gateway, base, QUESTIONS[0], reasoning={"effort": effort}))
+    prompts = [stage.rollout.vocabulary.decode(order["prompt"]) for order in stage.rollout.orders]
+    assert ["<think>\n\n</think>" in prompt for prompt in prompts] == [False, True]
+
+
 def test_the_helper_for_streams_puts_items_together(stage: Stage) -> None:
     base = stage.begin()
     with openai.OpenAI(**settled(base)) as client:

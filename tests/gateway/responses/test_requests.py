@@ -285,7 +285,6 @@ BAD_FIELDS: list[tuple[Json, str]] = [
     ({"text": {"format": "json_object"}}, "text.format"),
     ({"text": {"verbosity": "high"}}, "text.verbosity"),
     ({"reasoning": "high"}, "reasoning"),
-    ({"reasoning": {"effort": "none"}}, "reasoning.effort"),
     ({"reasoning": {"effort": 7}}, "reasoning.effort"),
     ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
     ({"tools": {}}, "tools"),

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -19,26 +19,27 @@ import uvloop
 
 from headrace.bench.gateway.sizes import Sizes
 from headrace.bench.gateway.text import speech, words_from
+from headrace.bench.gateway.wire import Chat, Wire
 from headrace.bench.timing import median
 
 R = TypeVar("R")
 JSON = {"content-type": "application/json"}
 #: uvicorn closes a connection that was idle for 5 s; ours goes first, so that none is used as it is closed.
 KEEP_ALIVE_S = 4.0
-SYSTEM = {"role": "system", "content": "You are a helpful assistant."}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where agents call: a gateway, which has trajectories, or a server that has none."""
+    """Where agents call, and how: a gateway, which has trajectories, or a server that has none."""
 
     url: str
     trajectories: bool = True
+    wire: Wire = field(default_factory=Chat)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a round found: seconds of each chat call, and of all of them together."""
+    """What a round found: seconds of each call to the model, and of all of them together."""
 
     latencies: list[float]
     took: float
@@ -109,7 +110,7 @@ class Agent:
         self._target = target
         self._base = target.url + "/v1"
         self._number = next(load.numbers)
-        self._messages: list[dict[str, str]] = [SYSTEM]
+        self._history: list[dict[str, Any]] = []
         self._calls = 0
 
     async def begin(self) -> None:
@@ -122,14 +123,15 @@ class Agent:
         """One call, with the whole history and so many new words; seconds until its answer was read."""
         body = self._next(words)
         start = time.perf_counter()
-        answer = await self._post(self._base + "/chat/completions", body)
+        answer = await self._post(self._base + self._target.wire.path, body)
         took = time.perf_counter() - start
-        self.prompt_tokens = answer["usage"]["prompt_tokens"]
-        self._heard(answer["choices"][0]["message"]["content"])
+        heard = self._target.wire.heard(answer)
+        self.prompt_tokens = heard.prompt_tokens
+        self._keep(heard.kept, heard.text)
         return took
 
     async def ask_streamed(self, words: int) -> float:
-        """The same, streamed; seconds until the first text."""
+        """The same in chat completions, streamed; seconds until the first text."""
         body = orjson.dumps({**self._next(words), "stream": True})
         took, text = 0.0, ""
         start = time.perf_counter()
@@ -143,7 +145,7 @@ class Agent:
                     if piece and not text:
                         took = time.perf_counter() - start
                     text += piece
-        self._heard(text)
+        self._keep([{"role": "assistant", "content": text}], text)
         return took
 
     async def end(self) -> None:
@@ -155,14 +157,13 @@ class Agent:
     def _next(self, words: int) -> dict[str, Any]:
         self._calls += 1
         text = words_from(self._load.speech, self._number * 31 + self._calls, words)
-        self._messages.append({"role": "user", "content": text})
-        sampled = self._load.sizes.sampled
-        return {"model": "default", "messages": self._messages, "temperature": 1.0, "max_tokens": sampled}
+        self._history.append({"role": "user", "content": text})
+        return self._target.wire.request(self._history, self._load.sizes.sampled)
 
-    def _heard(self, text: str) -> None:
+    def _keep(self, kept: list[dict[str, Any]], text: str) -> None:
         if not text:
             raise AssertionError(f"call {self._calls} to {self._base} was answered with no text")
-        self._messages.append({"role": "assistant", "content": text})
+        self._history += kept
 
     async def _post(self, url: str, body: dict[str, Any]) -> Any:
         async with self._load.session.post(url, data=orjson.dumps(body), headers=JSON) as answer:

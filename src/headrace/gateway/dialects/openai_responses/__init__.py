@@ -41,7 +41,7 @@ class OpenAIResponses:
         instructions = take(fields, "instructions", str, None, "a string")
         messages = read_input(fields.pop("input", None), continued=previous is not None)
         opening = (Message("system", instructions),) if instructions else ()
-        echo = {"tools": fields.get("tools") or [], "tool_choice": fields.get("tool_choice") or "auto"}
+        echo: dict[str, Any] = {"tools": fields.get("tools") or [], "tool_choice": fields.get("tool_choice") or "auto"}
         offered = take_offer(fields)
         stream, _ = openai.take_stream(fields)
         sampling = take_sampling(fields)
@@ -49,7 +49,8 @@ class OpenAIResponses:
         if most is not None:
             sampling["max_tokens"] = most
         echo |= {"instructions": instructions, "max_output_tokens": most, "text": take_text(fields, sampling)}
-        echo |= {"reasoning": take_reasoning(fields), **take_echoed(fields)}
+        reasoning = take_reasoning(fields)
+        echo |= {"reasoning": reasoning, **take_echoed(fields)}
         include = take_include(fields)
         tops = take_tops(fields, include)
         keep = take(fields, "store", bool, True, "true or false")
@@ -63,6 +64,8 @@ class OpenAIResponses:
             calls=offered.calls,
             must_call=offered.must_call,
             one_call=not take(fields, "parallel_tool_calls", bool, True, "true or false"),
+            thinking=False if reasoning["effort"] == "none" else None,
+            user=echo["user"],
             show_ids=take(fields, "return_token_ids", bool, False, "true or false"),
             opening=len(opening),
             previous=None if previous is None else previous.removeprefix(PREFIX),

@@ -36,7 +36,7 @@ INCLUDED = (
     *("file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
     *("message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs"),
 )
-EFFORTS = ("minimal", "low", "medium", "high", "xhigh")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 SUMMARIES = ("auto", "concise", "detailed")
 
 
@@ -116,15 +116,9 @@ def take_text(fields: Json, sampling: Json) -> Json:
 
 
 def take_reasoning(fields: Json) -> Json:
-    """`reasoning`: how much is up to the model, so an effort is a hint; what was thought is shown whole."""
+    """`reasoning`: how much is up to the model, so an effort but none is a hint; what was thought is shown whole."""
     given = take(fields, "reasoning", dict, {}, "an object")
     effort, summary = given.get("effort"), given.get("summary")
-    if effort == "none":
-        raise Bad(
-            "reasoning.effort is 'none', which no model can be told so; templates that can switch reasoning off take "
-            'chat_template_kwargs, such as {"enable_thinking": false}',
-            "reasoning.effort",
-        )
     if effort is not None and effort not in EFFORTS:
         raise Bad(f"reasoning.effort is {shown(effort)}; it must be one of {', '.join(EFFORTS)}", "reasoning.effort")
     if summary is not None and summary not in SUMMARIES:
