@@ -27,10 +27,11 @@ test-verl: setup ## run the tests against a real verl (installed once into the u
 test-atropos: setup ## run the tests against the original Trajectory API (installed once into the user's cache, 0.5 GB)
 	HEADRACE_ATROPOS=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/atropos
 
-bench: setup ## run the quick benchmarks of pool, gateway and trainer, into bench-*.json
+bench: setup ## run the quick benchmarks of pool, gateway, trainer and environments, into bench-*.json
 	$(BIN)/headrace bench pool --quick --json bench-pool.json
 	$(BIN)/headrace bench gateway --quick --json bench-gateway.json
 	$(BIN)/headrace bench trainer --quick --json bench-trainer.json
+	$(BIN)/headrace bench envs --quick --json bench-envs.json
 
 lint: setup ## check style, format and types
 	$(BIN)/ruff check .

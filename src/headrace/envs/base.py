@@ -262,7 +262,7 @@ class BaseEnv(Reporting, CommandLine, ABC):
         if do_send_to_api and self.manager is None:
             raise HeadraceError("groups are sent by env_manager(), which is not running")
         if self.manager is not None:
-            self.manager.collected()
+            await self.manager.collected()
         many = isinstance(scored_data, list)
         groups = scored_data if isinstance(scored_data, list) else [scored_data]
         fit = await delivery.sendable(self, groups, item, skip_long=abort_on_any_max_length_exceeded)

@@ -42,7 +42,7 @@ def _reason(env: BaseEnv, group: Any, skip_long: bool) -> str | None:
     check(group, env.config.group_size)
     if env.config.ensure_scores_are_not_same and all_equal(group["scores"]):
         return "equal_scores"
-    env.completion_lengths.extend(sum(label != -100 for label in mask) for mask in group["masks"])
+    env.completion_lengths.extend(len(mask) - list(mask).count(-100) for mask in group["masks"])
     if skip_long and env.max_token_len > 0 and any(len(tokens) >= env.max_token_len for tokens in group["tokens"]):
         return "too_long"
     return None

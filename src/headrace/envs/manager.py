@@ -31,6 +31,8 @@ log = logging.getLogger("headrace.envs")
 MOST_ITEM_FAILURES = 3
 #: Seconds that cancelled work has to end, and that the API has to hear that we leave.
 GRACE_S = 5.0
+#: Seconds that a finished item leaves to the next one's beginning before it is packed and sent.
+BEGIN_S = 0.001
 
 
 class Manager:
@@ -43,7 +45,8 @@ class Manager:
         self.poller = Poller(env, self.sender, self.wake)
         self._woken = asyncio.Event()
         self._timeouts: dict[asyncio.Task[Any] | None, asyncio.Timeout] = {}
-        self._delivered: set[asyncio.Task[Any] | None] = set()
+        self._collected: set[asyncio.Task[Any] | None] = set()
+        self._handed_over: set[asyncio.Task[Any] | None] = set()
         self._item_failures = 0
         self._checked = 0
         self._held_since: float | None = None
@@ -57,8 +60,7 @@ class Manager:
         with self.stop.on_signals():
             try:
                 await self.stop.or_done(self._begin())
-                if not self.stop.asked.is_set():
-                    await self._work()
+                await self.stop.or_done(self._work())
                 complete = True
             except asyncio.CancelledError:
                 self.stop.asked.set()
@@ -76,20 +78,16 @@ class Manager:
         self.sender.start()
 
     async def _work(self) -> None:
-        asked = asyncio.create_task(self.stop.asked.wait())
         polling = asyncio.create_task(self.poller.run(), name="poller")
-        for task in (asked, polling):
-            task.add_done_callback(lambda _: self.wake())
+        polling.add_done_callback(lambda _: self.wake())
         try:
-            while not (self.stop.asked.is_set() or polling.done()):
+            while not polling.done():
                 if await self._turn():
                     return
                 await self._woken.wait()
                 self._woken.clear()
-            if polling.done():
-                polling.result()
+            polling.result()
         finally:
-            asked.cancel()
             polling.cancel()
             await asyncio.gather(polling, return_exceptions=True)
 
@@ -100,13 +98,13 @@ class Manager:
             return False
         if self._checked != self.poller.answers:
             self._checked = self.poller.answers
-            await self.stop.or_done(self._env.env_step_checks())
+            await self._env.env_step_checks()
             if schedule.finished(self.rules, status):
                 log.info("all %d steps are done", self._env.config.total_steps)
                 return True
         self._note_hold(schedule.held(self.rules, status, self.load))
         if self.may_start:
-            await self.stop.or_done(self._env.add_train_workers())
+            await self._env.add_train_workers()
         return False
 
     @property
@@ -125,9 +123,13 @@ class Manager:
 
     @property
     def load(self) -> schedule.Load:
-        running = len(self._env.workers)
-        coming = running - len(self._delivered) + self.poller.unseen
-        return schedule.Load(running, coming, self._env.evaluator.running)
+        items = len(self._env.workers)
+        return schedule.Load(
+            running=items - len(self._collected),
+            coming=items - len(self._handed_over) + self.poller.unseen,
+            evaluating=self._env.evaluator.running,
+            full=self.sender.full,
+        )
 
     @property
     def may_start(self) -> bool:
@@ -203,20 +205,28 @@ class Manager:
         self._env.running_items.pop(name, None)
         self._env.workers.discard(worker)
         self._timeouts.pop(worker, None)
-        self._delivered.discard(worker)
+        self._collected.discard(worker)
+        self._handed_over.discard(worker)
         self.wake()
 
-    def collected(self) -> None:
-        """The item that the caller works on has its groups: no time limit may take them from it any more."""
-        timeout = self._timeouts.get(asyncio.current_task())
-        if timeout is not None and not timeout.expired():
+    async def collected(self) -> None:
+        """The item that the caller works on has its groups: no time limit may take them from it any more, and another
+        item may have its place. That one's rollouts begin first, as they are what takes long."""
+        task = asyncio.current_task()
+        timeout = self._timeouts.get(task)
+        if timeout is None:
+            return
+        if not timeout.expired():
             timeout.reschedule(None)
+        self._collected.add(task)
+        self.wake()
+        await asyncio.sleep(BEGIN_S)
 
     async def send(self, scored: Any) -> None:
         """Hands groups to the sender, which counts them from now on."""
         task = asyncio.current_task()
         if task in self._timeouts:
-            self._delivered.add(task)
+            self._handed_over.add(task)
         await self.sender.put(scored)
 
     async def _end(self, complete: bool) -> None:

@@ -41,11 +41,13 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Our own part in it: items that run, and groups that are being made or that the status does not count yet."""
+    """Our own part in it: items that run, groups that are being made or that the status does not count yet, and whether
+    some of them wait for room to be written down."""
 
     running: int
     coming: int
     evaluating: bool = False
+    full: bool = False
 
 
 def workers(rules: Rules, evaluating: bool) -> int:
@@ -70,7 +72,7 @@ def held(rules: Rules, status: Status, load: Load) -> bool:
 
 def may_start(rules: Rules, status: Status, load: Load) -> bool:
     """Whether one more item may be started."""
-    return load.running < workers(rules, load.evaluating) and not held(rules, status, load)
+    return load.running < workers(rules, load.evaluating) and not load.full and not held(rules, status, load)
 
 
 def finished(rules: Rules, status: Status) -> bool:

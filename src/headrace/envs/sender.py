@@ -34,7 +34,7 @@ class Sender:
         self._most: float = most_bytes
         self._told = acknowledged
         self._queue: deque[Post] = deque()
-        self._bytes = 0
+        self._bytes = self._outside = 0
         self._filled, self._room, self._empty = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._empty.set()
         self._env_ids: dict[int, int] = {}
@@ -46,6 +46,11 @@ class Sender:
     def waiting(self) -> int:
         """Groups that are not acknowledged yet."""
         return sum(post.groups for post in self._queue)
+
+    @property
+    def full(self) -> bool:
+        """Whether someone waits for room."""
+        return self._outside > 0
 
     @property
     def settled(self) -> int:
@@ -69,6 +74,7 @@ class Sender:
         body = orjson.dumps(scored, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
         groups = len(scored) if isinstance(scored, list) else 1
         self.accepted += groups
+        self._outside += 1
         try:
             while self._queue and self._bytes + len(body) > self._most:
                 self._room.clear()
@@ -76,6 +82,8 @@ class Sender:
         except BaseException:
             self.accepted -= groups
             raise
+        finally:
+            self._outside -= 1
         self._add(self._spool.add(body, groups, uuid.uuid4().hex))
 
     def renamed(self, before: int, now: int) -> None:

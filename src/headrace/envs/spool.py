@@ -20,18 +20,22 @@ from headrace.data.errors import InvalidInput
 
 log = logging.getLogger("headrace.envs")
 
+#: Bytes of posts that are kept in memory too, so that what is sent soon is not read back.
+IN_MEMORY = 64 << 20
+
 _NAME = re.compile(r"(\d{12})-(\d+)-([0-9a-f]+)\.json")
 
 
 @dataclass(slots=True)
 class Post:
-    """One post. `body` is in memory only where the disk had no room for it."""
+    """One post. `body` is in memory while there is room for it there, or where there is none on the disk."""
 
     place: int
     groups: int
     key: str
     size: int
     body: bytes | None = None
+    written: bool = True
 
     @property
     def name(self) -> str:
@@ -54,7 +58,7 @@ class Spool:
         except OSError as error:
             os.close(self._lock)
             raise InvalidInput(f"spool_dir {self.folder} is in use: give each environment its own") from error
-        self._next = 0
+        self._next = self._kept = 0
 
     def left(self) -> Iterator[Post]:
         """What an earlier process owes, in its order. What it did not write to the end was never accepted."""
@@ -77,8 +81,11 @@ class Spool:
             part.rename(self.folder / post.name)
         except OSError as error:
             log.warning("a group waits in memory only, as %s cannot be written: %s", self.folder, error)
-            post.body = body
+            post.written = False
             _remove(part)
+        if not post.written or self._kept + post.size <= IN_MEMORY:
+            post.body = body
+            self._kept += post.size
         return post
 
     def read(self, post: Post) -> bytes:
@@ -86,22 +93,28 @@ class Spool:
 
     def done(self, post: Post) -> None:
         """The post was acknowledged. A file that stays is sent again by the next process, under the same key."""
-        if post.body is None:
+        if post.written:
             _remove(self.folder / post.name)
+        self._forget(post)
 
     def set_aside(self, post: Post) -> Path:
         """Moves a post that the API will never take out of the way, to be looked at."""
         kept = self.folder / "refused" / post.name
         try:
             kept.parent.mkdir(exist_ok=True)
-            if post.body is None:
+            if post.written:
                 (self.folder / post.name).rename(kept)
-            else:
+            elif post.body is not None:
                 kept.write_bytes(post.body)
         except OSError as error:
             log.warning("%s cannot be written: %s", kept, error)
-            self.done(post)
+        self._forget(post)
         return kept
+
+    def _forget(self, post: Post) -> None:
+        if post.body is not None:
+            self._kept -= post.size
+            post.body = None
 
     def close(self) -> None:
         fcntl.flock(self._lock, fcntl.LOCK_UN)

@@ -1,0 +1,1 @@
+"""`headrace bench envs`: what an environment's machinery costs beside the rollouts themselves."""
