@@ -53,9 +53,8 @@ async def _complete(env: BaseEnv, group: dict[str, Any], item: Item) -> None:
         group.setdefault(key, None)
     if env.config.include_messages and not group.get("messages"):
         with env.counts.guard("include_messages"):
-            group["messages"] = [
-                [{"role": "user", "content": env.tokenizer.decode(tokens)}] for tokens in group["tokens"]
-            ]
+            texts = await env.decoded(group["tokens"])
+            group["messages"] = [[{"role": "user", "content": text}] for text in texts] if texts is not None else None
     with env.counts.guard("add_rollouts_for_wandb"):
         await env.add_rollouts_for_wandb(group, item)  # type: ignore[arg-type]
     if env.jsonl_writer is not None:

@@ -19,31 +19,41 @@ log = logging.getLogger("headrace.envs")
 
 #: Items in a row that may fail: after so many, the next would too.
 MOST_FAILURES = 16
+#: Items for each worker, rolled out or waiting to be written, at which no more are begun.
+WAITING = 4
 #: What a failure to write the file of groups is counted as.
 FILE = "data_path_to_save_groups"
 
 
 class Processing:
-    """Makes `groups` groups. No item is begun that could make one too many; one that comes to nothing is replaced."""
+    """Makes `groups` groups. No item is begun that could make one too many; one that comes to nothing is replaced.
+
+    As many items as there are workers are rolled out at a time. What an item came to is written beside the next ones'
+    rollouts, one item after the other.
+    """
 
     def __init__(self, env: BaseEnv, groups: int) -> None:
         self._env, self._groups = env, groups
         self._running: set[asyncio.Task[bool]] = set()
+        self._rolling = 0
         self._failures = 0
         self._why = ""
+        self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
         self.stop = Stop()
         self.done = 0
 
     async def run(self) -> None:
         """Until all groups are made, items end, or a stop is asked for: what is under way is then finished."""
+        asked = asyncio.create_task(self.stop.asked.wait())
+        asked.add_done_callback(lambda _: self._changed.set())
         with self.stop.on_signals():
             try:
                 while await self._fill():
-                    await self.stop.or_done(asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED))
-                    self._gather()
+                    await self._change()
                 await self.stop.or_done(self._finish(), self.stop.forced)
             finally:
+                asked.cancel()
                 for task in self._running:
                     task.cancel()
                 await asyncio.gather(*self._running, return_exceptions=True)
@@ -51,29 +61,36 @@ class Processing:
     async def _fill(self) -> bool:
         """Begins as many items as may run; whether there is anything to wait for."""
         env = self._env
-        room = min(env.max_num_workers, self._groups - self.done)
-        while len(self._running) < room and not self.stop.asked.is_set():
+        most = min(self._groups - self.done, WAITING * env.max_num_workers)
+        while self._rolling < env.max_num_workers and len(self._running) < most and not self.stop.asked.is_set():
             item = env.backlog.pop() if env.backlog else await self.stop.or_done(env.get_next_item())
             if item is None:
                 break
             env.counts.items += 1
+            self._rolling += 1
             task = asyncio.create_task(self._item(item))
             self._running.add(task)
             env.workers.add(task)
-            task.add_done_callback(env.workers.discard)
+            task.add_done_callback(self._ended)
         return bool(self._running) and not self.stop.asked.is_set()
 
-    async def _finish(self) -> None:
-        while self._running:
-            await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-            self._gather()
+    def _ended(self, task: asyncio.Task[bool]) -> None:
+        self._env.workers.discard(task)
+        self._changed.set()
 
-    def _gather(self) -> None:
+    async def _change(self) -> None:
+        """Waits for what could change what is to be done, and takes note of it."""
+        await self._changed.wait()
+        self._changed.clear()
         for task in [task for task in self._running if task.done()]:
             self._running.discard(task)
             self.done += task.result()
         if self._failures >= MOST_FAILURES:
             raise HeadraceError(f"{self._failures} items in a row came to nothing, the last one with: {self._why}")
+
+    async def _finish(self) -> None:
+        while self._running:
+            await self._change()
 
     async def _item(self, item: Item) -> bool:
         """Rolls an item out and writes what comes of it; whether that counts as a group."""
@@ -89,6 +106,9 @@ class Processing:
             self._fail(f"nothing after worker_timeout, {limit:g} s")
         except RolloutFailed as error:
             self._fail(str(error))
+        finally:
+            self._rolling -= 1
+            self._changed.set()
         if found:
             async with self._writing:
                 await self._write(found, item)

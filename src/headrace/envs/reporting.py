@@ -43,6 +43,7 @@ class Reporting:
     rollouts_for_wandb: list[list[tuple[Any, ...]]]
     #: The last that `evaluate_log` was told.
     last_evaluation: Evaluation | None = None
+    _no_tokenizer = False
 
     @cached_property
     def metrics_log(self) -> MetricsLog:
@@ -73,16 +74,37 @@ class Reporting:
     async def add_rollouts_for_wandb(self, scored_data: ScoredDataGroup, item: Item = None) -> None:
         """Keeps rollouts of a group for the next table of them."""
         keep = self.config.num_rollouts_per_group_for_logging
-        texts = zip(self._texts(scored_data), scored_data["scores"], strict=True)
+        texts = zip(await self._texts(scored_data), scored_data["scores"], strict=True)
         self.rollouts_for_wandb.append(list(texts)[: None if keep == -1 else keep])
         del self.rollouts_for_wandb[: -self.config.num_rollouts_to_keep or None]
 
-    def _texts(self, group: ScoredDataGroup) -> list[str]:
-        """The rollouts as people read them: their messages where a group has them, and else their tokens' text."""
+    async def _texts(self, group: ScoredDataGroup) -> list[str]:
+        """The rollouts as people read them: their messages, or their tokens' text, or their ids."""
         messages = group.get("messages")
         if messages:
             return ["\n".join(f"{said['role']}: {said['content']}" for said in chat) for chat in messages]
-        return [self.tokenizer.decode(tokens) for tokens in group["tokens"]]
+        found = await self.decoded(group["tokens"])
+        return found if found is not None else [" ".join(map(str, ids)) for ids in group["tokens"]]
+
+    async def decoded(self, sequences: list[list[int]]) -> list[str] | None:
+        """Tokens as text; None where the tokenizer cannot be had. A hub that is away takes long to be found out, so it
+        is asked once, and beside the work.
+        """
+        if "tokenizer" not in self.__dict__:
+            async with self._loading:
+                if self._no_tokenizer:
+                    return None
+                try:
+                    await asyncio.to_thread(getattr, self, "tokenizer")
+                except Exception as error:
+                    self._no_tokenizer = True
+                    log.warning("rollouts are shown as ids: no tokenizer %s: %s", self.config.tokenizer_name, error)
+                    return None
+        return [self.tokenizer.decode(ids) for ids in sequences]
+
+    @cached_property
+    def _loading(self) -> asyncio.Lock:
+        return asyncio.Lock()
 
     async def create_rollout_table(self, wandb_metrics: dict[str, Any]) -> dict[str, Any]:
         """Adds the table of the rollouts that were kept."""

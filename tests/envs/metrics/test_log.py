@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -57,6 +59,27 @@ async def test_rollouts_of_as_many_groups_are_kept_as_configured() -> None:
     found = (await env.create_rollout_table({}))["train/rollouts"]
     assert isinstance(found, Table)
     assert [score for _, score in found.data] == [1.0, 2.0]
+    await env.close()
+
+
+class NoHub(CountingEnv):
+    """An environment whose tokenizer is on a hub that is away."""
+
+    asked = 0
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        self.asked += 1
+        raise OSError("the hub is away")
+
+
+async def test_a_tokenizer_that_cannot_be_had_is_asked_for_once(caplog: pytest.LogCaptureFixture) -> None:
+    env = NoHub(BaseEnvConfig(group_size=2, use_wandb=False))
+    alone = group(0.0, 1.0) | {"messages": None}
+    await asyncio.gather(*(env.add_rollouts_for_wandb(alone) for _ in range(3)))
+    assert [rollouts[0] for rollouts in env.rollouts_for_wandb] == [("1 2 1", 0.0)] * 3
+    assert env.asked == 1
+    assert caplog.text.count("the hub is away") == 1
     await env.close()
 
 

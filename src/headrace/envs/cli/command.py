@@ -54,7 +54,7 @@ class Command:
 
     def environment(self) -> BaseEnv:
         found = self.settings
-        return self.env_cls(found.env, found.servers, slurm=found.slurm, testing=found.testing)
+        return self.env_cls(config=found.env, server_configs=found.servers, slurm=found.slurm, testing=found.testing)
 
     def run(self) -> None:
         raise NotImplementedError(f"{type(self).__name__} must define run()")

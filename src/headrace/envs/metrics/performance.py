@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 if TYPE_CHECKING:
     from headrace.envs.reporting import Reporting
@@ -23,12 +22,12 @@ COUNTED = {"succeeded_task_duration": "train/items_sent_to_api", "failed_task_du
 
 def spread(name: str, values: Sequence[float]) -> dict[str, float]:
     """Mean, deviation, most and least of some values."""
-    found = np.asarray(values, dtype=float)
+    mean = math.fsum(values) / len(values)
     return {
-        f"{name}_mean": float(found.mean()),
-        f"{name}_std": float(found.std()),
-        f"{name}_max": float(found.max()),
-        f"{name}_min": float(found.min()),
+        f"{name}_mean": mean,
+        f"{name}_std": math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values)),
+        f"{name}_max": max(values),
+        f"{name}_min": min(values),
     }
 
 
@@ -53,7 +52,7 @@ def lengths(values: Sequence[int], limit: int) -> dict[str, float]:
     found = spread("train/completion_lengths", values)
     found["train/completion_lengths"] = found.pop("train/completion_lengths_mean")
     if limit > 0:
-        found["train/completion_lengths_p95"] = float((np.asarray(values) > 0.95 * limit).mean())
+        found["train/completion_lengths_p95"] = sum(value > 0.95 * limit for value in values) / len(values)
     return found
 
 
