@@ -1,13 +1,15 @@
-"""Configuration files: YAML or JSON, read as one mapping and checked by a model.
+"""Files of every part: configurations that are read, lines that are appended.
 
-A key that stands twice is refused, since one of its two values would be lost without a word. What a model does not know
-is answered with the nearest name that it knows.
+A configuration is YAML or JSON, read as one mapping and checked by a model. A key that stands twice is refused, since
+one of its two values would be lost without a word. What a model does not know is answered with the nearest name that it
+knows.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -48,6 +50,18 @@ def checked(model: type[Model], values: Mapping[str, Any], source: object) -> Mo
         return model.model_validate(values)
     except ValidationError as error:
         raise InvalidInput(f"{source}: {'; '.join(explained(error, model))}") from None
+
+
+def append(fd: int, data: bytes) -> None:
+    """Appends all of the data, or, where the disk is full, nothing: a reader beside the writer sees whole lines."""
+    before = os.fstat(fd).st_size
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+    except OSError:
+        os.ftruncate(fd, before)
+        raise
 
 
 def dotted(path: FieldPath) -> str:

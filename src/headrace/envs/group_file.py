@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.data.json import to_json
+from headrace.files import append
 
 log = logging.getLogger("headrace.envs")
 
@@ -24,15 +25,7 @@ class GroupFile:
 
     def write(self, group: Any) -> None:
         """Appends a line. A disk that is full costs the line, which is taken back, and raises."""
-        line = to_json(group) + b"\n"
-        size = os.fstat(self._fd).st_size
-        try:
-            written = os.write(self._fd, line)
-            if written < len(line):
-                raise OSError(f"{self.path}: {written} of {len(line)} bytes were written; is the disk full?")
-        except OSError:
-            os.ftruncate(self._fd, size)
-            raise
+        append(self._fd, to_json(group) + b"\n")
 
     def close(self) -> None:
         if self._fd >= 0:

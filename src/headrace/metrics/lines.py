@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.data.json import to_json
+from headrace.files import append
 from headrace.metrics.row import Row
 
 
@@ -20,14 +21,7 @@ class Lines:
         self._cut()
 
     def write(self, row: Row) -> None:
-        line = memoryview(_encoded(row) + b"\n")
-        before = os.fstat(self._fd).st_size
-        try:
-            while line:
-                line = line[os.write(self._fd, line) :]
-        except OSError:
-            os.ftruncate(self._fd, before)
-            raise
+        append(self._fd, _encoded(row) + b"\n")
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -1,0 +1,52 @@
+"""The example of the documentation, as it stands, on a real engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.engine.kit import Client, serving
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "env_sums.py"
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Client]:
+    with serving(model=str(folder), served_model_name="tiny", logprobs_mode="processed_logprobs") as client:
+        yield client
+
+
+def run(engine: Client, model: Path, folder: Path, *args: str) -> str:
+    server = ["--openai.base_url", f"http://{engine.host}/v1", "--openai.model_name", "tiny"]
+    server += ["--openai.server_type", "vllm", "--env.tokenizer_name", str(model), "--env.use_wandb", "false"]
+    done = subprocess.run(
+        [sys.executable, EXAMPLE, *args, *server], cwd=folder, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_example_makes_groups_whose_tokens_are_those_sampled(engine: Client, folder: Path, tmp_path: Path) -> None:
+    said = run(engine, folder, tmp_path, "process", "--env.total_steps", "3", "--env.group_size", "2")
+    assert said == "3 groups in data/sums.jsonl, to be read in data/sums.html\n"
+    for line in (tmp_path / "data/sums.jsonl").read_text().splitlines():
+        group = json.loads(line)
+        assert len(group["tokens"]) == 2
+        for tokens, masks, log_probs in zip(group["tokens"], group["masks"], group["inference_logprobs"], strict=True):
+            assert len(tokens) == len(masks) == len(log_probs)
+            trained = [at for at, label in enumerate(masks) if label != -100]
+            assert 0 < len(trained) <= 16
+            assert all(masks[at] == tokens[at] and log_probs[at] <= 0 for at in trained)
+    assert "What is" in (tmp_path / "data/sums.html").read_text()
+
+
+def test_the_example_is_evaluated(engine: Client, folder: Path, tmp_path: Path) -> None:
+    assert "sums_eval" in run(engine, folder, tmp_path, "evaluate")
+    samples = (tmp_path / "data/sums-evaluation/samples.jsonl").read_text().splitlines()
+    assert len(samples) == 3
+    results = json.loads((tmp_path / "data/sums-evaluation/metrics.json").read_text())["results"]
+    assert results["all"]["eval/right"] == sum(json.loads(sample)["score"] for sample in samples) / 3
