@@ -70,20 +70,14 @@ class ServerManagerConfig(BaseModel):
 def server_configs(
     configs: ServerBaseline | Sequence[APIServerConfig], *, slurm: bool = False
 ) -> list[APIServerConfig]:
-    """One configuration a server: those given, or a node's, or a Slurm job's, made after the one given."""
+    """One configuration a server: those given, or a node's, or a Slurm job's, made after the first one given."""
+    if isinstance(configs, APIServerConfig):
+        configs = [configs]
     if isinstance(configs, ServerBaseline):
-        given = configs if isinstance(configs, APIServerConfig) else None
-        if given is not None and given.base_url and not slurm:
-            return [given]
-        model = given or APIServerConfig(**configs.model_dump(), api_key="x")
-        urls = _slurm_urls() if slurm or given is None else []
-        if not urls and given is not None:
-            return [given]
-        urls = urls or [f"http://localhost:{port}/v1" for port in LOCAL_PORTS]
+        model = APIServerConfig(**configs.model_dump(), api_key="x")
+        urls = _slurm_urls() or [f"http://localhost:{port}/v1" for port in LOCAL_PORTS]
         return [model.model_copy(update={"base_url": url}) for url in urls]
-    if not configs:
-        raise InvalidInput("no rollout server is configured; give at least one APIServerConfig")
-    if slurm and (urls := _slurm_urls()):
+    if configs and slurm and (urls := _slurm_urls()):
         return [configs[0].model_copy(update={"base_url": url}) for url in urls]
     return list(configs)
 

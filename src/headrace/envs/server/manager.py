@@ -22,13 +22,14 @@ from headrace.envs.server.answers import (
 from headrace.envs.server.baseline import APIServer
 from headrace.envs.server.config import APIServerConfig, ServerBaseline, server_configs
 from headrace.envs.server.dummy import ALLOWED, DummyManagedServer
+from headrace.envs.server.errors import NoServer
 from headrace.envs.server.gateway_server import GatewayServer
 from headrace.envs.server.gateway_session import GatewaySession
 from headrace.envs.server.harness import ServerHarness
 from headrace.envs.server.managed import ManagedServer
 from headrace.envs.server.openai_server import OpenAIServer, VLLMServer
 from headrace.envs.server.reasoning import ReasoningConfig
-from headrace.envs.server.router import Router
+from headrace.envs.server.router import NONE_CONFIGURED, Router
 from headrace.envs.server.sglang_server import SGLangServer
 from headrace.envs.server.trl_server import TrlVllmServer
 
@@ -53,7 +54,7 @@ class ServerManager:
     def __init__(
         self,
         configs: ServerBaseline | Sequence[APIServerConfig],
-        server_class: type[APIServer] = APIServer,
+        server_class: Callable[..., APIServer] = APIServer,
         slurm: bool = False,
         testing: bool = False,
         max_n_completions: int = 8,
@@ -73,9 +74,14 @@ class ServerManager:
             if not testing
             else [ServerHarness()]
         )
-        for server in self.servers:
-            server.tokenizing.use(tokenizer)
+        self.use_tokenizer(tokenizer)
         self._router = Router(self.servers)
+
+    def use_tokenizer(self, tokenizer: Any) -> None:
+        """For servers that name no tokenizer of their own."""
+        for server in self.servers:
+            if server.config.tokenizer_name in ("", "none"):
+                server.tokenizing.use(tokenizer)
 
     async def close(self) -> None:
         """Lets go of every connection."""
@@ -164,6 +170,8 @@ class ServerManager:
         if base_url and not named:
             known = ", ".join(str(server.config.base_url) for server in self.servers)
             raise InvalidInput(f"no server has the base_url {base_url!r}; there are {known}")
+        if not self.servers:
+            raise NoServer(NONE_CONFIGURED)
         able = [server for server in self.servers if server.server_healthy] or self.servers
         return min(named or able, key=lambda server: server.sem.in_flight / server.config.weight)
 
@@ -195,7 +203,9 @@ class Pinned:
         return await self._router.get_logprobs(kwargs, self._server)
 
 
-def _made(server_class: type[APIServer], config: APIServerConfig, reasoning: ReasoningConfig | None) -> APIServer:
+def _made(
+    server_class: Callable[..., APIServer], config: APIServerConfig, reasoning: ReasoningConfig | None
+) -> APIServer:
     """A server of the class that an environment names, or of the one that its configuration does."""
     chosen = SERVERS[config.server_type] if inspect.isabstract(server_class) else server_class
     return chosen(config, reasoning_config=reasoning)

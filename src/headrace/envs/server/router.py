@@ -28,6 +28,7 @@ T = TypeVar("T")
 SPLITS = ("train", "eval")
 #: The longest pause before a call is made again.
 LONGEST_PAUSE_S = 10.0
+NONE_CONFIGURED = "no rollout server is configured; give config_init an APIServerConfig, or say --openai.base_url"
 
 
 class Place:
@@ -135,6 +136,8 @@ class Router:
 
     async def _changed(self) -> None:
         """Returns once a server has more places, or another health. Raises where none is well for too long."""
+        if not self.servers:
+            raise NoServer(NONE_CONFIGURED)
         waiting = Signal.any_of([server.changed for server in self.servers])
         if any(server.server_healthy for server in self.servers):
             await waiting
