@@ -90,7 +90,7 @@ class BaseEnv(Reporting, CommandLine, ABC):
 
         self.max_num_workers = config.max_num_workers
         if self.max_num_workers == -1:
-            self.max_num_workers = config.max_num_workers_per_node * len(self.server.servers)
+            self.max_num_workers = config.max_num_workers_per_node * max(1, len(self.server.servers))
 
     # What an author writes.
 
@@ -305,7 +305,9 @@ class BaseEnv(Reporting, CommandLine, ABC):
             from transformers import AutoTokenizer
         except ModuleNotFoundError as error:
             raise HeadraceError("an environment's tokenizer needs it: pip install 'headrace[tokens]'") from error
-        return AutoTokenizer.from_pretrained(self.config.tokenizer_name)
+        loaded = AutoTokenizer.from_pretrained(self.config.tokenizer_name)
+        self.server.use_tokenizer(loaded)
+        return loaded
 
     @property
     def _name(self) -> str:

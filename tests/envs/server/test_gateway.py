@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from tests.engine.kit import Client
+from tests.envs.api import Api
+from tests.envs.kit import CountingEnv, config, running
 from tests.gateway.kit import Evidence, Running, running_gateway
 from tests.gateway.rollout import Say, in_front, scripted, user
 
@@ -140,6 +142,33 @@ async def test_text_goes_on_from_its_ids_where_a_tokenizer_is_at_hand(
     steps = gateway.steps("text")
     same(node.tokens, node.masked_tokens, steps)
     evidence.holds(steps)
+
+
+class Asking(CountingEnv):
+    """Every rollout is a conversation of two turns."""
+
+    async def collect_trajectory(self, item: int) -> tuple[Any, list[Any]]:
+        node = await play(self.server, f"item {item}", turns=2)
+        number = self.made[item] = self.made.get(item, 0) + 1
+        return {"tokens": node.tokens, "masks": node.masked_tokens, "scores": float(number)}, []
+
+
+async def test_an_environment_at_work_sends_groups_under_the_uids_of_their_steps(
+    server: ServerManager, gateway: Running, api: Api
+) -> None:
+    env = Asking(config(api, group_size=2), most=2)
+    env.server = server
+    async with running(env):
+        await api.until(lambda: len(api.received) == 2)
+    prompts = set()
+    for group in api.received:
+        prompt_uid = group["group_overrides"]["prompt_uid"]
+        prompts.add(prompt_uid)
+        for at, named in enumerate(group["overrides"]):
+            found = gateway.pool.trajectory(named["trajectory_uid"])
+            assert (found.prompt_uid, found.complete) == (prompt_uid, True)
+            same(group["tokens"][at], group["masks"][at], list(found.steps))
+    assert len(prompts) == 2
 
 
 @pytest.fixture

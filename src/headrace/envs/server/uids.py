@@ -63,9 +63,9 @@ class Names:
         """A scored group whose `overrides` name each known sequence's uids, and `group_overrides` their group's."""
         made = dict(group)
         found = [self.of(tokens) for tokens in group.get("tokens") or ()] if self._known else []
-        if not any(found):
-            return made
         before = list(group.get("overrides") or []) or [None] * len(found)
+        if not any(found) or len(before) != len(found):
+            return made
         made["overrides"] = [
             {**(given or {}), **(msgspec.structs.asdict(uids) if uids else {})}
             for given, uids in zip(before, found, strict=True)

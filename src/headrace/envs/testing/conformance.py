@@ -166,8 +166,8 @@ class EnvConformance:
             env.api = trainer = Trainer(self.items)
             async with asyncio.timeout(self.patience_s):
                 await env.env_manager()
-            left = asyncio.all_tasks() - {asyncio.current_task()}
-            return trainer, env, {task for task in left if task is not None}
+            left = {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
+            return trainer, env, left
 
         trainer, env, left = self.run(worked())
         assert not trainer.refused, f"the Trajectory API would refuse a group: {trainer.refused[0]}"
