@@ -154,10 +154,10 @@ class Asking(CountingEnv):
 
 
 async def test_an_environment_at_work_sends_groups_under_the_uids_of_their_steps(
-    server: ServerManager, gateway: Running, api: Api
+    server: ServerManager, gateway: Running, api: Api, tokenizer: Any
 ) -> None:
     env = Asking(config(api, group_size=2), most=2)
-    env.server = server
+    env.server, env.tokenizer = server, tokenizer
     async with running(env):
         await api.until(lambda: len(api.received) == 2)
     prompts = set()
