@@ -413,7 +413,8 @@ class DataPool(Calls):
     def _make_room(self, compactions: int) -> bool:
         """Compacts a journal that is full, where enough of it is dead; whether that was done, by this call or, since
         there were so many `compactions`, by another."""
-        assert self._journal is not None
+        if self._journal is None:
+            return False  # it is the desk's scratch files that found no room
         try:
             with self._compacting:
                 if self._compactions > compactions:

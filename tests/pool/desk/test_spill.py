@@ -95,9 +95,7 @@ def test_what_was_spilled_is_recovered_from_the_journal(tmp_path: Path, compacte
 class Full(Files):
     """A disk on which only the journal has room."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.full = False
+    full = False
 
     def write(self, fd: int, buffers: Sequence[Buffer]) -> None:
         if self.full and not os.readlink(f"/proc/self/fd/{fd}").endswith(".seg"):
@@ -106,9 +104,12 @@ class Full(Files):
         super().write(fd, buffers)
 
 
-def test_a_full_disk_refuses_what_does_not_fit_and_keeps_the_rest(tmp_path: Path) -> None:
-    files = Full(tmp_path)
-    with DataPool(tmp_path, durability="os", limits=LIMITS, files=files) as pool:
+@pytest.mark.parametrize("journal", [False, True])
+def test_a_full_disk_refuses_what_does_not_fit_and_keeps_the_rest(tmp_path: Path, journal: bool) -> None:
+    files = Full()
+    options: dict[str, Any] = {"journal": tmp_path, "durability": "os", "files": files} if journal else {}
+    with DataPool(limits=LIMITS, **options) as pool:
+        pool._state.desk.shelf.spill = spill.Spill(tmp_path, files.write)
         started(pool)
         pool.desk_post([group(name) for name in range(12)])
         files.full = True

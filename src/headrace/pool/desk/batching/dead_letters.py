@@ -43,12 +43,13 @@ def _unservable(
     fitting = {size for size in (*queue.sizes, *coming) if size <= target}
     waiting = sum(size * count for size, count in queue.sizes.items() if size <= target)
     reached = endless_sums(fitting, target) if waiting >= patience * target else -1  # -1: every sum
-    for lanes in queue.lanes.values():
-        for size, lane in lanes.items():
-            if size > target:
-                why = DeadLetter("too_large", f"its {size} sequences exceed {name} {target}")
-            elif not reached >> (target - size) & 1:
-                why = DeadLetter("unmatched", f"no groups make up its {size} sequences to {name} {target}")
-            else:
-                continue
-            yield from ((group, why) for group in lane)
+    dead: dict[int, DeadLetter] = {}
+    for size in queue.sizes:
+        if size > target:
+            dead[size] = DeadLetter("too_large", f"its {size} sequences exceed {name} {target}")
+        elif not reached >> (target - size) & 1:
+            dead[size] = DeadLetter("unmatched", f"no groups make up its {size} sequences to {name} {target}")
+    if dead:  # nearly never: looking costs the sizes there are, not the environments
+        for lanes in queue.lanes.values():
+            for size in dead.keys() & lanes.keys():
+                yield from ((group, dead[size]) for group in lanes[size])
