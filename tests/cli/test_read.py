@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.command import COMMAND, Command, Served
+from tests.pool.desk.kit import post, started
 
 from headrace import DataPool
 from headrace.pool.export import read_steps
@@ -45,6 +46,21 @@ def test_stats_of_every_channel_as_json(headrace: Command, target: str) -> None:
     assert found["balanced"] is True
     assert set(found["channels"]) == {"train", "eval"}
     assert found["journal_bytes"] > 0
+
+
+def test_a_journal_with_a_desk_is_read_like_any_other(headrace: Command, tmp_path: Path) -> None:
+    with DataPool(tmp_path / "journal", durability="os") as pool:
+        started(pool)
+        for name in range(3):
+            post(pool, name)
+        assert pool.desk_batch() is not None
+        pool.compact()
+        post(pool, 3)
+    assert "\ndesk\t2 queued, 0 buffered, 2 out, 0 served\n" in headrace("pool", "stats", tmp_path / "journal").out
+    found = json.loads(headrace("pool", "stats", tmp_path / "journal", "--json").out)["desk"]
+    assert (found["posted"], found["step"]) == (4, 1)
+    assert headrace("pool", "ls", tmp_path / "journal").rows == []
+    assert headrace("pool", "verify", tmp_path / "journal").code == 0
 
 
 def test_groups_are_listed_oldest_first(headrace: Command, target: str) -> None:

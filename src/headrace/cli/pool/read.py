@@ -42,6 +42,9 @@ class Stats(OnTarget):
             print_rows(rows, ["steps", *channels])
         else:
             print_rows(rows, list(rows[0]) if rows else ["channel"])
+        if self.channel is None and found["desk"]["posted"]:
+            places = ", ".join(f"{found['desk'][name]} {name}" for name in ("queued", "buffered", "out", "served"))
+            print(f"desk\t{places}")
         print(f"durability\t{found['durability']}")
         if found["journal"] is not None:
             print(f"journal\t{found['journal']}\t{megabytes(found['journal_bytes'])}")
