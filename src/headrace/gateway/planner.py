@@ -17,7 +17,7 @@ from headrace.data.step import IntArray
 from headrace.gateway.ask import Ask, Bad
 from headrace.gateway.constraints import must_call
 from headrace.gateway.counters import Counters
-from headrace.gateway.errors import Refusal
+from headrace.gateway.errors import RETRY_AFTER_S, Refusal
 from headrace.gateway.prompts import Prompts
 from headrace.gateway.sampling import Sampling
 from headrace.gateway.session import Session
@@ -35,6 +35,8 @@ from headrace.tokens.renderer import PROMPT_TAIL
 LONG = 1_500
 #: Seconds that a call waits for the pool to say what other processes sampled.
 REFRESH_S = 1.0
+#: The same of a call that names an answer, and cannot be planned without it.
+NAMED_S = 5.0
 
 #: What templates call the option that switches reasoning on and off.
 THINKING = "enable_thinking"
@@ -172,8 +174,15 @@ class Planner:
     async def _continued(self, session: Session, given: Request, opening: int, previous: str) -> Request:
         """The whole conversation: what the agent named goes behind the `opening` messages of what it gave."""
         earlier = session.kept.messages(previous)
-        if earlier is None and self._shared:
-            await self._refresh(session)  # perhaps another process answered it
+        if earlier is None and self._shared:  # perhaps another process answered it
+            if not await self._refresh(session, NAMED_S):
+                raise Refusal(
+                    f"previous_response_id: the answer {previous!r} is not known here, and the pool cannot be asked",
+                    503,
+                    code="pool_unreachable",
+                    param="previous_response_id",
+                    retry_after=RETRY_AFTER_S,
+                )
             earlier = session.kept.messages(previous)
         if earlier is None:
             raise Refusal(
@@ -186,13 +195,15 @@ class Planner:
         messages = (*given.messages[:opening], *earlier, *given.messages[opening:])
         return Request(messages, given.tools, given.options)
 
-    async def _refresh(self, session: Session) -> None:
+    async def _refresh(self, session: Session, patience: float = REFRESH_S) -> bool:
         """Reads a session anew. A pool that cannot be asked holds nobody up: what is unknown here is then a branch."""
         try:
-            async with asyncio.timeout(REFRESH_S):
+            async with asyncio.timeout(patience):
                 await self._sessions.refresh(session)
         except (TimeoutError, PoolUnreachable) as error:
             log.warning("trajectory %r could not be read anew: %s", session.uid, error)
+            return False
+        return True
 
     async def _completion(self, session: Session, prompt: str | IntArray) -> PromptPlan:
         if not isinstance(prompt, str):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import openai
 import pytest
-from tests.gateway.kit import Running, running_gateway, told, tree
+from tests.gateway.kit import Running, running_gateway, told, tree, until
 from tests.gateway.responses.kit import ADD, checked, events_of, respond, result, settled, text_of, user
 from tests.gateway.rollout import RETRY, Rollout, Say, chat, error_of, in_front, uid_of
-from tests.pool.servers import serving
+from tests.pool.servers import ServedPool, serving
 
 from headrace import DataPool
 from headrace.pool.connect import connect
@@ -58,6 +58,25 @@ def test_a_conversation_may_change_its_gateway_at_every_turn(rollout: Rollout, f
             last = told(respond(here, base, f"question {turn}", previous_response_id=last))["id"]
         steps = gateways[0].steps(begun["trajectory_uid"])
     assert tree(steps) == [None, 0, 1, 2, 3, 4]
+
+
+def test_an_id_that_the_pool_cannot_be_asked_for_is_503(rollout: Rollout, folder: Path, tmp_path: Path) -> None:
+    """What this gateway answered itself goes on; what another may have answered is not said to be unknown."""
+    with (
+        ServedPool(tmp_path) as served,
+        connect(served.address) as pool,
+        running_gateway(pool, rollout.address, folder) as gateway,
+    ):
+        base = gateway.init()["base_url"]
+        first = told(respond(gateway, base, "hi"))
+        served.kill()
+        told(respond(gateway, base, "more", previous_response_id=first["id"]))
+        answer = respond(gateway, base, "more", previous_response_id="resp_of_another")
+        assert error_of(answer, 503)["param"] == "previous_response_id"
+        assert answer.headers["retry-after"]
+        served.start()
+        until(lambda: respond(gateway, base, "more", previous_response_id="resp_of_another").status_code == 404)
+        assert tree(gateway.steps(uid_of(base))) == [None, 0]
 
 
 def test_an_id_that_is_not_stored_here_is_404(gateway: Running, rollout: Rollout, base: str) -> None:

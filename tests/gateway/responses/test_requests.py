@@ -13,7 +13,7 @@ import pytest
 from openai.types.responses import Response
 from pydantic import BaseModel
 from tests.gateway.kit import Running, told
-from tests.gateway.responses.kit import ADD, Json, checked, events_of, respond, settled, text_of, user
+from tests.gateway.responses.kit import ADD, Json, checked, events_of, respond, result, settled, text_of, user
 from tests.gateway.rollout import Rollout, Say, chat, error_of, in_front, log_probs_of, uid_of
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
@@ -205,6 +205,21 @@ def test_a_tool_that_must_be_called_is_a_grammar_upstream(
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_tools_of_a_namespace_are_called_by_both_names(
+    gateway: Running, rollout: Rollout, base: str, stream: bool
+) -> None:
+    rollout.script.append('<tool_call>\n{"name": "math.add", "arguments": {"a": 1, "b": 2}}\n</tool_call>')
+    asked: Json = {"tools": [OTHER, {"type": "namespace", "name": "math", "description": "Sums.", "tools": [ADD]}]}
+    answer = respond(gateway, base, "hi", stream=stream, **asked)
+    found = checked(events_of(answer.text)) if stream else told(answer)
+    (call,) = found["output"]
+    assert (call["namespace"], call["name"]) == ("math", "add")
+    told(respond(gateway, base, [user("hi"), call, result(call)], **asked))
+    assert '"math.add"' in rollout.vocabulary.decode(rollout.orders[0]["prompt"])
+    assert [step.metadata["cause"] for step in gateway.steps(uid_of(base))] == ["first", "extended"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_tools_that_are_not_to_be_called_and_calls_that_are_not_to_be_two(
     gateway: Running, rollout: Rollout, base: str, stream: bool
 ) -> None:
@@ -247,6 +262,7 @@ BAD_INPUTS: list[Any] = [
     [{**CALLED, "call_id": None}],
     [{**CALLED, "call_id": ""}],
     [{**CALLED, "name": 7}],
+    [{**CALLED, "namespace": 7}],
     [{**CALLED, "arguments": {"a": 1}}],
     [{**CALLED, "arguments": None}],
     [user("hi"), OUTPUT],
@@ -294,6 +310,9 @@ BAD_FIELDS: list[tuple[Json, str]] = [
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"tools": [{"type": "function", "function": {"name": "chat's form"}}]}, "tools"),
     ({"tools": [{**ADD, "parameters": 7}]}, "tools"),
+    ({"tools": [{"type": "namespace", "tools": [ADD]}]}, "tools"),
+    ({"tools": [{"type": "namespace", "name": "math", "tools": ADD}]}, "tools"),
+    ({"tools": [{"type": "namespace", "name": "math", "tools": [{"type": "custom", "name": "x"}]}]}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": "sometimes"}, "tool_choice"),
     ({"tool_choice": 7}, "tool_choice"),

@@ -42,7 +42,7 @@ class OpenAIResponses:
         messages = read_input(fields.pop("input", None), continued=previous is not None)
         opening = (Message("system", instructions),) if instructions else ()
         echo: dict[str, Any] = {"tools": fields.get("tools") or [], "tool_choice": fields.get("tool_choice") or "auto"}
-        offered = take_offer(fields)
+        offered, namespaces = take_offer(fields)
         stream, _ = openai.take_stream(fields)
         sampling = take_sampling(fields)
         most = take_max_tokens(fields, "max_output_tokens")
@@ -70,7 +70,7 @@ class OpenAIResponses:
             opening=len(opening),
             previous=None if previous is None else previous.removeprefix(PREFIX),
             keep=keep,
-            notes=Notes({**echo, "top_logprobs": tops or 0}, ENCRYPTED in include or not keep),
+            notes=Notes({**echo, "top_logprobs": tops or 0}, namespaces, ENCRYPTED in include or not keep),
             extra=fields,
         )
 

@@ -87,12 +87,15 @@ def text_item(turn: Turn, number: int, text: str, logprobs: list[Json], status: 
 
 
 def call_item(turn: Turn, number: int, call: ToolCall, status: str = "completed") -> Json:
+    space, dot, name = call.name.partition(".")
+    within = bool(dot) and space in turn.ask.notes.namespaces
     return {
         "id": f"fc_{turn.call_id}_{number}",
         "type": "function_call",
         "status": status,
         "call_id": call.id,
-        "name": call.name,
+        **({"namespace": space} if within else {}),
+        "name": name if within else call.name,
         "arguments": arguments_text(call) if status != "in_progress" else "",
     }
 

@@ -118,7 +118,7 @@ class ResponseEvents:
             (
                 self._event("response.output_item.added", output_index=index, item=begun),
                 self._event("response.function_call_arguments.delta", **at, delta=written),
-                self._event("response.function_call_arguments.done", **at, name=call.name, arguments=written),
+                self._event("response.function_call_arguments.done", **at, name=item["name"], arguments=written),
                 self._event("response.output_item.done", output_index=index, item=item),
             )
         )

@@ -41,9 +41,10 @@ SUMMARIES = ("auto", "concise", "detailed")
 
 
 class Notes(msgspec.Struct, frozen=True):
-    """What an answer says again of its request, and whether its reasoning is also sealed."""
+    """What an answer says again of its request, the namespaces of its tools, and whether reasoning is also sealed."""
 
     echo: Json
+    namespaces: frozenset[str]
     seal: bool
 
 
@@ -58,11 +59,24 @@ def refuse_unbuilt(fields: Json) -> None:
             raise Bad(f"{name} is {shown(given)}; only {' or '.join(fine)} is offered", name)
 
 
-def take_offer(fields: Json) -> Offer:
-    """Function tools, in the form that templates know, and the choice of them."""
-    given = take(fields, "tools", list, None, "a list")
-    choice = fields.pop("tool_choice", None)
-    tools = [_tool(tool, f"tools[{at}]") for at, tool in enumerate(given)] if given else None
+def take_offer(fields: Json) -> tuple[Offer, frozenset[str]]:
+    """Function tools, in the form that templates know, and the choice of them; and the namespaces that they have."""
+    given = take(fields, "tools", list, [], "a list")
+    tools: list[Json] = []
+    namespaces = set()
+    for at, tool in enumerate(given):
+        if isinstance(tool, dict) and tool.get("type") == "namespace":
+            name, members = tool.get("name"), tool.get("tools")
+            if not isinstance(name, str) or not name or not isinstance(members, list):
+                raise Bad(f"tools[{at}] must have a name and a list of tools, not {shown(tool)}", "tools")
+            namespaces.add(name)
+            tools += [_tool(member, f"tools[{at}].tools[{i}]", name) for i, member in enumerate(members)]
+        else:
+            tools.append(_tool(tool, f"tools[{at}]"))
+    return _chosen(tools or None, fields.pop("tool_choice", None)), frozenset(namespaces)
+
+
+def _chosen(tools: list[Json] | None, choice: Any) -> Offer:
     if choice is None or choice in ("auto", "none", "required"):
         return offer(tools, choice or "auto")
     kind = choice.get("type") if isinstance(choice, dict) else None
@@ -77,13 +91,20 @@ def take_offer(fields: Json) -> Offer:
     )
 
 
-def _tool(tool: Any, at: str) -> Json:
+def _tool(tool: Any, at: str, namespace: str | None = None) -> Json:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind != "function":
         raise Bad(f"{at} must be an object of type function, not {shown(tool)}: no other tools are offered", "tools")
     check_function(tool, at)
-    names = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
+    fields = ("name", "description", "parameters", "strict")
+    function = {name: tool[name] for name in fields if tool.get(name) is not None}
+    function["name"] = full_name(namespace, tool["name"])
+    return {"type": "function", "function": function}
+
+
+def full_name(namespace: str | None, name: str) -> str:
+    """What the model calls a function: those of a namespace by both names. OpenAI's names hold no dot."""
+    return name if namespace is None else f"{namespace}.{name}"
 
 
 def _allowed(tools: list[Json] | None, choice: Json) -> Offer:

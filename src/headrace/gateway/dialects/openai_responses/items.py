@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.data.errors import InvalidInput, shown
 from headrace.gateway.ask import Bad
+from headrace.gateway.dialects.openai_responses.fields import full_name
 from headrace.gateway.dialects.seal import unseal
 from headrace.tokens import Message, ToolCall, read_message
 from headrace.tokens.messages import read_arguments
@@ -56,7 +57,9 @@ class _Reader:
                 arguments = item.get("arguments")
                 if not isinstance(arguments, str):
                     raise InvalidInput(f"{at}.arguments must be JSON as a string, not {shown(arguments)}")
-                self._calls.append(ToolCall(_text(item, "name", at), read_arguments(arguments), call_id))
+                space = _text(item, "namespace", at) if item.get("namespace") is not None else None
+                name = full_name(space, _text(item, "name", at))
+                self._calls.append(ToolCall(name, read_arguments(arguments), call_id))
                 self._called.add(call_id)
             case "function_call_output":
                 self._output(item, at)
