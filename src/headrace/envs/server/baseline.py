@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from typing import Any, Literal
+from typing import Any
 
 from headrace.envs.server.answers import ChatCompletion, Completion, Tokens
 from headrace.envs.server.concurrency import Concurrency, Outcome
@@ -20,8 +20,6 @@ from headrace.envs.server.statistics import Statistics
 from headrace.envs.server.tokenizing import Tokenizing
 
 logger = logging.getLogger(__name__)
-
-Split = Literal["train", "eval"]
 
 
 class APIServer(ABC):

@@ -29,8 +29,6 @@ from headrace.envs.server.uids import Names, Uids, group_uid
 
 logger = logging.getLogger(__name__)
 
-EVAL_CHANNEL = "eval"
-
 
 class Trajectory(msgspec.Struct, frozen=True):
     """One that the gateway has begun."""
@@ -99,6 +97,9 @@ class GatewayServer(OpenAIServer):
     async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> Tokens:
         kwargs["prompt"] = self._prompt(kwargs)
         return joined_tokens([tokens for _, tokens in await self._apart(self.text_in, kwargs)])
+
+    async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
+        raise NotImplementedError("a gateway gives no log-probs of prompts; ask a vLLM server")
 
     async def _apart(self, call: Any, kwargs: dict[str, Any]) -> list[Any]:
         prompt_uid = group_uid()

@@ -16,6 +16,8 @@ from headrace.envs.server.errors import RequestRefused, Unavailable
 
 OFFICIAL_URL = "https://api.openai.com/v1"
 CONNECT_S = 30.0
+#: vLLM and uvicorn close a connection that was idle for 5 s; ours goes first, so that none is used as it is closed.
+KEEP_ALIVE_S = 4.0
 #: Statuses of a server that is not there behind its front.
 GONE = (502, 503, 504)
 OVERLOADED = (408, 429)
@@ -70,7 +72,7 @@ class Http:
         loop = asyncio.get_running_loop()
         if self._session is None or self._session.closed or self._loop is not loop:
             # How many there are at once is decided by who has a place, not here.
-            connector = aiohttp.TCPConnector(limit=0)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
             self._session, self._loop = aiohttp.ClientSession(connector=connector, headers=self._headers), loop
         return self._session
 

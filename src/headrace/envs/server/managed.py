@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import orjson
 
 from headrace.data.errors import InvalidInput
 from headrace.envs.server.answers import (
@@ -25,9 +26,11 @@ from headrace.envs.server.answers import (
 from headrace.envs.server.config import APIServerConfig
 from headrace.envs.server.sequences import Sampled, SequenceNode, Sequences
 from headrace.envs.server.tokenizing import Tokenizing
-from headrace.tokens import History, Message, PromptPlan, Record, Request, plan_prompt, read_messages, text_of
+from headrace.tokens import Cause, History, Message, PromptPlan, Record, Request, plan_prompt, read_messages, text_of
 from headrace.tokens import ToolCall as Call
+from headrace.tokens.messages import to_dict
 from headrace.tokens.parse import OPENERS
+from headrace.tokens.renderer import PROMPT_TAIL
 
 
 class Sampler(Protocol):
@@ -154,9 +157,7 @@ class ManagedServer(Session):
         """A text's ids: those of the sequence that it continues, and behind them only the new text's."""
         fits = [(text, node) for text, node in self._shown if prompt.startswith(text) and self._is_kept(node)]
         if not fits:
-            ids = self._vocabulary.encode_prompt(prompt)
-            bos = self._vocabulary.hf.bos_token_id
-            return ids[1:] if len(ids) > 1 and ids[0] == ids[1] == bos else ids
+            return self._tokenizing.prompt_ids(prompt, self.tokenizer)
         text, node = max(fits, key=lambda fit: len(fit[0]))
         return node.tokens + self._vocabulary.encode(prompt[len(text) :])
 
@@ -177,7 +178,7 @@ class ManagedServer(Session):
         renderer = self._tokenizing.renderer(self.tokenizer)
         marks = frozenset(i for mark in renderer.grammar.markers if (i := self._vocabulary.id_of(mark)) is not None)
         text = text_of(self._vocabulary, [i for i in ids if i not in renderer.stop_ids], keep=marks)
-        calls = renderer.parse(plan.ids[-64:].tolist(), ids, tools=True).tool_calls if tools else ()
+        calls = renderer.parse(plan.ids[-PROMPT_TAIL:].tolist(), ids, tools=True).tool_calls if tools else ()
         if calls:
             opener = OPENERS.get(renderer.grammar.calls, "")
             at = text.find(opener) if opener else -1
@@ -191,9 +192,6 @@ class ManagedServer(Session):
 
 def _begun(tokenizer: Any, encode: Any, request: Request) -> PromptPlan:
     """A conversation that ends in the beginning of an answer, for the model to go on with."""
-    from headrace.tokens import Cause
-    from headrace.tokens.messages import to_dict
-
     messages = [to_dict(message) for message in request.messages]
     text = tokenizer.apply_chat_template(
         messages, tools=list(request.tools) or None, tokenize=False, continue_final_message=True, **request.options
@@ -207,7 +205,5 @@ def _shown_message(message: Message, text: str) -> ChatCompletionMessage:
 
 
 def _shown_call(call: Call) -> ToolCall:
-    import orjson
-
     arguments = call.arguments if isinstance(call.arguments, str) else orjson.dumps(call.arguments).decode()
     return ToolCall.model_validate({"id": call.id, "function": {"name": call.name, "arguments": arguments}})

@@ -50,9 +50,9 @@ class Tokenizing:
             self._renderers[id(vocabulary)] = load_renderer(vocabulary)
         return self._renderers[id(vocabulary)]
 
-    def prompt_ids(self, text: str) -> list[int]:
+    def prompt_ids(self, text: str, tokenizer: Any = None) -> list[int]:
         """A text prompt's ids. A chat template writes a begin-of-text, and tokenizers add one: one is enough."""
-        vocabulary = self.vocabulary()
+        vocabulary = self.vocabulary(tokenizer)
         ids = vocabulary.encode_prompt(text)
         if len(ids) > 1 and ids[0] == ids[1] == vocabulary.hf.bos_token_id:
             return ids[1:]
