@@ -25,6 +25,7 @@ from headrace.envs.counts import Counts
 from headrace.envs.evaluator import Evaluator
 from headrace.envs.group_file import GroupFile
 from headrace.envs.manager import Manager
+from headrace.envs.metrics import MetricsLog
 from headrace.envs.registration import register
 from headrace.envs.reporting import Reporting
 from headrace.envs.schedule import crossed
@@ -60,6 +61,7 @@ class BaseEnv(Reporting, CommandLine, ABC):
         )
         self.api = ApiClient(config.rollout_server_url, config.rollout_server_key)
         self.counts = Counts()
+        self.metrics_log = MetricsLog(config.metrics_path, config.tensorboard_dir)
         self.manager: Manager | None = None
         self.evaluator = Evaluator(self.evaluate, self.counts, self._wake)
         self.jsonl_writer = GroupFile(config.data_path_to_save_groups) if config.data_path_to_save_groups else None

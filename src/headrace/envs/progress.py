@@ -27,11 +27,14 @@ class Standing:
 
     done: int
     total: int
-    #: What is counted: groups, steps.
+    #: What is counted: groups, steps. A total that is not known yet is negative.
     unit: str
     #: Mean scores, oldest first.
     scores: Sequence[float] = ()
     figures: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.done} of {self.total} {self.unit}" if self.total >= 0 else f"{self.done} {self.unit}"
 
 
 class View:
@@ -64,7 +67,7 @@ class View:
             self._live.update(self._panel(standing), refresh=True)
             return
         shown = "".join(f", {name} {value}" for name, value in standing.figures.items())
-        self._last = f"{self._title}: {standing.done} of {standing.total} {standing.unit}{shown}"
+        self._last = f"{self._title}: {standing}{shown}"
         if self._last != self._told and self._clock() - self._told_at >= EVERY_S:
             self._tell()
 
@@ -76,7 +79,7 @@ class View:
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             ProgressBar(total=max(standing.total, 1), completed=standing.done, width=WIDTH),
-            Text(f"{standing.done} of {standing.total} {standing.unit}"),
+            Text(str(standing)),
             Text(f"{self._clock() - self._began:.0f} s", style="dim"),
         )
         figures = Table.grid(padding=(0, 2))

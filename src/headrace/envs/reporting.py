@@ -41,13 +41,10 @@ class Reporting:
     wandb_prepend: str | None
     completion_lengths: list[int]
     rollouts_for_wandb: list[list[tuple[Any, ...]]]
+    metrics_log: MetricsLog
     #: The last that `evaluate_log` was told.
     last_evaluation: Evaluation | None = None
     _no_tokenizer = False
-
-    @cached_property
-    def metrics_log(self) -> MetricsLog:
-        return MetricsLog(self.config.metrics_path, self.config.tensorboard_dir)
 
     @cached_property
     def _performance(self) -> Performance:
@@ -82,7 +79,7 @@ class Reporting:
         """The rollouts as people read them: their messages, or their tokens' text, or their ids."""
         messages = group.get("messages")
         if messages:
-            return ["\n".join(f"{said['role']}: {said['content']}" for said in chat) for chat in messages]
+            return ["\n".join(f"{said['role']}: {said.get('content')}" for said in chat) for chat in messages]
         found = await self.decoded(group["tokens"])
         return found if found is not None else [" ".join(map(str, ids)) for ids in group["tokens"]]
 

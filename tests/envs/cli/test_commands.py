@@ -15,7 +15,8 @@ from tests.envs.api import Api
 from tests.envs.cli import word_env
 from tests.envs.cli.word_env import WordEnv
 
-from headrace.envs.cli import main
+from headrace.envs import BaseEnvConfig
+from headrace.envs.cli import Command, main
 
 FILE = Path(word_env.__file__)
 
@@ -72,6 +73,26 @@ def test_a_wrong_command_line_is_one_line_and_code_2(
     err = capsys.readouterr().err
     assert said in err
     assert len(err.splitlines()) == 1
+
+
+class Louder(WordEnv):
+    @classmethod
+    def get_cli_process_config_cls(cls) -> type[Command]:
+        class Loud(super().get_cli_process_config_cls()):  # type: ignore[misc]
+            @classmethod
+            def changes(cls, config: BaseEnvConfig) -> dict[str, object]:
+                return {**super().changes(config), "total_steps": 3}
+
+            def run(self) -> None:
+                print(f"{self.settings.env.total_steps} GROUPS")
+
+        return Loud
+
+
+def test_an_environment_can_change_a_commands_defaults_and_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(Louder, ["process"], prog="words")
+    assert capsys.readouterr().out == "3 GROUPS\n"
 
 
 def test_process_writes_groups_a_page_and_metrics(tmp_path: Path) -> None:

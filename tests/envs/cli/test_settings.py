@@ -96,6 +96,13 @@ def test_a_model_inside_the_configuration_has_flags_of_its_own(ask: Ask) -> None
     assert (found.mode, found.named) == ("fast", 5)
 
 
+def test_what_is_wrong_inside_it_is_named_where_it_was_said(ask: Ask) -> None:
+    with pytest.raises(InvalidInput, match=r"run\.yaml: env\.inner\.depth: .*, not 'deep'"):
+        ask("--env.inner.weights", "{b: 2}", file="env: {inner: {depth: deep}}\n", env=NestedEnv)
+    with pytest.raises(InvalidInput, match=r"--env\.inner\.depth: .*, not 'deep'"):
+        ask("--env.inner.depth", "deep", file="env: {inner: {weights: {b: 2}}}\n", env=NestedEnv)
+
+
 def test_a_baseline_becomes_a_server_once_something_is_said_of_it(ask: Ask) -> None:
     assert ask(env=NestedEnv).servers == ServerBaseline(timeout=3)
     only = server(ask("--openai.base_url", "http://a/v1", env=NestedEnv))
@@ -132,6 +139,7 @@ def test_servers_of_the_file_stand_in_place_of_those_of_config_init(ask: Ask) ->
         ([], "openai: [{timeout: 1}, {tmeout: 2}]\n", r"run\.yaml: openai\.1\.tmeout is not known; .* timeout\?"),
         ([], "opnai: {}\n", r"run\.yaml: opnai is not known; did you mean openai\?"),
         ([], "env: {group_size: many}\n", r"run\.yaml: env\.group_size: .*, not 'many'"),
+        (["--env.words", "[a]"], "env: {most: few}\n", r"run\.yaml: env\.most: .*, not 'few'"),
         ([], "slurm: perhaps\n", r"run\.yaml: slurm: .*boolean.*, not 'perhaps'"),
         ([], "env: [1]\n", r"run\.yaml: env must be a mapping"),
         ([], "env: {words: [a]}\nenv: {}\n", r"'env' stands twice"),

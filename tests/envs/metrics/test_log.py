@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 from tests.envs.kit import CountingEnv, rollout
 
+from headrace.data.errors import HeadraceError
 from headrace.envs import BaseEnvConfig
 from headrace.envs.metrics import MetricsLog, Performance, lengths
 from headrace.metrics import Table
@@ -109,6 +110,12 @@ def test_tensorboard_gets_the_numbers(tmp_path: Path) -> None:
     found.Reload()
     (told,) = found.Scalars("train/score")
     assert (told.step, told.value) == (4, 0.5)
+
+
+def test_without_tensorboard_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
+    with pytest.raises(HeadraceError, match=r"pip install 'headrace\[tensorboard\]'"):
+        made(tensorboard_dir=str(tmp_path))
 
 
 def test_in_wandb_own_metrics_have_the_environments_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from rich.logging import RichHandler
 from headrace.command_line import Formatter, Parser, Usage, exit_code
 from headrace.envs.cli.command import Command, Evaluate, Process, Serve, console
 from headrace.envs.cli.flags import add_flags, given_flags
-from headrace.envs.cli.settings import ENV, OPENAI, SWITCHES, Given, changed_server, settings
+from headrace.envs.cli.settings import ENV, OPENAI, SWITCHES, Given, Settings, changed_server, settings
 from headrace.envs.config import BaseEnvConfig
 from headrace.envs.server.config import ServerManagerConfig
 from headrace.files import read
@@ -94,7 +94,7 @@ def _add(parser: Parser, kind: type[Command]) -> None:
     add_flags(parser.add_argument_group("its rollout server"), OPENAI, changed_server(servers))
 
 
-def _settings(kind: type[Command], found: Mapping[str, Any]) -> Any:
+def _settings(kind: type[Command], found: Mapping[str, Any]) -> Settings:
     config, servers = kind.defaults()
     env = given_flags(found, ENV, type(config))
     if found["port"] is not None:
@@ -114,9 +114,8 @@ def _settings(kind: type[Command], found: Mapping[str, Any]) -> Any:
 
 def _log() -> None:
     """What is logged stands beside the view on a terminal, and on plain lines elsewhere."""
-    if console.is_terminal:
-        logging.basicConfig(
-            level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
-        )
+    if console().is_terminal:
+        handler = RichHandler(console=console(), show_path=False)
+        logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
     else:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.console import Console
@@ -14,8 +15,11 @@ from headrace.envs.config import BaseEnvConfig
 if TYPE_CHECKING:
     from headrace.envs.base import BaseEnv
 
-#: What is shown while a command runs; results are printed on stdout.
-console = Console(stderr=True)
+
+@cache
+def console() -> Console:
+    """What a command shows while it runs; results are printed on stdout."""
+    return Console(stderr=True)
 
 
 class Command:
@@ -71,7 +75,7 @@ class Serve(Command):
         env = self.environment()
 
         async def serve() -> None:
-            async with watched(env, "steps", console):
+            async with watched(env, "steps", console()):
                 await env.env_manager()
 
         asyncio.run(serve())
@@ -99,7 +103,7 @@ class Process(Command):
         env.n_groups_to_process, env.group_size_to_process = env.config.total_steps, env.config.group_size
 
         async def process() -> None:
-            async with watched(env, "groups", console):
+            async with watched(env, "groups", console()):
                 await env.process_manager()
 
         asyncio.run(process())

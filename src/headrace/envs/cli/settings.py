@@ -122,11 +122,22 @@ def _layered(model: type[Model], base: Values, file: Values, flags: Values, sour
 
         def named(path: FieldPath) -> str:
             where = dotted((*section, *path))
-            if path and path[0] in flags:
+            if _holds(flags, path):
                 return f"--{where}"
-            return f"{source}: {where}" if path and path[0] in file else where
+            return f"{source}: {where}" if _holds(file, path) else where
 
         raise InvalidInput("; ".join(explained(error, model, named))) from None
+
+
+def _holds(values: Any, path: FieldPath) -> bool:
+    """Whether what is wrong at a path was said by these values."""
+    for part in path:
+        if not isinstance(values, Mapping):
+            break
+        if part not in values:
+            return False
+        values = values[part]
+    return bool(path)
 
 
 def _merged(below: Values, above: Values) -> dict[str, Any]:

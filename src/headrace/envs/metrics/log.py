@@ -18,16 +18,19 @@ log = logging.getLogger("headrace.envs")
 
 
 class MetricsLog:
-    """The writers of one run. They are opened by the first row, so that an environment which tells nothing leaves no
-    file; wandb is opened by its name, once the trainer has said it. `last` is what the environment told last.
+    """The writers of one run. The lines begin with the first row, so that an environment which tells nothing leaves no
+    file; TensorBoard, which has to be asked for, is there or an error from the start; wandb is opened by its name, once
+    the trainer has said it. `last` is what the environment told last.
     """
 
     def __init__(self, lines: str | None, tensorboard: str | None = None) -> None:
         self._lines = Path(lines) if lines is not None else None
-        self._tensorboard = Path(tensorboard) if tensorboard is not None else None
         self.last: Mapping[str, Any] = {}
-        self._writers: list[Writer] | None = None
+        self._writers: list[Writer] = []
+        if tensorboard is not None:
+            self._writers.append(TensorBoard(Path(tensorboard)))
         self._wandb: Writer | None = None
+        self._begun = False
         self._warned: set[str] = set()
 
     def open_wandb(self, project: str | None, *, group: str | None, name: str | None, config: Row) -> None:
@@ -40,35 +43,33 @@ class MetricsLog:
             log.warning("%s; metrics go to %s (use_wandb: false does without)", error, self._lines or "no file either")
 
     def write(self, step: int, own: Mapping[str, Any], shared: Mapping[str, Any], prefix: str | None) -> None:
-        """One row. In wandb, which holds several environments' runs, its own metrics begin with `prefix`."""
+        """One row. `prefix` is who we are among environments that share a file; in wandb, own metrics begin with it."""
         self.last = own
-        row = {"step": step, "time": time.time(), **own, **shared}
-        for writer in self._opened():
+        row = {"step": step, "time": time.time(), "env": prefix, **own, **shared}
+        self._begin()
+        for writer in self._writers:
             self._try(writer, row)
         if self._wandb is not None:
             named = {f"{prefix}_{name}": value for name, value in own.items()} if prefix else dict(own)
             self._try(self._wandb, {"step": step, **named, **shared})
 
     def close(self) -> None:
-        for writer in (*(self._writers or ()), *((self._wandb,) if self._wandb is not None else ())):
+        for writer in (*self._writers, *((self._wandb,) if self._wandb is not None else ())):
             try:
                 writer.close()
             except Exception as error:
                 log.warning("%s was not closed: %s", type(writer).__name__, error)
-        self._writers, self._wandb = None, None
+        self._writers, self._wandb, self._begun = [], None, False
 
-    def _opened(self) -> list[Writer]:
-        if self._writers is None:
-            self._writers = []
-            try:
-                if self._lines is not None:
-                    self._lines.parent.mkdir(parents=True, exist_ok=True)
-                    self._writers.append(Lines(self._lines))
-                if self._tensorboard is not None:
-                    self._writers.append(TensorBoard(self._tensorboard))
-            except (HeadraceError, OSError) as error:
-                log.warning("metrics are not kept: %s", error)
-        return self._writers
+    def _begin(self) -> None:
+        if self._begun or self._lines is None:
+            return
+        self._begun = True
+        try:
+            self._lines.parent.mkdir(parents=True, exist_ok=True)
+            self._writers.append(Lines(self._lines))
+        except OSError as error:
+            log.warning("metrics are not kept: %s", error)
 
     def _try(self, writer: Writer, row: Row) -> None:
         try:

@@ -1,4 +1,6 @@
-"""How an environment does: durations, workers, rates, scores, lengths, pauses. A row is of the time since the last."""
+"""How an environment does. Durations, lengths, scores, rates and pauses are of the time since the last row; groups and
+failures are counted from the beginning.
+"""
 
 from __future__ import annotations
 
