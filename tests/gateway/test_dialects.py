@@ -1,0 +1,146 @@
+"""One conversation, three dialects: the same ids whichever is spoken, and one line of steps when they take turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from tests.gateway.kit import Evidence, Json, Running, tree
+from tests.gateway.tool_model import ADD, EIGHT, FIVE, MORE, ONE
+
+ADD_FUNCTION: Json = ADD["function"]
+
+
+class Turn:
+    """What was said, in no dialect: by the user, by the model (text, and calls by id), or by the tool (of a call)."""
+
+    def __init__(self, who: str, text: str, calls: Sequence[tuple[str, Json]] = (), answers: str = "") -> None:
+        self.who, self.text, self.calls, self.answers = who, text, list(calls), answers
+
+
+class Clients:
+    """The three SDKs on one trajectory. Each is told the whole conversation, and tells the model's turn."""
+
+    def __init__(self, base_url: str, system: str | None) -> None:
+        self.system = system
+        told: Json = {"api_key": "none", "max_retries": 0}
+        self.openai = openai.OpenAI(base_url=base_url + "/v1", **told)
+        self.anthropic = anthropic.Anthropic(base_url=base_url, **told)
+
+    def __enter__(self) -> Clients:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.openai.close()
+        self.anthropic.close()
+
+    def chat(self, turns: list[Turn]) -> Turn:
+        messages: list[Any] = [{"role": "system", "content": self.system}] if self.system else []
+        for turn in turns:
+            message: Json = {"role": turn.who, "content": turn.text}
+            if turn.calls:
+                message["tool_calls"] = [
+                    {"id": name, "type": "function", "function": {"name": "add", "arguments": json.dumps(given)}}
+                    for name, given in turn.calls
+                ]
+            if turn.who == "tool":
+                message["tool_call_id"] = turn.answers
+            messages.append(message)
+        found = self.openai.chat.completions.create(model="any", messages=messages, tools=[ADD], temperature=0)
+        said = found.choices[0].message
+        calls = [(call.id, json.loads(call.function.arguments)) for call in said.tool_calls or []]
+        return Turn("assistant", said.content or "", calls)
+
+    def responses(self, turns: list[Turn]) -> Turn:
+        items: list[Any] = []
+        for turn in turns:
+            if turn.who == "tool":
+                items.append({"type": "function_call_output", "call_id": turn.answers, "output": turn.text})
+            elif turn.text:
+                items.append({"role": turn.who, "content": turn.text})
+            for name, given in turn.calls:
+                items.append({"type": "function_call", "call_id": name, "name": "add", "arguments": json.dumps(given)})
+        found = self.openai.responses.create(
+            model="any",
+            instructions=self.system,
+            input=items,
+            tools=[{"type": "function", **ADD_FUNCTION}],
+            temperature=0,
+            store=False,
+        )
+        calls = [(item.call_id, json.loads(item.arguments)) for item in found.output if item.type == "function_call"]
+        return Turn("assistant", found.output_text, calls)
+
+    def messages(self, turns: list[Turn]) -> Turn:
+        messages: list[Any] = []
+        for turn in turns:
+            blocks: list[Json] = [{"type": "text", "text": turn.text}] if turn.text else []
+            blocks += [{"type": "tool_use", "id": name, "name": "add", "input": given} for name, given in turn.calls]
+            if turn.who == "tool":
+                blocks = [{"type": "tool_result", "tool_use_id": turn.answers, "content": turn.text}]
+            messages.append({"role": "assistant" if turn.who == "assistant" else "user", "content": blocks})
+        tool: Any = {"name": "add", "description": ADD_FUNCTION["description"]}
+        found = self.anthropic.messages.create(
+            model="any",
+            max_tokens=96,
+            system=self.system or "",
+            messages=messages,
+            tools=[{**tool, "input_schema": ADD_FUNCTION["parameters"]}],
+            extra_body={"temperature": 0},
+        )
+        text = "".join(block.text for block in found.content if block.type == "text")
+        return Turn("assistant", text, [(b.id, dict(b.input)) for b in found.content if b.type == "tool_use"])
+
+
+Ask = Callable[[Clients, list[Turn]], Turn]
+DIALECTS: dict[str, Ask] = {"chat": Clients.chat, "responses": Clients.responses, "messages": Clients.messages}
+CALLS = 6
+
+
+def added(given: Json) -> str:
+    """The tool; a model that was told what it never learned calls it with anything."""
+    return str(given["a"] + given["b"]) if given.keys() == {"a", "b"} else "?"
+
+
+def converse(agency: Running, order: Sequence[str], system: str | None = None) -> tuple[str, list[Turn]]:
+    """A conversation of so many calls, each in the next of the dialects; its trajectory, and what was said."""
+    begun = agency.init()
+    turns: list[Turn] = []
+    with Clients(begun["base_url"], system) as clients:
+        for at in range(CALLS):
+            if not turns or turns[-1].who == "assistant":
+                turns.append(Turn("user", (ONE, MORE)[len(turns) % 2]))
+            answer = DIALECTS[order[at % len(order)]](clients, turns)
+            turns.append(answer)
+            turns += [Turn("tool", added(given), answers=name) for name, given in answer.calls]
+    return begun["trajectory_uid"], turns
+
+
+@pytest.mark.parametrize(
+    "order",
+    [("chat", "responses", "messages"), ("messages", "chat", "responses"), ("responses", "messages", "chat", "chat")],
+    ids="-".join,
+)
+def test_dialects_that_take_turns_make_one_line_of_exact_steps(
+    agency: Running, witness: Evidence, order: Sequence[str]
+) -> None:
+    uid, turns = converse(agency, order)
+    assert [turn.text for turn in turns if turn.who == "assistant"][:4] == ["", FIVE, "", EIGHT]
+    steps = agency.steps(uid)
+    witness.holds(steps)
+    assert tree(steps) == [None, *range(CALLS - 1)]
+
+
+@pytest.mark.parametrize("system", [None, "Be exact."])
+def test_the_same_conversation_has_the_same_ids_in_every_dialect(
+    agency: Running, witness: Evidence, system: str | None
+) -> None:
+    recorded = [agency.steps(converse(agency, (dialect,), system)[0]) for dialect in DIALECTS]
+    witness.holds([step for steps in recorded for step in steps])
+    first, *others = [[(step.prompt_ids.tolist(), step.response_ids.tolist()) for step in steps] for steps in recorded]
+    assert others == [first, first]
+    assert [tree(steps) for steps in recorded] == [[None, *range(CALLS - 1)]] * 3
