@@ -8,17 +8,15 @@ under its own name is complete. A renamed environment's scripts name a folder th
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.cached import cache, locked
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Venv:
         """The Python of the environment, which is made where it is not there yet."""
         found = self.folder()
         if not _whole(found):
-            with _locked(found.with_name(found.name + ".lock")):
+            with locked(found.with_name(found.name + ".lock")):
                 if not _whole(found):  # another process may have made it while this one waited
                     self._make(found)
         return _python(found)
@@ -42,8 +40,7 @@ class Venv:
         """Where the environment with these pins lies, made or not."""
         made_of = [self.wheel, self.requirements.read_text(), platform.machine(), *map(str, sys.version_info[:2])]
         key = hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:12]
-        cache = Path(os.environ.get("HEADRACE_CACHE") or Path.home() / ".cache" / "headrace")
-        return cache / "venvs" / f"{self.name}-{key}"
+        return cache() / "venvs" / f"{self.name}-{key}"
 
     def _make(self, folder: Path) -> None:
         """To be called with the lock: what lies under the temporary name is then nobody's."""
@@ -69,12 +66,3 @@ def _whole(folder: Path) -> bool:
 def _run(*command: str) -> None:
     """What the command says goes to stderr: stdout is for the path."""
     subprocess.run(command, check=True, stdout=sys.stderr)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Alone among the processes of this machine; the system lifts the lock of one that dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
