@@ -5,7 +5,7 @@ STAMP  := $(VENV)/.setup-done
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-vllm test-verl test-atropos bench lint format clean
+.PHONY: help setup demo test test-vllm test-verl test-atropos test-agents bench lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ test-verl: setup ## run the tests against a real verl (installed once into the u
 
 test-atropos: setup ## run the tests against the original Trajectory API (installed once into the user's cache, 0.5 GB)
 	HEADRACE_ATROPOS=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/atropos
+
+test-agents: setup ## run Claude Code and Codex against the gateway (installed once by npm into the user's cache, 0.7 GB)
+	HEADRACE_AGENTS=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/agents
 
 bench: setup ## run the quick benchmarks of pool, gateway, trainer and environments, into bench-*.json
 	$(BIN)/headrace bench pool --quick --json bench-pool.json
