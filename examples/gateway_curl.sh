@@ -12,4 +12,5 @@ post() { curl --silent --show-error --fail-with-body --noproxy '*' -X POST "$bas
 post register_trajectory '{"metadata": {"secret": "7"}}'
 post chat/completions '{"messages": [{"role": "user", "content": "Guess."}], "max_tokens": 8}'
 post responses '{"input": "Guess.", "max_output_tokens": 8}'
+post messages '{"messages": [{"role": "user", "content": "Guess."}], "max_tokens": 8}'
 post complete_trajectory '{"reward": 0.5}'

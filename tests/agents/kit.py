@@ -1,4 +1,4 @@
-"""An agent at work: a program in a folder of its own, a gateway, and a model that says what a test tells it to."""
+"""An agent at work: its example in a folder of its own, a gateway, and a model that says what a test tells it to."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from tests.agents.npm import programs
 from tests.gateway.kit import Running, tree
 from tests.gateway.rollout import Rollout, log_probs_of
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+#: The trajectory that the examples name.
+UID = "my-run-1"
 #: How long an agent may take, on a machine that is busy.
 PATIENCE_S = 600
 
@@ -23,33 +27,31 @@ class Place:
         self.work, self.home = folder / "work", folder / "home"
         self.work.mkdir()
         self.home.mkdir()
-        begun = gateway.init()
-        self.base_url: str = begun["base_url"]
-        self.uid: str = begun["trajectory_uid"]
 
-    def run(self, *command: str | Path, **environment: str) -> str:
-        """What the agent printed; it ends well."""
-        known = {"PATH": os.environ["PATH"], "HOME": str(self.home)}
+    def run(self, example: str) -> list[str]:
+        """The lines that an example printed; it ends well."""
+        path = os.pathsep.join([str(programs()), os.environ["PATH"]])
         done = subprocess.run(
-            list(map(str, command)),
+            ["sh", str(EXAMPLES / example), self.gateway.address],
             cwd=self.work,
-            env={**known, **environment},
+            env={"PATH": path, "HOME": str(self.home)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
         )
         assert done.returncode == 0, (done.stdout, done.stderr)
-        return done.stdout
+        return done.stdout.splitlines()
 
     def holds(self, said: list[str]) -> None:
         """The recorded steps are what the server consumed and sampled, each a continuation of the one before."""
-        steps = self.gateway.steps(self.uid)
+        steps = self.gateway.steps(UID)
         sampled = [[*self.rollout.vocabulary.encode(text), self.rollout.end] for text in said]
         assert [step.prompt_ids.tolist() for step in steps] == [order["prompt"] for order in self.rollout.orders]
         assert [step.response_ids.tolist() for step in steps] == sampled
         assert [step.rollout_log_probs.tolist() for step in steps] == [log_probs_of(ids) for ids in sampled]
         assert tree(steps) == [None, *range(len(said) - 1)]
+        assert steps[-1].reward == 1.0
 
 
 def called(name: str, **arguments: Any) -> str:

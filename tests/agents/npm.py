@@ -19,15 +19,15 @@ PINS = Path(__file__).with_name("package.json")
 CLAUDE_SCRIPT = Path("node_modules", "@anthropic-ai", "claude-code", "install.cjs")
 
 
-def program(name: str) -> Path:
-    """An agent's program, installed where it is not there yet."""
+def programs() -> Path:
+    """The folder of the agents' programs, which are installed where they are not there yet."""
     key = hashlib.sha256(PINS.read_bytes() + platform.machine().encode()).hexdigest()[:12]
     folder = cache() / "npm" / f"agents-{key}"
     if not folder.exists():
         with locked(folder.with_name(folder.name + ".lock")):
             if not folder.exists():  # another process may have made it while this one waited
                 _make(folder)
-    return folder / "node_modules" / ".bin" / name
+    return folder / "node_modules" / ".bin"
 
 
 def _make(folder: Path) -> None:

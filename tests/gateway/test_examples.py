@@ -17,6 +17,8 @@ from tests.gateway.rollout import Rollout, in_front
 from headrace import Step, connect
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+#: The examples that ask until the model calls no tool.
+LOOPS = ("openai_tools", "openai_responses", "langchain", "anthropic")
 
 
 def run(name: str, gateway: Running) -> list[str]:
@@ -83,6 +85,15 @@ def test_openai_responses(agency: Running, witness: Evidence) -> None:
     assert steps[-1].reward == 1.0
 
 
+def test_anthropic(agency: Running, witness: Evidence) -> None:
+    lines = run("gateway_anthropic.py", agency)
+    assert lines == ["add({'a': 2, 'b': 3}) = 5", "answer: 'It is 5.'", "{'status': 'ok', 'steps': 2}"]
+    (steps,) = recorded(agency)
+    witness.holds(steps)
+    assert tree(steps) == [None, 0]
+    assert steps[-1].reward == 1.0
+
+
 def test_the_agents_sdk(rollout: Rollout, folder: Path) -> None:
     rollout.script += ['<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>', "It is 5."]
     with in_front(rollout, folder) as gateway:
@@ -93,12 +104,12 @@ def test_the_agents_sdk(rollout: Rollout, folder: Path) -> None:
 
 
 def test_curl(gateway: Running, evidence: Evidence) -> None:
-    *_, chat, response, done = run("gateway_curl.sh", gateway)
-    assert (json.loads(chat)["object"], json.loads(response)["object"]) == ("chat.completion", "response")
-    assert json.loads(done) == {"status": "ok", "steps": 2}
+    *_, chat, response, message, done = map(json.loads, run("gateway_curl.sh", gateway))
+    assert (chat["object"], response["object"], message["type"]) == ("chat.completion", "response", "message")
+    assert done == {"status": "ok", "steps": 3}
     (steps,) = recorded(gateway)
     evidence.holds(steps)
-    assert steps[0].prompt_ids.tolist() == steps[1].prompt_ids.tolist()
+    assert len({tuple(step.prompt_ids.tolist()) for step in steps}) == 1
 
 
 def test_the_page_shows_lines_that_the_examples_run() -> None:
@@ -115,7 +126,7 @@ def _is_agent(path: Path) -> bool:
     return path.stem not in ("gateway_http", "gateway_trainer", "gateway_openai")
 
 
-@pytest.mark.parametrize("name", ["gateway_openai_tools.py", "gateway_openai_responses.py", "gateway_langchain.py"])
+@pytest.mark.parametrize("name", [f"gateway_{name}.py" for name in LOOPS])
 def test_a_model_that_calls_nothing_ends_the_loop(gateway: Running, evidence: Evidence, name: str) -> None:
     assert run(name, gateway)[-1] == "{'status': 'ok', 'steps': 1}"
     (steps,) = recorded(gateway)
