@@ -81,8 +81,9 @@ def rollout(shared: Rollout) -> Rollout:
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
     """Threads for calls that a test holds up."""
-    with ThreadPoolExecutor(8) as found:
-        yield found
+    found = ThreadPoolExecutor(8)
+    yield found
+    found.shutdown(wait=False, cancel_futures=True)  # a call that a failed test left held must not hold up the others
 
 
 @pytest.fixture(scope="session")

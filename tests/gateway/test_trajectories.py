@@ -94,10 +94,16 @@ def test_a_wrong_init_is_refused_and_makes_nothing(gateway: Running, body: Any) 
 
 
 def test_metadata_nested_deep_is_shown_as_it_was_given(gateway: Running) -> None:
-    deep = "[" * 700 + "]" * 700
-    body = f'{{"trajectory_uid": "deep", "metadata": {{"a": {deep}}}}}'
-    told(gateway.post("/init_trajectory", body.encode()))
-    assert deep in gateway.get("/trajectories/deep").text.replace(" ", "")
+    def init(levels: int) -> httpx.Response:
+        deep = "[" * levels + "]" * levels
+        body = f'{{"trajectory_uid": "deep", "metadata": {{"a": {deep}}}}}'
+        return gateway.post("/init_trajectory", body.encode())
+
+    refused = init(700)
+    assert refused.status_code == 400
+    assert "metadata nests deeper than 100 levels" in refused.json()["detail"]
+    told(init(90))
+    assert "[" * 90 + "]" * 90 in gateway.get("/trajectories/deep").text.replace(" ", "")
 
 
 def test_the_same_uid_again_is_the_same_trajectory(gateway: Running, rollout: Rollout) -> None:

@@ -181,6 +181,7 @@ def test_a_client_that_leaves_while_it_is_held_is_let_go(front: Running, rollout
     body = {"messages": [user("hi")], "stream": True}
     with httpx.stream("POST", f"{base}/v1/chat/completions", json=body, timeout=60, trust_env=False) as answer:
         next(answer.iter_lines())
+        until(lambda: front.counted("held") == 1)
     until(lambda: front.counted("held") == 0)
     told(front.post("/resume"))
     assert rollout.orders == []

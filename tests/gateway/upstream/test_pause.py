@@ -13,6 +13,7 @@ from tests.gateway.wire import Writer, event, hangs, respond, send
 
 from headrace.data import InvalidInput
 from headrace.gateway.upstream import CannotPause, Failed, Order, Sampled, Upstream
+from headrace.gateway.upstream.gate import Gate
 from headrace.tokens.vocabulary import Vocabulary
 
 Make = Callable[..., Any]
@@ -49,13 +50,24 @@ def reference(folder: Any) -> Reference:
     return Reference(folder)
 
 
+async def test_only_orders_are_counted_among_those_that_wait() -> None:
+    gate = Gate()
+    gate.close()
+    waiting = [asyncio.create_task(gate.opened()), asyncio.create_task(gate.wait_open())]
+    await asyncio.sleep(0)
+    assert gate.waiting == 1
+    gate.open()
+    await asyncio.gather(*waiting)
+    assert gate.waiting == 0
+
+
 async def test_new_orders_wait_for_the_end_of_a_pause(puppet: Make, vocabulary: Vocabulary) -> None:
     server = await puppet()
-    async with connected(vocabulary, server, idle_s=0.3, call_s=0.3) as upstream:
+    async with connected(vocabulary, server, idle_s=3, call_s=3) as upstream:
         await upstream.pause("drain")
         held = [asyncio.create_task(upstream.sample(order())), asyncio.create_task(pieces(upstream, order()))]
         await until(lambda: upstream.waiting == 2)
-        await asyncio.wait(held, timeout=0.5)  # longer than any order may take
+        await asyncio.wait(held, timeout=3.5)  # longer than any order may take
         assert (upstream.paused, server.orders) == (True, [])
         await upstream.resume()
         answer, streamed = await asyncio.gather(*held)

@@ -93,7 +93,7 @@ class Fleet:
                 except TimeoutError:
                     pass
                 self._look.clear()
-                await self._gate.wait_open()  # a paused server samples nothing, not even for a probe
+                await self._gate.opened()  # a paused server samples nothing, not even for a probe
                 for server in list(self.servers.values()):
                     if server.state in ("new", "down", "unfit") and server not in probing:
                         probes.create_task(probe(server))

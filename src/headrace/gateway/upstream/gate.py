@@ -32,12 +32,17 @@ class Gate:
         self._notify()
 
     async def wait_open(self) -> None:
+        """For an order, which is counted among those that wait."""
+        self.waiting += 1
+        try:
+            await self.opened()
+        finally:
+            self.waiting -= 1
+
+    async def opened(self) -> None:
+        """The same for who is no order."""
         while self._opened is not None:
-            self.waiting += 1
-            try:
-                await self._opened.wait()
-            finally:
-                self.waiting -= 1
+            await self._opened.wait()
 
     def enter(self) -> None:
         self.in_flight += 1
