@@ -170,15 +170,15 @@ class Core:
                 return Plan([stale], again=True)
         lease = f"{channel}-{there.next_lease}" if lease_s is not None else ""
         deadline = now + lease_s if lease_s is not None else 0.0
-        wanted = 1
         if unit == "step":
+            wanted = size - len(there.offered())
             picked = self._pick_steps(there, size, now, order_, lease, deadline, request)
         else:
             fresh, replayed = order.pick(there, size, n_rollouts, order_, max_staleness)
             picked = self._pick_groups(there, size, now, fresh, replayed, lease, deadline, request)
             wanted = size - len(fresh) - len(replayed)
         if picked is None and self.state.desk.serving == channel:
-            picked = into_channel(self.state, there, wanted, now)
+            picked = into_channel(self.state, there, wanted, unit, now)
         if picked is None:
             if there.closed:
                 return Plan(reply=None)

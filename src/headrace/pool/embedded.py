@@ -275,8 +275,7 @@ class DataPool(Calls):
             except MustWait:
                 name = args["channel"]
                 self._waiters.setdefault(name, set()).add(wake)
-                deadline = self._state.look(name).deadline()
-                return None, 0, float("inf") if deadline is None else deadline
+                return None, 0, self._next_deadline(name)
             finally:
                 self._notify()
             if isinstance(answer, Plan):
@@ -304,6 +303,12 @@ class DataPool(Calls):
             # Perhaps on disk, and only half in memory: only a recovery can tell what is true.
             self._closed = f"a fact could not be applied ({error!r}); open the pool again to recover from its journal"
             raise
+
+    def _next_deadline(self, name: str) -> float:
+        """When the clock alone may have something for who waits for a channel."""
+        desk = self._state.desk
+        deadlines = [self._state.look(name).deadline(), desk.deadline() if desk.serving == name else None]
+        return min((deadline for deadline in deadlines if deadline is not None), default=float("inf"))
 
     def _concerned(self, op: str, args: dict[str, Any]) -> list[str]:
         """The channels that a call may look at; an empty name is the desk's."""

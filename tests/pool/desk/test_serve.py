@@ -104,6 +104,28 @@ def test_a_fetch_that_waits_is_woken_by_a_post(pool: Calls, threads: Threads) ->
     assert prompts(waiting.result(SOON)) == ["desk/0", "desk/1"]
 
 
+def test_a_fetch_that_waits_is_woken_by_a_batch_that_came_back(pool: Calls, threads: Threads) -> None:
+    started(pool, batch_size=2)
+    pool.desk_serve("train")
+    post(pool, 1)
+    batch = pool.desk_batch()
+    assert batch is not None
+    waiting = threads.submit(pool.fetch_batch, 1)
+    until_blocked(pool)
+    pool.desk_nack(batch.lease)
+    assert prompts(waiting.result(SOON)) == ["desk/0"]
+
+
+def test_single_steps_come_from_as_many_groups_as_they_take(pool: Calls) -> None:
+    pool.desk_serve("train")
+    for name in range(3):
+        post(pool, name)
+    assert pool.fetch_batch(7, unit="step", timeout=0) is None
+    assert desk(pool)["queued"] == 3
+    assert len(fetched(pool, 3, unit="step").steps) == 3
+    assert desk(pool)["queued"] == 1
+
+
 def test_a_fetch_takes_what_its_channel_has_first_and_nothing_where_both_have_too_little(pool: Calls) -> None:
     pool.desk_serve("train")
     post(pool, 1)
@@ -142,6 +164,15 @@ def test_a_channel_that_is_not_served_keeps_its_groups_and_the_desk_its_own(pool
     assert prompts(pool.fetch_batch(1, timeout=0)) == ["p"]
     assert pool.fetch_batch(1, timeout=0) is None
     assert drained(pool) == [1]
+
+
+def test_a_fetch_that_waits_is_woken_when_a_lease_at_the_desk_runs_out(threads: Threads) -> None:
+    with DataPool() as pool:
+        started(pool, batch_size=2)
+        pool.desk_serve("train")
+        post(pool, 1)
+        assert pool.desk_batch(lease_s=0.2) is not None
+        assert prompts(threads.submit(pool.fetch_batch, 1).result(SOON)) == ["desk/0"]
 
 
 @pytest.mark.parametrize("compacted", [False, True])

@@ -28,6 +28,7 @@ def _started(state: State, _: None, fact: f.Started, block: Block | None) -> Non
 def _joined(state: State, _: None, fact: f.Joined, block: Block | None) -> None:
     assert fact.registration is not None
     state.desk.join(fact.env, fact.registration, fact.name, fact.request, fact.at)
+    _tell(state)  # its group size may have let some out of a buffer
     state.record("environment", "", fact.at, env=fact.env, name=fact.name, connected=True)
 
 
@@ -48,8 +49,13 @@ def _posted(state: State, _: None, fact: f.Posted, block: Block | None) -> None:
             continue
         data = block.blobs[f.blob_name(entry.number)]
         desk.answers.append(desk.take(entry, Piece(bytes(data), entry.size, entry.crc), fact.at))
-    if desk.serving is not None:
-        state.channel(desk.serving).changed = True  # who waits there may take these
+    _tell(state)
+
+
+def _tell(state: State) -> None:
+    """Groups may have entered the queue: who waits in the channel that is served may take them."""
+    if state.desk.serving is not None:
+        state.channel(state.desk.serving).changed = True
 
 
 def _forgot(state: State, _: None, fact: f.Forgot, block: Block | None) -> None:
@@ -80,6 +86,7 @@ def _returned(state: State, _: None, fact: f.Returned, block: Block | None) -> N
     if lease is None:
         return state.orphan(fact)
     state.desk.give_back(lease)
+    _tell(state)
     state.record("redelivery", "", fact.at, lease=fact.lease, reason=fact.reason)
 
 

@@ -56,6 +56,7 @@ class Desk:
         self.joined: OrderedDict[str, int] = OrderedDict()  # environments by the request that they came with
         self.names: Counter[str] = Counter()
         self.heard: OrderedDict[int, float] = OrderedDict()  # connected environments, the longest silent first
+        self.silent: dict[int, float] = {}  # those of which that was too long, since when
         self.batching = Batching()
         self.leases: dict[str, Lease] = {}
         self.requests: dict[str, Lease] = {}
@@ -68,6 +69,10 @@ class Desk:
     @property
     def untouched(self) -> bool:
         return not (self.uuids or self.next_number or self.next_lease or self.counts or self.serving)
+
+    def deadline(self) -> float | None:
+        """When the clock alone will change something here."""
+        return self.deadlines[0][0] if self.deadlines else None
 
     # -- trainers and environments -------------------------------------------------------------------------------------
 
@@ -99,20 +104,25 @@ class Desk:
     def leave(self, env: int) -> None:
         self.batching.disconnect(env)
         self.heard.pop(env, None)
+        self.silent.pop(env, None)
         self.dubious = True
 
     def hear(self, env: int | None, at: float) -> None:
         """A connected environment called: it is silent no longer."""
-        if env is not None and env in self.heard:
-            self.heard[env] = max(at, self.heard[env])
-            self.heard.move_to_end(env)
+        if env is None or (env not in self.heard and env not in self.silent):
+            return
+        if self.silent.pop(env, None) is not None:
             self.batching.silence(env, False)
+        self.heard[env] = max(at, self.heard.get(env, at))
+        self.heard.move_to_end(env)
 
     def silence(self, since: float) -> None:
         """Leaves out of the weights whoever has not called since."""
-        for env, heard in self.heard.items():
+        while self.heard:
+            env, heard = next(iter(self.heard.items()))
             if heard >= since:
-                break
+                return
+            self.silent[env] = self.heard.pop(env)
             self.batching.silence(env)
 
     # -- groups --------------------------------------------------------------------------------------------------------

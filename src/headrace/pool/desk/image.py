@@ -60,7 +60,7 @@ def _image(desk: Desk, cursor: int, now: float) -> DeskImage:
         step=desk.step,
         environments=tuple(desk.environments.items()),
         joined=tuple(desk.joined.items()),
-        heard=tuple(desk.heard.items()),
+        heard=(*desk.silent.items(), *desk.heard.items()),
         batching=desk.batching.state(),
         leases=tuple(leases),
         ended=tuple(desk.ended.items()),
@@ -80,8 +80,11 @@ def restore(desk: Desk, image: DeskImage) -> None:
     desk.uuids = OrderedDict.fromkeys(image.uuids)
     desk.environments = dict(image.environments)
     desk.names = Counter(registration.desired_name for registration, _ in desk.environments.values())
-    desk.joined, desk.heard = OrderedDict(image.joined), OrderedDict(image.heard)
+    desk.joined = OrderedDict(image.joined)
     desk.batching = Batching.restored(image.batching)
+    for env, heard in image.heard:
+        silent = desk.batching.is_silent(env)
+        (desk.silent if silent else desk.heard)[env] = heard
     desk.ended, desk.keys = OrderedDict(image.ended), OrderedDict(image.keys)
     desk.counts, desk.dead = Counter(image.counts), Counter(image.dead)
     desk.latest = Piece(*image.latest) if image.latest is not None else None

@@ -60,19 +60,19 @@ def register(state: State, now: float, given: Any, uuid: str, *, resume: bool) -
     registration = checked(given, Registration, "registration")
     check_uid(uuid, "uuid")
     desk, current = state.desk, state.desk.registration
-    if uuid in desk.uuids:
-        return Plan()
+    if uuid in desk.uuids and current is not None:
+        return Plan(reply=_warning(registration, current))
     if current is None:
         return Plan([f.Registered("", now, uuid, registration, registration.starting_step)])
-    if registration == current:
-        return Plan([f.Registered("", now, uuid)])
-    if resume:
+    if resume and registration != current:
         step = registration.starting_step if registration.starting_step != current.starting_step else None
         return Plan([f.Registered("", now, uuid, registration, step)])
     return Plan([f.Registered("", now, uuid)], reply=_warning(registration, current))
 
 
-def _warning(registration: Registration, current: Registration) -> str:
+def _warning(registration: Registration, current: Registration) -> str | None:
+    if registration == current:
+        return None
     other = [name for name in Registration.__struct_fields__ if getattr(registration, name) != getattr(current, name)]
     said = ", ".join(f"{name} stays {getattr(current, name)!r}" for name in other)
     return (

@@ -31,10 +31,12 @@ ENOUGH = 2
 # -- from the desk into the channel ------------------------------------------------------------------------------------
 
 
-def into_channel(state: State, there: Channel, wanted: int, now: float) -> Plan | None:
-    """Moves so many of the desk's oldest groups into the channel, after which to plan again; None where it cannot."""
-    desk, config = state.desk, there.config
-    if there.closed or len(desk.batching) < wanted or len(there.groups) + wanted > config.max_queue_size:
+def into_channel(state: State, there: Channel, wanted: int, unit: str, now: float) -> Plan | None:
+    """Moves the desk's oldest groups into the channel, so many of them or of their sequences (of which each is a step
+    or more), after which to plan again; None where it cannot."""
+    desk = state.desk
+    queued = len(desk.batching) if unit == "group" else sum(size * n for size, n in desk.batching.sizes().items())
+    if there.closed or queued < wanted or len(there.groups) + wanted > there.config.max_queue_size:
         return None
     if there.grace_deadlines:
         return None  # what was brought before is on its way
@@ -42,10 +44,12 @@ def into_channel(state: State, there: Channel, wanted: int, now: float) -> Plan 
     blocks: list[Block] = []
     for number in desk.batching.oldest_first():
         block = _as_steps(state, there, number)
-        if block is not None:
-            moved.append(number)
-            blocks.append(block)
-        if len(moved) == wanted:
+        if block is None:
+            continue
+        moved.append(number)
+        blocks.append(block)
+        wanted -= 1 if unit == "group" else desk.batching.size(number)
+        if wanted <= 0:
             return _entered(state, there, moved, _joined(blocks), now)
     return None
 

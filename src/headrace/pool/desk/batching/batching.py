@@ -59,6 +59,10 @@ class Batching:
     def is_queued(self, number: int) -> bool:
         return number in self._groups and self._groups[number] in self._queue
 
+    def size(self, number: int) -> int:
+        """A group's sequences."""
+        return self._groups[number].size
+
     def numbers(self) -> list[int]:
         """Every group that is here, wherever."""
         return sorted(self._groups)
@@ -101,6 +105,9 @@ class Batching:
         """A silent environment does not count towards weights."""
         if self._environments[env].silent != silent:
             self._environments.change(env, silent=silent)
+
+    def is_silent(self, env: int) -> bool:
+        return self._environments[env].silent
 
     def status(self, env: int, batch_size: int) -> EnvStatus:
         return env_status(env, batch_size, self._environments, self._queue)
