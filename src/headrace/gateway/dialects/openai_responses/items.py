@@ -48,9 +48,9 @@ class _Reader:
     def add(self, item: Any, at: str) -> None:
         if not isinstance(item, Mapping):
             raise InvalidInput(f"{at} must be an object, not {shown(item)}")
-        kind = item.get("type", "message")
+        kind = item.get("type")
         match kind:
-            case "message":
+            case "message" | None:
                 self._message(item, at)
             case "function_call":
                 call_id = _text(item, "call_id", at)
@@ -119,7 +119,7 @@ def _text(item: Mapping[str, Any], name: str, at: str) -> str:
 def _reasoning(item: Mapping[str, Any], at: str) -> list[str]:
     """What was thought, word for word: the content, else what was sealed. A summary is not what was sampled."""
     content, sealed = item.get("content"), item.get("encrypted_content")
-    if not isinstance(item.get("summary", []), list):
+    if item.get("summary") is not None and not isinstance(item["summary"], list):
         raise InvalidInput(f"{at}.summary must be a list, not {shown(item['summary'])}")
     if content is not None and not isinstance(content, list):
         raise InvalidInput(f"{at}.content must be a list of reasoning_text parts, not {shown(content)}")
