@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import random
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.envs.testing import environments
@@ -12,12 +16,32 @@ from headrace.envs import BaseEnv
 from headrace.envs.testing import EnvConformance
 
 
+def example() -> Any:
+    """The module of examples/env_sums.py."""
+    path = Path(__file__).parents[3] / "examples" / "env_sums.py"
+    spec = importlib.util.spec_from_file_location("env_sums", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 class TestConversations(EnvConformance):
     env_cls = Sums
 
 
 class TestGroupsAtOnce(EnvConformance):
     env_cls = Whole
+
+
+class TestTheExample(EnvConformance):
+    """As its page says."""
+
+    env_cls = example().SumsEnv
+
+    def say(self, asked: str, chance: random.Random) -> str:
+        return f"It is {chance.randint(2, 18)}."
 
 
 FAULTS = [
