@@ -39,6 +39,7 @@ WRONG = {
     "sampling": (("serve", *NEEDED, "--sampling", "train"), "should be CHANNEL:name=value"),
     "no servers": (("serve", "--tokenizer-path", "x"), "--vllm-addresses must be given"),
     "models": (("serve", *NEEDED, "--models", "nowhere.yaml"), "nowhere.yaml cannot be read: No such file"),
+    "tenants": (("serve", *NEEDED, "--tenants", "nowhere.toml"), "nowhere.toml cannot be read: No such file"),
     "history": (("serve", *NEEDED, "--history", "glue"), "--history"),
 }
 

@@ -214,3 +214,29 @@ def test_stats_hold_the_pools_ledger_and_the_gateways_counters(rollout: Rollout,
         tokens = found["gateway"]["tokens"]
         assert sum(tokens[channel]["prompt"] for channel in ("train", "val")) == asked
         assert found["gateway"]["in_flight"] == 0
+
+
+# -- what an agent may not say -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beyond", [{"reward": 1.0}, {"is_last": True}], ids=["a reward", "an end"])
+def test_steps_that_pay_or_end_need_the_reward_key(gateway: Running, beyond: dict[str, Any]) -> None:
+    uid = f"flow-{'-'.join(beyond)}"
+    step = {"prompt_ids": [5], "response_ids": [6], "trajectory_uid": uid}
+    told(gateway.post("/submit_steps", {"steps": [step]}, headers=bearer(AGENT)))
+    more = {"steps": [{**step, "step_index": 1, **beyond}]}
+    assert gateway.post("/submit_steps", more, headers=bearer(AGENT)).status_code == 401
+    assert len(gateway.steps(uid)) == 1
+    told(gateway.post("/submit_steps", more, headers=bearer(REWARD)))
+    assert len(gateway.steps(uid)) == 2
+
+
+def test_an_agents_key_adds_metadata_and_changes_none(gateway: Running, base: str) -> None:
+    uid, register = uid_of(base), f"{base}/v1/register_trajectory"
+    told(gateway.post(register, {"metadata": {"truth": "43"}}, headers=bearer(ADMIN)))
+    told(gateway.post(register, {"metadata": {"note": 1, "truth": "43"}}, headers=bearer(AGENT)))
+    answer = gateway.post(register, {"metadata": {"truth": "1", "other": 2}}, headers=bearer(AGENT))
+    assert (answer.status_code, "43" in answer.text) == (409, False)
+    body = {"trajectory_uid": uid, "metadata": {"truth": "1"}}
+    assert gateway.post("/init_trajectory", body, headers=bearer(AGENT)).status_code == 409
+    assert gateway.pool.trajectory(uid).metadata == {"truth": "43", "note": 1}

@@ -16,6 +16,8 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "lost": ("steps that could not be kept", ("channel", "reason")),
     "unrecorded": ("calls that made no step, by why", ("reason",)),
     "passed": ("calls that were passed on to a provider, by model", ("model",)),
+    "tenant_requests": ("requests of tenants' keys, taken or refused by which bound", ("tenant", "outcome")),
+    "tenant_tokens": ("tokens consumed and sampled for tenants", ("tenant", "kind")),
     "replayed": ("answers given again to a retry", ()),
     "malformed_calls": ("tool calls in answers that could not be read", ("channel",)),
     "tokens": ("tokens consumed and sampled", ("channel", "kind")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
+from headrace.gateway.access import Caller
 from headrace.gateway.dialects import Counter
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.gateway import Gateway
@@ -15,8 +16,17 @@ from headrace.gateway.sending import Sending
 class Count(Exchange):
     """What it says is the length of the call's own prompt, if that is made next."""
 
-    def __init__(self, gateway: Gateway, dialect: Counter, route: str, request: Request, uid: str, prompt: str) -> None:
-        super().__init__(gateway, dialect, route, request, uid, prompt)
+    def __init__(
+        self,
+        gateway: Gateway,
+        dialect: Counter,
+        route: str,
+        request: Request,
+        caller: Caller,
+        uid: str,
+        prompt: str,
+    ) -> None:
+        super().__init__(gateway, dialect, route, request, caller, uid, prompt)
         self._counter = dialect
 
     async def _take(self, body: bytes, presence: Presence, sending: Sending) -> None:
@@ -25,7 +35,7 @@ class Count(Exchange):
         policy = gateway.models.called(ask.model)
         planner = policy.calls.planner
         planner.settle(ask)
-        session = await gateway.session(self._uid, self._prompt, policy, recorded=False)
+        session = await gateway.session(self._caller, self._uid, self._prompt, policy, recorded=False)
         with gateway.sessions.using(session):
             tokens = await planner.length(session, ask)
         await sending.whole(json_response(dialect.counted(tokens), 200, dialect.headers(self._call_id)))

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.data.errors import HeadraceError
 from headrace.gateway import replay
+from headrace.gateway.access import Caller
 from headrace.gateway.dialects import Dialect, Events
 from headrace.gateway.errors import Refusal, refusal
 from headrace.gateway.gateway import Gateway
@@ -26,7 +27,7 @@ from headrace.gateway.presence import HungUp, Presence
 from headrace.gateway.responses import json_response, retry_header
 from headrace.gateway.sending import Sending
 from headrace.gateway.session import Session, digest_of
-from headrace.gateway.turn import Turn
+from headrace.gateway.turn import Turn, completion_tokens, prompt_tokens
 from headrace.tokens import Delta
 
 log = logging.getLogger("headrace.gateway")
@@ -39,11 +40,21 @@ RECORD_HEADER = "x-headrace-record"
 class Exchange:
     """One call: an ASGI application, so that it holds the connection from its first byte to its last."""
 
-    def __init__(self, gateway: Gateway, dialect: Dialect, route: str, request: Request, uid: str, prompt: str) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        dialect: Dialect,
+        route: str,
+        request: Request,
+        caller: Caller,
+        uid: str,
+        prompt: str,
+    ) -> None:
         self._gateway = gateway
         self._dialect = dialect
         self._route = route
         self._request = request
+        self._caller = caller
         self._uid = uid
         self._prompt = prompt
         self._call_id = uuid.uuid4().hex
@@ -54,8 +65,8 @@ class Exchange:
         gateway = self._gateway
         sending = Sending(send, gateway.settings.keep_alive_s, gateway.settings.idle_s)
         try:
-            with gateway.admitted():
-                body = await gateway.body(self._request)
+            with self._caller.admitted(), gateway.admitted():
+                body = await gateway.body(self._request, self._caller)
                 async with Presence(receive) as presence:
                     await self._answer(body, presence, sending)
             status = 200
@@ -105,7 +116,7 @@ class Exchange:
         calls = policy.calls  # raises while the tokenizer loads
         calls.planner.settle(ask)
         recorded = _is_recorded(self._request)
-        session = await gateway.session(self._uid, self._prompt, policy, recorded=recorded)
+        session = await gateway.session(self._caller, self._uid, self._prompt, policy, recorded=recorded)
         digest = digest_of(body)
         with gateway.sessions.using(session):
             if recorded and replay.is_retry(self._request):
@@ -132,6 +143,7 @@ class Exchange:
             return
         await calls.sample(turns)
         presence.settle()
+        self._caller.used(prompt_tokens(turns), completion_tokens(turns))
         if session is not None:
             await calls.record(session, turns)
         await sending.whole(json_response(self._dialect.whole(turns), 200, self._headers(turns)))
@@ -150,6 +162,7 @@ class Exchange:
                     await sending.event(events.opening())
                 await sending.event(events.delta(turn, choice, delta, piece))
         presence.settle()
+        self._caller.used(prompt_tokens(turns), completion_tokens(turns))
         if session is not None:
             await calls.record(session, turns)
         await sending.last(events.closing())

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from starlette.requests import Request
 
-from headrace.gateway.access import Access
+from headrace.gateway.access import Access, Caller
 from headrace.gateway.calls import Calls
 from headrace.gateway.counters import Counters
 from headrace.gateway.errors import RETRY_AFTER_S, Refusal
@@ -53,17 +53,15 @@ class Gateway:
         self.pool = pool
         self.settings = settings
         self.counters = Counters()
-        self.access = Access(settings)
+        self.access = Access(settings, self.counters)
         self.recorder = Recorder(pool, self.counters, outbox_mb=settings.outbox_mb, ack=settings.ack, file=outbox_file)
         self.sessions = Sessions(
             pool.aio, self.recorder.flushed, most_tokens=settings.cached_tokens, open_unknown=settings.open
         )
         self.models = Models(settings, Shared(pool, self.sessions, self.recorder, self.counters, Renderers()))
-        self.sessions.channel = self.models.default.channel
         self.loaded: Callable[[], None] = lambda: None  # told once the tokenizer is there
         self.others: Others | None = None  # the other workers, where this process is one of several
         self.in_flight = 0
-        self._most_body = int(settings.max_body_mb * 1e6)
         self._loading: asyncio.Task[None] | None = None
 
     # -- its life ------------------------------------------------------------------------------------------------------
@@ -119,24 +117,26 @@ class Gateway:
         finally:
             self.in_flight -= 1
 
-    async def body(self, request: Request) -> bytes:
+    async def body(self, request: Request, caller: Caller | None = None) -> bytes:
+        own = caller.max_body_mb if caller is not None else None
+        most = min(own, self.settings.max_body_mb) if own is not None else self.settings.max_body_mb
         try:
             async with asyncio.timeout(BODY_S):
-                return await read_body(request, self._most_body)
+                return await read_body(request, int(most * 1e6))
         except BodyTooLarge:
-            most = self.settings.max_body_mb
             raise Refusal(f"the body is larger than {most:g} MB (--max-body-mb)", 413, code="body_too_large") from None
         except TimeoutError:
             raise Refusal(f"the body did not arrive within {BODY_S} s", 408, code="body_too_slow") from None
 
-    async def session(self, uid: str, prompt: str, policy: Policy, *, recorded: bool) -> Session:
+    async def session(self, caller: Caller, uid: str, prompt: str, policy: Policy, *, recorded: bool) -> Session:
         """What is known of a running trajectory's calls to a model; `Refusal` where there is no such trajectory."""
         self.models.check(uid)
-        session = await self.sessions.running(uid, prompt)
+        uid, channel = caller.uid(uid), caller.channel(None, self.models.default.channel)
+        session = await self.sessions.running(uid, caller.uid(prompt), channel)
         if not policy.apart:
             return session
-        channel = policy.channel_of(session.channel)
-        return await self.sessions.beside(session, policy.uid_of(uid), channel, begin=recorded)
+        beside = policy.channel_of(session.channel)
+        return await self.sessions.beside(session, policy.uid_of(uid), beside, begin=recorded)
 
     async def forget(self, uid: str) -> None:
         """Drops what is known of a trajectory, here and in the other workers: the pool knows better now."""

@@ -11,7 +11,6 @@ from headrace.data.step import Step
 from headrace.gateway.errors import Refusal
 from headrace.gateway.session import REQUEST, Session
 from headrace.pool.aio import AsyncPool
-from headrace.pool.config import DEFAULT_CHANNEL
 from headrace.pool.errors import Gone, NotFound
 
 #: Sessions kept, however few tokens they hold.
@@ -25,7 +24,6 @@ class Sessions:
         self, pool: AsyncPool, flushed: Callable[[], Awaitable[None]], *, most_tokens: int, open_unknown: bool
     ) -> None:
         """`flushed` returns once the pool has everything that was handed over."""
-        self.channel = DEFAULT_CHANNEL  # of those that name none
         self._pool = pool
         self._flushed = flushed
         self._most_tokens = most_tokens
@@ -41,8 +39,9 @@ class Sessions:
     def tokens(self) -> int:
         return self._tokens
 
-    async def running(self, uid: str, prompt_uid: str) -> Session:
-        """The session of a call; 404 where there is no such trajectory, 409 where it is complete."""
+    async def running(self, uid: str, prompt_uid: str, channel: str) -> Session:
+        """The session of a call; 404 where there is no such trajectory, 409 where it is complete. One that the call
+        itself begins is in `channel`."""
         session = self._known.get(uid)
         if session is None:
             try:
@@ -50,7 +49,7 @@ class Sessions:
             except Gone as error:
                 raise Refusal(f"{error}; begin another trajectory", 409, code="trajectory_complete") from None
             except NotFound:
-                session = await self._begun(uid, prompt_uid)
+                session = await self._begun(uid, prompt_uid, channel)
         else:
             self._known.move_to_end(uid)
         if session.complete:
@@ -144,7 +143,7 @@ class Sessions:
         await self._flushed()
         return self.add(Session.of(await self._pool.trajectory(uid)))
 
-    async def _begun(self, uid: str, prompt_uid: str) -> Session:
+    async def _begun(self, uid: str, prompt_uid: str, channel: str) -> Session:
         if not self._open_unknown:
             raise Refusal(
                 f"no trajectory {uid!r}: begin one with POST /init_trajectory, or register this one with "
@@ -152,7 +151,7 @@ class Sessions:
                 404,
                 code="unknown_trajectory",
             )
-        await self._pool.open(uid, prompt_uid, self.channel)
+        await self._pool.open(uid, prompt_uid, channel)
         return await self.find(uid)
 
     def _trim(self) -> None:

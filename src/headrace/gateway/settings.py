@@ -63,6 +63,9 @@ class Settings(BaseModel):
     admin_key: str | None = Field(
         None, description="key for policy versions, servers, pausing and the pool (or HEADRACE_ADMIN_KEY)"
     )
+    tenants: str | None = Field(
+        None, description="file (YAML, JSON or TOML) of tenants: their keys, channels, rates and bounds"
+    )
     max_body_mb: float = Field(64, gt=0, description="largest request that is taken")
     max_in_flight: int = Field(4096, ge=1, description="calls at once; more are answered 503 with Retry-After")
     keep_alive_s: float = Field(
@@ -97,6 +100,15 @@ class Settings(BaseModel):
         if len(set(addresses)) < len(addresses):
             raise ValueError(f"{given!r} names a server twice")
         return ",".join(addresses)
+
+    @field_validator("tenants")
+    @classmethod
+    def _tenants(cls, given: str | None) -> str | None:
+        if given is not None:
+            from headrace.gateway.tenants.spec import read_tenants
+
+            read_tenants(Path(given))
+        return given
 
     @field_validator("sampling", "refuse")
     @classmethod
@@ -133,7 +145,7 @@ class Settings(BaseModel):
 
     @property
     def keyed(self) -> bool:
-        return any((self.api_key, self.reward_key, self.admin_key))
+        return any((self.api_key, self.reward_key, self.admin_key, self.tenants))
 
 
 def channel_values(spec: str) -> tuple[str, dict[str, Any]]:

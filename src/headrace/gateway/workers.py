@@ -37,7 +37,7 @@ RESTART_S, MOST_RESTART_S = 0.1, 10.0
 #: A worker that lived so long was well: the next restart is quick again.
 WELL_S = 30.0
 #: Settings that name a file.
-FILES = ("models",)
+FILES = ("models", "tenants")
 
 
 SOCKET = "hub.sock"

@@ -38,6 +38,7 @@ class AsyncPool(AsyncDesk, Protocol):
         n_rollouts: int | None = None,
         *,
         move: bool = False,
+        keep: bool = False,
     ) -> None: ...
 
     async def reward(

@@ -47,6 +47,7 @@ class Open(OnChannel):
     metadata: dict[str, Any] | None
     n_rollouts: int | None
     move: bool = False
+    keep: bool = False
 
 
 class Reward(OnAnyChannel, kw_only=True):

@@ -65,11 +65,13 @@ class Calls(DeskCalls, ABC):
         n_rollouts: int | None = None,
         *,
         move: bool = False,
+        keep: bool = False,
     ) -> None:
         """Announces a trajectory before its first step; again, it adds metadata, or moves one that has no step yet
-        to another group; with `move`, also out of any other channel."""
+        to another group; with `move`, also out of any other channel. With `keep`, metadata that is there stays: another
+        value for it is a `Conflict`."""
         args = {"trajectory_uid": trajectory_uid, "prompt_uid": prompt_uid, "channel": channel}
-        return self._do("open", {**args, "metadata": metadata, "n_rollouts": n_rollouts, "move": move})
+        return self._do("open", {**args, "metadata": metadata, "n_rollouts": n_rollouts, "move": move, "keep": keep})
 
     def reward(
         self, trajectory_uid: str, reward: float, step_index: int | None = None, channel: str | None = None

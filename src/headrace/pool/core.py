@@ -64,6 +64,7 @@ class Core:
         now: float,
         *,
         move: bool = False,
+        keep: bool = False,
     ) -> Plan:
         check_uid(trajectory, "trajectory_uid")
         known = self.state.look(channel).trajectories.get(trajectory)
@@ -89,7 +90,11 @@ class Core:
         if known is None or known.group.uid != prompt or left is not None:
             check_room(there, prompt)
         if known is not None:
-            metadata = {**unpack_metadata(known.metadata), **metadata}
+            before = unpack_metadata(known.metadata)
+            changed = [name for name in metadata if name in before and metadata[name] != before[name]] if keep else []
+            if changed:
+                raise Conflict(f"trajectory {trajectory!r} has a {changed[0]!r} in its metadata, which stays as it is")
+            metadata = {**before, **metadata}
             n_rollouts = n_rollouts or known.n_rollouts
         packed = pack_extra(Extra(metadata)) if metadata else b""
         group = there.open_groups.get(prompt)

@@ -52,6 +52,7 @@ PLANS: dict[str, Operation] = {
         a["n_rollouts"],
         now,
         move=a.get("move", False),
+        keep=a.get("keep", False),
     ),
     "reward": lambda c, now, a, _: c.reward(a["channel"], a["trajectory_uid"], a["reward"], a["step_index"], now),
     "complete": lambda c, now, a, _: c.complete(a["channel"], a["trajectory_uid"], a["reward"], now),

@@ -18,8 +18,11 @@ class Beside:
         self._sessions = gateway.sessions
         self._default = gateway.models.default
 
-    async def place(self, uid: str, prompt: str, channel: str, asked: InitTrajectory | RegisterTrajectory) -> None:
-        """Lets those that are there learn what is said of the agent's; the pool's `Conflict` where one cannot move."""
+    async def place(
+        self, uid: str, prompt: str, channel: str, asked: InitTrajectory | RegisterTrajectory, *, keep: bool
+    ) -> None:
+        """Lets those that are there learn what is said of the agent's; the pool's `Conflict` where one cannot move.
+        `keep`: metadata that is there stays as it is."""
         for policy in self._default.others:
             try:
                 there = await self._sessions.find(policy.uid_of(uid))
@@ -27,7 +30,7 @@ class Beside:
                 continue
             goes = policy.channel_of(channel)
             moves = there.channel != goes
-            await self._pool.open(there.uid, prompt, goes, asked.metadata, asked.n_rollouts, move=moves)
+            await self._pool.open(there.uid, prompt, goes, asked.metadata, asked.n_rollouts, move=moves, keep=keep)
             there.channel, there.prompt_uid = goes, prompt
 
     async def reward(self, uid: str, reward: float, index: int | None) -> str:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from headrace.data.errors import InvalidInput
 from headrace.data.step import check_uid, finite
-from headrace.gateway.access import Role
+from headrace.gateway.access import Caller, Role
 from headrace.gateway.bodies import CompleteTrajectory, InitTrajectory, RegisterTrajectory, Reward
 from headrace.gateway.counting import Count
 from headrace.gateway.dialects import Counter, Dialect
@@ -46,13 +46,13 @@ class BlackBox:
 
         async def call(request: Request) -> Exchange | Response:
             try:
-                gateway.access.check(request, Role.AGENT)
+                caller = gateway.access.caller(request, Role.AGENT)
                 uid, prompt = path_uid(request, "trajectory_uid"), path_uid(request, "prompt_uid")
-            except (Unauthorized, InvalidInput) as error:
+            except (Unauthorized, InvalidInput, Refusal) as error:
                 refused = refusal(error)
                 gateway.counters.add("calls", route, str(refused.status))
                 return _refused(dialect, refused)
-            return Exchange(gateway, dialect, route, request, uid, prompt)
+            return Exchange(gateway, dialect, route, request, caller, uid, prompt)
 
         call.__name__ = route.replace("/", "_")
         call.__doc__ = f"{dialect.vendor}'s {route.replace('/', ' ')}, streamed or not; each answer is recorded."
@@ -64,11 +64,11 @@ class BlackBox:
 
         async def count(request: Request) -> Count | Response:
             try:
-                gateway.access.check(request, Role.AGENT)
+                caller = gateway.access.caller(request, Role.AGENT)
                 uid, prompt = path_uid(request, "trajectory_uid"), path_uid(request, "prompt_uid")
-            except (Unauthorized, InvalidInput) as error:
+            except (Unauthorized, InvalidInput, Refusal) as error:
                 return _refused(dialect, refusal(error))
-            return Count(gateway, dialect, route, request, uid, prompt)
+            return Count(gateway, dialect, route, request, caller, uid, prompt)
 
         count.__name__ = route.replace("/", "_")
         count.__doc__ = f"{dialect.vendor}'s {route.replace('/', ' ')}; nothing is sampled and nothing recorded."
@@ -77,28 +77,35 @@ class BlackBox:
     async def init_trajectory(self, request: Request) -> Response:
         """Begins a trajectory and answers its base_url."""
         gateway = self.gateway
-        gateway.access.check(request, Role.AGENT)
-        asked = read(await gateway.body(request), InitTrajectory, empty=True)
+        caller = gateway.access.caller(request, Role.AGENT)
+        with caller.admitted():
+            asked = read(await gateway.body(request, caller), InitTrajectory, empty=True)
+            return await self._begin(request, caller, asked)
+
+    async def _begin(self, request: Request, caller: Caller, asked: InitTrajectory) -> Response:
+        gateway = self.gateway
         uid = asked.trajectory_uid if asked.trajectory_uid is not None else uuid.uuid4().hex
         prompt = asked.prompt_uid if asked.prompt_uid is not None else uid
         self._check(uid, prompt)
         if asked.trajectory_uid is not None:
-            await self._place(uid, prompt, asked)
+            await self._place(caller, uid, prompt, asked)
         else:
-            channel = asked.channel or gateway.models.default.channel
-            await gateway.pool.aio.open(uid, prompt, channel, asked.metadata, asked.n_rollouts)
-            gateway.sessions.add(Session(uid, prompt, channel))
+            channel = caller.channel(asked.channel, gateway.models.default.channel)
+            held, group = caller.uid(uid), caller.uid(prompt)
+            await gateway.pool.aio.open(held, group, channel, asked.metadata, asked.n_rollouts)
+            gateway.sessions.add(Session(held, group, channel))
         base = f"{_reached(request)}/{quote(uid, safe='')}/{quote(prompt, safe='')}"
         return json_response({"trajectory_uid": uid, "prompt_uid": prompt, "base_url": base})
 
     async def register_trajectory(self, request: Request) -> Response:
         """Says which channel a trajectory belongs to, and what is known of it; begins one that is not there yet."""
         gateway = self.gateway
-        gateway.access.check(request, Role.AGENT)
+        caller = gateway.access.caller(request, Role.AGENT)
         uid, prompt = path_uid(request, "trajectory_uid"), path_uid(request, "prompt_uid")
-        asked = read(await gateway.body(request), RegisterTrajectory, empty=True)
-        self._check(uid, prompt)
-        await self._place(uid, prompt, asked)
+        with caller.admitted():
+            asked = read(await gateway.body(request, caller), RegisterTrajectory, empty=True)
+            self._check(uid, prompt)
+            await self._place(caller, uid, prompt, asked)
         return json_response({"status": "ok"})
 
     def _check(self, uid: str, prompt: str) -> None:
@@ -111,9 +118,11 @@ class BlackBox:
                 raise InvalidInput(f"{name} is {value!r}, which no URL can hold; choose another")
         self.gateway.models.check(uid)
 
-    async def _place(self, uid: str, prompt: str, asked: InitTrajectory | RegisterTrajectory) -> None:
+    async def _place(self, caller: Caller, uid: str, prompt: str, asked: InitTrajectory | RegisterTrajectory) -> None:
         """Begins a trajectory under a name of its client's; one that is there stays, or moves if it has no steps."""
         gateway = self.gateway
+        uid, prompt = caller.uid(uid), caller.uid(prompt)
+        usual = caller.channel(asked.channel, gateway.models.default.channel)
         try:
             session: Session | None = await gateway.sessions.find(uid)
         except Gone as error:
@@ -122,11 +131,12 @@ class BlackBox:
             session = None
         if session is not None and session.complete:
             raise Refusal(f"trajectory {uid!r} is complete; choose another uid", 409, code="trajectory_complete")
-        channel = asked.channel or (session.channel if session is not None else gateway.models.default.channel)
+        channel = session.channel if session is not None and asked.channel is None else usual
         await gateway.recorder.flushed()
-        await self.beside.place(uid, prompt, channel, asked)
+        await self.beside.place(uid, prompt, channel, asked, keep=not caller.trusted)
         moves = session is not None and session.channel != channel
-        await gateway.pool.aio.open(uid, prompt, channel, asked.metadata, asked.n_rollouts, move=moves)
+        told = asked.metadata, asked.n_rollouts
+        await gateway.pool.aio.open(uid, prompt, channel, *told, move=moves, keep=not caller.trusted)
         if session is not None and (session.channel, session.prompt_uid) != (channel, prompt):
             session.channel, session.prompt_uid = channel, prompt  # a call under way goes with it
             await gateway.forget(uid)
@@ -134,26 +144,31 @@ class BlackBox:
 
     async def models(self, request: Request) -> Response:
         """The models of the rollout servers."""
-        self.gateway.access.check(request, Role.AGENT)
+        self.gateway.access.caller(request, Role.AGENT)
         _ = self.gateway.calls  # the servers are asked nothing before they were probed
         return json_response(self.gateway.models.listed(await self.gateway.upstream.models()))
 
     async def reward(self, request: Request) -> Response:
         """Annotates a step, or the trajectory's last; `late` once its group was consumed."""
         gateway = self.gateway
-        gateway.access.check(request, Role.REWARD)
-        uid = path_uid(request, "trajectory_uid")
-        asked = read(await gateway.body(request), Reward)
-        finite(asked.reward, "reward")
-        await gateway.recorder.flushed()
-        return json_response({"status": await self.beside.reward(uid, asked.reward, asked.step_index)})
+        caller = gateway.access.caller(request, Role.REWARD)
+        uid = caller.uid(path_uid(request, "trajectory_uid"))
+        with caller.admitted():
+            asked = read(await gateway.body(request, caller), Reward)
+            finite(asked.reward, "reward")
+            await gateway.recorder.flushed()
+            return json_response({"status": await self.beside.reward(uid, asked.reward, asked.step_index)})
 
     async def complete_trajectory(self, request: Request) -> Response:
         """Ends a trajectory, with a reward where one is given."""
         gateway = self.gateway
-        gateway.access.check(request, Role.REWARD)
-        uid = path_uid(request, "trajectory_uid")
-        asked = read(await gateway.body(request), CompleteTrajectory, empty=True)
+        caller = gateway.access.caller(request, Role.REWARD)
+        uid = caller.uid(path_uid(request, "trajectory_uid"))
+        with caller.admitted():
+            return await self._complete(uid, read(await gateway.body(request, caller), CompleteTrajectory, empty=True))
+
+    async def _complete(self, uid: str, asked: CompleteTrajectory) -> Response:
+        gateway = self.gateway
         if asked.reward is not None:
             finite(asked.reward, "reward")
         await gateway.recorder.flushed()

@@ -40,7 +40,7 @@ class Control:
 
     async def policy_version(self, request: Request) -> Response:
         """The newest policy version, and each server's."""
-        self.gateway.access.check(request, Role.AGENT)
+        self.gateway.access.caller(request, Role.AGENT)
         return json_response(self.gateway.models.asked(request.query_params.get("model")).versions())
 
     async def set_policy_version(self, request: Request) -> Response:

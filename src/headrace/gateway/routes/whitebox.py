@@ -5,13 +5,14 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+import msgspec
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.data.errors import InvalidInput
 from headrace.data.step import Step, token_ids
-from headrace.gateway.access import Role
+from headrace.gateway.access import Caller, Role
 from headrace.gateway.ask import Ask, Bad, take_max_tokens, take_sampling
 from headrace.gateway.bodies import ComputeReward, Generate, SubmitSteps, WireStep
 from headrace.gateway.calls import Calls
@@ -38,9 +39,9 @@ class WhiteBox:
     async def generate(self, request: Request) -> Response:
         """Samples an answer to ids or messages; records nothing."""
         gateway = self.gateway
-        gateway.access.check(request, Role.AGENT)
-        with gateway.admitted():
-            asked = read(await gateway.body(request), Generate)
+        caller = gateway.access.caller(request, Role.AGENT)
+        with caller.admitted(), gateway.admitted():
+            asked = read(await gateway.body(request, caller), Generate)
             try:
                 async with Presence(request.receive):
                     calls, turn = await self._sampled(asked)
@@ -48,6 +49,7 @@ class WhiteBox:
                 return Response(status_code=499)
         (choice,) = turn.choices
         assert choice.sampled is not None
+        caller.used(len(turn.plan.ids), len(choice.ids))
         return json_response(
             {
                 "prompt_ids": turn.plan.ids.tolist(),
@@ -84,10 +86,19 @@ class WhiteBox:
     async def submit_steps(self, request: Request) -> Response:
         """Takes steps that a flow made itself: all of them, or none."""
         gateway = self.gateway
-        gateway.access.check(request, Role.AGENT)
-        channel = request.query_params.get("channel") or gateway.models.default.channel
-        asked = read(await gateway.body(request), SubmitSteps)
-        steps = [_step(at, given) for at, given in enumerate(asked.steps)]
+        caller = gateway.access.caller(request, Role.AGENT)
+        channel = caller.channel(request.query_params.get("channel") or None, gateway.models.default.channel)
+        with caller.admitted():
+            asked = read(await gateway.body(request, caller), SubmitSteps)
+            if any(step.reward is not None or step.is_last for step in asked.steps):
+                gateway.access.caller(request, Role.REWARD)  # an agent must not pay or end itself this way either
+            steps = [_step(at, _scoped(given, caller)) for at, given in enumerate(asked.steps)]
+            return await self._submitted(steps, channel)
+
+    async def _submitted(self, steps: list[Step], channel: str) -> Response:
+        gateway = self.gateway
+        for step in steps:
+            gateway.models.check(step.trajectory_uid)
         await gateway.recorder.flushed()
         receipt = await gateway.pool.aio.submit_steps(steps, channel, timeout=0)
         said: dict[str, Any] = {"accepted": receipt.accepted}
@@ -132,6 +143,12 @@ def _ask(asked: Generate) -> Ask:
     if asked.messages is not None:
         conversation = Conversation(read_messages(asked.messages), asked.tools, asked.chat_template_kwargs)
     return Ask(model="", conversation=conversation, sampling=sampling, extra=fields)
+
+
+def _scoped(given: WireStep, caller: Caller) -> WireStep:
+    """A step under the names that the pool has for its caller's trajectories."""
+    prompt = caller.uid(given.prompt_uid) if given.prompt_uid is not None else None
+    return msgspec.structs.replace(given, trajectory_uid=caller.uid(given.trajectory_uid), prompt_uid=prompt)
 
 
 def _step(at: int, given: WireStep) -> Step:
