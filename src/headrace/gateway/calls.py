@@ -10,11 +10,14 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from msgspec.structs import replace
+
 from headrace.data.step import FloatArray, IntArray, Step
 from headrace.gateway.counters import Counters
 from headrace.gateway.kept import KEPT
 from headrace.gateway.planner import Planner
 from headrace.gateway.recorder import Recorder
+from headrace.gateway.redaction import Redaction
 from headrace.gateway.session import REQUEST, TEXT, Session, TextNode, digest_of
 from headrace.gateway.sessions import Sessions
 from headrace.gateway.turn import Choice, Turn
@@ -39,6 +42,7 @@ class Calls:
         sessions: Sessions,
         recorder: Recorder,
         counters: Counters,
+        redaction: Redaction,
         *,
         trained: bool = True,
     ) -> None:
@@ -48,6 +52,7 @@ class Calls:
         self._sessions = sessions
         self._recorder = recorder
         self._counters = counters
+        self._redaction = redaction
         self._trained = trained
 
     async def sample(self, turns: list[Turn]) -> None:
@@ -95,9 +100,12 @@ class Calls:
         for turn in turns:
             for choice in turn.choices:
                 step, node = self._step(session, turn, choice, first=not steps)
-                steps.append(step)
-                nodes.append(node)
-        await self._recorder.hand_over(session, steps, nodes)
+                whole = step if step.builds_on is None else replace(step, prompt_ids=turn.plan.ids, builds_on=None)
+                if await self._redaction.keeps(whole, session.channel):
+                    steps.append(step)
+                    nodes.append(node)
+        if steps:
+            await self._recorder.hand_over(session, steps, nodes)
 
     def _step(self, session: Session, turn: Turn, choice: Choice, *, first: bool) -> tuple[Step, Node | None]:
         ask, plan, sampled = turn.ask, turn.plan, choice.sampled

@@ -12,6 +12,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rendered": ("prompts that were rendered whole although they continue a call", ("channel",)),
     "steps": ("steps handed over, by channel", ("channel",)),
     "quarantined": ("steps that must not be trained on, by reason", ("channel", "reason")),
+    "redacted": ("steps that --redact dropped, or failed at", ("channel", "why")),
     "late": ("steps of trajectories that had ended", ("channel",)),
     "lost": ("steps that could not be kept", ("channel", "reason")),
     "unrecorded": ("calls that made no step, by why", ("reason",)),

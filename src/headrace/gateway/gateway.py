@@ -24,6 +24,7 @@ from headrace.gateway.models.models import Models
 from headrace.gateway.models.policy import Policy, Shared
 from headrace.gateway.models.renderers import Renderers
 from headrace.gateway.recorder import Recorder
+from headrace.gateway.redaction import Redaction
 from headrace.gateway.session import Session
 from headrace.gateway.sessions import Sessions
 from headrace.gateway.settings import Settings
@@ -58,7 +59,9 @@ class Gateway:
         self.sessions = Sessions(
             pool.aio, self.recorder.flushed, most_tokens=settings.cached_tokens, open_unknown=settings.open
         )
-        self.models = Models(settings, Shared(pool, self.sessions, self.recorder, self.counters, Renderers()))
+        self.redaction = Redaction(settings.redact, self.counters)
+        shared = Shared(pool, self.sessions, self.recorder, self.counters, self.redaction, Renderers())
+        self.models = Models(settings, shared)
         self.loaded: Callable[[], None] = lambda: None  # told once the tokenizer is there
         self.others: Others | None = None  # the other workers, where this process is one of several
         self.in_flight = 0

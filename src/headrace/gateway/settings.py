@@ -84,6 +84,9 @@ class Settings(BaseModel):
         [], description="parameters that a channel forces, as CHANNEL:name=value,...; may be given several times"
     )
     refuse: list[str] = Field([], description="values that a channel refuses, as CHANNEL:temperature=0; likewise")
+    redact: str | None = Field(
+        None, description="function that may drop a step before it is kept, as module:function or file.py:function"
+    )
     reward_worker_name: str | None = Field(None, description="the reward worker's Ray actor")
 
     @field_validator("vllm_addresses")
@@ -100,6 +103,14 @@ class Settings(BaseModel):
         if len(set(addresses)) < len(addresses):
             raise ValueError(f"{given!r} names a server twice")
         return ",".join(addresses)
+
+    @field_validator("redact")
+    @classmethod
+    def _redact(cls, given: str | None) -> str | None:
+        module, colon, name = (given or "a:b").rpartition(":")
+        if not colon or not module or not name.isidentifier():
+            raise ValueError(f"{given!r} should be module:function or file.py:function, as in rules.py:keep")
+        return given
 
     @field_validator("tenants")
     @classmethod

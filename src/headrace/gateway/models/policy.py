@@ -18,6 +18,7 @@ from headrace.gateway.models.renderers import Renderers
 from headrace.gateway.models.spec import MARK
 from headrace.gateway.planner import Planner
 from headrace.gateway.recorder import Recorder
+from headrace.gateway.redaction import Redaction
 from headrace.gateway.sampling import Sampling
 from headrace.gateway.sessions import Sessions
 from headrace.gateway.settings import Settings
@@ -39,6 +40,7 @@ class Shared(msgspec.Struct, frozen=True, eq=False):
     sessions: Sessions
     recorder: Recorder
     counters: Counters
+    redaction: Redaction
     renderers: Renderers
 
 
@@ -113,7 +115,8 @@ class Policy:
             shared=not isinstance(shared.pool, DataPool),
         )
         self._calls = Calls(
-            planner, self.upstream, shared.sessions, shared.recorder, shared.counters, trained=self.trained
+            *(planner, self.upstream, shared.sessions, shared.recorder, shared.counters, shared.redaction),
+            trained=self.trained,
         )
         if self.upstream.trouble:
             log.error("%s", self.why_not_ready)

@@ -19,6 +19,7 @@ from headrace.gateway.calls import Calls
 from headrace.gateway.errors import Refusal
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.presence import HungUp, Presence
+from headrace.gateway.redaction import REDACTED, void
 from headrace.gateway.responses import json_response
 from headrace.gateway.routing import read
 from headrace.gateway.turn import Turn
@@ -99,9 +100,13 @@ class WhiteBox:
         gateway = self.gateway
         for step in steps:
             gateway.models.check(step.trajectory_uid)
+        kept = [step if await gateway.redaction.keeps(step, channel) else void(step) for step in steps]
         await gateway.recorder.flushed()
-        receipt = await gateway.pool.aio.submit_steps(steps, channel, timeout=0)
+        receipt = await gateway.pool.aio.submit_steps(kept, channel, timeout=0)
+        dropped = sum(step.quarantined == REDACTED for step in kept)
         said: dict[str, Any] = {"accepted": receipt.accepted}
+        if dropped:
+            said["redacted"] = dropped
         if receipt.duplicates:
             said["duplicates"] = receipt.duplicates
         if receipt.late:

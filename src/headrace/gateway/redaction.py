@@ -1,0 +1,114 @@
+"""`Redaction`: a user's own function that looks at every step before it is kept, and may drop it.
+
+It is shown the whole step and cannot change it: tokens are what was sampled, or they are not kept at all. A function
+that fails drops the step, never the agent's call.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from headrace.data.errors import InvalidInput, shown
+from headrace.data.step import Step
+from headrace.gateway.counters import Counters
+
+log = logging.getLogger("headrace.gateway")
+
+Hook = Callable[[Step], Any]
+#: The quarantine of what stands in the place of a step that was dropped.
+REDACTED = "redacted"
+
+
+class Redaction:
+    """What `--redact` names; without it, everything is kept."""
+
+    def __init__(self, spec: str | None, counters: Counters) -> None:
+        self._hook = None if spec is None else load_hook(spec)
+        self._counters = counters
+
+    async def keeps(self, step: Step, channel: str) -> bool:
+        """Whether a step, which must be whole, is to be kept."""
+        if self._hook is None:
+            return True
+        try:
+            said = self._hook(_shown(step))
+            if inspect.isawaitable(said):
+                said = await said
+            if said not in (True, False, None):
+                raise TypeError(f"it returned {shown(said)}; False drops a step, True or None keeps it")
+        except Exception as error:
+            log.error("--redact failed at a step of channel %r, which is dropped: %r", channel, error)
+            self._counters.add("redacted", channel, "error")
+            return False
+        if said is False:
+            self._counters.add("redacted", channel, "dropped")
+        return said is not False
+
+
+def void(step: Step) -> Step:
+    """What stands in a dropped step's place: its index, its reward and its end, and nothing of what was said."""
+    return Step(
+        prompt_ids=[0],
+        response_ids=[0],
+        trajectory_uid=step.trajectory_uid,
+        prompt_uid=step.prompt_uid,
+        step_index=step.step_index,
+        reward=step.reward,
+        policy_version=step.policy_version,
+        is_last=step.is_last,
+        call_id=step.call_id,
+        quarantined=REDACTED,
+    )
+
+
+def load_hook(spec: str) -> Hook:
+    """The function that `module:function` or `file.py:function` names."""
+    module, _, name = spec.rpartition(":")
+    try:
+        found = _from_file(Path(module)) if module.endswith(".py") else importlib.import_module(module)
+    except Exception as error:  # whatever the user's module does when it is imported
+        raise InvalidInput(f"--redact {spec}: {module} cannot be imported: {error!r}") from error
+    hook = getattr(found, name, None)
+    if not callable(hook):
+        raise InvalidInput(f"--redact {spec}: {module} has no function {name!r}")
+    return hook  # type: ignore[no-any-return]
+
+
+def _from_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"headrace_redact_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _shown(step: Step) -> Step:
+    """The step as a function may see it: whatever it does with it, the step itself stays as it is."""
+    arrays = {
+        name: _read_only(value)
+        for name in ("prompt_ids", "response_ids", "rollout_log_probs", "routed_experts")
+        if (value := getattr(step, name)) is not None
+    }
+    return msgspec.structs.replace(
+        step, **arrays, metadata=copy.deepcopy(step.metadata), sampling=copy.deepcopy(step.sampling)
+    )
+
+
+def _read_only(array: Any) -> Any:
+    view = np.asarray(array).view()
+    view.flags.writeable = False
+    return view
