@@ -233,7 +233,14 @@ def test_a_hostile_tenant_is_not_noticed_by_another(rollout: Rollout, folder: Pa
     rollout.reply = lambda asked: Say("fine")
     tenants = {
         "good": {"keys": ["good"]},
-        "bad": {"keys": ["bad"], "channels": ["bad"], "calls_per_s": 5, "concurrency": 2, "max_body_mb": 0.01},
+        "bad": {
+            "keys": ["bad"],
+            "channels": ["bad"],
+            "calls_per_s": 0.01,
+            "burst": 20,
+            "concurrency": 2,
+            "max_body_mb": 0.01,
+        },
     }
     with serving(rollout, folder, tmp_path, tenants) as gateway, ThreadPoolExecutor(AGENTS + 2) as threads:
         bases = [begin(gateway, "good", trajectory_uid=f"t{at}", prompt_uid="p")["base_url"] for at in range(AGENTS)]
