@@ -28,6 +28,9 @@ class Api:
         self.left: list[int] = []
         #: Decides about a post before it is taken: a status to answer with, or None.
         self.refuse: Callable[[list[Json]], int | None] = lambda groups: None
+        #: Set when posts may be looked at.
+        self.slow = asyncio.Event()
+        self.slow.set()
         #: Answers that are lost on the way, after the post was taken.
         self.lose_answers = 0
         self._changed = asyncio.Condition()
@@ -113,6 +116,7 @@ class Api:
         body = await request.read()
         found = json.loads(gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body)
         groups = found if isinstance(found, list) else [found]
+        await self.slow.wait()
         refused = self.refuse(groups)
         if refused is not None:
             return await self._answer("refused", groups, {"detail": "not this one"}, refused)

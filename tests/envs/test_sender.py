@@ -14,7 +14,7 @@ from tests.envs.kit import items_of
 from headrace.data.errors import InvalidInput
 from headrace.envs.api_client import ApiClient
 from headrace.envs.sender import Sender
-from headrace.envs.spool import Spool
+from headrace.envs.spool import Post, Spool
 
 
 def group(item: int, size: int = 2) -> dict[str, Any]:
@@ -57,7 +57,6 @@ async def test_what_is_made_while_the_api_is_away_arrives_when_it_is_back(
     for item in range(5):
         await sending.put(group(item))
     assert sending.waiting == 5
-    assert len(owed(tmp_path)) == 5
     await api.start()
     assert await sending.drain(60) == 0
     assert items_of(api.received) == list(range(5))
@@ -85,6 +84,7 @@ async def test_the_next_process_sends_what_this_one_could_not_and_first(
         await first.put(group(item))
     assert await first.drain(0) == 3
     await first.close()
+    assert len(owed(tmp_path)) == 3
     (tmp_path / f"{3:012}-1-{'a' * 32}.json.part").write_bytes(b'{"tok')
     await api.start()
     second = sender(client, tmp_path)
@@ -153,12 +153,16 @@ async def test_a_disk_that_is_full_costs_no_group(
     def full(path: Path, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
+    monkeypatch.setattr(Path, "write_bytes", full)
+    answers = iter([503, 503])
+    api.refuse = lambda groups: next(answers, None)
     sending = sender(client, tmp_path)
     sending.start()
-    monkeypatch.setattr(Path, "write_bytes", full)
-    await sending.put(group(0))
+    for item in range(3):
+        await sending.put(group(item))
     assert await sending.drain(60) == 0
-    assert items_of(api.received) == [0]
+    assert items_of(api.received) == [0, 1, 2]
+    assert owed(tmp_path) == []
     await sending.close()
 
 
@@ -173,13 +177,38 @@ async def test_one_failed_read_does_not_end_the_sender(
             raise failures.pop()
         return read(path)
 
+    before = sender(client, tmp_path)
+    for item in range(2):
+        await before.put(group(item))
+    await before.close()
     monkeypatch.setattr(Path, "read_bytes", failing)
     sending = sender(client, tmp_path)
     sending.start()
-    for item in range(2):
-        await sending.put(group(item))
     assert await sending.drain(60) == 0
     assert items_of(api.received) == [0, 1]
+    await sending.close()
+
+
+async def test_what_an_answer_is_long_in_coming_for_is_on_disk_meanwhile(
+    api: Api, client: ApiClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.envs.sender.WRITE_S", 0.01)
+    written, write = asyncio.Event(), Spool.write
+
+    def noted(spool: Spool, post: Post) -> None:
+        write(spool, post)
+        written.set()
+
+    monkeypatch.setattr(Spool, "write", noted)
+    api.slow = asyncio.Event()
+    sending = sender(client, tmp_path)
+    sending.start()
+    await sending.put(group(0))
+    await written.wait()
+    assert len(owed(tmp_path)) == 1
+    api.slow.set()
+    assert await sending.drain(60) == 0
+    assert owed(tmp_path) == []
     await sending.close()
 
 

@@ -260,7 +260,7 @@ class BaseEnv(Reporting, CommandLine, ABC):
         do_send_to_api: bool = True,
         abort_on_any_max_length_exceeded: bool = True,
     ) -> None:
-        """Hands the groups that are fit to be sent to the sender. Returns once they are written down."""
+        """Hands the groups that are fit to be sent to the sender. Returns once it has them."""
         if do_send_to_api and self.manager is None:
             raise HeadraceError("groups are sent by env_manager(), which is not running")
         if self.manager is not None:

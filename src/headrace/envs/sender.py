@@ -1,6 +1,7 @@
 """Groups on their way to the Trajectory API: in order, one post at a time, until each is acknowledged.
 
-A group is written down before it is sent, and forgotten when the API has acknowledged it. Whatever passes (an API that
+A group is forgotten when the API has acknowledged it. One that cannot be sent at once is written down, so that the next
+process sends it where this one is killed. Whatever passes (an API that
 is away, a file that cannot be read just now) is tried again, with longer and longer waits; nothing ends the sender but
 `close`. When more waits than there may, those who come with more wait for room.
 """
@@ -24,6 +25,8 @@ log = logging.getLogger("headrace.envs")
 
 #: Seconds before the first try again, and the most between two.
 RETRY_S, MOST_RETRY_S = 0.1, 5.0
+#: Seconds that an answer may take before what waits for it is written down.
+WRITE_S = 1.0
 
 
 class Sender:
@@ -67,9 +70,9 @@ class Sender:
         self._task = asyncio.create_task(self._run(), name="sender")
 
     async def put(self, scored: Any) -> None:
-        """Takes a group, or a list of groups that go in one post. Returns once they are written down.
+        """Takes a group, or a list of groups that go in one post, once there is room for it.
 
-        Cancelled while it waits for room, it has taken nothing.
+        Cancelled while it waits, it has taken nothing.
         """
         body = orjson.dumps(scored, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
         groups = len(scored) if isinstance(scored, list) else 1
@@ -84,7 +87,10 @@ class Sender:
             raise
         finally:
             self._outside -= 1
-        self._add(self._spool.add(body, groups, uuid.uuid4().hex))
+        post = self._spool.add(body, groups, uuid.uuid4().hex)
+        if self.trouble is not None or self._spool.crowded:
+            self._spool.write(post)
+        self._add(post)
 
     def renamed(self, before: int, now: int) -> None:
         """The API forgot us and registered us anew: what is still owed goes under the new id."""
@@ -108,6 +114,7 @@ class Sender:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        self._write_down()
         if self._queue:
             log.error(
                 "%d groups could not be sent and wait in %s; name it as spool_dir", self.waiting, self._spool.folder
@@ -131,6 +138,7 @@ class Sender:
                 if self.trouble is None:
                     log.warning("groups wait for the API: %s", error)
                 self.trouble = str(error)
+                self._write_down()
                 await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
                 wait_s = min(2 * wait_s, MOST_RETRY_S)
                 continue
@@ -156,14 +164,21 @@ class Sender:
         if self._env_ids:
             body = self._readdressed(body)
         path = "/scored_data_list" if body.startswith(b"[") else "/scored_data"
+        slow = asyncio.get_running_loop().call_later(WRITE_S, self._write_down)
         try:
             await self._client.post_groups(path, body, post.key)
         except ApiRefused as error:
             log.error("%s: %d groups are kept in %s", error, post.groups, self._spool.set_aside(post))
             self.lost += post.groups
             return
+        finally:
+            slow.cancel()
         self.acknowledged += post.groups
         self._spool.done(post)
+
+    def _write_down(self) -> None:
+        for post in self._queue:
+            self._spool.write(post)
 
     def _readdressed(self, body: bytes) -> bytes:
         groups = orjson.loads(body)

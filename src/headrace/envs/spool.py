@@ -1,8 +1,9 @@
-"""Posts that are not acknowledged yet, a file each, so that the next process can send what this one could not.
+"""Posts that are not acknowledged yet: in memory while they are on their way, on disk where that lasts.
 
 A file holds a post's JSON as it will be sent and is named by its place, its number of groups and its key. It is there
-whole or not at all, and it is gone once the post was acknowledged: what lies in the folder is what is owed. The bytes
-are handed to the operating system and not synced: they outlive a killed process, and not always a machine.
+whole or not at all, and it is gone once the post was acknowledged: what lies in the folder is what is owed, and the
+next process sends it. The bytes are handed to the operating system and not synced: they outlive a killed process, and
+not always a machine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from headrace.data.errors import InvalidInput
 
 log = logging.getLogger("headrace.envs")
 
-#: Bytes of posts that are kept in memory too, so that what is sent soon is not read back.
+#: Bytes of posts that are kept in memory alone.
 IN_MEMORY = 64 << 20
 
 _NAME = re.compile(r"(\d{12})-(\d+)-([0-9a-f]+)\.json")
@@ -28,14 +29,13 @@ _NAME = re.compile(r"(\d{12})-(\d+)-([0-9a-f]+)\.json")
 
 @dataclass(slots=True)
 class Post:
-    """One post. `body` is in memory while there is room for it there, or where there is none on the disk."""
+    """One post. `body` is in memory until it is on disk."""
 
     place: int
     groups: int
     key: str
     size: int
     body: bytes | None = None
-    written: bool = True
 
     @property
     def name(self) -> str:
@@ -59,6 +59,7 @@ class Spool:
             os.close(self._lock)
             raise InvalidInput(f"spool_dir {self.folder} is in use: give each environment its own") from error
         self._next = self._kept = 0
+        self._complained = False
 
     def left(self) -> Iterator[Post]:
         """What an earlier process owes, in its order. What it did not write to the end was never accepted."""
@@ -71,29 +72,39 @@ class Spool:
             elif path.suffix == ".part":
                 path.unlink(missing_ok=True)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether as much is in memory as may be."""
+        return self._kept >= IN_MEMORY
+
     def add(self, body: bytes, groups: int, key: str) -> Post:
-        """Writes a post down. One that cannot be written stays in memory: it can still be sent."""
-        post = Post(self._next, groups, key, len(body))
+        post = Post(self._next, groups, key, len(body), body)
         self._next += 1
+        self._kept += post.size
+        return post
+
+    def write(self, post: Post) -> None:
+        """Makes a post outlive the process. One that cannot be written stays in memory: it can still be sent."""
+        if post.body is None:
+            return
         part = self.folder / f"{post.name}.part"
         try:
-            part.write_bytes(body)
+            part.write_bytes(post.body)
             part.rename(self.folder / post.name)
         except OSError as error:
-            log.warning("a group waits in memory only, as %s cannot be written: %s", self.folder, error)
-            post.written = False
+            if not self._complained:
+                log.warning("groups wait in memory only, as %s cannot be written: %s", self.folder, error)
+            self._complained = True
             _remove(part)
-        if not post.written or self._kept + post.size <= IN_MEMORY:
-            post.body = body
-            self._kept += post.size
-        return post
+        else:
+            self._forget(post)
 
     def read(self, post: Post) -> bytes:
         return post.body if post.body is not None else (self.folder / post.name).read_bytes()
 
     def done(self, post: Post) -> None:
         """The post was acknowledged. A file that stays is sent again by the next process, under the same key."""
-        if post.written:
+        if post.body is None:
             _remove(self.folder / post.name)
         self._forget(post)
 
@@ -102,9 +113,9 @@ class Spool:
         kept = self.folder / "refused" / post.name
         try:
             kept.parent.mkdir(exist_ok=True)
-            if post.written:
+            if post.body is None:
                 (self.folder / post.name).rename(kept)
-            elif post.body is not None:
+            else:
                 kept.write_bytes(post.body)
         except OSError as error:
             log.warning("%s cannot be written: %s", kept, error)
