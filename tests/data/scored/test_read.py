@@ -126,7 +126,10 @@ def test_what_is_wrong_is_named(changed: dict[str, Any], words: str) -> None:
         (b"", "is not JSON"),
         (b"[]", "must be an object with tokens, masks and scores"),
         (b"{}", "tokens is missing"),
-        (b'{"images": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested more than 100 deep"),
+        (
+            b'{"scores": [], "masks": [], "tokens": [], "images": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+            "nested more than 100 deep",
+        ),
         (b'{"tokens": ' + b"[" * 100_000, "nested more than 100 deep"),
         (b'{"images": "' + b'\\"' * 100_000, "is not JSON"),
         (
@@ -134,7 +137,10 @@ def test_what_is_wrong_is_named(changed: dict[str, Any], words: str) -> None:
             "images holds a string that is no UTF-8",
         ),
         (b'{"images": "\\ud800 alone"}', "is not JSON"),
-        (b'{"tokens": [[' + b"9" * 5000 + b"]]}", "tokens cannot be read: Exceeds the limit"),
+        (
+            b'{"scores": [], "masks": [], "tokens": [[' + b"9" * 5000 + b"]]}",
+            "tokens cannot be read: Exceeds the limit",
+        ),
     ],
 )
 def test_hostile_bodies_are_refused(sent: bytes, words: str) -> None:

@@ -24,7 +24,7 @@ _INTEGER = re.compile(r"[+-]?\d{1,300}(\.0*)?", re.ASCII)
 
 def parse(text: bytes, field: str) -> Any:
     """The JSON of one field; the text is known to be JSON, but not to be UTF-8."""
-    if text.count(b"[") + text.count(b"{") > DEEPEST and _depth(text) > DEEPEST:
+    if text.count(b"[") + text.count(b"{") > DEEPEST and _too_deep(text):
         raise InvalidInput(f"{field} is nested more than {DEEPEST} deep")
     try:
         return json.loads(text.decode())
@@ -66,7 +66,13 @@ def nested(value: Any, depth: int, one: Callable[[Any, str], Any], where: str) -
         return one(value, where)
     if not isinstance(value, list):
         raise InvalidInput(f"{where} must be a list, not {shown(value)}")
-    return [nested(item, depth - 1, one, f"{where}[{n}]") for n, item in enumerate(value)]
+    found: list[Any] = []
+    try:
+        for item in value:
+            found.append(nested(item, depth - 1, one, ""))
+    except InvalidInput as error:  # named on the way out: most values are right, and there are many
+        raise InvalidInput(f"{where}[{len(found)}]{error}") from None
+    return found
 
 
 def check_other(field: str, value: Any) -> None:
@@ -96,23 +102,25 @@ def _message(value: Any, where: str) -> Any:
 def _finite(value: Any, where: str) -> None:
     if isinstance(value, float):
         number(value, where)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _finite(item, f"{where}.{key[:40]}")
-    elif isinstance(value, list):
-        for n, item in enumerate(value):
-            _finite(item, f"{where}[{n}]")
+    elif isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            try:
+                _finite(item, "")
+            except InvalidInput as error:
+                place = f".{key[:40]}" if isinstance(key, str) else f"[{key}]"
+                raise InvalidInput(f"{where}{place}{error}") from None
 
 
 #: A string, or what is left of one that does not end; possessive, so that no text takes more than one look.
 STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)'
 _STRINGS = re.compile(STRING, re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
 
 
-def _depth(text: bytes) -> int:
-    depth = deepest = 0
-    for bracket in _STRINGS.sub(b"", text).translate(None, _NO_BRACKETS):
-        depth += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
+def _too_deep(text: bytes) -> bool:
+    """Whether brackets are left when those that hold nothing were taken away as often as may be."""
+    brackets = _STRINGS.sub(b"", text).translate(_ONE_KIND, _NO_BRACKETS)
+    for _ in range(DEEPEST):
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)

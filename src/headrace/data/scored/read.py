@@ -63,10 +63,11 @@ def _group(fields: Fields) -> Scored:
     texts: dict[str, bytes] = {}
     shapes: dict[str, Any] = {}
     env_id = None
+    for key in REQUIRED:
+        if bytes(getattr(fields, key)) in (b"", _NULL):
+            raise InvalidInput(f"{key} is missing; a group has tokens, masks and scores")
     for key in KEYS:
         text = bytes(getattr(fields, key)) or _NULL
-        if key in REQUIRED and text == _NULL:
-            raise InvalidInput(f"{key} is missing; a group has tokens, masks and scores")
         if text != _NULL:
             if key in INTS or key in FLOATS:
                 text, shapes[key] = _numbers(key, text, shapes.get("tokens"))

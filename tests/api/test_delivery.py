@@ -1,0 +1,119 @@
+"""What was answered to nobody is not lost, and not taken twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.api.kit import Held, api_on, connected, encoded, hang_up_after, until
+from tests.atropos.groups import group
+from tests.pool.kit import events
+
+from headrace import DataPool
+
+
+def test_a_trainer_that_timed_out_gets_the_batch_again(pool: DataPool) -> None:
+    held = Held(pool, "desk_batch")
+    with api_on(held) as api:
+        api.opened(8, 4)
+        api.send(group(1, 4, 0), group(2, 4, 0), group(3, 4, 0))
+        hang_up_after(held, api.address, "GET", "/batch")
+        until(lambda: api.queued() == 3)
+        assert api.get("/status") == {"current_step": 0, "queue_size": 3}, "it was no step"
+        assert api.batch() == [1, 2]
+        assert api.get("/status") == {"current_step": 1, "queue_size": 1}
+
+
+def test_who_has_a_batch_can_rely_on_it(pool: DataPool) -> None:
+    """It is consumed by the time that its last byte is read."""
+    with api_on(pool) as api:
+        api.opened(4, 4)
+        for n in range(5):
+            api.send(group(n, 4, 0, images="x" * 300_000 * n))
+            api.batch()
+            assert pool.stats()["desk"]["leases"] == 0
+
+
+@pytest.mark.parametrize("path", ["/scored_data", "/scored_data_list"])
+def test_a_group_sent_again_after_an_answer_that_nobody_read_is_one_group(pool: DataPool, path: str) -> None:
+    held = Held(pool, "desk_post")
+    with api_on(held) as api:
+        api.opened(8, 4)
+        sent: Any = group(1, 4, 0)
+        sent = [sent, sent] if path.endswith("list") else sent
+        count = len(sent) if isinstance(sent, list) else 1
+        hang_up_after(held, api.address, "POST", path, sent)
+        assert api.post(path, sent)["status"] == "received"
+        assert api.queued() == count
+        assert api.post(path, sent)["status"] == "received"
+        assert api.queued() == 2 * count, "sent once more on purpose"
+
+
+def test_a_group_sent_again_while_the_first_is_still_on_its_way_is_one_group(pool: DataPool) -> None:
+    held = Held(pool, "desk_post")
+    with api_on(held) as api:
+        api.opened(8, 4)
+        first = connected(api.address)
+        second = connected(api.address)
+        body = encoded(group(1, 4, 0))
+        held.arm()
+        first.request("POST", "/scored_data", body)
+        assert held.reached.wait(120)
+        second.request("POST", "/scored_data", body)
+        until(lambda: api.queued() == 1)  # others are answered meanwhile
+        first.close()
+        held.go.set()
+        assert second.getresponse().status == 200
+        second.close()
+        assert api.queued() == 1
+
+
+def test_a_group_is_known_again_after_a_restart(tmp_path: Any) -> None:
+    """The first server ends before its client has an answer; the pool knows the group, the next server asks it."""
+    with DataPool(tmp_path) as pool:
+        held = Held(pool, "desk_post")
+        with api_on(held) as api:
+            api.opened(8, 4)
+            api.send(group(1, 4, 0))
+            hang_up_after(held, api.address, "POST", "/scored_data", group(2, 4, 0))
+    with DataPool(tmp_path) as pool, api_on(pool) as api:
+        api.send(group(2, 4, 0))
+        assert api.queued() == 2, "a retry of the one that was not answered"
+        api.send(group(1, 4, 0))
+        assert api.queued() == 3, "the other one was: this is another group"
+
+
+def test_a_post_whose_client_hangs_up_before_its_end_is_not_taken(pool: DataPool) -> None:
+    with api_on(pool) as api:
+        api.opened(8, 4)
+        body = encoded(group(1, 4, 0))
+        connection = connected(api.address)
+        connection.putrequest("POST", "/scored_data")
+        connection.putheader("content-length", str(len(body) + 1))
+        connection.endheaders(body)
+        connection.close()
+        api.send(group(1, 4, 0))
+        assert api.queued() == 1
+
+
+def test_a_key_makes_retries_one_group_and_keys_are_each_environments_own(pool: DataPool) -> None:
+    with api_on(pool) as api:
+        api.opened(8, 4, 4)
+        for _ in range(3):
+            api.send(group(1, 4, 0), **{"Idempotency-Key": "one"})
+        api.send(group(1, 4, 1), **{"Idempotency-Key": "one"})
+        api.send(group(1, 4, 0), **{"Idempotency-Key": "two"})
+        assert api.queued() == 3
+        answer = api.client.post("/scored_data", json=group(1, 4, 0), headers={"Idempotency-Key": "x" * 500})
+        assert (answer.status_code, api.queued()) == (422, 3)
+
+
+def test_a_trainer_that_does_not_read_does_not_keep_its_batch(pool: DataPool) -> None:
+    with api_on(pool) as api, api_on(pool, answer_s=0.2) as hasty:
+        api.opened(4, 4)
+        api.send(group(1, 4, 0, images="x" * 30_000_000))
+        connection = connected(hasty.address)
+        connection.request("GET", "/batch", headers={"accept-encoding": "identity"})
+        until(lambda: bool(events(pool, "redelivery")))
+        assert api.batch() == [1]
+        connection.close()

@@ -1,0 +1,139 @@
+"""Where Headrace is better than the original on purpose, line by line of the contract."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from tests.api.kit import Api, api_on
+from tests.atropos.groups import group
+from tests.atropos.words import NOT_REGISTERED, environment, joined, registration
+
+from headrace import DataPool
+
+
+def test_batches_leave_oldest_first_and_the_step_counts_those_handed_out(api: Api) -> None:
+    (env,) = api.opened(8, 4)
+    api.send(*(group(n, 4, env) for n in range(6)))
+    for step in range(3):
+        assert api.batch() == [2 * step, 2 * step + 1]
+        assert api.get("/status")["current_step"] == step + 1
+
+
+def test_data_may_come_before_the_trainer(api: Api) -> None:
+    api.send(group(1, 4), group(2, 4))
+    api.register(batch_size=8)
+    assert api.batch() == [1, 2]
+
+
+def test_equal_groups_sent_on_purpose_are_two(api: Api) -> None:
+    (env,) = api.opened(16, 4)
+    api.send(*[group(1, 4, env)] * 3)
+    api.post("/scored_data_list", [group(1, 4, env)])
+    assert api.batch() == [1, 1, 1, 1]
+
+
+def test_an_unknown_environment_is_not_found(api: Api) -> None:
+    api.opened(8, 4)
+    for env_id in (1, -1):
+        answer = api.client.request("GET", "/status-env", json={"env_id": env_id})
+        assert answer.status_code == 404
+        assert str(env_id) in answer.json()["detail"]
+        assert api.post("/disconnect-env", {"env_id": env_id})["status"] == "failure"
+
+
+def test_nobody_connected_or_no_weight_at_all_is_answered(api: Api) -> None:
+    (env,) = api.opened(8, 4, weight=0.0)
+    assert api.get("/status-env", {"env_id": env})["queue_size"] == 0
+    api.post("/disconnect-env", {"env_id": env})
+    assert api.get("/status-env", {"env_id": env})["queue_size"] == 0
+
+
+def test_a_batch_after_a_reset_says_that_nobody_is_registered(api: Api) -> None:
+    api.opened(8)
+    api.client.get("/reset_data")
+    assert api.get("/batch") == NOT_REGISTERED
+
+
+def test_a_second_trainer_with_other_settings_is_warned(api: Api) -> None:
+    assert "warning" not in api.register()
+    assert "warning" not in api.register()
+    assert "batch_size stays 8" in api.register(batch_size=4)["warning"]
+    assert api.get("/info")["batch_size"] == 8
+
+
+def test_a_trainer_that_resumes_keeps_the_queue(api: Api) -> None:
+    api.opened(8, 4)
+    api.send(group(1, 4, 0))
+    assert "warning" not in api.post("/register", {**registration(batch_size=4), "resume": True})
+    assert api.get("/info")["batch_size"] == 4
+    assert api.batch() == [1]
+
+
+def test_groups_that_can_never_be_served_are_counted_not_left_to_rot(api: Api, pool: DataPool) -> None:
+    api.opened(4, 8, 2)
+    api.send(group(1, 8, 0), group(2, 2, 1), group(3, 2, 1))
+    assert api.batch() == [2, 3]
+    assert sum(pool.stats()["desk"]["dead_letters"].values()) == 1
+
+
+def test_an_environment_with_a_share_and_no_data_does_not_stall_the_others(api: Api) -> None:
+    api.opened(8, 4)
+    api.post("/register-env", environment(4, min_batch_allocation=0.5))
+    api.send(*(group(n, 4, 0) for n in range(2)))
+    api.post("/disconnect-env", {"env_id": 1})
+    assert api.batch() == [0, 1]
+
+
+def test_a_silent_environment_has_no_weight_until_it_calls_again() -> None:
+    now = [1000.0]
+    with DataPool(clock=lambda: now[0]) as pool, api_on(pool, heartbeat_s=60) as api:
+        first, second = api.opened(8, 4, 4)
+        assert api.get("/status-env", {"env_id": first})["env_weight"] == 0.5
+        now[0] += 61
+        assert api.get("/status-env", {"env_id": first})["env_weight"] == 1.0
+        api.send(group(1, 4, second))
+        assert api.get("/status-env", {"env_id": first})["env_weight"] == 0.5
+
+
+def test_a_key_protects_every_route(pool: DataPool) -> None:
+    with api_on(pool, api_key="secret") as api:
+        for method, path in (("GET", "/"), ("GET", "/batch"), ("POST", "/scored_data"), ("POST", "/reset_data")):
+            for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic secret"}):
+                answer = api.client.request(method, path, headers=headers)
+                assert answer.status_code == 401, path
+                assert "Bearer" in answer.json()["detail"]
+        keyed = Api(api.address, {"authorization": "Bearer secret"})
+        keyed.opened(4, 4)
+        keyed.send(group(1, 4, 0))
+        assert keyed.batch() == [1]
+        keyed.close()
+
+
+def test_a_restart_keeps_registrations_queue_buffers_and_step(tmp_path: Path) -> None:
+    with DataPool(tmp_path) as pool, api_on(pool) as api:
+        api.opened(4, 4)
+        api.send(group(1, 4, 0), group(2, 4, 0))
+        assert api.batch() == [1]
+        assert api.post("/scored_data", group(3, 3, 0))["buffer_size"] == 3
+    with DataPool(tmp_path) as pool, api_on(pool) as api:
+        assert api.get("/info") == {"batch_size": 4, "max_token_len": 512}
+        assert api.get("/status") == {"current_step": 1, "queue_size": 1}
+        assert api.post("/register-env", environment(4)) == joined(1, "env_1", step=1)
+        assert api.post("/scored_data", group(4, 1, 0)) == {"status": "buffered", "buffer_size": 0}
+        api.send(group(2, 4, 0))
+        assert [api.batch() for _ in range(3)] == [[2], [3, 4], [2]]
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_answers_are_gzip_from_a_thousand_bytes_where_that_is_wanted(api: Api, compressed: bool) -> None:
+    api.opened(4)
+    large = group(1, 4, images="x" * 1000)
+    api.send(large, group(2, 4))
+    wanted = {"accept-encoding": "gzip" if compressed else "gzip;q=0, identity"}
+    for path in ("/batch", "/batch", "/status"):
+        with api.client.stream("GET", path, headers=wanted) as answer:
+            raw = b"".join(answer.iter_raw())
+        packed = answer.headers.get("content-encoding") == "gzip"
+        assert packed == (compressed and len(gzip.decompress(raw) if packed else raw) >= 1000)
