@@ -23,6 +23,8 @@ _NOT_A_NUMBER = re.compile(rb"(%b)|-?\b(?:NaN|Infinity)\b" % lenient.STRING, re.
 _INFINITY = b"1e999"
 
 _MOST_ENV_ID = 2**63 - 1
+#: Sequences of a group that has to be looked through value by value.
+_MOST_ROWS = 100_000
 
 
 def read_group(body: bytes) -> Scored:
@@ -95,6 +97,8 @@ def _numbers(key: str, text: bytes, like: Any) -> tuple[bytes, Any]:
     shape = plain.ints(text, depth, known) if key in INTS else plain.floats(text, depth, known)
     if shape is not None:
         return text, shape
+    if depth == 2 and text.count(b"[") > _MOST_ROWS:
+        raise InvalidInput(f"{key} has more than {_MOST_ROWS} lists; a group has fewer sequences")
     one = lenient.integer if key in INTS else lenient.number
     values = lenient.nested(lenient.parse(text, key), depth, one, key)
     return json.dumps(values, separators=(",", ":")).encode(), values
