@@ -44,7 +44,7 @@ def common(shared: Rollout, folder: Path) -> Iterator[Running]:
 @pytest.fixture(scope="module")
 def hasty(shared: Rollout, folder: Path) -> Iterator[Running]:
     """A gateway that soon gives up a server that is silent, or slow."""
-    with in_front(shared, folder, idle_s=0.5, call_s=1.2) as found:
+    with in_front(shared, folder, idle_s=2, call_s=5) as found:
         yield found
 
 

@@ -194,7 +194,7 @@ async def test_a_refusal_is_the_agents_and_tried_nowhere_else(puppet: Make, voca
 
 async def test_a_server_that_hangs_is_left_and_the_order_goes_elsewhere(puppet: Make, vocabulary: Vocabulary) -> None:
     bad, good = await puppet(), await puppet()
-    async with connected(vocabulary, bad, good, idle_s=0.2, probe_s=60) as upstream:
+    async with connected(vocabulary, bad, good, idle_s=2, probe_s=60) as upstream:
         bad.behave = hangs
         assert (await upstream.sample(order())).server == good.address
         assert upstream.counters["failed_hang"] == 1
@@ -277,7 +277,7 @@ async def test_a_stream_that_breaks_before_a_token_begins_elsewhere(
 
 async def test_a_stream_that_falls_silent_fails(puppet: Make, vocabulary: Vocabulary) -> None:
     bad = await puppet()
-    async with connected(vocabulary, bad, idle_s=0.2, probe_s=60) as upstream:
+    async with connected(vocabulary, bad, idle_s=2, probe_s=60) as upstream:
         bad.behave = streams(2, hangs)
         with pytest.raises(Failed) as caught:
             await pieces(upstream, order())
