@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 from tests.gateway.kit import Evidence, Json, Running, tree
+from tests.gateway.rollout import Rollout, in_front
 from tests.gateway.tool_model import ADD, EIGHT, FIVE, MORE, ONE
 
 ADD_FUNCTION: Json = ADD["function"]
@@ -144,3 +146,38 @@ def test_the_same_conversation_has_the_same_ids_in_every_dialect(
     first, *others = [[(step.prompt_ids.tolist(), step.response_ids.tolist()) for step in steps] for steps in recorded]
     assert others == [first, first]
     assert [tree(steps) for steps in recorded] == [[None, *range(CALLS - 1)]] * 3
+
+
+#: Arguments that a model may well write, and whether every program could pass them on.
+ODD = {
+    "a number of thirty digits": ('{"a": 123456789012345678901234567890, "b": 1}', True),
+    "ninety levels": ('{"a": ' + "[" * 90 + "]" * 90 + "}", True),
+    "half a character": ('{"a": "\\ud83d"}', False),
+    "infinity": ('{"a": 1e400}', False),
+    "nine hundred levels": ('{"a": ' + "[" * 900 + "]" * 900 + "}", False),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("arguments", "called"), ODD.values(), ids=ODD)
+def test_odd_arguments_are_a_call_or_the_text_that_they_are(
+    rollout: Rollout, folder: Path, arguments: str, called: bool, stream: bool
+) -> None:
+    text = f'<tool_call>\n{{"name": "add", "arguments": {arguments}}}\n</tool_call>'
+    rollout.reply = lambda asked: text
+    user = [{"role": "user", "content": "hi"}]
+    parameters = ADD_FUNCTION["parameters"]
+    asked: dict[str, Json] = {
+        "chat/completions": {"messages": user, "tools": [ADD]},
+        "responses": {"input": "hi", "tools": [{"type": "function", **ADD_FUNCTION}]},
+        "messages": {"messages": user, "max_tokens": 4096, "tools": [{"name": "add", "input_schema": parameters}]},
+    }
+    with in_front(rollout, folder) as gateway:
+        for route, body in asked.items():
+            begun = gateway.init()
+            answer = gateway.post(f"{begun['base_url']}/v1/{route}", {**body, "stream": stream})
+            assert answer.status_code == 200
+            assert "the gateway failed" not in answer.text
+            shown = any(mark in answer.text for mark in ('"tool_calls":[', '"function_call"', '"tool_use"'))
+            assert shown == called, answer.text
+            assert len(gateway.steps(begun["trajectory_uid"])) == 1

@@ -7,6 +7,7 @@ same ids as the model's own template, over conversations with every kind of turn
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from headrace.data.errors import InvalidInput
@@ -21,6 +22,7 @@ from headrace.tokens.renderer import (
     Unrenderable,
     numbered,
 )
+from headrace.tokens.sound import sound
 from headrace.tokens.template import TemplateRenderer, proofs
 from headrace.tokens.variants import Variants
 from headrace.tokens.vocabulary import Vocabulary
@@ -143,8 +145,9 @@ class LibraryStream:
         made: list[ToolCall] = []
         malformed: list[str] = []
         for call in found.tool_calls:
-            if self._tools and call.name and str(call.status) == "ok":
-                made.append(ToolCall(call.name, read_arguments(call.arguments), call.id or self._new_id(len(made))))
+            arguments = read_arguments(call.arguments)
+            if self._tools and call.name and str(call.status) == "ok" and sound(arguments):
+                made.append(ToolCall(call.name, arguments, call.id or self._new_id(len(made))))
             else:
                 malformed.append(call.raw)
                 content += call.raw
@@ -169,6 +172,7 @@ def families() -> list[str]:
     return [name for name in base.RENDERER_REGISTRY if name != "default"]
 
 
+@cache
 def _option_names(family: str) -> frozenset[str]:
     """The template options that a family knows."""
     from renderers import config_from_name

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.tokens.messages import Message, ToolCall, read_arguments
+from headrace.tokens.sound import sound
 
 THINK, THOUGHT = "<think>", "</think>"
 Calls = Literal["none", "hermes", "mistral", "llama"]
@@ -280,9 +281,11 @@ def _refuse(constant: str) -> Any:
 def _as_call(value: Any, *names: str) -> ToolCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
-    arguments: Any = next((value[name] for name in names if name in value), {})
+    arguments: Any = read_arguments(next((value[name] for name in names if name in value), {}))
     call_id = value.get("id")
-    return ToolCall(value["name"], read_arguments(arguments), call_id if isinstance(call_id, str) else "")
+    if not sound([value["name"], arguments, call_id]):
+        return None
+    return ToolCall(value["name"], arguments, call_id if isinstance(call_id, str) else "")
 
 
 def _hermes(body: str) -> ToolCall | None:

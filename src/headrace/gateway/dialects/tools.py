@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import orjson
 
 from headrace.data.errors import shown
+from headrace.data.json import to_json
 from headrace.gateway.ask import Bad
 from headrace.tokens import Message, Request, ToolCall
 
@@ -56,4 +56,4 @@ def check_function(function: Any, at: str) -> None:
 
 def arguments_text(call: ToolCall) -> str:
     """A call's arguments as the text that agents are shown."""
-    return call.arguments if isinstance(call.arguments, str) else orjson.dumps(call.arguments).decode()
+    return call.arguments if isinstance(call.arguments, str) else to_json(call.arguments).decode()

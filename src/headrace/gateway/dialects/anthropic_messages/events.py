@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
+from headrace.data.json import to_json
 from headrace.gateway.dialects.anthropic import error_body, event
 from headrace.gateway.dialects.anthropic_messages.answer import ending_of, message, signature, tool_use, usage
 from headrace.gateway.errors import Refusal
@@ -105,7 +104,7 @@ class Blocks:
         self._open = "tool_use"
         block = tool_use(call)
         out.append(self._start({**block, "input": {}}))
-        out.append(self._delta({"type": "input_json_delta", "partial_json": orjson.dumps(block["input"]).decode()}))
+        out.append(self._delta({"type": "input_json_delta", "partial_json": to_json(block["input"]).decode()}))
         self._end(out)
 
     def _start(self, block: dict[str, Any]) -> bytes:
