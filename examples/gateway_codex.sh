@@ -7,7 +7,7 @@ set -eu
 base=${1:-http://127.0.0.1:8100}/my-run-1/question-7
 curl -fsS -X POST "$base/register_trajectory" > /dev/null
 
-set -- -c model_provider=headrace -c model=any -c web_search=disabled --disable multi_agent
+set -- -c model_provider=headrace -c model=any -c web_search=disabled
 set -- "$@" -c "model_providers.headrace={name='headrace', base_url='$base/v1', wire_api='responses'}"
 codex exec "$@" --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox "Write two into a.txt."
 

@@ -22,13 +22,15 @@ def test_claude_code_edits_a_file(place: Place) -> None:
 
 
 def test_codex_writes_a_file(place: Place) -> None:
+    """Its tools for other agents are a namespace; that no agent has such a name is for it to say."""
     said = [
         thought("I should look first.", "I will look." + called("exec_command", cmd="ls")),
         called("exec_command", cmd="echo two > a.txt") + "\n" + called("exec_command", cmd="pwd"),
+        called("multi_agent_v1.close_agent", target="nobody"),
         thought("Is it so?", called("exec_command", cmd="cat a.txt")),
         "It says two.",
     ]
     place.rollout.script += said
-    assert place.run("gateway_codex.sh") == ["It says two.", '{"status":"ok","steps":4}']
+    assert place.run("gateway_codex.sh") == ["It says two.", '{"status":"ok","steps":5}']
     assert (place.work / "a.txt").read_text() == "two\n"
     place.holds(said)
