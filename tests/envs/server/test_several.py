@@ -239,6 +239,15 @@ async def test_tools_are_called_in_openai_s_words_and_answered(make: Make, one: 
     assert node.tokens[: len(second["prompt"])] == second["prompt"]
 
 
+async def test_what_openai_s_client_takes_beside_the_body_reaches_the_server(make: Make, one: Rollout) -> None:
+    options = {"top_k": 5, "chat_template_kwargs": {"enable_thinking": False}}
+    async with make(one).managed_server() as managed:
+        await managed.chat_completion(messages=[user("a")], max_tokens=9, extra_body=options, stop=None)
+    (order,) = one.orders
+    assert (order["top_k"], order["max_tokens"]) == (5, 9)
+    assert not {"extra_body", "chat_template_kwargs", "messages", "stop"} & set(order)
+
+
 async def test_an_unknown_split_or_server_is_refused_by_name(make: Make, one: Rollout) -> None:
     manager = make(one)
     with pytest.raises(InvalidInput, match="split is 'test'"):

@@ -98,9 +98,8 @@ class ManagedServer(Session):
         given = dict(kwargs)
         messages = read_messages(plain(given.pop("messages", None)))
         tools, tool_choice = plain(given.pop("tools", None)) or [], given.pop("tool_choice", None)
-        options = {**(given.pop("extra_body", None) or {}), **given}.get("chat_template_kwargs")
-        given.pop("chat_template_kwargs", None)
-        request = Request(messages, tools, options)
+        given |= given.pop("extra_body", None) or {}
+        request = Request(messages, tools, given.pop("chat_template_kwargs", None))
         plan = self._plan(request)
         prompt, *answers = await self._sample(plan.ids.tolist(), given)
         choices, sampled = [], []

@@ -6,11 +6,12 @@ from typing import Any
 
 from headrace.envs.server.answers import Tokens
 from headrace.envs.server.errors import Unavailable
-from headrace.envs.server.openai_server import LENGTH_NAMES, OpenAIServer
+from headrace.envs.server.openai_server import LENGTH_NAMES, OpenAIServer, request_of
 
 
 class SGLangServer(OpenAIServer):
     async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> Tokens:
+        kwargs, options = request_of(kwargs)
         kwargs.pop("model", None)
         prompt = self._prompt(kwargs)
         if isinstance(prompt, str):
@@ -19,7 +20,7 @@ class SGLangServer(OpenAIServer):
             if (value := kwargs.pop(name, None)) is not None:
                 kwargs["max_new_tokens"] = value
         body = {"input_ids": prompt, "sampling_params": kwargs, "return_logprob": True}
-        found = await self.http.post(f"{self.http.root}/generate", body)
+        found = await self.http.post(f"{self.http.root}/generate", body, **options)
         answers = found if isinstance(found, list) else [found]
         if len(answers) != (kwargs.get("n") or 1):
             raise Unavailable(
