@@ -39,6 +39,7 @@ from headrace.pool.journal.repair import backup
 from headrace.pool.journal.snapshot import capture, live_bytes
 from headrace.pool.plan import PENDING, MustWait, Plan
 from headrace.pool.state import State
+from headrace.pool.steady import Steady
 
 log = logging.getLogger("headrace.pool")
 
@@ -79,12 +80,10 @@ class DataPool(Calls):
         base = defaults if isinstance(defaults, ChannelConfig) else ChannelConfig().changed(dict(defaults or {}))
         self._state = State(base, limits or Limits())
         self._core = Core(self._state)
-        self._clock = clock
+        self._time = Steady(clock)
         self._lock = threading.Lock()
         self._waiters: dict[str, set[Callable[[], None]]] = {}
         self._closed: str | None = None
-        self._wall = 0.0  # what the clock said last
-        self._ahead = 0.0  # by how much the pool's time is ahead of it, since it was set back
         self._journal: Journal | None = None
         self._check_at = COMPACT_FROM
         self._compacting = threading.Lock()
@@ -118,7 +117,7 @@ class DataPool(Calls):
                     f"({error!r}). Nothing was changed"
                 ) from error
             self._state.sweep()
-            self._wall = max(self._wall, facts[-1].at if facts else 0.0)
+            self._time.after(max((fact.at for fact in facts), default=0.0))
 
         collecting = gc.isenabled()
         gc.disable()  # half a million new objects, none of them garbage
@@ -131,7 +130,7 @@ class DataPool(Calls):
             log.warning("journal %s: facts about what is not there: %s", journal.directory, dict(self._state.orphans))
         if found.commits:
             log.info("journal %s: %d commits recovered", journal.directory, found.commits)
-        now = self._now()
+        now = self._time.now()
         if journal.torn is not None:
             log.warning("journal %s: %s", journal.directory, journal.torn)
             self._settle_one(facts_.Cut("", now, journal.torn))
@@ -151,7 +150,7 @@ class DataPool(Calls):
         base = self._state.defaults
         for name, channel in self._state.channels.items() if with_defaults else ():
             if channel.by_default and channel.config != base and name not in channels:
-                self._settle_one(facts_.Defaulted(name, self._now(), base))
+                self._settle_one(facts_.Defaulted(name, self._time.now(), base))
         for name, options in channels.items():
             config = options if isinstance(options, ChannelConfig) else base.changed(dict(options))
             if name not in self._state.channels or self._state.look(name).config != config:
@@ -207,7 +206,7 @@ class DataPool(Calls):
             if left is not None and left <= 0:
                 self._forget_waiter(args["channel"], woken.set)
                 return _gave_up(op, args)
-            woken.wait(_soonest(left, wake_at - self._ahead - self._clock()))
+            woken.wait(_soonest(left, self._time.until(wake_at)))
             self._forget_waiter(args["channel"], woken.set)
 
     async def _do_async(
@@ -250,7 +249,7 @@ class DataPool(Calls):
                     nothing = _gave_up(op, args)
                     return then(nothing) if then is not None else nothing
                 try:
-                    await asyncio.wait_for(woken.wait(), _soonest(left, wake_at - self._ahead - self._clock()))
+                    await asyncio.wait_for(woken.wait(), _soonest(left, self._time.until(wake_at)))
                 except TimeoutError:
                     pass
             finally:
@@ -264,7 +263,7 @@ class DataPool(Calls):
         with self._lock:
             if self._closed is not None:
                 raise PoolClosed(self._closed)
-            now = self._now()
+            now = self._time.now()
             names = self._concerned(op, args)
             self._settle(names, now, late=op in operations.READS)
             try:
@@ -339,13 +338,6 @@ class DataPool(Calls):
             except DiskFull as error:
                 log.warning("what was found could not be written down yet: %s", error)
                 self._state.apply([fact], None)
-
-    def _now(self) -> float:
-        """The clock, kept from going back: facts follow each other in time, and deadlines come if it was set back."""
-        wall = self._clock()
-        self._ahead += max(0.0, self._wall - wall)
-        self._wall = wall
-        return wall + self._ahead
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
@@ -451,7 +443,7 @@ class DataPool(Calls):
                 raise PoolClosed(self._closed)
             number = journal.rotate()
             first_serial = journal.serial
-            captured = capture(self._state, self._now())
+            captured = capture(self._state, self._time.now())
         journal.write_snapshot(number, first_serial, captured)
         self._compactions += 1
 

@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from heapq import heappop
 from typing import Any
 
-import msgspec
-
-from headrace.data.block import Block
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.scored.piece import Piece
 from headrace.data.step import check_uid, finite
 from headrace.pool.desk import facts as f
-from headrace.pool.desk.desk import Desk, Lease, key_of
+from headrace.pool.desk.desk import Desk, Lease
 from headrace.pool.desk.serve import to_desk
 from headrace.pool.desk.shelf import whole
 from headrace.pool.desk.types import (
@@ -23,10 +20,7 @@ from headrace.pool.desk.types import (
     DeskStatus,
     EnvRegistered,
     EnvRegistration,
-    Posted,
-    Posting,
     Registration,
-    check_posting,
     checked,
 )
 from headrace.pool.errors import LeaseLost, NotFound, NotRegistered
@@ -169,75 +163,6 @@ def _environment(desk: Desk, env: Any) -> int:
     if isinstance(env, bool) or not isinstance(env, int) or env not in desk.environments:
         raise NotFound(f"no environment {shown(env)} is registered; there are {len(desk.environments)}")
     return env
-
-
-# -- groups ------------------------------------------------------------------------------------------------------------
-
-
-def post(state: State, now: float, given: Any, request: str) -> Plan:
-    """Takes all the groups, or none. `request` tells groups without a key apart from those of another call."""
-    desk = state.desk
-    postings = [one if type(one) is Posting else _converted(one, at) for at, one in enumerate(given)]
-    _check_size(state, postings)
-    places: list[int | Posted] = []  # of each posting's answer: among the new ones, or known already
-    fresh: dict[str, int] = {}
-    taken: list[tuple[f.Entry, Piece]] = []
-    for at, posting in enumerate(postings):
-        key = posting.key or (f"{request}/{at}" if request else "")
-        if key:
-            known = desk.seen(posting.env_id, key) or fresh.get(key_of(posting.env_id, key))
-            if known is not None:
-                places.append(known)
-                continue
-            fresh[key_of(posting.env_id, key)] = len(taken)
-        places.append(len(taken))
-        piece = posting.piece
-        number = desk.next_number + len(taken)
-        taken.append((f.Entry(number, piece.size, piece.crc, posting.sequences, posting.env_id, key), piece))
-    desk.duplicates += len(postings) - len(taken)
-    if not taken:
-        for posting in postings:
-            desk.hear(posting.env_id, now)
-        return Plan(reply=places)
-    desk.shelf.stage([(entry.number, piece) for entry, piece in taken])
-    block = Block([], b"", b"", {f.blob_name(entry.number): piece.data for entry, piece in taken})
-    fact = f.Posted("", now, tuple(entry for entry, _ in taken))
-    return Plan([fact], block, after=lambda: _answers(desk, places))
-
-
-def forget(state: State, now: float, given: Any) -> Plan:
-    """Forgets keys, where they are known."""
-    keys = checked(given, list[tuple[int | None, str]], "keys")
-    known = tuple((env, key) for env, key in keys if state.desk.seen(env, key) is not None)
-    return Plan([f.Forgot("", now, known)] if known else [])
-
-
-def _answers(desk: Desk, places: list[int | Posted]) -> list[Posted]:
-    answers: list[Posted] = []
-    given: set[int] = set()
-    for place in places:
-        if isinstance(place, Posted):
-            answers.append(place)
-        else:
-            answers.append(msgspec.structs.replace(desk.answers[place], duplicate=place in given))
-            given.add(place)
-    return answers
-
-
-def _converted(one: Any, at: int) -> Posting:
-    """A group that comes from another process."""
-    try:
-        posting = msgspec.convert(one, Posting)
-    except msgspec.ValidationError as error:
-        raise InvalidInput(f"group {at}: {error}") from None
-    check_posting(posting, at)
-    return posting
-
-
-def _check_size(state: State, postings: list[Posting]) -> None:
-    size, most = sum(len(posting.piece.data) for posting in postings), state.limits.max_submit_mb
-    if size > most * 1e6:
-        raise InvalidInput(f"groups of {size / 1e6:.1f} MB at once; at most {most} MB are taken: send them in parts")
 
 
 # -- control and reading -----------------------------------------------------------------------------------------------
