@@ -110,6 +110,7 @@ class Exchange:
             await self._take(body, presence, sending)
 
     async def _take(self, body: bytes, presence: Presence, sending: Sending) -> None:
+        """A call to a model that is recorded."""
         gateway = self._gateway
         ask = self._dialect.read(body)
         policy = gateway.models.called(ask.model)

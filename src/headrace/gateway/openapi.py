@@ -13,9 +13,11 @@ from headrace.gateway.upstream import PAUSES
 COMMON = {
     400: "the request is wrong; the answer says what would be right",
     401: "a key is needed",
+    403: "it is not open to this tenant",
     404: "there is no such thing",
     409: "it is complete, or of another channel or group",
     413: "the body is too large",
+    429: "the tenant has used up its rate; `Retry-After` says when to try again",
     503: "not now; `Retry-After` says when to try again",
 }
 CALLS = {**COMMON, 502: "the rollout server failed"}

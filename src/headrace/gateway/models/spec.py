@@ -123,8 +123,10 @@ def _check(found: ModelsFile) -> None:
     if found.default is not None:
         known(found.default, found.models, "default: model")
         if found.models[found.default].mode != "train":
-            raise InvalidInput(f"default is {found.default!r}, which has mode {found.models[found.default].mode}; "
-                               "name one with mode train, and give the other a pattern such as '*'")  # fmt: skip
+            raise InvalidInput(
+                f"default is {found.default!r}, which has mode {found.models[found.default].mode}; "
+                "name one with mode train, and give the other a pattern such as '*'"
+            )
     for name, spec in found.models.items():
         try:
             _check_one(name, spec)

@@ -1,0 +1,35 @@
+"""Several processes keep tenants apart as one does, whatever becomes of the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+from tests.engine.kit import Client
+from tests.gateway.kit import await_ready, told
+from tests.gateway.test_workers import PATIENCE_S, started
+
+from headrace import connect
+
+
+def test_tenants_are_apart_in_every_worker(engine: Client, folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tenants.json"
+    file.write_text(json.dumps({"tenants": {name: {"keys": [f"{name}-key"]} for name in ("one", "two")}}))
+    flags = ("--tenants", str(file), "--admin-key", "admin")
+    with started(engine, folder, tmp_path / "journal", *flags) as gateway:
+        file.unlink()
+        await_ready(gateway.address)
+
+        def ask(path: str, key: str, body: object) -> httpx.Response:
+            """A request on a connection of its own, so that any of the workers may get it."""
+            with httpx.Client(timeout=PATIENCE_S, trust_env=False, headers={"x-api-key": key}) as http:
+                return http.post(f"{gateway.address}{path}", json=body)
+
+        told(ask("/init_trajectory", "one-key", {"trajectory_uid": "t", "prompt_uid": "p"}))
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        for _ in range(6):
+            assert ask("/t/p/v1/chat/completions", "one-key", body).status_code == 200
+            assert ask("/t/p/v1/chat/completions", "two-key", body).status_code == 404
+            assert ask("/t/p/v1/chat/completions", "three-key", body).status_code == 401
+        assert len(connect(gateway.address, key="admin").trajectory("one/t")) == 6
