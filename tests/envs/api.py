@@ -28,6 +28,8 @@ class Api:
         self.left: list[int] = []
         #: Decides about a post before it is taken: a status to answer with, or None.
         self.refuse: Callable[[list[Json]], int | None] = lambda groups: None
+        #: How many more times a question is answered with 503.
+        self.away: dict[str, int] = {}
         #: Set when posts may be looked at.
         self.slow = asyncio.Event()
         self.slow.set()
@@ -79,6 +81,9 @@ class Api:
         return taken
 
     async def _answer(self, what: str, asked: Any, answer: Json, status: int = 200) -> web.Response:
+        if self.away.get(what):
+            self.away[what] -= 1
+            answer, status = {"detail": "not now"}, 503
         self.asked.append((what, asked))
         await self.told()
         return web.json_response(answer, status=status)

@@ -35,6 +35,14 @@ async def test_it_waits_for_the_trainer_to_begin(api: Api) -> None:
         await api.until(lambda: len(api.received) == 1)
 
 
+async def test_an_api_that_is_away_as_it_begins_is_waited_for(api: Api) -> None:
+    api.away = {"info": 2, "wandb_info": 2, "register": 2}
+    env = CountingEnv(config(api), most=1)
+    async with running(env):
+        await api.until(lambda: len(api.received) == 1)
+    assert api.away == {"info": 0, "wandb_info": 0, "register": 0}
+
+
 async def test_a_stop_while_it_waits_for_the_trainer_is_heard(api: Api) -> None:
     api.started = False
     env = CountingEnv(config(api))

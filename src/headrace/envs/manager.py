@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.envs import schedule
 from headrace.envs.api_client import ApiError
 from headrace.envs.poller import Poller
+from headrace.envs.registration import patiently
 from headrace.envs.sender import Sender
 from headrace.envs.spool import Spool
 from headrace.envs.stop import Stop
@@ -36,6 +37,8 @@ BEGIN_S = 0.001
 
 
 class Manager:
+    """One environment's work, from `setup` to its last group. `stop` ends it."""
+
     def __init__(self, env: BaseEnv) -> None:
         self._env = env
         self.stop = Stop()
@@ -60,7 +63,8 @@ class Manager:
         with self.stop.on_signals():
             try:
                 await self.stop.or_done(self._begin())
-                await self.stop.or_done(self._work())
+                if not self.stop.asked.is_set():
+                    await self.stop.or_done(self._work())
                 complete = True
             except asyncio.CancelledError:
                 self.stop.asked.set()
@@ -73,8 +77,8 @@ class Manager:
         env = self._env
         await env.setup()
         await env.register_env()
-        await env.setup_wandb()
-        await env.get_server_info()
+        await patiently(env.setup_wandb, env.config.status_poll_s)
+        await patiently(env.get_server_info, env.config.status_poll_s)
         self.sender.start()
 
     async def _work(self) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import msgspec
 
 from headrace.envs.api_client import ApiAway, ApiClient, ApiRefused
 
 log = logging.getLogger("headrace.envs")
+
+T = TypeVar("T")
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -25,20 +28,27 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 async def register(api: ApiClient, asked: dict[str, Any], every_s: float) -> Registered:
-    """Asks until the API is there and the trainer has begun. What it waits for is logged when it changes."""
+    """Registers, once the API is there and the trainer has begun."""
+
+    async def once() -> Registered:
+        found = await api.post("/register-env", asked)
+        if found.get("status") != "success":
+            raise ApiAway(f"{api.address} says: {found.get('status')}")
+        return _read(api, found)
+
+    return await patiently(once, every_s)
+
+
+async def patiently(ask: Callable[[], Awaitable[T]], every_s: float) -> T:
+    """Asks until the API answers. What it waits for is logged when it changes."""
     said = ""
     while True:
         try:
-            found = await api.post("/register-env", asked)
+            return await ask()
         except ApiAway as error:
-            why = str(error)
-        else:
-            if found.get("status") == "success":
-                return _read(api, found)
-            why = f"{api.address} says: {found.get('status')}"
-        if why != said:
-            log.info("waiting to register: %s", why)
-        said = why
+            if str(error) != said:
+                log.info("waiting for the API: %s", error)
+            said = str(error)
         await asyncio.sleep(every_s)
 
 
