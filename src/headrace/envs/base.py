@@ -157,14 +157,7 @@ class BaseEnv(Reporting, CommandLine, ABC):
     async def register_env(self) -> None:
         """Registers at the API, once it is there and the trainer has begun."""
         first = self.env_id < 0
-        asked = {
-            "max_token_length": self.config.max_token_length,
-            "desired_name": self._name,
-            "weight": self.config.inference_weight,
-            "min_batch_allocation": self.config.min_batch_allocation,
-            "group_size": self.config.group_size,
-        }
-        found = await register(self.api, asked, self.config.status_poll_s)
+        found = await register(self.api, self.config, self._name)
         self.env_id, self.wandb_prepend, self.curr_step = found.env_id, found.wandb_name, found.starting_step
         self.checkpoint_dir, self.checkpoint_interval = found.checkpoint_dir, found.checkpoint_interval
         if self.config.total_steps == -1:
@@ -182,11 +175,9 @@ class BaseEnv(Reporting, CommandLine, ABC):
             self.config.batch_size = found["batch_size"]
         if found["max_token_len"] != -1:
             self.max_token_len = found["max_token_len"]
-        if 0 < self.config.batch_size < self.config.group_size:
-            raise InvalidInput(
-                f"group_size is {self.config.group_size}, and a batch has {self.config.batch_size} sequences: "
-                "a group must fit into a batch"
-            )
+        group, batch = self.config.group_size, self.config.batch_size
+        if 0 < batch < group:
+            raise InvalidInput(f"group_size is {group}, more than the {batch} sequences of a batch; lower it")
 
     async def get_status(self) -> None:
         """Asks for the API's queue, as `status_dict`."""

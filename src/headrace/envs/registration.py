@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headrace.envs.api_client import ApiAway, ApiClient, ApiRefused
+from headrace.envs.config import BaseEnvConfig
 
 log = logging.getLogger("headrace.envs")
 
@@ -27,8 +28,15 @@ class Registered(msgspec.Struct, frozen=True):
     num_steps: int = -1
 
 
-async def register(api: ApiClient, asked: dict[str, Any], every_s: float) -> Registered:
+async def register(api: ApiClient, config: BaseEnvConfig, name: str) -> Registered:
     """Registers, once the API is there and the trainer has begun."""
+    asked = {
+        "max_token_length": config.max_token_length,
+        "desired_name": name,
+        "weight": config.inference_weight,
+        "min_batch_allocation": config.min_batch_allocation,
+        "group_size": config.group_size,
+    }
 
     async def once() -> Registered:
         found = await api.post("/register-env", asked)
@@ -36,7 +44,7 @@ async def register(api: ApiClient, asked: dict[str, Any], every_s: float) -> Reg
             raise ApiAway(f"{api.address} says: {found.get('status')}")
         return _read(api, found)
 
-    return await patiently(once, every_s)
+    return await patiently(once, config.status_poll_s)
 
 
 async def patiently(ask: Callable[[], Awaitable[T]], every_s: float) -> T:
