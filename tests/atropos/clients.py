@@ -64,6 +64,25 @@ class Trainer:
             seen.append(self.status()["queue_size"])
         return seen[-1]
 
+    def await_environment(self, env_id: int) -> None:
+        """Until it has registered."""
+        end = time.monotonic() + RUN_S
+        while self._client.request("GET", "/status-env", json={"env_id": env_id}).status_code != 200:
+            assert time.monotonic() < end, f"no environment {env_id} in {RUN_S} s"
+            time.sleep(POLL_S)
+
+    def batches_until_the_end_of(self, *environments: Environment) -> list[list[dict[str, Any]]]:
+        """All batches that there are while one of them runs."""
+        found = []
+        end = time.monotonic() + RUN_S
+        while any(one.running for one in environments):
+            assert time.monotonic() < end, f"the environments did not end in {RUN_S} s: {self.status()}"
+            if (batch := self.ask()) is not None:
+                found.append(batch)
+            else:
+                time.sleep(POLL_S)
+        return found
+
     def close(self) -> None:
         self._client.close()
 
@@ -72,6 +91,10 @@ class Environment:
     def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
         self._process = process
         self._log = log
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
 
     def report(self) -> dict[str, Any]:
         """What it did; waits for its end."""

@@ -11,11 +11,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from tests.atropos.environment import python
 from tests.atropos.server import original as start
 
 HERE = Path(__file__).parent
 #: The first test may wait for an installation.
 TIMEOUT_S = 1800
+
+#: Fixtures that need it.
+NEED = {"fresh", "atropos"}
 
 collect_ignore = ["inside"]
 
@@ -25,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    found = [item for item in items if HERE in item.path.parents and "fresh" in getattr(item, "fixturenames", ())]
+    found = [item for item in items if HERE in item.path.parents and NEED & {*getattr(item, "fixturenames", ())}]
     for item in found:
         item.add_marker(pytest.mark.atropos)
         item.add_marker(pytest.mark.timeout(TIMEOUT_S))
@@ -44,3 +48,9 @@ def fresh(tmp_path: Path) -> Callable[[], AbstractContextManager[str]]:
 def original(fresh: Callable[[], AbstractContextManager[str]]) -> Iterator[str]:
     with fresh() as address:
         yield address
+
+
+@pytest.fixture
+def atropos() -> Path:
+    """The Python that has the real atroposlib."""
+    return python()

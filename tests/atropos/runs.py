@@ -42,9 +42,10 @@ def one_environment(address: str, tokenizer: Path, folder: Path) -> None:
 
 
 def two_environments(address: str, tokenizer: Path, folder: Path) -> None:
-    """Groups of 4 and of 2; half of every batch of 8 is the second's."""
+    """Groups of 4 and of 2; half of every batch of 8 is the second's, as long as it is there."""
     trainer = Trainer(address, 8, folder)
-    more: dict[str, Any] = {"total_steps": 5, "steps_per_eval": 0}
+    steps = 5
+    more: dict[str, Any] = {"total_steps": steps, "steps_per_eval": 0}
     with (
         environment_of(address, tokenizer, folder / "fours.log", group_size=4, **more) as fours,
         environment_of(
@@ -55,14 +56,17 @@ def two_environments(address: str, tokenizer: Path, folder: Path) -> None:
             **more,
         ) as twos,
     ):
-        batches = [trainer.batch() for _ in range(6)]
+        trainer.await_environment(1)
+        batches = trainer.batches_until_the_end_of(fours, twos)
         did = {report["env_id"]: report for report in (fours.report(), twos.report())}
     trainer.close()
     assert {report["wandb_prepend"] for report in did.values()} == {"number_0", "twos_0"}
     (second,) = (env_id for env_id, report in did.items() if report["wandb_prepend"] == "twos_0")
+    assert len(batches) >= steps
+    for batch in batches[:steps]:
+        assert sum(len(group["tokens"]) for group in batch if group["env_id"] == second) >= 4
     for batch in batches:
         assert sum(len(group["tokens"]) for group in batch) == 8
-        assert sum(len(group["tokens"]) for group in batch if group["env_id"] == second) >= 4
         for group in batch:
             _is_whole(group, env_id=group["env_id"])
             assert len(group["tokens"]) == (2 if group["env_id"] == second else 4)

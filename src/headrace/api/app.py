@@ -42,16 +42,21 @@ class Api:
         authorize: Callable[[Request], None] | None = None,
     ) -> None:
         """`authorize` raises `Unauthorized` for who may not; without it, whoever has the key may."""
+        self._pool = pool
         self._settings = settings or Settings()
         self._authorize = authorize if authorize is not None else self._check_key
         self._routes = Routes(pool.aio, self._settings)
+
+    async def start(self) -> None:
+        if self._settings.serve_channel is not None:
+            await self._pool.aio.desk_serve(self._settings.serve_channel)
 
     async def close(self) -> None:
         await self._routes.keys.close()
 
     @property
     def routes(self) -> list[BaseRoute]:
-        """The routes, to put into any Starlette or FastAPI application, which then closes the API."""
+        """The routes, to put into any Starlette or FastAPI application, which then starts and closes the API."""
         do = self._routes
         handlers: dict[str, dict[str, Handler]] = {
             "/": {"GET": do.root},
@@ -94,8 +99,11 @@ def create_app(pool: DataPool | RemotePool, settings: Settings | None = None) ->
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        await api.start()
         yield
         await api.close()
+        if isinstance(pool, RemotePool):
+            await pool.aclose()
 
     return Starlette(routes=api.routes, lifespan=lifespan)
 

@@ -58,6 +58,7 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await gateway.start()
         try:
+            await api.start()
             yield
         finally:
             await api.close()
@@ -90,7 +91,7 @@ def _trajectory_api(pool: DataPool | RemotePool, settings: Settings, gateway: Ga
     def authorize(request: Request) -> None:
         gateway.access.check(request, Role.REWARD)
 
-    told = {name: getattr(settings, name) for name in ("heartbeat_s", "max_body_mb")}
+    told = {name: getattr(settings, name) for name in ("serve_channel", "heartbeat_s", "max_body_mb")}
     return Api(pool, ApiSettings(**told), authorize=authorize)
 
 

@@ -78,6 +78,9 @@ class Settings(BaseModel):
     outbox_mb: float = Field(256, gt=0, description="steps that may wait for a pool that is out of reach")
     cached_tokens: int = Field(50_000_000, ge=0, description="tokens of running trajectories kept in memory")
 
+    serve_channel: str | None = Field(
+        None, description="a channel whose groups the Trajectory API's trainers get too, and its environments feed"
+    )
     heartbeat_s: float = Field(300, gt=0, description="an environment that did not call for so long has no weight")
 
     sampling: list[str] = Field(
