@@ -67,21 +67,25 @@ class Trainer:
     def await_environment(self, env_id: int) -> None:
         """Until it has registered."""
         end = time.monotonic() + RUN_S
-        while self._client.request("GET", "/status-env", json={"env_id": env_id}).status_code != 200:
+        while self._status_env(env_id).status_code != 200:
             assert time.monotonic() < end, f"no environment {env_id} in {RUN_S} s"
             time.sleep(POLL_S)
 
-    def batches_until_the_end_of(self, *environments: Environment) -> list[list[dict[str, Any]]]:
-        """All batches that there are while one of them runs."""
+    def batches_until_the_end_of(self, *environments: Environment) -> list[tuple[list[dict[str, Any]], list[int]]]:
+        """All batches that there are while one of them runs, each with the groups that each had queued before."""
         found = []
         end = time.monotonic() + RUN_S
         while any(one.running for one in environments):
             assert time.monotonic() < end, f"the environments did not end in {RUN_S} s: {self.status()}"
+            queued = [self._status_env(n).json()["self_queue_size"] for n in range(len(environments))]
             if (batch := self.ask()) is not None:
-                found.append(batch)
+                found.append((batch, queued))
             else:
                 time.sleep(POLL_S)
         return found
+
+    def _status_env(self, env_id: int) -> httpx.Response:
+        return self._client.request("GET", "/status-env", json={"env_id": env_id})
 
     def close(self) -> None:
         self._client.close()

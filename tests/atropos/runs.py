@@ -42,7 +42,7 @@ def one_environment(address: str, tokenizer: Path, folder: Path) -> None:
 
 
 def two_environments(address: str, tokenizer: Path, folder: Path) -> None:
-    """Groups of 4 and of 2; half of every batch of 8 is the second's, as long as it is there."""
+    """Groups of 4 and of 2; half of every batch of 8 is the second's, whenever it has as much."""
     trainer = Trainer(address, 8, folder)
     steps = 5
     more: dict[str, Any] = {"total_steps": steps, "steps_per_eval": 0}
@@ -57,14 +57,17 @@ def two_environments(address: str, tokenizer: Path, folder: Path) -> None:
         ) as twos,
     ):
         trainer.await_environment(1)
-        batches = trainer.batches_until_the_end_of(fours, twos)
+        taken = trainer.batches_until_the_end_of(fours, twos)
         did = {report["env_id"]: report for report in (fours.report(), twos.report())}
     trainer.close()
     assert {report["wandb_prepend"] for report in did.values()} == {"number_0", "twos_0"}
     (second,) = (env_id for env_id, report in did.items() if report["wandb_prepend"] == "twos_0")
-    assert len(batches) >= steps
-    for batch in batches[:steps]:
+    assert len(taken) >= steps
+    owed = [batch for batch, queued in taken[:steps] if queued[second] >= 2]  # nobody leaves before the last step
+    assert owed
+    for batch in owed:
         assert sum(len(group["tokens"]) for group in batch if group["env_id"] == second) >= 4
+    batches = [batch for batch, _ in taken]
     for batch in batches:
         assert sum(len(group["tokens"]) for group in batch) == 8
         for group in batch:
