@@ -77,12 +77,16 @@ class Trainer:
         end = time.monotonic() + RUN_S
         while any(one.running for one in environments):
             assert time.monotonic() < end, f"the environments did not end in {RUN_S} s: {self.status()}"
-            queued = [self._status_env(n).json()["self_queue_size"] for n in range(len(environments))]
+            queued = [self._queued(n) for n in range(len(environments))]
             if (batch := self.ask()) is not None:
                 found.append((batch, queued))
             else:
                 time.sleep(POLL_S)
         return found
+
+    def _queued(self, env_id: int) -> int:
+        answer = self._status_env(env_id)
+        return answer.json()["self_queue_size"] if answer.status_code == 200 else 0  # the original's, once all left
 
     def _status_env(self, env_id: int) -> httpx.Response:
         return self._client.request("GET", "/status-env", json={"env_id": env_id})
