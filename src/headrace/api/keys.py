@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from hashlib import blake2b
+from hashlib import sha256
 
 from headrace.data.errors import HeadraceError
 from headrace.data.scored import Scored
@@ -22,7 +22,7 @@ Key = tuple[int | None, str]
 log = logging.getLogger("headrace.api")
 
 #: Keys of answers that arrived are forgotten together, after so many seconds.
-TOGETHER_S = 0.02
+TOGETHER_S = 0.05
 
 
 class Keys:
@@ -39,7 +39,7 @@ class Keys:
         seen: Counter[Key] = Counter()  # equal groups in one post are sent on purpose
         try:
             for group in groups:
-                name = (group.env_id, blake2b(group.piece.data, digest_size=16).hexdigest())
+                name = (group.env_id, sha256(group.piece.data).hexdigest())
                 found.append(await self._free(*name, seen[name]))
                 seen[name] += 1
         except BaseException:
