@@ -147,7 +147,8 @@ class Routes:
         def decoded() -> T:
             return read(unpack(body, most) if packed else body)
 
-        if len(body) < LARGE:
+        # gzip ends with the size of what it holds
+        if len(body) < LARGE and not (packed and int.from_bytes(body[-4:], "little") >= LARGE):
             return decoded()
         async with self._large:
             return await asyncio.to_thread(decoded)
