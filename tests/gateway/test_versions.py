@@ -180,7 +180,8 @@ def test_a_client_that_leaves_while_it_is_held_is_let_go(front: Running, rollout
     told(front.post("/pause"))
     body = {"messages": [user("hi")], "stream": True}
     with httpx.stream("POST", f"{base}/v1/chat/completions", json=body, timeout=60, trust_env=False) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # kept: a stream that nobody reads any more is closed
+        next(lines)
         until(lambda: front.counted("held") == 1)
     until(lambda: front.counted("held") == 0)
     told(front.post("/resume"))
