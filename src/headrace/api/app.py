@@ -48,6 +48,8 @@ class Api:
         self._routes = Routes(pool.aio, self._settings)
 
     async def start(self) -> None:
+        if isinstance(self._pool, DataPool):
+            await self._pool.aio.desk_release()  # what an earlier process was handing over did not arrive
         if self._settings.serve_channel is not None:
             await self._pool.aio.desk_serve(self._settings.serve_channel)
 

@@ -135,6 +135,19 @@ def test_the_same_request_gets_the_same_batch_again(pool: Calls) -> None:
     assert pool.desk_status() == DeskStatus(2, 0)
 
 
+def test_released_every_batch_that_is_out_goes_back_and_counts_as_no_step(pool: Calls) -> None:
+    pool.desk_register(trainer())
+    for name in range(4):
+        post(pool, name)
+    first, second = pool.desk_batch(), pool.desk_batch()
+    pool.desk_release()
+    assert pool.desk_status() == DeskStatus(0, 4)
+    assert names(pool.desk_batch()) == names(first) == [0, 1]
+    assert second is not None
+    with pytest.raises(LeaseLost):
+        pool.desk_ack(second.lease)
+
+
 # -- environments ------------------------------------------------------------------------------------------------------
 
 

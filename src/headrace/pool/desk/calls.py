@@ -62,6 +62,10 @@ class DeskCalls(ABC):
         """The batch did not arrive: its groups go out again, and it does not count as a step."""
         return self._do("desk_nack", {"lease_id": lease_id})
 
+    def desk_release(self) -> None:
+        """Every batch that is out goes back at once: for an API that was started anew and is the pool's only one."""
+        return self._do("desk_release", {})
+
     # -- environments --------------------------------------------------------------------------------------------------
 
     def desk_register_env(self, environment: EnvRegistration, request_id: str = "") -> EnvRegistered | None:

@@ -66,7 +66,7 @@ class Acked(Fact, tag="desk_ack", frozen=True):
 
 
 class Returned(Fact, tag="desk_return", frozen=True):
-    """A lease ended without an ack (`nack` or `expired`): its groups stand in their places again."""
+    """A lease ended without an ack (`nack`, `expired` or `released`): its groups stand in their places again."""
 
     lease: str = ""
     reason: str = "expired"

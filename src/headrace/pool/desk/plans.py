@@ -118,6 +118,11 @@ def nack(state: State, now: float, lease: str) -> Plan:
     return Plan([f.Returned("", now, _lease(state.desk, lease).id, "nack")])
 
 
+def release(state: State, now: float) -> Plan:
+    """Every batch that is out goes back: whoever was handing them over is gone."""
+    return Plan([f.Returned("", now, lease, "released") for lease in state.desk.leases])
+
+
 def _lease(desk: Desk, lease: str) -> Lease:
     found = desk.leases.get(lease)
     if found is None:
