@@ -30,11 +30,12 @@ test-atropos: setup ## run the tests against the original Trajectory API (instal
 test-agents: setup ## run Claude Code and Codex against the gateway (installed once by npm into the user's cache, 0.7 GB)
 	HEADRACE_AGENTS=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/agents
 
-bench: setup ## run the quick benchmarks of pool, gateway, trainer and environments, into bench-*.json
+bench: setup ## run the quick benchmarks of pool, gateway, trainer, environments and API, into bench-*.json
 	$(BIN)/headrace bench pool --quick --json bench-pool.json
 	$(BIN)/headrace bench gateway --quick --json bench-gateway.json
 	$(BIN)/headrace bench trainer --quick --json bench-trainer.json
 	$(BIN)/headrace bench envs --quick --json bench-envs.json
+	$(BIN)/headrace bench api --quick --json bench-api.json
 
 lint: setup ## check style, format and types
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ from headrace.bench import report
 from headrace.data.errors import InvalidInput
 
 #: What can be measured, and the module whose `measure(quick)` does it.
-NAMES = {name: f"headrace.bench.{name}.measure" for name in ("pool", "gateway", "trainer", "envs")}
+NAMES = {name: f"headrace.bench.{name}.measure" for name in ("pool", "gateway", "trainer", "envs", "api")}
 
 
 def run(name: str, *, quick: bool = False, json_path: Path | None = None) -> int:

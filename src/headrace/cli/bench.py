@@ -11,7 +11,7 @@ from pydantic_settings import CliPositionalArg
 class Bench(BaseModel):
     """Measure a part of Headrace, and print ratios against a named limit or peer measured in the same run."""
 
-    name: CliPositionalArg[str] = Field(description="what to measure: pool, gateway, trainer, envs")
+    name: CliPositionalArg[str] = Field(description="what to measure: pool, gateway, trainer, envs, api")
     quick: bool = Field(False, description="smaller sizes: ends within two minutes on two cores")
     json_path: Path | None = Field(None, alias="json", description="write the figures to this file as JSON")
 

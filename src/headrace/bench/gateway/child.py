@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from types import TracebackType
 
 #: How long a server may take until it answers that it is ready.
@@ -16,15 +18,16 @@ PATIENCE_S = 120.0
 
 
 class Child:
-    """`python -m MODULE ARGS`, which prints `... ready on ADDRESS` once it listens. What it says on stderr is told only
-    when it does not do what it should."""
+    """`python -m MODULE ARGS`, which prints `... ready on ADDRESS` once it listens, unless that is known before. What
+    it says on stderr is told only when it does not do what it should."""
 
-    def __init__(self, module: str, *args: object) -> None:
-        command = [sys.executable, "-m", module, *map(str, args)]
+    def __init__(self, module: str, *args: object, python: Path | str = sys.executable, address: str = "") -> None:
+        command = [str(python), "-m", module, *map(str, args)]
         self._module = module
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._stderr, text=True)
-        self._address = ""
+        out = self._stderr if address else subprocess.PIPE  # nobody reads what nothing is to be learned from
+        self._process = subprocess.Popen(command, stdout=out, stderr=self._stderr, text=True)
+        self._address = address
 
     @property
     def address(self) -> str:
@@ -51,6 +54,10 @@ class Child:
                     said = f"{answer.status}"
             except urllib.error.HTTPError as error:
                 said = f"{error.code} {error.read()[:500]!r}"
+            except urllib.error.URLError as error:  # it does not listen yet
+                said = str(error.reason)
+                if (code := self._process.poll()) is not None:
+                    raise self._failed(f"ended with code {code} before it was ready") from None
             if time.monotonic() > give_up:
                 raise self._failed(f"still answers {path} with {said} after {PATIENCE_S:g} s")
             time.sleep(0.05)
@@ -67,6 +74,11 @@ class Child:
             raise OSError(error, f"no CPU clock of {self._module}, process {self._process.pid}")
         return time.clock_gettime(clock.value)
 
+    def memory(self) -> int:
+        """Bytes of its resident memory."""
+        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
     def __enter__(self) -> Child:
         return self
 
@@ -77,6 +89,6 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
         self._stderr.close()
