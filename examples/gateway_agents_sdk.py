@@ -7,9 +7,8 @@ python examples/gateway_agents_sdk.py [http://127.0.0.1:8100]
 import sys
 
 import httpx
-from openai import AsyncOpenAI
-
 from agents import Agent, Runner, function_tool, set_default_openai_client, set_tracing_disabled
+from openai import AsyncOpenAI
 
 
 @function_tool
