@@ -95,12 +95,13 @@ def running_gateway(
     outbox_file: Path | None = None,
     drain_s: float | None = 5,
     until_ready: bool = True,
+    clock: Callable[[], float] = time.monotonic,
     **settings: Any,
 ) -> Iterator[Running]:
     """A gateway on a pool, in front of the rollout servers at these addresses, that is ready unless told otherwise."""
     named = addresses if isinstance(addresses, str) else ",".join(addresses)
     given = Settings(vllm_addresses=named, tokenizer_path=str(folder), **settings)
-    app = create_app(pool, given, outbox_file=outbox_file, drain_s=drain_s)
+    app = create_app(pool, given, outbox_file=outbox_file, drain_s=drain_s, clock=clock)
     with serving(app) as address:
         gateway = Running(address, pool, app)
         try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,12 @@ from headrace.gateway.errors import Refusal
 from headrace.gateway.front import Front
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.hub import DROP
+from headrace.gateway.live.live import Live
 from headrace.gateway.openapi import describe
 from headrace.gateway.responses import json_response, refused
 from headrace.gateway.routes.blackbox import RESERVED, BlackBox
 from headrace.gateway.routes.control import Control
+from headrace.gateway.routes.live import LiveService
 from headrace.gateway.routes.whitebox import WhiteBox
 from headrace.gateway.routing import BASE, Handler, LeanRoute, plain
 from headrace.gateway.settings import Settings
@@ -46,22 +49,29 @@ def create_app(
     *,
     outbox_file: Path | None = None,
     drain_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
     """A gateway on a pool, with the Trajectory API beside it. The pool stays the caller's: it is not closed here.
 
-    `drain_s`: how long the end waits for a pool that is out of reach; None: as long as it takes.
+    `drain_s`: how long the end waits for a pool that is out of reach; None: as long as it takes. `clock`: by which
+    conversations of a live service are idle.
     """
     gateway = Gateway(pool, settings, outbox_file=outbox_file)
+    live = Live(gateway, clock) if settings.open else None
     api = _trajectory_api(pool, settings, gateway)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await gateway.start()
+        if live is not None:
+            await live.start()
         try:
             await api.start()
             yield
         finally:
             await api.close()
+            if live is not None:
+                await live.close()
             await gateway.close(drain_s)
 
     app = Front(
@@ -72,14 +82,18 @@ def create_app(
         exception_handlers={HTTPException: _no_route},
     )
     app.state.gateway = gateway
+    app.state.live = live
     app.router.route_class = LeanRoute
-    _add_routes(app, gateway)
+    _add_routes(app, gateway, live)
 
     def authorize(request: Request) -> None:
         gateway.access.check(request, Role.ADMIN)
 
     app.router.routes += [*pool_routes(pool, authorize=authorize), *api.routes]
     if gateway.models.passing:  # last: what is no route of ours may still be one of a provider's
+        app.router.routes.append(
+            Route("/v1/{rest:path}", LiveService(gateway, live).llm(NoDialect(), "other"), methods=["POST"])
+        )
         other = BlackBox(gateway).llm(NoDialect(), "other")
         app.router.routes.append(Route(f"{BASE}/{{rest:path}}", other, methods=["POST"]))
     return app
@@ -95,8 +109,9 @@ def _trajectory_api(pool: DataPool | RemotePool, settings: Settings, gateway: Ga
     return Api(pool, ApiSettings(**told), authorize=authorize)
 
 
-def _add_routes(app: Front, gateway: Gateway) -> None:
+def _add_routes(app: Front, gateway: Gateway, live: Live | None) -> None:
     black, white, control = BlackBox(gateway), WhiteBox(gateway), Control(gateway)
+    service = LiveService(gateway, live)
 
     def add(method: str, path: str, handler: Handler, body: type | None = None, **about: Any) -> None:
         app.add_api_route(path, handler, methods=[method], **describe(path, handler, body, **about))
@@ -110,13 +125,18 @@ def _add_routes(app: Front, gateway: Gateway) -> None:
         "/messages": AnthropicMessages(),
     }
     for path, dialect in dialects.items():
+        add("POST", f"/v1{path}", service.llm(dialect, path.strip("/")), dialect=path)
+    counting = "/messages/count_tokens"
+    add("POST", f"/v1{counting}", service.count(AnthropicMessages(), counting.strip("/")), dialect=counting)
+    add("POST", "/v1/feedback", plain(service.feedback), bodies.Feedback)
+    add("GET", "/v1/models", plain(service.models))
+    for path, dialect in dialects.items():
         for prefix in ("/v1", ""):
             call = black.llm(dialect, path.strip("/"))
             add("POST", f"{BASE}{prefix}{path}", call, dialect=path, aliased=not prefix)
     for prefix in ("/v1", ""):
-        path = "/messages/count_tokens"
-        count = black.count(AnthropicMessages(), path.strip("/"))
-        add("POST", f"{BASE}{prefix}{path}", count, dialect=path, aliased=not prefix)
+        count = black.count(AnthropicMessages(), counting.strip("/"))
+        add("POST", f"{BASE}{prefix}{counting}", count, dialect=counting, aliased=not prefix)
     for name, handler, body in (
         ("register_trajectory", black.register_trajectory, bodies.RegisterTrajectory),
         ("reward", black.reward, bodies.Reward),
@@ -157,7 +177,8 @@ async def _no_route(request: Request, error: Exception) -> Response:
     else:
         refusal = Refusal(f"there is no {path} here; see /docs", error.status_code, code="no_route")
     parts = path.strip("/").split("/")
-    if len(parts) > 2 and parts[0] not in RESERVED:
-        dialect = anthropic if "messages" in parts[2:] else openai
+    rest = parts[1:] if parts[0] == "v1" else parts[2:] if parts[0] not in RESERVED else []
+    if rest:
+        dialect = anthropic if "messages" in rest else openai
         return json_response(dialect.error_body(refusal), refusal.status)
     return refused(refusal)

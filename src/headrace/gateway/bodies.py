@@ -26,6 +26,12 @@ class Reward(msgspec.Struct, forbid_unknown_fields=True):
     step_index: int | None = None
 
 
+class Feedback(msgspec.Struct, forbid_unknown_fields=True):
+    response_id: str
+    reward: float
+    comment: str | None = None
+
+
 class CompleteTrajectory(msgspec.Struct, forbid_unknown_fields=True):
     reward: float | None = None
     channel: str | None = None

@@ -19,6 +19,8 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "passed": ("calls that were passed on to a provider, by model", ("model",)),
     "tenant_requests": ("requests of tenants' keys, taken or refused by which bound", ("tenant", "outcome")),
     "tenant_tokens": ("tokens consumed and sampled for tenants", ("tenant", "kind")),
+    "conversations": ("conversations of a live service: begun, ended as idle, or forgotten as empty", ("what",)),
+    "feedback": ("what was said of answers later, in time or not", ("status",)),
     "replayed": ("answers given again to a retry", ()),
     "malformed_calls": ("tool calls in answers that could not be read", ("channel",)),
     "tokens": ("tokens consumed and sampled", ("channel", "kind")),

@@ -8,9 +8,11 @@ from headrace.gateway.access import Caller
 from headrace.gateway.dialects import Counter
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.gateway import Gateway
+from headrace.gateway.places import Place
 from headrace.gateway.presence import Presence
 from headrace.gateway.responses import json_response
 from headrace.gateway.sending import Sending
+from headrace.gateway.session import digest_of
 
 
 class Count(Exchange):
@@ -23,10 +25,9 @@ class Count(Exchange):
         route: str,
         request: Request,
         caller: Caller,
-        uid: str,
-        prompt: str,
+        place: Place,
     ) -> None:
-        super().__init__(gateway, dialect, route, request, caller, uid, prompt)
+        super().__init__(gateway, dialect, route, request, caller, place)
         self._counter = dialect
 
     async def _take(self, body: bytes, presence: Presence, sending: Sending) -> None:
@@ -35,7 +36,10 @@ class Count(Exchange):
         policy = gateway.models.called(ask.model)
         planner = policy.calls.planner
         planner.settle(ask)
-        session = await gateway.session(self._caller, self._uid, self._prompt, policy, recorded=False)
-        with gateway.sessions.using(session):
-            tokens = await planner.length(session, ask)
+        try:
+            session = await self._place.session(ask, policy, digest_of(body), recorded=False)
+            with gateway.sessions.using(session):
+                tokens = await planner.length(session, ask)
+        finally:
+            await self._place.left()
         await sending.whole(json_response(dialect.counted(tokens), 200, dialect.headers(self._call_id)))

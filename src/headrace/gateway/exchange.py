@@ -19,10 +19,12 @@ from starlette.types import Receive, Scope, Send
 from headrace.data.errors import HeadraceError
 from headrace.gateway import replay
 from headrace.gateway.access import Caller
+from headrace.gateway.ask import Ask
 from headrace.gateway.dialects import Dialect, Events
 from headrace.gateway.errors import Refusal, refusal
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.models.policy import Policy
+from headrace.gateway.places import Place
 from headrace.gateway.presence import HungUp, Presence
 from headrace.gateway.responses import json_response, retry_header
 from headrace.gateway.sending import Sending
@@ -47,16 +49,14 @@ class Exchange:
         route: str,
         request: Request,
         caller: Caller,
-        uid: str,
-        prompt: str,
+        place: Place,
     ) -> None:
         self._gateway = gateway
         self._dialect = dialect
         self._route = route
         self._request = request
         self._caller = caller
-        self._uid = uid
-        self._prompt = prompt
+        self._place = place
         self._call_id = uuid.uuid4().hex
         self._began = time.monotonic()
         self._events: Events | None = None  # once the answer is to be a stream
@@ -117,22 +117,41 @@ class Exchange:
         calls = policy.calls  # raises while the tokenizer loads
         calls.planner.settle(ask)
         recorded = _is_recorded(self._request)
-        session = await gateway.session(self._caller, self._uid, self._prompt, policy, recorded=recorded)
         digest = digest_of(body)
-        with gateway.sessions.using(session):
-            if recorded and replay.is_retry(self._request):
-                turns = await replay.earlier(calls.planner, gateway.sessions, session, ask, digest)
-                if turns is not None:
-                    gateway.counters.add("replayed")
-                    await self._again(turns, sending)
-                    return
-            turns = await calls.planner.turns(session, ask, self._call_id, digest, policy.upstream.max_model_len)
-            if not recorded:
-                gateway.counters.add("unrecorded", "asked_for")
-                await self._carried_out(policy, None, turns, presence, sending)
+        try:
+            session = await self._place.session(ask, policy, digest, recorded=recorded)
+            self._call_id = self._place.call_id(self._call_id)
+            with gateway.sessions.using(session):
+                await self._in(session, policy, ask, digest, presence, sending, recorded=recorded)
+        finally:
+            await self._place.left()
+
+    async def _in(
+        self,
+        session: Session,
+        policy: Policy,
+        ask: Ask,
+        digest: str,
+        presence: Presence,
+        sending: Sending,
+        *,
+        recorded: bool,
+    ) -> None:
+        """Answers a call of a session."""
+        gateway, calls = self._gateway, policy.calls
+        if recorded and replay.is_retry(self._request):
+            turns = await replay.earlier(calls.planner, gateway.sessions, session, ask, digest)
+            if turns is not None:
+                gateway.counters.add("replayed")
+                await self._again(turns, sending)
                 return
-            with _running(session, digest, turns):
-                await self._carried_out(policy, session, turns, presence, sending)
+        turns = await calls.planner.turns(session, ask, self._call_id, digest, policy.upstream.max_model_len)
+        if not recorded:
+            gateway.counters.add("unrecorded", "asked_for")
+            await self._carried_out(policy, None, turns, presence, sending)
+            return
+        with _running(session, digest, turns):
+            await self._carried_out(policy, session, turns, presence, sending)
 
     async def _carried_out(
         self, policy: Policy, session: Session | None, turns: list[Turn], presence: Presence, sending: Sending
@@ -147,6 +166,7 @@ class Exchange:
         self._caller.used(prompt_tokens(turns), completion_tokens(turns))
         if session is not None:
             await calls.record(session, turns)
+            self._place.answered(turns)
         await sending.whole(json_response(self._dialect.whole(turns), 200, self._headers(turns)))
 
     async def _streamed(
@@ -166,6 +186,7 @@ class Exchange:
         self._caller.used(prompt_tokens(turns), completion_tokens(turns))
         if session is not None:
             await calls.record(session, turns)
+            self._place.answered(turns)
         await sending.last(events.closing())
 
     async def _again(self, turns: list[Turn], sending: Sending) -> None:
@@ -188,7 +209,7 @@ class Exchange:
         scope = self._request.scope
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
         query: bytes = scope.get("query_string", b"")
-        return (raw.split(b"/", 3)[3] + (b"?" + query if query else b"")).decode("latin-1")
+        return (raw.split(b"/", self._place.depth + 1)[-1] + (b"?" + query if query else b"")).decode("latin-1")
 
     def _headers(self, turns: list[Turn], version: int | None = None) -> dict[str, str]:
         """`version` is the one that is about to sample, where nothing is sampled yet."""

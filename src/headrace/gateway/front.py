@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.gateway.routing import BASE, Handler
 
 _BASE = BASE.encode() + b"/"
+_ROOT = b"/v1/"
 
 
 class Front(FastAPI):
@@ -43,6 +44,8 @@ class Front(FastAPI):
         await super().__call__(scope, receive, send)
 
     def _found(self, scope: Scope, raw: bytes) -> Handler | None:
+        if raw.startswith(_ROOT):  # `/v1/chat/completions` is no trajectory v1 with a prompt chat
+            return self._short.get(raw)
         parts = raw.split(b"/", 3)
         if len(parts) == 4 and parts[1] and parts[2]:
             handler = self._short.get(_BASE + parts[3])

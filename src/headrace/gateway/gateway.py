@@ -63,6 +63,7 @@ class Gateway:
         shared = Shared(pool, self.sessions, self.recorder, self.counters, self.redaction, Renderers())
         self.models = Models(settings, shared)
         self.loaded: Callable[[], None] = lambda: None  # told once the tokenizer is there
+        self.dropping: Callable[[str], None] = lambda uid: None  # told of what is dropped
         self.others: Others | None = None  # the other workers, where this process is one of several
         self.in_flight = 0
         self._loading: asyncio.Task[None] | None = None
@@ -144,9 +145,14 @@ class Gateway:
     async def forget(self, uid: str) -> None:
         """Drops what is known of a trajectory, here and in the other workers: the pool knows better now."""
         for held in dict.fromkeys(policy.uid_of(uid) for policy in self.models):
-            self.sessions.drop(held)
+            self.drop(held)
             if self.others is not None:
                 await self.others.dropped(held)
+
+    def drop(self, held: str) -> None:
+        """Drops what this process knows of a trajectory."""
+        self.sessions.drop(held)
+        self.dropping(held)
 
     async def stats(self) -> dict[str, Any]:
         return {"pool": await self.pool.aio.stats(), "gateway": self.describe()}

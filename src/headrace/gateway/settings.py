@@ -40,7 +40,12 @@ class Settings(BaseModel):
         description="a continued conversation keeps its exact tokens (bridge), or is rendered as the template would",
     )
     renderer: str = Field("auto", description="auto: proven against the template; template; or a family by name")
-    open: bool = Field(False, description="accept calls for trajectories that nobody initialised or registered")
+    open: bool = Field(
+        False, description="accept calls for trajectories that nobody began, and for a live service under root /v1"
+    )
+    session_idle_s: float = Field(
+        1800, gt=0, description="with --open: a conversation under root /v1 is complete after so long without a call"
+    )
 
     balance: Balance = Field("round-robin", description="how calls are spread over the rollout servers")
     wire: Literal["auto", "completions", "generate"] = Field(

@@ -177,6 +177,10 @@ class Chain:
         hasher.update(framed(canonical(answer, self._calls, self.schemas)))
         return hasher.digest()
 
+    def answer(self, answer: Message) -> tuple[bytes, bytes]:
+        """What an answer is known by: the key of the conversation with it, and the digest of all that is in it."""
+        return self.extended(answer), strict(answer, self.schemas)
+
     def body(self, end: int, start: int = 0, before: bytes = ROOT, answer: Message | None = None) -> bytes:
         """The digest without the opening system messages, of the first `end` messages and perhaps an answer.
 

@@ -63,6 +63,12 @@ def take_stream(fields: dict[str, Any]) -> tuple[bool, bool]:
     return True, bool(options.get("include_usage"))
 
 
+def user_of(fields: dict[str, Any]) -> str | None:
+    """Whom an agent says it works for; the server is told so too."""
+    user = fields.get("user")
+    return user if isinstance(user, str) else None
+
+
 def take_format(fields: dict[str, Any], sampling: dict[str, Any]) -> None:
     """`response_format` as what vLLM's completions honour; there it would be ignored under its own name."""
     given = fields.pop("response_format", None)

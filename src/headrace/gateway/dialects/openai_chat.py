@@ -45,6 +45,7 @@ class OpenAIChat:
             must_call=offered.must_call,
             one_call=not parallel,
             show_ids=take(fields, "return_token_ids", bool, False, "true or false"),
+            user=openai.user_of(fields),
             extra=fields,
         )
 

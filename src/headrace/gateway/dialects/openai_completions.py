@@ -46,6 +46,7 @@ class OpenAICompletions:
             show_usage=show_usage,
             tops=tops,
             show_ids=take(fields, "return_token_ids", bool, False, "true or false"),
+            user=openai.user_of(fields),
             extra=fields,
         )
 

@@ -49,7 +49,7 @@ class Beside:
         done: list[Completion] = []
         for policy in self._default.others:
             other = policy.uid_of(uid)
-            steps = await self._steps(other)
+            steps = await self.steps(other)
             if steps == 0:
                 await self._pool.forget(other)
             elif steps is not None and policy.trained:
@@ -57,7 +57,7 @@ class Beside:
             elif steps is not None:  # it is in no batch, so it never ends; what it was worth can be read
                 status = "ok" if reward is None else await self._pool.reward(other, reward)
                 done.append(Completion(status, steps))
-        if done and await self._steps(uid) == 0:
+        if done and await self.steps(uid) == 0:
             await self._pool.forget(uid)
         else:
             done.insert(0, await self._pool.complete(uid, reward))
@@ -69,7 +69,7 @@ class Beside:
         except NotFound:
             return None
 
-    async def _steps(self, uid: str) -> int | None:
+    async def steps(self, uid: str) -> int | None:
         """How many steps a trajectory has; None where there is none, or none any more."""
         try:
             return len(await self._pool.trajectory(uid))

@@ -18,6 +18,7 @@ from headrace.gateway.errors import Refusal, refusal
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.models.beside import Beside
+from headrace.gateway.places import Named
 from headrace.gateway.responses import json_response, retry_header
 from headrace.gateway.routing import Handler, path_uid, read
 from headrace.gateway.session import Session
@@ -51,8 +52,8 @@ class BlackBox:
             except (Unauthorized, InvalidInput, Refusal) as error:
                 refused = refusal(error)
                 gateway.counters.add("calls", route, str(refused.status))
-                return _refused(dialect, refused)
-            return Exchange(gateway, dialect, route, request, caller, uid, prompt)
+                return refused_in(dialect, refused)
+            return Exchange(gateway, dialect, route, request, caller, Named(gateway, caller, uid, prompt))
 
         call.__name__ = route.replace("/", "_")
         call.__doc__ = f"{dialect.vendor}'s {route.replace('/', ' ')}, streamed or not; each answer is recorded."
@@ -67,8 +68,8 @@ class BlackBox:
                 caller = gateway.access.caller(request, Role.AGENT)
                 uid, prompt = path_uid(request, "trajectory_uid"), path_uid(request, "prompt_uid")
             except (Unauthorized, InvalidInput, Refusal) as error:
-                return _refused(dialect, refusal(error))
-            return Count(gateway, dialect, route, request, caller, uid, prompt)
+                return refused_in(dialect, refusal(error))
+            return Count(gateway, dialect, route, request, caller, Named(gateway, caller, uid, prompt))
 
         count.__name__ = route.replace("/", "_")
         count.__doc__ = f"{dialect.vendor}'s {route.replace('/', ' ')}; nothing is sampled and nothing recorded."
@@ -195,7 +196,8 @@ class BlackBox:
             )
 
 
-def _refused(dialect: Dialect, refused: Refusal) -> Response:
+def refused_in(dialect: Dialect, refused: Refusal) -> Response:
+    """A call that is refused before it began."""
     headers = {**dialect.headers(uuid.uuid4().hex), **retry_header(refused)}
     return json_response(dialect.error(refused), refused.status, headers)
 

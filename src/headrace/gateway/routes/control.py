@@ -93,7 +93,7 @@ class Control:
     async def drop_session(self, request: Request) -> Response:
         """Forgets what is known of a trajectory; only other workers ask for it."""
         if request.scope.get("headrace.trusted"):
-            self.gateway.sessions.drop(read(await request.body(), Drop).trajectory_uid)
+            self.gateway.drop(read(await request.body(), Drop).trajectory_uid)
             return json_response({"status": "ok"})
         raise Refusal("there is no such route", 404, code="no_route")
 

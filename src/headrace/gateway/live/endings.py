@@ -1,0 +1,122 @@
+"""When a conversation ends: nobody called for so long. One timer, on a steady clock.
+
+Where other processes write to the same pool, a conversation that grew since this one last looked is theirs to end: it
+is looked at again after as long. One without any answer is no rollout; it is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from headrace.data.errors import HeadraceError
+from headrace.gateway.gateway import Gateway
+from headrace.gateway.live.idle import Idle
+from headrace.gateway.models.beside import Beside
+from headrace.pool.embedded import DataPool
+
+#: The timer's shortest wait, in seconds: many that end at about the same time are ended at once.
+LEAST_S = 0.1
+
+log = logging.getLogger("headrace.gateway")
+
+
+class Endings:
+    def __init__(self, gateway: Gateway, after_s: float, clock: Callable[[], float]) -> None:
+        self._gateway = gateway
+        self._beside = Beside(gateway)
+        self._shared = not isinstance(gateway.pool, DataPool)
+        self._clock = clock
+        self._idle = Idle(after_s)
+        self._under_way: Counter[str] = Counter()
+        self._ending: set[str] = set()
+        self._seen: dict[str, int] = {}  # how many steps there were when it was last looked at
+
+    def __contains__(self, held: str) -> bool:
+        """Whether it is watched."""
+        return held in self._idle
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def is_ending(self, held: str) -> bool:
+        """No call may join it any more."""
+        return held in self._ending
+
+    def watch(self, held: str) -> None:
+        self._idle.touch(held, self._clock())
+
+    def enter(self, held: str) -> None:
+        """A call begins; while it is under way, its conversation does not end."""
+        self._under_way[held] += 1
+        self.watch(held)
+
+    def leave(self, held: str) -> None:
+        self._under_way[held] -= 1
+        if not self._under_way[held]:
+            del self._under_way[held]
+        if held in self._idle:
+            self.watch(held)
+
+    def drop(self, held: str) -> None:
+        self._idle.drop(held)
+        self._seen.pop(held, None)
+
+    async def run(self, first: Awaitable[None]) -> None:
+        """The timer, once what was in the pool is watched too."""
+        await first
+        while True:
+            await asyncio.sleep(max(LEAST_S, self._idle.wait(self._clock())))
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """Ends what is idle."""
+        for held in self._idle.due(self._clock()):
+            if self._under_way[held]:
+                self.watch(held)
+                continue
+            self._ending.add(held)
+            try:
+                await self._end(held)
+            except HeadraceError as error:
+                log.warning("conversation %r could not be ended, and is tried again: %s", held, error)
+                self.watch(held)
+            finally:
+                self._ending.discard(held)
+
+    async def abandon(self, held: str) -> None:
+        """Forgets a conversation whose first call failed, unless others joined it. What is left is ended as idle."""
+        if self._under_way[held]:
+            return
+        try:
+            if not await self._steps(held):
+                await self._forget(held, "empty")
+        except HeadraceError as error:
+            log.warning("conversation %r could not be forgotten: %s", held, error)
+
+    async def _end(self, held: str) -> None:
+        gateway = self._gateway
+        steps = await self._steps(held)
+        if self._shared and self._seen.get(held) != steps:
+            self._seen[held] = steps
+            self.watch(held)
+            return
+        if not steps:
+            await self._forget(held, "empty")
+            return
+        await self._beside.complete(held, None)
+        gateway.counters.add("conversations", "idle")
+        await gateway.forget(held)
+
+    async def _forget(self, held: str, why: str) -> None:
+        for policy in self._gateway.models:
+            await self._gateway.pool.aio.forget(policy.uid_of(held))
+        self._gateway.counters.add("conversations", why)
+        await self._gateway.forget(held)
+
+    async def _steps(self, held: str) -> int:
+        await self._gateway.recorder.flushed()
+        counts = [await self._beside.steps(policy.uid_of(held)) for policy in self._gateway.models]
+        return sum(count or 0 for count in counts)

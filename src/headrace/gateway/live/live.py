@@ -1,0 +1,170 @@
+"""`Live`: the conversations of a live service, found by what a call contains or by a session's name.
+
+A conversation is a trajectory and a group of its own. It is continued only by a call that contains an answer which was
+given in it, within one tenant and one `user`, or by one that names its session or its last response. Everything here
+can be read from the pool again: what a process remembers only saves it asking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from headrace.data.trajectory import Trajectory
+from headrace.gateway.access import Caller
+from headrace.gateway.ask import Ask
+from headrace.gateway.gateway import Gateway
+from headrace.gateway.live.answers import Answer, Answers
+from headrace.gateway.live.discovery import Discovery
+from headrace.gateway.live.endings import Endings
+from headrace.gateway.live.names import scope_of, session_uid
+from headrace.gateway.session import Session
+from headrace.gateway.turn import Turn
+from headrace.pool.embedded import DataPool
+from headrace.pool.errors import Gone, NotFound
+from headrace.tokens import RECORD, Record, Request
+
+#: Where a conversation's metadata says which session it belongs to, and which part of it it is.
+SESSION, PART = "session", "part"
+#: Calls, and sessions, that are remembered for those who come again.
+MOST_TRIES, MOST_SESSIONS = 20_000, 100_000
+
+
+class Live:
+    def __init__(self, gateway: Gateway, clock: Callable[[], float] = time.monotonic) -> None:
+        self.gateway = gateway
+        self.endings = Endings(gateway, gateway.settings.session_idle_s, clock)
+        self._answers = Answers()
+        self._discovery = Discovery(gateway, self._adopt, lambda held: held in self._answers)
+        self._shared = not isinstance(gateway.pool, DataPool)
+        self._parts: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._tries: OrderedDict[str, str] = OrderedDict()
+        self.timer: asyncio.Task[None] | None = None
+        gateway.dropping = self._dropped
+
+    async def start(self) -> None:
+        self.timer = asyncio.create_task(self.endings.run(self._discovery.look()), name="headrace-live")
+
+    async def close(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            await asyncio.gather(self.timer, return_exceptions=True)
+
+    # -- finding -------------------------------------------------------------------------------------------------------
+
+    async def continued(self, caller: Caller, ask: Ask) -> str | None:
+        """The pool's name of the conversation whose answer a call contains."""
+        conversation = ask.conversation
+        if conversation is None or all(message.role != "assistant" for message in conversation.messages):
+            return None
+        found = self._find(caller, ask)
+        if found is None and (self._shared or not self._discovery.done):
+            await self._discovery.look()
+            found = self._find(caller, ask)
+        if found is None:
+            return None
+        found.continued = True
+        return found.uid
+
+    def _find(self, caller: Caller, ask: Ask) -> Answer | None:
+        assert ask.conversation is not None
+        return self._answers.find(_scope(caller.uid(""), ask.user), ask.conversation)
+
+    async def named(self, caller: Caller, name: str) -> tuple[str, int, bool]:
+        """The part of a session that is running, or the next one: its uid, its number, and whether it is there."""
+        key = (caller.uid(""), name)
+        part = self._parts.get(key, 1)
+        while True:
+            uid = session_uid(name, part)
+            there = await self.running(caller.uid(uid))
+            if there is not None:
+                self._parts[key] = part
+                self._parts.move_to_end(key)
+                if len(self._parts) > MOST_SESSIONS:
+                    self._parts.popitem(last=False)
+                return uid, part, there
+            part += 1
+
+    async def running(self, held: str) -> bool | None:
+        """Whether a conversation is there; None where it has ended."""
+        if self.endings.is_ending(held):
+            return None
+        try:
+            session = await self.gateway.sessions.find(held)
+        except Gone:
+            return None
+        except NotFound:
+            return False
+        return None if session.complete else True
+
+    async def unfold(self, ask: Ask, held: str) -> None:
+        """Writes out the conversation that a call goes on with by the name of an answer, where that one has ended: it
+        goes on in another, as if its client had sent all of it. What is gone stays unknown, and is refused as such."""
+        if ask.previous is None or ask.conversation is None:
+            return
+        try:
+            ended = await self.gateway.sessions.find(held)
+        except NotFound:
+            return
+        earlier = ended.kept.messages(ask.previous)
+        if earlier is not None:
+            given = ask.conversation
+            messages = (*given.messages[: ask.opening], *earlier, *given.messages[ask.opening :])
+            ask.conversation, ask.previous = Request(messages, given.tools, given.options), None
+
+    def tried(self, digest: str) -> str | None:
+        """The conversation of a call that was made before, in this process."""
+        return self._tries.get(digest)
+
+    # -- beginning and going on ----------------------------------------------------------------------------------------
+
+    async def begin(self, caller: Caller, uid: str, metadata: dict[str, Any] | None = None) -> None:
+        gateway, held = self.gateway, caller.uid(uid)
+        channel = caller.channel(None, gateway.models.default.channel)
+        await gateway.pool.aio.open(held, held, channel, metadata, 1)
+        gateway.sessions.add(Session(held, held, channel))
+        gateway.counters.add("conversations", "begun")
+
+    def remember(self, digest: str, held: str) -> None:
+        """A call that its client may make again."""
+        self._tries[digest] = held
+        if len(self._tries) > MOST_TRIES:
+            self._tries.popitem(last=False)
+
+    def answered(self, held: str, turns: list[Turn]) -> None:
+        """What a call of a conversation was answered."""
+        for turn in turns:
+            conversation = turn.ask.conversation
+            if conversation is None:
+                continue
+            scope = _scope(scope_of(held), turn.ask.user)
+            for choice in turn.choices:
+                answer = choice.message(one_call=turn.ask.one_call)
+                self._answers.add(held, scope, *conversation.chain.answer(answer))
+
+    def _adopt(self, held: str, found: list[Trajectory]) -> None:
+        """A running conversation of another process, or of one that is gone."""
+        if not self._discovery.done:
+            self.endings.watch(held)
+        extras = [r.head.unpack_extra() for each in found for r in each.tree.records.values()]
+        records = [(Record.from_metadata(extra.metadata.get(RECORD)), extra.metadata.get("user")) for extra in extras]
+        parents = {record.parent for record, _ in records if record is not None}
+        for record, user in records:
+            if record is not None:
+                continued = record.key in parents
+                self._answers.add(held, _scope(scope_of(held), user), record.key, record.strict, continued=continued)
+        about = found[0].metadata
+        if isinstance(about.get(SESSION), str) and isinstance(about.get(PART), int):
+            self._parts[scope_of(held), about[SESSION]] = about[PART]
+
+    def _dropped(self, held: str) -> None:
+        self.endings.drop(held)
+        self._answers.drop(held)
+
+
+def _scope(tenant: str, user: object) -> str:
+    """Within which answers are looked up: two users' conversations are never one, however alike."""
+    return f"{tenant}\0{user if isinstance(user, str) else ''}\0"

@@ -1,0 +1,112 @@
+"""`Found`: the place of one call under root `/v1`."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from headrace.gateway import replay
+from headrace.gateway.access import Caller
+from headrace.gateway.ask import Ask
+from headrace.gateway.errors import Refusal
+from headrace.gateway.live.live import PART, SESSION, Live
+from headrace.gateway.live.names import call_in, call_of, check_name, new_uid, uid_of
+from headrace.gateway.models.policy import Policy
+from headrace.gateway.session import Session
+from headrace.gateway.turn import Turn
+
+#: Names a conversation, where what it contains should not decide.
+SESSION_HEADER = "x-headrace-session"
+#: How often a conversation that ends just now is looked for anew.
+TRIES = 5
+
+
+class Found:
+    depth = 0
+
+    def __init__(self, live: Live, caller: Caller, request: Request) -> None:
+        self._live = live
+        self._caller = caller
+        self._name = _session_name(request)
+        self._retry = replay.is_retry(request)
+        self._held: str | None = None
+        self._uid = ""
+        self._begun = False
+        self._answered = False
+
+    async def session(self, ask: Ask, policy: Policy, digest: str, *, recorded: bool) -> Session:
+        gateway, caller = self._live.gateway, self._caller
+        for _ in range(TRIES):
+            uid = await self._place(ask, digest, begin=recorded)
+            if uid is None:
+                return Session(new_uid(), "", caller.channel(None, gateway.models.default.channel))
+            held = caller.uid(uid)
+            self._enter(uid, held)
+            try:
+                return await gateway.session(caller, uid, uid, policy, recorded=recorded)
+            except Refusal as error:
+                if error.reason != "trajectory_complete":
+                    raise
+            self._leave()
+            await gateway.forget(held)  # it ended meanwhile, and another begins
+        raise Refusal("the conversation ends as often as it is begun; try again", 503, code="ending", retry_after=1)
+
+    async def _place(self, ask: Ask, digest: str, *, begin: bool) -> str | None:
+        """The conversation's uid; without `begin`, None where there is none yet."""
+        live, caller = self._live, self._caller
+        if self._name is not None:
+            uid, part, begun = await live.named(caller, self._name)
+            if not begun and begin:
+                await live.begin(caller, uid, {SESSION: self._name, PART: part})
+            return uid if begun or begin else None
+        scope = caller.uid("")
+        first = digest + scope
+        held = (live.tried(first) if self._retry else None) or await self._continued(ask)
+        there = False if held is None else await live.running(held)
+        if held is not None and there:
+            uid = held.removeprefix(scope)
+        elif begin:
+            if held is not None and there is None:
+                await live.unfold(ask, held)
+            uid = new_uid()
+            await live.begin(caller, uid)
+            self._begun = True
+        else:
+            return None
+        live.remember(first, caller.uid(uid))
+        return uid
+
+    async def _continued(self, ask: Ask) -> str | None:
+        if ask.previous is not None:
+            call = call_in(ask.previous)
+            return None if call is None else self._caller.uid(uid_of(call))
+        return await self._live.continued(self._caller, ask)
+
+    def call_id(self, given: str) -> str:
+        return call_of(self._uid, given) if self._held is not None else given
+
+    def answered(self, turns: list[Turn]) -> None:
+        assert self._held is not None
+        self._answered = True
+        self._live.answered(self._held, turns)
+
+    async def left(self) -> None:
+        held, empty = self._held, self._begun and not self._answered
+        self._leave()
+        if held is not None and empty:
+            await self._live.endings.abandon(held)
+
+    def _enter(self, uid: str, held: str) -> None:
+        self._uid, self._held = uid, held
+        self._live.endings.enter(held)
+
+    def _leave(self) -> None:
+        if self._held is not None:
+            self._live.endings.leave(self._held)
+            self._held = None
+
+
+def _session_name(request: Request) -> str | None:
+    given = request.headers.getlist(SESSION_HEADER)
+    if len(given) > 1:
+        raise Refusal(f"{SESSION_HEADER} is given {len(given)} times; give it once", 400, code="invalid_header")
+    return check_name(given[0]) if given else None
