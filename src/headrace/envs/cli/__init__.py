@@ -42,7 +42,7 @@ def main(
     more: Mapping[str, type[Command]] | None = None,
 ) -> None:
     """Runs an environment's command line and exits with its code. `more` are commands beside the three."""
-    prog = prog or f"python {Path(sys.argv[0]).name}"
+    prog = prog or _called()
     given = list(sys.argv[1:] if args is None else args)
 
     def act() -> None:
@@ -51,6 +51,14 @@ def main(
         asked.run()
 
     sys.exit(exit_code(prog, act))
+
+
+def _called() -> str:
+    """How this process's command line was begun."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None and spec.name.endswith(".__main__"):
+        return f"python -m {spec.name.removesuffix('.__main__')}"
+    return f"python {Path(sys.argv[0]).name}"
 
 
 def command(env_cls: type[BaseEnv], args: Sequence[str], prog: str, more: Mapping[str, type[Command]]) -> Command:

@@ -1,0 +1,3 @@
+from headrace.envs.number_guess import NumberGuessEnv
+
+NumberGuessEnv.cli()
