@@ -1,0 +1,3 @@
+from headrace.envs.tool_calc import ToolCalcEnv
+
+ToolCalcEnv.cli()
