@@ -1,0 +1,3 @@
+from headrace.envs.reasoning_gym import ReasoningGymEnv
+
+ReasoningGymEnv.cli()
