@@ -1,0 +1,3 @@
+from headrace.envs.jsonl_qa import JsonlQaEnv
+
+JsonlQaEnv.cli()

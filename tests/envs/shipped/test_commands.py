@@ -1,0 +1,53 @@
+"""Each environment that ships serves a trainer, processes and evaluates, on the real engine and the real API."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.envs.shipped.kit import Run, are_whole
+
+from headrace.envs import BaseEnv
+from headrace.envs.jsonl_qa import JsonlQaEnv
+from headrace.envs.number_guess import NumberGuessEnv
+from headrace.envs.reasoning_gym import ReasoningGymEnv
+from headrace.envs.tool_calc import ToolCalcEnv
+
+SHORT = ["--env.answer_tokens", "4"]
+SHIPPED: list[tuple[type[BaseEnv], list[str]]] = [
+    (NumberGuessEnv, ["--env.guesses", "3"]),
+    (ToolCalcEnv, []),
+    (ReasoningGymEnv, ["--env.task", "basic_arithmetic"]),
+    (JsonlQaEnv, ["--env.checkers", "1"]),
+]
+
+
+@pytest.fixture(params=SHIPPED, ids=lambda shipped: shipped[0].name)
+def run(request: pytest.FixtureRequest, engine: str, folder: Path, here: Path) -> Run:
+    env_cls, flags = request.param
+    return Run(env_cls, engine, folder, [*SHORT, *flags])
+
+
+def test_it_serves_a_trainer(run: Run, trajectory_api: str) -> None:
+    are_whole(run.served(trajectory_api))
+
+
+def test_it_processes(run: Run) -> None:
+    groups = run.processed()
+    assert len(groups) == 2
+    are_whole(groups)
+
+
+def test_it_evaluates(run: Run) -> None:
+    assert 0.0 <= run.evaluated(3) <= 1.0
+
+
+@pytest.mark.parametrize("name", [env_cls.name for env_cls, _ in SHIPPED])
+def test_it_is_a_module_to_run(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"headrace.envs.{name}", "serve", "--env.eval_item", "3"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"python -m headrace.envs.{name} serve: unknown flag --env.eval_item; did you mean")
