@@ -18,7 +18,12 @@ _GZIP = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 
 
 def join(pieces: Iterable[Piece]) -> bytes:
-    return b"".join((HEAD, COMMA.join(map(inflate, pieces)), TAIL))
+    parts = [HEAD]
+    for n, piece in enumerate(pieces):
+        if n:
+            parts.append(COMMA)
+        parts.append(inflate(piece))
+    return b"".join((*parts, TAIL))
 
 
 def join_gzip(pieces: Iterable[Piece]) -> bytes:
