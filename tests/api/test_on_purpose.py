@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import random
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,22 @@ def test_a_restart_keeps_registrations_queue_buffers_and_step(tmp_path: Path) ->
         assert api.post("/scored_data", group(4, 1, 0)) == {"status": "buffered", "buffer_size": 0}
         api.send(group(2, 4, 0))
         assert [api.batch() for _ in range(3)] == [[2], [3, 4], [2]]
+
+
+def test_a_full_disk_is_a_503_and_takes_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    """Nobody drops a group for a 503; what was taken is served all the same, and makes room."""
+    with DataPool(tmp_path, quota_mb=0.1) as pool, api_on(pool) as api:
+        (env,) = api.opened(4, 4)
+        codes = []
+        for number in range(100):
+            large = group(number, 4, env, images=random.Random(number).randbytes(4000).hex())
+            answer = api.client.post("/scored_data", json=large)
+            codes.append(answer.status_code)
+            if answer.status_code != 200:
+                break
+        assert codes == [200] * (len(codes) - 1) + [503]
+        assert "quota" in answer.json()["detail"]
+        assert [api.batch() for _ in codes[1:]] == [[number] for number in range(len(codes) - 1)]
 
 
 @pytest.mark.parametrize("compressed", [False, True])

@@ -117,6 +117,11 @@ def test_status_env_by_body_and_by_query(api: Api) -> None:
     assert api.client.get("/status-env").status_code == 422
 
 
+def test_what_is_not_there_is_answered_as_json(api: Api) -> None:
+    answer = api.client.get("/batches")
+    assert (answer.status_code, answer.json()) == (404, {"detail": "there is no /batches here"})
+
+
 def test_reset_by_get_and_by_post(api: Api) -> None:
     for method in ("GET", "POST"):
         api.opened(8, 4)

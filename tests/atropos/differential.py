@@ -30,7 +30,6 @@ NEVER_SERVED = (
 )
 BY_AGE = "Batches leave oldest first"  # and so do the groups of one, whose shares the original puts in front
 FAILURE = '`{"status": "failure", "error"}`'
-NOBODYS = "a group whose environment is not registered when it comes is nobody's"
 BY_QUERY = "(*ours*: a query parameter too)"
 BY_POST = "text `Reset successful` (*ours*: `POST` too)"
 MESSAGE = '`{"message": …}`'
@@ -109,7 +108,7 @@ ALLOWED: dict[tuple[str, int, str], Allowed] = {
     ("groups_of_one_leave_the_others_out", 8, "GET /status-env"): _ok(
         OTHERS, _own(0, 2, 2, 1, 0.5), _own(0, 3, 2, 1, 0.5)
     ),
-    ("status_raises_the_group_size", 7, "GET /status-env"): _ok(NOBODYS, _own(0, 1, 1, 8, 0.5), _own(0, 2, 0, 8, 0.5)),
+    ("status_raises_the_group_size", 7, "GET /status-env"): _ok(OTHERS, _own(0, 1, 1, 8, 0.5), _own(0, 2, 2, 8, 0.5)),
     ("status_raises_the_group_size", 8, "POST /scored_data"): _ok(
         NEVER_SERVED, RECEIVED, {"status": "buffered", "buffer_size": 8}
     ),

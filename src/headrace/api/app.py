@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
@@ -107,7 +108,7 @@ def create_app(pool: DataPool | RemotePool, settings: Settings | None = None) ->
         if isinstance(pool, RemotePool):
             await pool.aclose()
 
-    return Starlette(routes=api.routes, lifespan=lifespan)
+    return Starlette(routes=api.routes, lifespan=lifespan, exception_handlers={404: _nothing_here})
 
 
 class _Endpoint:
@@ -137,6 +138,10 @@ class _Endpoint:
                 log.exception("a request failed")
                 found = _refused(f"the API failed at this ({type(error).__name__}); its log says where", 500)
         await deliver(found, request, send, self._answer_s)
+
+
+async def _nothing_here(request: Request, error: Exception) -> Response:
+    return JSONResponse({"detail": f"there is no {request.url.path} here"}, 404)
 
 
 def _refused(detail: str, status: int) -> Answer:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
+from headrace.pool.operations import MAX_CHANNEL
+
 
 class Settings(BaseModel):
     api_key: str | None = Field(None, description="key that every call must present (or set HEADRACE_API_KEY)")
     serve_channel: str | None = Field(
-        None, description="a channel of the pool whose groups are served here too, and which these feed; it is kept"
+        None,
+        min_length=1,
+        max_length=MAX_CHANNEL,
+        description="a channel of the pool whose groups are served here too, and which these feed; it is kept",
     )
     heartbeat_s: float = Field(300, gt=0, description="an environment that did not call for so long has no weight")
     max_body_mb: float = Field(64, gt=0, description="largest body that is taken, unpacked")

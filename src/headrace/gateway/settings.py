@@ -12,6 +12,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from headrace.data.errors import InvalidInput
+from headrace.pool.operations import MAX_CHANNEL
 
 #: What a model of a file has in place of a flag.
 _KEYS = {"--vllm-addresses": "addresses", "--tokenizer-path": "tokenizer"}
@@ -84,7 +85,10 @@ class Settings(BaseModel):
     cached_tokens: int = Field(50_000_000, ge=0, description="tokens of running trajectories kept in memory")
 
     serve_channel: str | None = Field(
-        None, description="a channel whose groups the Trajectory API's trainers get too, and its environments feed"
+        None,
+        min_length=1,
+        max_length=MAX_CHANNEL,
+        description="a channel whose groups the Trajectory API's trainers get too, and its environments feed",
     )
     heartbeat_s: float = Field(300, gt=0, description="an environment that did not call for so long has no weight")
 

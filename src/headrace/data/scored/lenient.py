@@ -56,7 +56,7 @@ def number(value: Any, where: str) -> float:
     except ValueError:
         raise InvalidInput(f"{where} must be a number, not {shown(value)}") from None
     if not math.isfinite(found):
-        raise InvalidInput(f"{where} is {found}; it must be a finite number")
+        raise InvalidInput(f"{where} is NaN or infinite; it must be a finite number")
     return found
 
 

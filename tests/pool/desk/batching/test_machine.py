@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import count
 
 import hypothesis.strategies as st
@@ -28,6 +29,7 @@ class Machine(RuleBasedStateMachine):
         self.weights: dict[int, float] = {}  # of the connected
         self.shares: dict[int, float] = {}  # of the connected
         self.groups: dict[int, Posted] = {}
+        self.claims: dict[int, int | None] = {}  # in whose name a group was posted that nobody had then
         self.entered: dict[int, int] = {}  # a queued or handed-out group's place in line
         self.out: list[list[int]] = []
         self.ever_served: set[int] = set()
@@ -51,6 +53,9 @@ class Machine(RuleBasedStateMachine):
         entered = self.batching.connect(
             env, group_size=group_size, max_token_length=7, weight=weight, min_allocation=share
         )
+        if env not in self.group_sizes:
+            mine = [number for number, claim in self.claims.items() if claim == env]
+            self.groups |= {n: replace(self.groups[n], env=env) for n in mine if n in self.groups}
         self.group_sizes[env], self.weights[env], self.shares[env] = group_size, 7 * weight, share or 0.0
         assert sum(self.groups[number].size for number in entered) % group_size == 0
         self.enter(entered)
@@ -72,6 +77,8 @@ class Machine(RuleBasedStateMachine):
         number = next(self.numbers)
         known = env if env in self.group_sizes else None
         self.groups[number] = Posted(number, known, size)
+        if known is None:
+            self.claims[number] = env
         added = self.batching.add(number, env, size)
         if known is None or size == self.group_sizes[known]:
             assert (added.status, added.entered) == ("received", (number,))
@@ -160,7 +167,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def the_queue_stands_in_order(self) -> None:
-        numbers = [number for _, number, _, _ in self.batching.state()["queued"]]
+        numbers = [number for _, number, *_ in self.batching.state()["queued"]]
         assert numbers == [group.number for group in self.line()]
         assert len(self.batching) == len(numbers)
 
@@ -194,7 +201,7 @@ def test_while_data_keeps_coming_no_group_that_could_be_served_is_left(line: Lin
             batching.forget(batch)
             if len(batching) <= batch_size:
                 break
-    left = [size for _, number, _, size in batching.state()["queued"] if number < len(line)]
+    left = [size for _, number, _, size, _ in batching.state()["queued"] if number < len(line)]
     for at, old in enumerate(left):
         others, reached = left[:at] + left[at + 1 :], endless_sums([size], batch_size)
         for other in others:

@@ -92,11 +92,25 @@ class Batching:
         min_allocation: float | None = None,
     ) -> tuple[int, ...]:
         """Takes an environment in, or its new settings; the groups that a new group size lets enter the queue."""
+        if env not in self._environments:
+            self._adopt(env)
         self._environments.put(env, Environment(group_size, max_token_length, weight, min_allocation))
         entered: tuple[int, ...] = ()
         while found := self._match(env):
             entered += found
         return entered
+
+    def _adopt(self, env: int) -> None:
+        """Groups that were posted in an environment's name before it came are its own now, in the places they have."""
+        queued = [group for lane in self._queue.lanes.get(None, {}).values() for group in lane]
+        out = [self._groups[number] for number in self._out]
+        for group in (*queued, *out):
+            if group.env is None and group.claim == env:
+                own = msgspec.structs.replace(group, env=env, claim=None)
+                self._groups[group.number] = own
+                if group.number not in self._out:
+                    self._queue.remove(group)
+                    self._queue.add(own)
 
     def disconnect(self, env: int) -> None:
         self._environments.change(env, connected=False)
@@ -121,7 +135,8 @@ class Batching:
         if size < 1:
             raise InvalidInput(f"group {number} has {size} sequences; a group has at least one")
         if env is None or env not in self._environments:
-            self._enter(Group(self._place(), number, None, size))  # nobody's: who posts at random costs no lanes
+            # nobody's, for as long as nobody has that id: who posts at random costs no lanes
+            self._enter(Group(self._place(), number, None, size, claim=env))
             return Added("received", (number,))
         if size == self._environments[env].group_size:
             self._enter(Group(self._place(), number, env, size))

@@ -24,6 +24,7 @@ class Group(msgspec.Struct, frozen=True, order=True, gc=False):
     number: int
     env: Env
     size: int  # sequences
+    claim: Env = None  # whose it says it is, while that environment is not here yet
 
 
 Lane: TypeAlias = "SortedList[Group]"
