@@ -11,6 +11,7 @@ from pydantic_settings import CliSubCommand
 from headrace import __version__
 from headrace.cli.api import ApiCommand
 from headrace.cli.bench import Bench
+from headrace.cli.check_gateway import CheckGateway
 from headrace.cli.demo import Demo
 from headrace.cli.engine import EngineCommand
 from headrace.cli.gateway import GatewayCommand, ServeCommand
@@ -31,6 +32,7 @@ class Headrace(Commands):
     pool: CliSubCommand[Pool] = Field(description="start, read and look after a pool")
     bench: CliSubCommand[Bench] = Field(description="measure, against named limits and peers")
     engine: CliSubCommand[EngineCommand] = Field(description="serve a small model as vLLM would")
+    check_gateway: CliSubCommand[CheckGateway] = Field(description="can what a server samples be trained on?")
     train: CliSubCommand[Train] = Field(description="train a model from a pool")
     demo: CliSubCommand[Demo] = Field(description="watch an agent learn a game from scratch")
 
