@@ -25,6 +25,7 @@ class Ask:
     max_tokens: int = 24
     temperature: float = 0.0
     n: int = 1
+    seed: int | None = None
     stop: str | None = None
     tool: bool = False
     tops: int | None = None

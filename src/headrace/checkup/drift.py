@@ -46,7 +46,7 @@ def cause_of(before: Answer, following: Sequence[int], texts: Texts | None) -> s
         told = texts.prompt + texts.response
         if texts.following.startswith(told):
             return "retokenized"
-        if _bare(texts.following).startswith(_bare(told)):
+        if not (before.calls and same >= len(prompt)) and _bare(texts.following).startswith(_bare(told)):
             return "whitespace"
     if same < len(prompt):
         return "template_rewrites"

@@ -40,7 +40,7 @@ def bad(check: str, dialect: str, cause: str, said: str) -> Finding:
 
 @dataclass(slots=True)
 class Report:
-    """All findings about one server. `exact`: what it samples can be trained on, token for token; shown, not assumed."""
+    """All findings about one server. `exact`: what it samples can be trained on, token for token, as was seen."""
 
     url: str
     kind: str

@@ -19,10 +19,10 @@ async def check(on: Subject) -> list[Finding]:
         return []
     conversation = await on.target.begin(on.dialect)
     history = []
-    for question in QUESTIONS:
+    for seed, question in enumerate(QUESTIONS):
         history += on.dialect.question(question)
         # Warm, so that ids are sampled that no encoder would choose.
-        (answer,) = await conversation.ask(Ask(list(history), temperature=1.0))
+        (answer,) = await conversation.ask(Ask(list(history), temperature=1.0, seed=seed))
         history += answer.items
     return await drifted(on, await conversation.end(), CHECK)
 

@@ -77,6 +77,10 @@ async def _mode(on: Subject, tops: int) -> Finding:
     name = on.dialect.name
     if not one.tops or not other.tops:
         return note(CHECK, name, "unclear", "the best tokens are not told, so the mode cannot be seen")
+    if one.prompt_ids != other.prompt_ids:
+        return note(
+            CHECK, name, "unclear", "the same question becomes another prompt each time, so the mode cannot be seen"
+        )
     found = mode(one.tops[0], other.tops[0], TEMPERATURE)
     if found in MODES:
         return ok(CHECK, name, found, MODES[found])

@@ -41,7 +41,7 @@ async def check(on: Subject) -> list[Finding]:
 
 
 def _same(one: Answer, other: Answer) -> bool:
-    return one.said() == other.said() and one.ids == other.ids
+    return one.said() == other.said() and one.whole == other.whole
 
 
 def _differences(whole: Answer, streamed: Answer) -> list[tuple[str, str]]:

@@ -16,6 +16,8 @@ def sampling(ask: Ask, model: str) -> Json:
     found: Json = {"model": model, "max_tokens": ask.max_tokens, "temperature": ask.temperature, "top_p": 1.0}
     if ask.n > 1:
         found["n"] = ask.n
+    if ask.seed is not None:
+        found["seed"] = ask.seed
     if ask.stop is not None:
         found["stop"] = [ask.stop]
     if ask.ids:
