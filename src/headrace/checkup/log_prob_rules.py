@@ -65,6 +65,6 @@ def mode(at_one: Sequence[tuple[str, float]], at_other: Sequence[tuple[str, floa
 
 
 def _named(tops: Sequence[tuple[str, float]]) -> Mapping[str, float]:
-    """By text; several tokens that read alike are none of them."""
+    """By text. Several tokens that read alike are none of them; parts of characters read alike too."""
     texts = [text for text, _ in tops]
-    return {text: value for text, value in tops if texts.count(text) == 1}
+    return {text: value for text, value in tops if text and "\ufffd" not in text and texts.count(text) == 1}
