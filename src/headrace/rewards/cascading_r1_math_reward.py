@@ -1,0 +1,44 @@
+"""A right answer, and more for one that was thought about in the right form."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from headrace.rewards.answers import behind_thought, is_right
+from headrace.rewards.reward_function import one_each
+
+FORM = re.compile(r"^<think>[^<]*</think>[^<]*$", re.DOTALL)
+MOST_BOXES = 6
+
+
+def get_completion_content(completion: Any) -> str:
+    """The text of a completion, whoever's message it is in."""
+    first = completion[0] if isinstance(completion, list) and completion else completion
+    if isinstance(first, dict) and "content" in first:
+        return str(first["content"])
+    if isinstance(completion, dict) and isinstance(completion.get("message"), dict):
+        return str(completion["message"].get("content", ""))
+    return str(completion)
+
+
+def format_reward(completions: list[Any], reward_value: float = 0.5, **kwargs: Any) -> list[float]:
+    """`reward_value` for a block of thinking, then an answer, and no other tags."""
+    contents = map(get_completion_content, completions)
+    return [reward_value if FORM.match(content) else 0.0 for content in contents]
+
+
+def accuracy_reward(completions: list[Any], solution: Any, **kwargs: Any) -> list[float]:
+    """1 for the right answer behind the thinking."""
+    found = []
+    for completion, gold in zip(completions, one_each(solution, completions), strict=False):
+        answer = behind_thought(get_completion_content(completion), MOST_BOXES)
+        found.append(0.0 if answer is None else float(is_right(answer, gold)))
+    return found
+
+
+def cascading_r1_math_reward(completions: list[Any], solution: Any, **kwargs: Any) -> list[float]:
+    """Accuracy, and format only on top of it."""
+    right = accuracy_reward(completions, solution, **kwargs)
+    pairs = zip(right, format_reward(completions), strict=False)
+    return [hit + (form if hit > 0 else 0.0) for hit, form in pairs]

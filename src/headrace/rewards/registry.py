@@ -1,0 +1,125 @@
+"""The registry: rewards by name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from importlib import resources
+from typing import Any, cast
+
+from headrace.files import nearest
+from headrace.rewards.reward_function import RewardFunction
+
+SUFFIX = "reward"
+#: Fields of a data set's configuration, and of an environment's, that name rewards.
+OF_DATASET, OF_CONFIG = ("dataset_reward_funcs", "reward_funcs"), ("reward_functions", "reward_funcs")
+
+Registered = type[RewardFunction] | Callable[..., Any]
+
+
+class RewardRegistry:
+    """A class is registered by its name in small letters without "reward", or by the name that it is given."""
+
+    def __init__(self) -> None:
+        self._registry: dict[str, Registered] = {}
+
+    def register(self, cls: Any = None, name: str | None = None) -> Any:
+        """A decorator of classes: `@registry.register`, or `@registry.register(name="mine")`."""
+
+        def registered(cls: Any) -> Any:
+            if not inspect.isclass(cls) or not issubclass(cls, RewardFunction):
+                raise TypeError(f"{cls!r} is no subclass of RewardFunction")
+            called = name or cls.__name__.lower()
+            self._registry[called.removesuffix(SUFFIX).lower() if called.endswith(SUFFIX) else called] = cls
+            return cls
+
+        return registered if cls is None else registered(cls)
+
+    def register_function(self, name: str, function: Registered) -> None:
+        """A plain function of completions, which may return one number for all of them."""
+        self._registry[name] = function
+
+    def create(self, name_or_config: str | Mapping[str, Any], **kwargs: Any) -> RewardFunction:
+        """A reward by name, or by `{"type": NAME, "weight": ..., "params": {...}}`, whose words go before kwargs."""
+        if isinstance(name_or_config, str):
+            name, options = name_or_config, kwargs
+        else:
+            given = dict(name_or_config)
+            name = given.pop("type")
+            inner = given.pop("params", {})
+            options = {**kwargs, **given, **inner}
+        found: Any = self.get(name)
+        if not inspect.isclass(found):
+            return LegacyFunctionWrapper(found, **options)
+        made: Any = found(**options)
+        return cast(RewardFunction, made)
+
+    def get(self, name: str) -> Registered:
+        """The class or the function of a name. Raises ImportError, with the nearest name, where there is none."""
+        if name not in self._registry:
+            self._load(name)
+        return self._registry[name]
+
+    def list_registered(self) -> list[str]:
+        return list(self._registry)
+
+    def load_required_functions(self, config: Any) -> set[str]:
+        """Loads the rewards that a configuration names, its data sets' too; their names."""
+        named: set[str] = set()
+        for dataset in getattr(config, "datasets", ()):
+            for field in OF_DATASET:
+                named.update(getattr(dataset, field, None) or ())
+            for kind in getattr(dataset, "types", None) or ():
+                named.update(kind.get("reward_funcs", ()))
+        for field in OF_CONFIG:
+            for one in getattr(config, field, None) or ():
+                if isinstance(one, str):
+                    named.add(one)
+                elif isinstance(one, dict) and "type" in one:
+                    named.add(one["type"])
+        for name in named:
+            self.get(name)
+        return named
+
+    def _load(self, name: str) -> None:
+        """Loads the file of a reward that ships: `NAME_reward.py`, with a class or a function of that name."""
+        stem = name.removesuffix(f"_{SUFFIX}")
+        if stem not in shipped():
+            known = sorted({*self._registry, *shipped()})
+            raise ImportError(
+                f"no reward is called {name!r}{nearest(name, known) or ': there are ' + ', '.join(known)}"
+            )
+        module = importlib.import_module(f"headrace.rewards.{stem}_{SUFFIX}")
+        wanted = f"{stem}_{SUFFIX}".replace("_", "")
+        classes = {key.lower(): kind for key, kind in vars(module).items() if inspect.isclass(kind)}
+        self._registry[name] = classes.get(wanted) or getattr(module, f"{stem}_{SUFFIX}")
+
+
+class LegacyFunctionWrapper(RewardFunction):
+    """A function as a reward."""
+
+    def __init__(self, func: Callable[..., Any], weight: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(weight=weight, **kwargs)
+        self.func = func
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.func, "__name__", type(self.func).__name__))
+
+    def compute(self, completions: list[Any], **kwargs: Any) -> list[float]:
+        found = self.func(completions, **kwargs)
+        return found if isinstance(found, list) else [found] * len(completions)
+
+
+def shipped() -> Iterable[str]:
+    """The rewards that have a file here, by the names that load them."""
+    ending = f"_{SUFFIX}.py"
+    return sorted(
+        file.name.removesuffix(ending)
+        for file in resources.files("headrace.rewards").iterdir()
+        if file.name.endswith(ending)
+    )
+
+
+registry = RewardRegistry()
