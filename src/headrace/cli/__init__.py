@@ -14,6 +14,8 @@ from headrace.cli.bench import Bench
 from headrace.cli.check_gateway import CheckGateway
 from headrace.cli.demo import Demo
 from headrace.cli.engine import EngineCommand
+from headrace.cli.env import EnvCommand
+from headrace.cli.env import run as run_env
 from headrace.cli.gateway import GatewayCommand, ServeCommand
 from headrace.cli.parser import Commands, run
 from headrace.cli.pool import Pool
@@ -30,6 +32,7 @@ class Headrace(Commands):
     serve: CliSubCommand[ServeCommand] = Field(description="gateway and pool in one process")
     api: CliSubCommand[ApiCommand] = Field(description="Atropos' Trajectory API: environments post, trainers take")
     pool: CliSubCommand[Pool] = Field(description="start, read and look after a pool")
+    env: CliSubCommand[EnvCommand] = Field(description="run an environment: serve, process, evaluate, probe")
     bench: CliSubCommand[Bench] = Field(description="measure, against named limits and peers")
     engine: CliSubCommand[EngineCommand] = Field(description="serve a small model as vLLM would")
     check_gateway: CliSubCommand[CheckGateway] = Field(description="can what a server samples be trained on?")
@@ -40,6 +43,8 @@ class Headrace(Commands):
 def main(args: Sequence[str] | None = None) -> None:
     """Runs a command line and exits with its code."""
     given = sys.argv[1:] if args is None else args
+    if given[:1] == ["env"]:
+        run_env(given[1:])  # what follows is the environment's command line
     sys.exit(exit_code("headrace", lambda: run(Headrace, given, prog="headrace", version=f"headrace {__version__}")))
 
 

@@ -84,12 +84,13 @@ def command(env_cls: type[BaseEnv], args: Sequence[str], prog: str, more: Mappin
         _add(made, kind)
     found = vars(parser.parse_args(list(args)))
     chosen = commands[found["command"]]
-    return chosen(_settings(chosen, found))
+    return chosen(_settings(chosen, found), found)
 
 
 def _add(parser: Parser, kind: type[Command]) -> None:
     """The flags of a command."""
     config, servers = kind.defaults()
+    kind.add_arguments(parser)
     parser.add_argument("--config", metavar="FILE", type=Path, help=f"YAML or JSON with {ENV}:, {OPENAI}: and the rest")
     parser.add_argument(PORT, metavar="N", type=int, help=f"short for {URL} http://localhost:N")
     for name in SWITCHES:

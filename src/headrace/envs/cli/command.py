@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
 
@@ -30,8 +32,10 @@ class Command:
     summary: ClassVar[str]
     env_cls: ClassVar[type[BaseEnv]]
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, options: Mapping[str, Any] | None = None) -> None:
+        """`options` are the values of the command's own flags, by their names."""
         self.settings = settings
+        self.options = options or {}
 
     @classmethod
     def of(cls, env_cls: type[BaseEnv]) -> type[Command]:
@@ -55,6 +59,10 @@ class Command:
     @classmethod
     def called(cls) -> str:
         return cls.env_cls.name or cls.env_cls.__name__
+
+    @classmethod
+    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
+        """Adds flags that only this command has; none by default."""
 
     def environment(self) -> BaseEnv:
         found = self.settings

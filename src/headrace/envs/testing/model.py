@@ -38,7 +38,11 @@ class Model:
         """Ids, their text, and how it ended."""
         self._asked[asked] += 1
         chance = random.Random(f"{self._seed}/{self._asked[asked]}/{asked}")
-        ids = [*self.tokenizer.encode(self._say(asked, chance), add_special_tokens=False), self.tokenizer.eos_token_id]
+        return self.spoken(self._say(asked, chance), kwargs)
+
+    def spoken(self, text: str, kwargs: dict[str, Any]) -> tuple[list[int], str, str]:
+        """A text as an answer to a call."""
+        ids = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
         most = next((kwargs[name] for name in LENGTHS if kwargs.get(name)), None)
         ended = "stop"
         if most is not None and len(ids) > most:

@@ -1,0 +1,73 @@
+"""`headrace env FILE COMMAND …`: the command line of an environment in a file, Atropos' included."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from pydantic import BaseModel, Field
+from pydantic_settings import CliPositionalArg
+
+from headrace.command_line import OK, Usage, exit_code
+
+PROG = "headrace env"
+HELP = """\
+usage: headrace env FILE [--class NAME] COMMAND [--config FILE] [--env.NAME VALUE]... [--openai.NAME VALUE]...
+
+Run an environment: a file written for Headrace or, as it is, for atroposlib 0.4.0; a module by its dotted name; or one
+that ships, by its own.
+
+commands:
+  serve     work for a trainer, through the Trajectory API
+  process   write groups to a file and a page, without a trainer
+  evaluate  evaluate once, into metrics.json and samples.jsonl
+  probe     see what its reward pays for, without a model
+
+`headrace env FILE COMMAND --help` shows the flags of this environment. --class says which one is meant where the file
+has several and does not run one of them itself.
+"""
+
+
+class EnvCommand(BaseModel):
+    """Run an environment. What follows FILE is its own command line: see `headrace env --help`."""
+
+    file: CliPositionalArg[str] = Field(description="a file, a module or an environment that ships")
+
+    def cli_cmd(self) -> None:
+        raise Usage(f"{PROG} {self.file} what? serve, process, evaluate or probe (see {PROG} --help)")
+
+
+def run(args: Sequence[str]) -> NoReturn:
+    """Runs an environment's command line and exits with its code."""
+    if not args or args[0] in ("-h", "--help"):
+        print(HELP, end="", file=sys.stdout if args else sys.stderr)
+        sys.exit(OK if args else 2)
+    code = exit_code(PROG, lambda: _run(args[0], list(args[1:])))
+    sys.exit(code)
+
+
+def _run(target: str, rest: list[str]) -> None:
+    from headrace.compat.atropos import finder
+    from headrace.envs.cli import main
+    from headrace.envs.find import find
+    from headrace.envs.probe import Probe
+
+    finder.install()
+    named, rest = _class_of(rest)
+    sys.argv = [target, *rest]  # for a file that reads it
+    env_cls = find(target, named)
+    main(env_cls, rest, prog=f"{PROG} {target}", more={"probe": Probe.of(env_cls)})
+
+
+def _class_of(args: list[str]) -> tuple[str | None, list[str]]:
+    """The value of --class, and the arguments without it."""
+    for at, arg in enumerate(args):
+        flag, equals, value = arg.partition("=")
+        if flag == "--class":
+            if equals:
+                return value, args[:at] + args[at + 1 :]
+            if at + 1 == len(args):
+                raise Usage("--class needs a NAME")
+            return args[at + 1], args[:at] + args[at + 2 :]
+    return None, args

@@ -1,0 +1,1 @@
+"""Other systems' words for what Headrace does."""

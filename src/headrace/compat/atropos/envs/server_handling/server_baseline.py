@@ -1,0 +1,21 @@
+"""`atroposlib.envs.server_handling.server_baseline`."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from headrace.compat.atropos.lenient import Lenient
+from headrace.envs.config import Effort
+from headrace.envs.server import APIServer, ReasoningConfig, config
+
+__all__ = ["VALID_REASONING_EFFORTS", "APIServer", "APIServerConfig", "ReasoningConfig", "ServerBaseline"]
+
+VALID_REASONING_EFFORTS = set(get_args(Effort))
+
+
+class ServerBaseline(Lenient, config.ServerBaseline):
+    """Headrace's, which passes over fields that it does not know."""
+
+
+class APIServerConfig(ServerBaseline, config.APIServerConfig):
+    """Headrace's, which passes over fields that it does not know."""

@@ -1,0 +1,12 @@
+"""`atroposlib.frontend.jsonl2html`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headrace.envs.page import write_page
+
+
+def generate_html(input_path: str, output_path: str | None = None) -> None:
+    """The page of a file of groups, beside it where nothing else is said."""
+    write_page(Path(input_path), None if output_path is None else Path(output_path))

@@ -1,0 +1,24 @@
+"""Configurations that pass over fields they do not know, as atroposlib's do; but not without a word."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from pydantic import BaseModel, model_validator
+
+from headrace.files import nearest
+
+log = logging.getLogger("headrace.compat")
+
+
+class Lenient(BaseModel):
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or cls.model_config.get("extra") == "allow":
+            return given
+        fields = {*cls.model_fields, *(field.alias for field in cls.model_fields.values() if field.alias)}
+        for key in given.keys() - fields:
+            log.warning("%s has no field %s; it is passed over%s", cls.__name__, key, nearest(str(key), fields))
+        return {key: value for key, value in given.items() if key in fields}

@@ -1,0 +1,126 @@
+"""The environment that a file or a module holds: what `headrace env` runs."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from headrace.data.errors import HeadraceError, InvalidInput
+from headrace.envs.base import BaseEnv
+from headrace.files import nearest
+
+#: Where environments that ship are.
+SHIPPED = "headrace.envs"
+
+
+def find(target: str, named: str | None = None) -> type[BaseEnv]:
+    """The environment of a file, of a module by its dotted name, or of one that ships by its own.
+
+    Of several classes it is the one that the file runs itself (`MyEnv.cli()`), or the one that is named.
+    """
+    return chosen(load(target), named)
+
+
+def load(target: str) -> ModuleType:
+    """Imports a file, or a module, in which what stands under `if __name__ == "__main__"` is not run."""
+    path = Path(target)
+    try:
+        if path.suffix == ".py" or path.is_file():
+            return _of_file(path)
+        return _of_name(target)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if not missing or missing in ("headrace", "atroposlib"):
+            raise HeadraceError(f"{target}: {error}") from error
+        raise HeadraceError(f"{target} needs the module {missing!r}: install it beside headrace") from error
+    except ImportError as error:
+        raise HeadraceError(f"{target}: {error}") from error
+    except SyntaxError as error:
+        raise InvalidInput(f"{target} is no Python file: {error}") from error
+
+
+def chosen(module: ModuleType, named: str | None = None) -> type[BaseEnv]:
+    """The one environment of a module that is meant."""
+    found = candidates(module)
+    where = module.__file__ or module.__name__
+    if named is not None:
+        if named not in found:
+            there = ", ".join(found) or "none"
+            raise InvalidInput(f"{where} has no environment {named!r}{nearest(named, found)}; there are: {there}")
+        return found[named]
+    if not found:
+        raise InvalidInput(f"{where} has no environment: a class that inherits from BaseEnv, with its methods")
+    run = [name for name in found if name in _run_by_itself(module)]
+    if len(found) == 1 or len(run) == 1:
+        return found[run[0] if run else next(iter(found))]
+    raise InvalidInput(f"{where} has several environments, say which by --class: {', '.join(found)}")
+
+
+def candidates(module: ModuleType) -> dict[str, type[BaseEnv]]:
+    """Environments that can be made, by name: those that the module defines or, where it defines none, imports."""
+    every = {
+        name: kind
+        for name, kind in vars(module).items()
+        if inspect.isclass(kind) and issubclass(kind, BaseEnv) and not inspect.isabstract(kind)
+    }
+    own = {name: kind for name, kind in every.items() if kind.__module__.startswith(module.__name__)}
+    return own or every
+
+
+def _of_file(path: Path) -> ModuleType:
+    """Imports a file as `python FILE` finds its neighbours: by its folder. Its processes can import it by its name."""
+    if not path.is_file():
+        raise InvalidInput(f"there is no file {path}")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    name = path.stem if _is_free(path) else f"headrace_env_{path.stem.replace('.', '_')}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise InvalidInput(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _is_free(path: Path) -> bool:
+    """Whether the file's name, imported, is the file, and nothing was imported under it yet."""
+    if path.stem in sys.modules or not path.stem.isidentifier():
+        return False
+    spec = importlib.util.find_spec(path.stem)
+    return spec is not None and spec.origin == str(path.resolve())
+
+
+def _of_name(name: str) -> ModuleType:
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    for full in (f"{SHIPPED}.{name}", name):
+        if all(part.isidentifier() for part in full.split(".")) and _exists(full):
+            return importlib.import_module(full)
+    raise InvalidInput(f"there is no file {name!r}, no module of that name, and no environment that ships by it")
+
+
+def _exists(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _run_by_itself(module: ModuleType) -> set[str]:
+    """The names whose `cli()` a file calls somewhere, for when it is run."""
+    if module.__file__ is None:
+        return set()
+    calls = (node for node in ast.walk(ast.parse(Path(module.__file__).read_text())) if isinstance(node, ast.Call))
+    functions = (call.func for call in calls)
+    return {
+        function.value.id
+        for function in functions
+        if isinstance(function, ast.Attribute) and function.attr == "cli" and isinstance(function.value, ast.Name)
+    }
