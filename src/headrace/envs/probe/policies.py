@@ -42,7 +42,7 @@ class Policy(NamedTuple):
 
 
 def framed(asked: Asked, content: str) -> str:
-    """The content in the form that is asked for: tags that are named, a box, a mark; with tags and a box where none is."""
+    """The content in the form that is asked for: named tags, a box, a mark; with tags and a box where none is."""
     tags = list(dict.fromkeys(TAG.findall(asked.whole)))
     boxed, marked, labelled = "\\boxed" in asked.whole, "####" in asked.whole, "Answer:" in asked.whole
     if not (tags or boxed or marked or labelled):

@@ -153,11 +153,11 @@ class Trial:
 
 
 def _trained(group: dict[str, Any], at: int, tokenizer: Any) -> list[str]:
-    """The text of each stretch of a sequence that is trained on."""
+    """The text of each stretch of a sequence that is trained on; an empty one where there is none."""
     pairs = zip(group["tokens"][at], group["masks"][at], strict=False)
     runs = itertools.groupby(pairs, key=lambda pair: pair[1] != MASKED)
     stretches = [[int(token) for token, _ in run] for trained, run in runs if trained]
-    return [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in stretches]
+    return [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in stretches] or [""]
 
 
 def _written(group: dict[str, Any], at: int) -> list[str]:

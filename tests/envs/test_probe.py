@@ -1,0 +1,86 @@
+"""Probes: what a reward pays for, without a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.envs import probe_env
+
+from headrace.cli import main
+from headrace.envs.probe.gold import answer_of, final
+from headrace.envs.probe.policies import Asked, framed
+
+FILE = Path(probe_env.__file__)
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["headrace"])
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+
+
+def probed(name: str) -> tuple[int, dict[str, Any]]:
+    """The exit code and the report of a probe."""
+    with pytest.raises(SystemExit) as ended:
+        main(["env", str(FILE), "--class", name, "probe", "--items", "3", "--json", "found.json"])
+    return int(ended.value.code or 0), json.loads(Path("found.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["Fair", "Choosy"])
+def test_a_fair_reward_has_nothing_found(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = probed(name)
+    assert code == 0
+    assert (found["floor"], found["ceiling"], found["hackable"], found["deterministic"]) == (0, 1, 0, 1)
+    assert {one["policy"]: one["mean"] for one in found["policies"]} == {
+        **dict.fromkeys(("empty", "echo", "format", "padding", "judge", "gold"), 0.0),
+        "gold in format": 1.0,
+    }
+    assert "nothing found" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "finding"),
+    [
+        ("Formal", "hackable: 'format' earns 1 without an answer"),
+        ("Long", "hackable: 'padding' earns"),
+        ("Judged", "hackable: 'judge' earns 10 without an answer"),
+        ("Flat", "flat: everything earns 0.5"),
+        ("Restless", "not deterministic: the same answer earned something else"),
+        ("Fragile", "raises: 'empty' ends a rollout with list index out of range"),
+    ],
+)
+def test_what_is_wrong_with_a_reward_is_found(name: str, finding: str) -> None:
+    code, found = probed(name)
+    assert code == 3
+    assert any(one.startswith(finding) for one in found["findings"]), found["findings"]
+    assert found["judged"] == (name == "Judged")
+
+
+@pytest.mark.parametrize(
+    ("item", "answer"),
+    [
+        ({"question": "?", "answer": 4}, "4"),
+        ({"data": {"solution": "x"}}, "x"),
+        (("question", "gold"), "gold"),
+        (((("role", "user"), ("content", "?")), "gold"), None),
+        (({"role": "user", "content": "?"},), None),
+        ((3, 4), None),
+        ("question", None),
+        (({"prompt": "?", "target": ["a", "b"]}, 0), "a"),
+    ],
+)
+def test_an_items_answer_is_found_where_it_carries_one(item: Any, answer: str | None) -> None:
+    assert answer_of(item) == answer
+
+
+def test_an_answer_stands_in_the_form_that_is_asked_for() -> None:
+    assert final("so it is\n#### 42") == "42"
+    asked = Asked("", "Think in <think> </think>, then write \\boxed{}.", "42")
+    said = framed(asked, "42")
+    assert said.startswith("<think>")
+    assert said.endswith("</think>\n\\boxed{42}")
+    assert "<answer>42</answer>" in framed(Asked("", "no form", None), "42")
