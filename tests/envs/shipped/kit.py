@@ -1,22 +1,47 @@
-"""The commands of an environment that ships, in this process, and a trainer that takes batches."""
+"""The commands of environments that ship, in this process; a trainer that takes batches."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 from tests.atropos.words import registration
+from tests.gateway.kit import serving
 
 from headrace.envs import BaseEnv
 from headrace.envs.cli import command
+from headrace.envs.jsonl_qa import JsonlQaEnv
+from headrace.envs.judge import JudgeEnv
+from headrace.envs.number_guess import NumberGuessEnv
+from headrace.envs.reasoning_gym import ReasoningGymEnv
+from headrace.envs.tool_calc import ToolCalcEnv
 
 GROUP, BATCH, STEPS = 2, 4, 2
+
+#: Each with flags that keep its rollouts short.
+SHIPPED: dict[type[BaseEnv], list[str]] = {
+    NumberGuessEnv: ["--env.guesses", "3"],
+    ToolCalcEnv: [],
+    ReasoningGymEnv: ["--env.task", "basic_arithmetic"],
+    JsonlQaEnv: ["--env.checkers", "1"],
+    JudgeEnv: ["--env.judge.model_name", "judge", "--env.judge.health_check", "false"],
+}
+
+
+@contextmanager
+def shipped(env_cls: type[BaseEnv], base_url: str, tokenizer: Path) -> Iterator[Run]:
+    """An environment that ships, with what it needs beside its rollout server."""
+    flags = ["--env.answer_tokens", "4", *SHIPPED[env_cls]]
+    with serving(Judge().app()) if env_cls is JudgeEnv else nullcontext() as judge:
+        yield Run(env_cls, base_url, tokenizer, flags + (["--env.judge.base_url", f"{judge}/v1"] if judge else []))
 
 
 @dataclass
@@ -26,7 +51,7 @@ class Run:
     env_cls: type[BaseEnv]
     base_url: str
     tokenizer: Path
-    flags: list[str] = field(default_factory=list)
+    flags: list[str]
 
     def do(self, name: str, *flags: str) -> None:
         """Carries a command out, in the folder that this process is in."""
@@ -64,6 +89,24 @@ class Run:
             found = batches.result(240)
         assert [sum(len(group["scores"]) for group in batch) for batch in found] == [BATCH] * STEPS
         return [group for batch in found for group in batch]
+
+
+class Judge:
+    """A judge behind an OpenAI-compatible server: it says what is `said`, in turn, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.said: list[str] = []
+
+    def app(self) -> FastAPI:
+        app = FastAPI()
+        app.post("/v1/chat/completions")(self._answer)
+        return app
+
+    async def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(body)
+        said = self.said.pop(0) if self.said else f"Score: {len(self.asked) % 11}"
+        return {"model": "judge", "choices": [{"index": 0, "message": {"role": "assistant", "content": said}}]}
 
 
 def beside(work: Callable[[], Any]) -> Future[Any]:

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.envs.shipped.kit import Run, are_whole
-
-from headrace.envs import BaseEnv
-from headrace.envs.jsonl_qa import JsonlQaEnv
-from headrace.envs.number_guess import NumberGuessEnv
-from headrace.envs.reasoning_gym import ReasoningGymEnv
-from headrace.envs.tool_calc import ToolCalcEnv
-
-SHORT = ["--env.answer_tokens", "4"]
-SHIPPED: list[tuple[type[BaseEnv], list[str]]] = [
-    (NumberGuessEnv, ["--env.guesses", "3"]),
-    (ToolCalcEnv, []),
-    (ReasoningGymEnv, ["--env.task", "basic_arithmetic"]),
-    (JsonlQaEnv, ["--env.checkers", "1"]),
-]
+from tests.envs.shipped.kit import SHIPPED, Run, are_whole, shipped
 
 
-@pytest.fixture(params=SHIPPED, ids=lambda shipped: shipped[0].name)
-def run(request: pytest.FixtureRequest, engine: str, folder: Path, here: Path) -> Run:
-    env_cls, flags = request.param
-    return Run(env_cls, engine, folder, [*SHORT, *flags])
+@pytest.fixture(params=SHIPPED, ids=lambda env_cls: env_cls.name)
+def run(request: pytest.FixtureRequest, engine: str, folder: Path, here: Path) -> Iterator[Run]:
+    with shipped(request.param, engine, folder) as found:
+        yield found
 
 
 def test_it_serves_a_trainer(run: Run, trajectory_api: str) -> None:
@@ -44,7 +31,7 @@ def test_it_evaluates(run: Run) -> None:
     assert 0.0 <= run.evaluated(3) <= 1.0
 
 
-@pytest.mark.parametrize("name", [env_cls.name for env_cls, _ in SHIPPED])
+@pytest.mark.parametrize("name", [env_cls.name for env_cls in SHIPPED])
 def test_it_is_a_module_to_run(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"headrace.envs.{name}", "serve", "--env.eval_item", "3"], capture_output=True, text=True

@@ -1,0 +1,5 @@
+"""Answers that another model judges."""
+
+from headrace.envs.judge.env import JudgeConfig, JudgeEnv
+
+__all__ = ["JudgeConfig", "JudgeEnv"]

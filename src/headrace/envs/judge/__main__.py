@@ -1,0 +1,3 @@
+from headrace.envs.judge import JudgeEnv
+
+JudgeEnv.cli()

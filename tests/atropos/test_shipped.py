@@ -1,0 +1,29 @@
+"""The environments that ship are good citizens at the original: they register, send groups that it takes, and leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.engine.kit import serving as serving_engine
+from tests.envs.shipped.kit import SHIPPED, are_whole, shipped
+
+from headrace.envs import BaseEnv
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[str]:
+    with serving_engine(model=str(folder), served_model_name="tiny", logprobs_mode="processed_logprobs") as client:
+        yield f"http://{client.host}/v1"
+
+
+@pytest.mark.parametrize("env_cls", SHIPPED, ids=lambda env_cls: env_cls.name)
+def test_it_serves_a_trainer_at_the_original(
+    env_cls: type[BaseEnv], original: str, engine: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with shipped(env_cls, engine, folder) as run:
+        groups = run.served(original)
+    are_whole(groups)
+    assert {group["env_id"] for group in groups} == {0}
