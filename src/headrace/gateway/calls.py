@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from headrace.data.step import FloatArray, IntArray, Step
 from headrace.gateway.counters import Counters
@@ -18,8 +18,9 @@ from headrace.gateway.kept import KEPT
 from headrace.gateway.planner import Planner
 from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
-from headrace.gateway.session import REQUEST, TEXT, Session, TextNode, digest_of
+from headrace.gateway.session import REQUEST, TEXT, Session, TextNode
 from headrace.gateway.sessions import Sessions
+from headrace.gateway.text_key import TextKey
 from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream import Failed, Upstream
 from headrace.gateway.upstream.types import Sampled
@@ -116,8 +117,9 @@ class Calls:
         record = self._record(session, turn, choice)
         metadata: dict[str, Any] = {**self._about(turn, choice), RECORD: record.to_metadata()}
         if turn.text is not None:
-            text = turn.text + text_of(renderer.vocabulary, choice.ids)
-            metadata[TEXT] = {"length": len(text), "digest": digest_of(text.encode())}
+            key = TextKey.of(turn.text + text_of(renderer.vocabulary, choice.ids))
+            turn.text_keys.append(key)
+            metadata[TEXT] = asdict(key)
         parent = plan.parent
         if ask.keep:
             kept = session.kept.share(ask, choice.message(one_call=ask.one_call), parent)

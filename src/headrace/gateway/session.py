@@ -14,12 +14,12 @@ import msgspec
 from headrace.data.step import IntArray, Step
 from headrace.data.trajectory import Trajectory
 from headrace.gateway.kept import KEPT, Conversations, Kept
+from headrace.gateway.text_key import DIGEST
 from headrace.gateway.turn import Turn
 from headrace.tokens import History, Node
 
 #: Where a step's metadata says which request it answers, and what text its prompt and answer are.
 REQUEST, TEXT = "request", "text"
-DIGEST = 16
 
 
 def digest_of(data: bytes) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from headrace.data.step import FloatArray, IntArray
 from headrace.gateway.ask import Ask
+from headrace.gateway.text_key import TextKey
 from headrace.gateway.upstream.types import Order, Sampled
 from headrace.tokens import AnswerStream, Delta, Message, Parsed, PromptPlan
 
@@ -104,6 +105,7 @@ class Turn(msgspec.Struct, kw_only=True, eq=False):
     server: str = ""
     request: str = ""  # the digest of the request's body
     text: str | None = None  # the prompt of a text completion
+    text_keys: list[TextKey] = []  # what it and its answers are known by, once they are recorded
 
     @property
     def version(self) -> int:

@@ -109,6 +109,17 @@ def test_those_of_different_users_are_never_one(service: Running, rollout: Rollo
     assert lines(service) == [[None], [None]]
 
 
+def test_a_text_that_goes_on_is_found_whatever_its_length(service: Running, rollout: Rollout) -> None:
+    rollout.reply = lambda asked: " and"
+    texts = ["once", "x" * 255, "y" * 256, "\u00e9" * 300, "z" * 1000]
+    for _ in range(3):
+        for at, text in enumerate(texts):
+            answer = told(service.post("/v1/completions", {"prompt": text, "max_tokens": 8}))
+            texts[at] = text + answer["choices"][0]["text"] + " then"
+    told(service.post("/v1/completions", {"prompt": "once upon", "max_tokens": 8}))
+    assert lines(service) == [[None, 0, 1]] * len(texts) + [[None]]
+
+
 def test_rewriting_is_a_branch_where_an_answer_is_left_and_a_new_conversation_where_none_is(service: Running) -> None:
     talk = Talk()
     for text in ("hi", "more"):

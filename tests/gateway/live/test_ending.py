@@ -187,6 +187,17 @@ def test_a_restarted_gateway_goes_on_with_what_is_running(
         assert complete(after) == [True, True, True]
 
 
+def test_a_restarted_gateway_knows_texts_too(rollout: Rollout, folder: Path, pool: DataPool) -> None:
+    prompt = "once upon a time " * 40
+    found: list[list[int | None]] = []
+    for _ in range(2):
+        with in_front(rollout, folder, pool, open=True) as service:
+            answer = told(service.post("/v1/completions", {"prompt": prompt, "max_tokens": 8}))
+            prompt += answer["choices"][0]["text"] + " and"
+            found = lines(service)
+    assert found == [[None, 0]]
+
+
 @contextmanager
 def two(rollout: Rollout, folder: Path, clock: Clock) -> Iterator[tuple[Running, Running]]:
     """Two gateways on one pool elsewhere."""
@@ -209,6 +220,20 @@ def test_a_conversation_goes_on_in_whichever_gateway_it_reaches(rollout: Rollout
             for talk in talks:
                 talk.says(gateway, text)
         assert lines(one) == [[None, 0, 1, 2, 3]] * 3
+
+
+def test_two_that_are_alike_are_told_apart_wherever_they_went_on(rollout: Rollout, folder: Path, clock: Clock) -> None:
+    with two(rollout, folder, clock) as (one, other):
+        rollout.reply = lambda asked: "ok"
+        mine, yours = Talk(), Talk()
+        mine.says(one, "hi")
+        yours.says(other, "hi")
+        rollout.reply = lambda asked: f"answer {len(rollout.orders)}"
+        yours.says(other, "more")
+        yours.says(one, "so")  # its last answer is known to the other alone, its first looks like mine
+        mine.says(other, "more")
+        mine.says(one, "so")
+        assert lines(one) == [[None, 0, 1]] * 2
 
 
 def test_the_gateway_that_answered_last_ends_it(rollout: Rollout, folder: Path, clock: Clock) -> None:

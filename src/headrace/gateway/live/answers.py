@@ -8,6 +8,7 @@ nobody has continued yet is taken, so that each goes on by itself. Pure; its mem
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from hashlib import blake2b
 
 import msgspec
@@ -27,6 +28,15 @@ class Answer(msgspec.Struct, gc=False):
     uid: str
     strict: bytes
     continued: bool = False
+
+
+class Match(msgspec.Struct, frozen=True):
+    """An answer that a request contains. `last`: no other answer follows it there; `alike`: the conversations that gave
+    it, at least in these words."""
+
+    answer: Answer
+    last: bool
+    alike: tuple[str, ...]
 
 
 class Answers:
@@ -58,15 +68,26 @@ class Answers:
         while self._count > self._most and len(self._keys) > 1:
             self.drop(next(iter(self._keys)))
 
-    def find(self, scope: str, request: Request) -> Answer | None:
+    def find(self, scope: str, request: Request) -> Match | None:
         """The last answer in a request that one of the conversations gave."""
+        last = True
         for n in range(len(request.messages), 0, -1):
             message = request.messages[n - 1]
             if message.role != "assistant":
                 continue
             found = self._by_key.get(_scoped(scope, request.chain.keys[n]))
             if found:
-                return _meant(found, strict(message, request.chain.schemas)) if len(found) > 1 else found[0]
+                meant = _meant(found, strict(message, request.chain.schemas)) if len(found) > 1 else found[0]
+                return Match(meant, last, tuple(answer.uid for answer in found))
+            last = False
+        return None
+
+    def find_text(self, scope: str, keys: Iterable[bytes]) -> Match | None:
+        """The longest text that one of the conversations gave; `keys` are those of a prompt's beginnings."""
+        for key in keys:
+            found = self._by_key.get(_scoped(scope, key))
+            if found:
+                return Match(_meant(found, b""), True, tuple(answer.uid for answer in found))
         return None
 
     def drop(self, uid: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headrace.data.errors import HeadraceError
 from headrace.data.trajectory import Trajectory
@@ -39,15 +39,17 @@ class Discovery:
         self._looks = 0
         self.done = False  # all that was there at the start is known
 
-    async def look(self) -> None:
-        """Returns once everything is known that was in the pool when this was called, or the pool was too slow."""
+    async def look(self, again: Sequence[str] = ()) -> None:
+        """Returns once everything is known that was in the pool when this was called, or the pool was too slow.
+        Of those that are known, only `again` are read once more."""
         before = self._looks
         try:
             async with asyncio.timeout(PATIENCE_S), self._lock:
-                if self._looks > before:
-                    return  # another look began after this was called
-                self._looks += 1
-                await self._read()
+                if self._looks == before:  # otherwise another look began after this was called
+                    self._looks += 1
+                    await self._read()
+                for held in again:
+                    await self._one(held)
         except TimeoutError:
             log.warning("the pool's conversations could not be read within %g s", PATIENCE_S)
         except HeadraceError as error:
@@ -58,22 +60,24 @@ class Discovery:
         await gateway.recorder.flushed()
         tenants = {tenant.channel(None) for tenant in gateway.access.tenants}
         for held in list(self._silent):
-            await self._one(held)
+            if self._known(held):
+                del self._silent[held]
+            else:
+                await self._one(held)
         for channel in {gateway.models.default.channel, *tenants}:
             more = True
             while more:
                 page = await gateway.pool.aio.list_groups(channel, cursor=self._next.get(channel, 0), limit=PAGE)
                 more = page["next"] is not None
                 for row in page["items"]:
-                    if is_live(row["prompt_uid"]) and not row["complete"]:
-                        await self._one(row["prompt_uid"])
+                    held = row["prompt_uid"]
+                    if is_live(held) and not row["complete"] and not self._known(held):
+                        await self._one(held)
                     self._next[channel] = row["seq"] + 1
         self.done = True
 
     async def _one(self, held: str) -> None:
         self._silent.pop(held, None)
-        if self._known(held):
-            return
         found: list[Trajectory] = []
         for policy in self._gateway.models:
             try:

@@ -17,11 +17,13 @@ from headrace.data.trajectory import Trajectory
 from headrace.gateway.access import Caller
 from headrace.gateway.ask import Ask
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.live.answers import Answer, Answers
+from headrace.gateway.live.answers import Answers, Match
 from headrace.gateway.live.discovery import Discovery
 from headrace.gateway.live.endings import Endings
 from headrace.gateway.live.names import scope_of, session_uid
-from headrace.gateway.session import Session
+from headrace.gateway.live.texts import Texts
+from headrace.gateway.session import TEXT, Session
+from headrace.gateway.text_key import TextKey
 from headrace.gateway.turn import Turn
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Gone, NotFound
@@ -38,6 +40,7 @@ class Live:
         self.gateway = gateway
         self.endings = Endings(gateway, gateway.settings.session_idle_s, clock)
         self._answers = Answers()
+        self._texts = Texts()
         self._discovery = Discovery(gateway, self._adopt, lambda held: held in self._answers)
         self._shared = not isinstance(gateway.pool, DataPool)
         self._parts: OrderedDict[tuple[str, str], int] = OrderedDict()
@@ -57,21 +60,26 @@ class Live:
 
     async def continued(self, caller: Caller, ask: Ask) -> str | None:
         """The pool's name of the conversation whose answer a call contains."""
-        conversation = ask.conversation
-        if conversation is None or all(message.role != "assistant" for message in conversation.messages):
+        if ask.conversation is not None and all(message.role != "assistant" for message in ask.conversation.messages):
             return None
-        found = self._find(caller, ask)
-        if found is None and (self._shared or not self._discovery.done):
-            await self._discovery.look()
-            found = self._find(caller, ask)
+        scope = _scope(caller.uid(""), ask.user)
+        found = self._find(scope, ask)
+        doubtful = found is None or not found.last or found.answer.continued
+        if doubtful and (self._shared or not self._discovery.done):
+            # Perhaps another process gave the answers that follow, or has one that is alike and nobody continued.
+            await self._discovery.look(found.alike if found is not None and len(found.alike) > 1 else ())
+            found = self._find(scope, ask)
         if found is None:
             return None
-        found.continued = True
-        return found.uid
+        found.answer.continued = True
+        return found.answer.uid
 
-    def _find(self, caller: Caller, ask: Ask) -> Answer | None:
-        assert ask.conversation is not None
-        return self._answers.find(_scope(caller.uid(""), ask.user), ask.conversation)
+    def _find(self, scope: str, ask: Ask) -> Match | None:
+        if ask.conversation is not None:
+            return self._answers.find(scope, ask.conversation)
+        if len(ask.prompts) != 1 or not isinstance(ask.prompts[0], str):
+            return None
+        return self._answers.find_text(scope, self._texts.known(scope, ask.prompts[0]))
 
     async def named(self, caller: Caller, name: str) -> tuple[str, int, bool]:
         """The part of a session that is running, or the next one: its uid, its number, and whether it is there."""
@@ -138,9 +146,11 @@ class Live:
         """What a call of a conversation was answered."""
         for turn in turns:
             conversation = turn.ask.conversation
-            if conversation is None:
-                continue
             scope = _scope(scope_of(held), turn.ask.user)
+            if conversation is None:
+                for key in turn.text_keys:
+                    self._add_text(held, scope, key)
+                continue
             for choice in turn.choices:
                 answer = choice.message(one_call=turn.ask.one_call)
                 self._answers.add(held, scope, *conversation.chain.answer(answer))
@@ -149,16 +159,22 @@ class Live:
         """A running conversation of another process, or of one that is gone."""
         if not self._discovery.done:
             self.endings.watch(held)
-        extras = [r.head.unpack_extra() for each in found for r in each.tree.records.values()]
-        records = [(Record.from_metadata(extra.metadata.get(RECORD)), extra.metadata.get("user")) for extra in extras]
+        extras = [r.head.unpack_extra().metadata for each in found for r in each.tree.records.values()]
+        records = [(Record.from_metadata(about.get(RECORD)), about) for about in extras]
         parents = {record.parent for record, _ in records if record is not None}
-        for record, user in records:
-            if record is not None:
-                continued = record.key in parents
-                self._answers.add(held, _scope(scope_of(held), user), record.key, record.strict, continued=continued)
-        about = found[0].metadata
-        if isinstance(about.get(SESSION), str) and isinstance(about.get(PART), int):
-            self._parts[scope_of(held), about[SESSION]] = about[PART]
+        for record, about in records:
+            scope, text = _scope(scope_of(held), about.get("user")), TextKey.from_metadata(about.get(TEXT))
+            if text is not None:
+                self._add_text(held, scope, text)
+            elif record is not None:
+                self._answers.add(held, scope, record.key, record.strict, continued=record.key in parents)
+        named = found[0].metadata
+        if isinstance(named.get(SESSION), str) and isinstance(named.get(PART), int):
+            self._parts[scope_of(held), named[SESSION]] = named[PART]
+
+    def _add_text(self, held: str, scope: str, key: TextKey) -> None:
+        self._texts.add(scope, key)
+        self._answers.add(held, scope, bytes.fromhex(key.digest), b"")
 
     def _dropped(self, held: str) -> None:
         self.endings.drop(held)

@@ -1,0 +1,96 @@
+"""What finds conversations and what ends them: pure, bounded, and true of any sequence of calls."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.gateway.live.answers import MOST_ALIKE, Answers
+from headrace.gateway.live.idle import Idle
+from headrace.gateway.live.names import call_in, call_of, is_live, new_uid, scope_of, session_uid, uid_of
+from headrace.gateway.live.texts import Texts
+from headrace.gateway.text_key import CHUNK, TextKey
+from headrace.tokens import Message, Request
+
+OK = Message("assistant", "ok")
+
+
+def asked(*texts: str) -> Request:
+    """A conversation in which every question was answered with ok, but the last."""
+    messages = [message for text in texts for message in (Message("user", text), OK)]
+    return Request(messages[:-1])
+
+
+def answer(answers: Answers, uid: str, request: Request, scope: str = "") -> None:
+    answers.add(uid, scope, *request.chain.answer(OK))
+
+
+def test_the_conversations_that_were_quiet_longest_are_forgotten_first() -> None:
+    answers = Answers(most=4)
+    for uid in ("a", "b", "c"):
+        answer(answers, uid, asked(uid))
+    for texts in (["a", "1"], ["a", "1", "2"]):
+        answer(answers, "a", asked(*texts))
+    assert "b" not in answers
+    assert len(answers) == 4
+    assert answers.find("", asked("b", "more")) is None
+    found = answers.find("", asked("a", "1", "2", "3"))
+    assert found is not None
+    assert (found.answer.uid, found.last) == ("a", True)
+
+
+def test_what_is_dropped_leaves_nothing() -> None:
+    answers = Answers()
+    for at in range(2 * MOST_ALIKE):
+        answer(answers, f"c{at}", asked("hi"))
+    assert len(answers) == MOST_ALIKE
+    for at in range(2 * MOST_ALIKE):
+        answers.drop(f"c{at}")
+    assert len(answers) == 0
+    assert answers.find("", asked("hi", "more")) is None
+
+
+def test_no_scope_finds_what_was_given_in_another() -> None:
+    answers = Answers()
+    answer(answers, "a", asked("hi"), "tenant\0user\0")
+    for scope in ("", "tenant\0\0", "tenant\0user", "other\0user\0"):
+        assert answers.find(scope, asked("hi", "more")) is None
+
+
+@given(st.lists(st.text(max_size=3 * CHUNK), max_size=8), st.text(max_size=CHUNK))
+def test_of_all_texts_that_a_prompt_begins_with_the_longest_is_first(texts: list[str], more: str) -> None:
+    known = Texts()
+    for text in texts:
+        known.add("s", TextKey.of(text))
+    for text in texts:
+        prompt = text + more
+        fitting = [other for other in texts if prompt.startswith(other)]
+        found = [key.hex() for key in known.known("s", prompt)]
+        first = next(key for key in found if key in {TextKey.of(other).digest for other in texts})
+        assert first == TextKey.of(max(fitting, key=len)).digest
+        assert list(known.known("other", prompt)) == []
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 30)), max_size=30))
+def test_what_is_due_was_not_heard_of_for_so_long(calls: list[tuple[str, int]]) -> None:
+    idle, now = Idle(20), 0
+    last: dict[str, int] = {}
+    for uid, wait in calls:
+        now += wait
+        assert set(idle.due(now)) == {uid for uid, at in last.items() if now - at >= 20}
+        assert bool(idle.due(now)) == (bool(last) and idle.wait(now) == 0)
+        idle.touch(uid, now)
+        last[uid] = now
+
+
+def test_a_response_id_names_its_conversation_in_every_dialect() -> None:
+    uid = new_uid()
+    call = call_of(uid, "0123456789abcdef" * 2)
+    for shown in (call, f"chatcmpl-{call}", f"cmpl-{call}-0", f"resp_{call}", f"msg_{call}"):
+        named = call_in(shown)
+        assert named is not None
+        assert uid_of(named) == uid
+    assert is_live(f"tenant/{uid}")
+    assert scope_of(f"tenant/{uid}") == "tenant/"
+    assert not is_live(f"{uid}@other")
+    assert session_uid("s", 1) != session_uid("s", 2)
