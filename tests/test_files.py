@@ -17,8 +17,11 @@ def written(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.yaml", "x: 1\ny: {z: [2]}\n"), ("a.json", '{"x": 1, "y": {"z": [2]}}')])
-def test_a_file_is_yaml_or_json(tmp_path: Path, name: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("a.yaml", "x: 1\ny: {z: [2]}\n"), ("a.json", '{"x": 1, "y": {"z": [2]}}'), ("a.toml", "x = 1\ny.z = [2]\n")],
+)
+def test_a_file_is_yaml_json_or_toml(tmp_path: Path, name: str, text: str) -> None:
     assert read(written(tmp_path, name, text)) == {"x": 1, "y": {"z": [2]}}
 
 

@@ -1,8 +1,8 @@
 """Files of every part: configurations that are read, lines that are appended.
 
-A configuration is YAML or JSON, read as one mapping and checked by a model. A key that stands twice is refused, since
-one of its two values would be lost without a word. What a model does not know is answered with the nearest name that it
-knows.
+A configuration is YAML, JSON or TOML, read as one mapping and checked by a model. A key that stands twice is refused,
+since one of its two values would be lost without a word. What a model does not know is answered with the nearest name
+that it knows.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -26,11 +27,13 @@ MERGE = "tag:yaml.org,2002:merge"
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The mapping in a file: JSON where its name ends so, YAML otherwise. An empty file is an empty mapping."""
+    """The mapping in a file: JSON or TOML where its name ends so, YAML otherwise. An empty file is an empty mapping."""
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix.lower() == ".json":
             found = json.loads(text, object_pairs_hook=_unique)
+        elif path.suffix.lower() == ".toml":
+            found = tomllib.loads(text)
         else:
             found = yaml.load(text, _Loader)
     except OSError as error:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headrace.data.errors import InvalidInput
+from headrace.files import read
 from headrace.gateway import Settings
-from headrace.gateway.files import read_table
 from headrace.gateway.models.spec import read_models
 
 YAML = """
@@ -43,7 +43,7 @@ def written(folder: Path, models: dict[str, Any], **more: Any) -> Path:
 def test_yaml_json_and_toml_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "m.yaml").write_text(YAML)
     (tmp_path / "m.toml").write_text(TOML)
-    (tmp_path / "m.json").write_text(json.dumps(read_table(tmp_path / "m.yaml")))
+    (tmp_path / "m.json").write_text(json.dumps(read(tmp_path / "m.yaml")))
     found = [read_models(tmp_path / name) for name in ("m.yaml", "m.toml", "m.json")]
     assert found[0] == found[1] == found[2]
     assert found[0].models["small"].servers == ["http://a:1", "http://b:1"]
@@ -67,9 +67,13 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path, name: str, text: str
 
 PASS = {"mode": "pass", "addresses": "http://j:1"}
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "unknown key": ({"a": {"adresses": "http://a:1"}}, {}, "models.a: key 'adresses' is unknown; did you mean 'addr"),
-    "unknown at the top": ({}, {"defualt": "a"}, "'defualt' is unknown; did you mean 'default'"),
-    "unknown default": ({"alpha": {}}, {"default": "alpa"}, "'alpa' is unknown; did you mean 'alpha'"),
+    "unknown key": (
+        {"a": {"adresses": "http://a:1"}},
+        {},
+        "models.a: key 'adresses' is unknown; did you mean addr",
+    ),
+    "unknown at the top": ({}, {"defualt": "a"}, "'defualt' is unknown; did you mean default"),
+    "unknown default": ({"alpha": {}}, {"default": "alpa"}, "'alpa' is unknown; did you mean alpha"),
     "a default that is not trained": ({"a": {"mode": "record"}}, {"default": "a"}, "name one with mode train"),
     "no such mode": ({"a": {"mode": "tain"}}, {}, "models.a: Invalid enum value 'tain'"),
     "no address to pass to": ({"a": {"mode": "pass"}}, {}, "models.a: mode pass needs one address"),
@@ -96,11 +100,10 @@ def test_what_could_not_work_is_refused_by_its_place(
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("m.yaml", "models: [", "m.yaml: "),
-        ("m.json", "{", "m.json: "),
-        ("m.toml", "models", "m.toml: "),
-        ("m.yaml", "7", "must hold names"),
-        ("m.ini", "x", "must be one of .yaml, .yml, .json, .toml"),
+        ("m.yaml", "models: [", "m.yaml cannot be read: "),
+        ("m.json", "{", "m.json cannot be read: "),
+        ("m.toml", "models", "m.toml cannot be read: "),
+        ("m.yaml", "7", "must hold a mapping"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, text: str, said: str) -> None:

@@ -304,7 +304,7 @@ WRONG: dict[str, tuple[Json, str]] = {
     "a key that is not set": ({"a": {"keys": ["env:HEADRACE_NO_SUCH"]}}, "HEADRACE_NO_SUCH is not set"),
     "one key for two": ({"a": {"keys": ["k"]}, "b": {"keys": ["k"]}}, "tenants.b: one of its keys stands twice"),
     "one key for both roles": ({"a": {"keys": ["k"], "reward_keys": ["k"]}}, "one of its keys stands twice"),
-    "unknown": ({"a": {"keys": ["k"], "calls_per_sec": 1}}, "'calls_per_sec' is unknown; did you mean 'calls_per_s'"),
+    "unknown": ({"a": {"keys": ["k"], "calls_per_sec": 1}}, "'calls_per_sec' is unknown; did you mean calls_per_s"),
     "no rate": ({"a": {"keys": ["k"], "calls_per_s": 0}}, "tenants.a: Expected `float` > 0"),
     "a burst of nothing": ({"a": {"keys": ["k"], "burst": 2}}, "burst says how much of calls_per_s"),
     "no channel": ({"a": {"keys": ["k"], "channels": []}}, "channels is empty"),

@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from headrace import files
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import check_uid
-from headrace.gateway.files import fitted, known, read_table
+from headrace.gateway.tables import fitted, known
 from headrace.gateway.upstream.options import Balancing, ModeAsked, Wire
 from headrace.gateway.upstream.server import normal_address
 from headrace.pool.config import DEFAULT_CHANNEL
@@ -109,7 +110,7 @@ class _Top(msgspec.Struct):
 
 def read_models(path: Path) -> ModelsFile:
     """A file that can work, or an error that names the file, the model and the key."""
-    top = fitted(read_table(path), _Top, str(path))
+    top = fitted(files.read(path), _Top, str(path))
     models = {name: fitted(given, ModelSpec, f"{path}: models.{name}") for name, given in top.models.items()}
     found = ModelsFile(models, top.default)
     try:

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import msgspec
 
+from headrace import files
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import check_uid
-from headrace.gateway.files import fitted, read_table
+from headrace.gateway.tables import fitted
 from headrace.pool.config import DEFAULT_CHANNEL
 
 #: What stands between a tenant's name and the uids that its keys name.
@@ -50,7 +51,7 @@ class _Top(msgspec.Struct):
 
 def read_tenants(path: Path) -> dict[str, TenantSpec]:
     """The tenants of a file by name, their keys in place; an error names the file, the tenant and the key."""
-    top = fitted(read_table(path), _Top, str(path))
+    top = fitted(files.read(path), _Top, str(path))
     found: dict[str, TenantSpec] = {}
     taken: dict[str, str] = {}
     for name, given in top.tenants.items():
