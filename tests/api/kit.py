@@ -125,4 +125,5 @@ def hang_up_after(held: Held, address: str, method: str, path: str, body: Any = 
         connection.sock.shutdown(socket.SHUT_RDWR)
     finally:
         connection.close()
+    httpx.get(address, timeout=120, trust_env=False)  # once this is answered, the server has seen it hang up
     held.go.set()

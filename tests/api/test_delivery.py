@@ -62,6 +62,7 @@ def test_a_group_sent_again_while_the_first_is_still_on_its_way_is_one_group(poo
         second.request("POST", "/scored_data", body)
         until(lambda: api.queued() == 1)  # others are answered meanwhile
         first.close()
+        api.get("/")  # once this is answered, the server has seen it hang up
         held.go.set()
         assert second.getresponse().status == 200
         second.close()

@@ -76,6 +76,7 @@ def post_all(server: Killable, env: int) -> None:
     api.close()
 
 
+@pytest.mark.timeout(900)
 def test_no_group_is_lost_and_none_is_served_twice(server: Killable) -> None:
     api = Api(server.address)
     envs = api.opened(8, *[4] * ENVIRONMENTS)

@@ -26,7 +26,7 @@ class Trainer:
     def __init__(self, address: str, batch_size: int, checkpoints: Path, **more: Any) -> None:
         # A connection a call: the original closes one after a 500, and the next call would meet it closing.
         limits = httpx.Limits(max_keepalive_connections=0)
-        self._client = httpx.Client(base_url=address, timeout=60, trust_env=False, limits=limits)
+        self._client = httpx.Client(base_url=address, timeout=240, trust_env=False, limits=limits)
         settings = {"wandb_group": "g", "wandb_project": "p", "batch_size": batch_size, "max_token_len": 512}
         settings |= {"checkpoint_dir": str(checkpoints), "save_checkpoint_interval": 5, "starting_step": 0}
         self.uuid = self._client.post("/register", json={**settings, "num_steps": 10, **more}).json()["uuid"]

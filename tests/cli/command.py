@@ -52,7 +52,7 @@ def spawn(*args: str | Path, env: dict[str, str] | None = None, cwd: Path | None
         [*COMMAND, *map(str, args)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         cwd=cwd,
         env={**os.environ, **(env or {})},
     )
@@ -84,7 +84,7 @@ class Served:
     def end(self, how: signal.Signals = signal.SIGTERM) -> Done:
         if self.process.poll() is None:
             self.process.send_signal(how)
-        out, err = self.process.communicate(timeout=120)
+        out, err = self.process.communicate(timeout=240)
         return Done(self.process.returncode, out, err)
 
     def __enter__(self) -> Served:

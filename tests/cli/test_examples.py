@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def run(name: str, folder: Path, *args: str) -> str:
     done = subprocess.run(
-        [sys.executable, EXAMPLES / name, *args], capture_output=True, text=True, timeout=60, cwd=folder
+        [sys.executable, EXAMPLES / name, *args], capture_output=True, text=True, timeout=240, cwd=folder
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout

@@ -80,7 +80,7 @@ def half_asked(address: str) -> Iterator[None]:
     where = urlsplit(address)
     with socket.create_connection((where.hostname, where.port)) as agent:
         agent.sendall(b"POST /t/p/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{")
-        while httpx.get(f"{address}/stats", trust_env=False).json()["gateway"]["in_flight"] < 1:
+        while httpx.get(f"{address}/stats", timeout=120, trust_env=False).json()["gateway"]["in_flight"] < 1:
             pass
         yield
 

@@ -30,7 +30,7 @@ class Client:
         self.pool = ThreadPoolExecutor(16)
 
     def send(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection(self.host, timeout=60)
+        connection = http.client.HTTPConnection(self.host, timeout=240)
         try:
             data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
             connection.request(method, path, data, {"content-type": "application/json", **(headers or {})})
@@ -71,7 +71,7 @@ class Client:
     @contextmanager
     def stream(self, path: str, body: Json) -> Iterator[Iterator[Json]]:
         """The chunks of a stream, as they come; leaving the block hangs up."""
-        connection = http.client.HTTPConnection(self.host, timeout=60)
+        connection = http.client.HTTPConnection(self.host, timeout=240)
         connection.request("POST", path, json.dumps({**body, "stream": True}), {"content-type": "application/json"})
         answer = connection.getresponse()
         assert answer.status == 200

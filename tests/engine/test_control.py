@@ -16,6 +16,8 @@ from headrace.engine.weights import share
 
 PROMPT = [1, 50, 60, 70]
 LONG = {"prompt": PROMPT, "max_tokens": 400, "seed": 1, "ignore_eos": True, "return_token_ids": True}
+#: So long that a busy machine ends it before it ends by itself.
+LONGER = {**LONG, "max_tokens": 1500}
 
 
 def generate(tokens: int, **asked: Any) -> dict[str, Any]:
@@ -25,14 +27,14 @@ def generate(tokens: int, **asked: Any) -> dict[str, Any]:
 
 def test_a_client_that_hangs_up_frees_its_place(folder: Path) -> None:
     with serving(model=str(folder), max_num_seqs=1) as own:
-        with own.stream("/v1/completions", {**LONG, "request_id": "gone"}) as chunks:
+        with own.stream("/v1/completions", {**LONGER, "request_id": "gone"}) as chunks:
             next(chunks)
             waiting = own.later("/v1/completions", {**LONG, "max_tokens": 3})
             own.post("/pause?mode=keep")
         # Nothing is stepped: only the hang-up can end it.
         assert own.recorded("cmpl-gone")["finish_reason"] == "abort"
         own.post("/resume")
-        assert len(waiting.result(60)["choices"][0]["token_ids"]) == 3
+        assert len(waiting.result(240)["choices"][0]["token_ids"]) == 3
         assert own.get("/load") == {"server_load": 0}
 
 
@@ -41,7 +43,7 @@ def test_a_client_that_hangs_up_on_a_whole_answer_frees_its_place_too(own: Clien
     import json
 
     own.post("/pause?mode=keep")
-    connection = http.client.HTTPConnection(own.host, timeout=60)
+    connection = http.client.HTTPConnection(own.host, timeout=240)
     connection.request("POST", "/v1/completions", json.dumps({**LONG, "request_id": "gone"}))
     while own.get("/load")["server_load"] == 0:
         pass
@@ -63,17 +65,17 @@ def test_pause_keep_freezes_what_runs_and_resume_goes_on(own: Client) -> None:
         for chunk in chunks:
             ids += chunk["choices"][0]["token_ids"]
     assert ids == alone
-    assert held.result(60)["choices"][0]["token_ids"] == alone[:2]
+    assert held.result(240)["choices"][0]["token_ids"] == alone[:2]
 
 
 def test_pause_abort_ends_what_runs_with_what_it_has(own: Client) -> None:
-    with own.stream("/v1/completions", LONG) as chunks:
+    with own.stream("/v1/completions", LONGER) as chunks:
         first = next(chunks)["choices"][0]
         own.post("/pause")
         rest = [chunk["choices"][0] for chunk in chunks]
     parts = [first, *rest]
     assert parts[-1]["finish_reason"] == "abort"
-    assert sum(len(part["token_ids"]) for part in parts) < 400
+    assert sum(len(part["token_ids"]) for part in parts) < 1500
     own.post("/resume")
 
 
@@ -83,7 +85,7 @@ def test_a_stream_that_is_aborted_before_its_first_token_says_nothing(own: Clien
     while not own.get("/load")["server_load"]:
         pass
     own.post("/abort_requests", {})
-    assert waiting.result(60) == []
+    assert waiting.result(240) == []
 
 
 def test_pause_wait_lets_what_runs_end_and_holds_what_comes(own: Client) -> None:
@@ -95,19 +97,19 @@ def test_pause_wait_lets_what_runs_end_and_holds_what_comes(own: Client) -> None
         held = own.later("/v1/completions", {**LONG, "max_tokens": 2})
         reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
     assert reasons[-1] == "length"
-    assert paused.result(60) == {"status": "paused"}
+    assert paused.result(240) == {"status": "paused"}
     assert not held.done()
     own.post("/resume")
-    assert held.result(60)["choices"][0]["finish_reason"] == "length"
+    assert held.result(240)["choices"][0]["finish_reason"] == "length"
 
 
 def test_one_of_many_is_aborted_after_the_cache_has_grown(own: Client) -> None:
-    body = {"model": "tiny", "prompt": [1, 5, 9], "max_tokens": 600, "ignore_eos": True}
+    body = {"model": "tiny", "prompt": [1, 5, 9], "max_tokens": 1000, "ignore_eos": True}
     calls = [own.pool.submit(own.post, "/v1/completions", {**body, "request_id": f"r{at}"}) for at in range(12)]
     while sum(len(s.output) > 100 for c in list(own.engine.open) for s in c.sequences) < len(calls):
         assert not any(call.done() for call in calls)
     own.post("/abort_requests", {"request_ids": ["r5"]})
-    ends = [call.result(60)["choices"][0]["finish_reason"] for call in calls]
+    ends = [call.result(240)["choices"][0]["finish_reason"] for call in calls]
     assert [at for at, end in enumerate(ends) if end == "abort"] == [5]
     assert ends.count("length") == 11
 
@@ -119,9 +121,9 @@ def test_a_request_is_aborted_by_its_name_and_others_go_on(own: Client) -> None:
     while own.get("/load")["server_load"] < 2:
         pass
     assert own.post("/abort_requests", {"request_ids": ["a"]}) == {"status": "aborted", "aborted": 1}
-    assert gone.result(60)["choices"][0]["finish_reason"] == "abort"
+    assert gone.result(240)["choices"][0]["finish_reason"] == "abort"
     own.post("/resume")
-    assert stays.result(60)["choices"][0]["finish_reason"] == "length"
+    assert stays.result(240)["choices"][0]["finish_reason"] == "length"
 
 
 def test_weights_from_a_folder_change_the_answers_and_the_version_what_is_told(
@@ -148,7 +150,7 @@ def test_an_answer_that_straddles_new_weights_tells_its_spans(
     own: Client, other: Path, reference: Reference, other_reference: Reference
 ) -> None:
     tensors = load_file(other / "model.safetensors")
-    with own.stream("/inference/v1/generate", generate(300)) as chunks:
+    with own.stream("/inference/v1/generate", generate(1000)) as chunks:
         choices = [next(chunks)["choices"][0]]
         own.post("/pause?mode=keep")
         block, manifest = share(tensors)
@@ -166,7 +168,7 @@ def test_an_answer_that_straddles_new_weights_tells_its_spans(
     cut = old["end"]
     assert (old, new) == (
         {"version": "default", "start": 0, "end": cut},
-        {"version": "8", "start": cut, "end": 300},
+        {"version": "8", "start": cut, "end": 1000},
     )
     expected = reference.logprobs(PROMPT, ids)[:cut] + other_reference.logprobs(PROMPT, ids)[cut:]
     assert gap(found, expected) < 1e-4

@@ -71,7 +71,9 @@ async def test_a_finished_group_that_waits_for_room_has_no_time_limit_any_more(a
     async with running(env):
         await api.until(lambda: env.manager is not None and env.manager.sender.accepted == 2)
         assert env.manager is not None
-        (waiting,) = env.manager._timeouts.values()
+        timeouts = env.manager._timeouts
+        await api.until(lambda: len(timeouts) == 1)  # the one that had room has ended
+        (waiting,) = timeouts.values()
         assert waiting.when() is None
         api.refuse = lambda groups: None
         await api.until(lambda: len(api.received) == 2)

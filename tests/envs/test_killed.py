@@ -38,7 +38,12 @@ async def start(api: Api) -> AsyncIterator[Start]:
     for process in begun:
         if process.returncode is None:
             process.kill()
-            await process.wait()
+        await process.communicate()  # to the end of what it said, with which its pipe is closed
+
+
+def places(spool: Path) -> list[int]:
+    """Which posts are owed, by their place in the line."""
+    return sorted(int(path.name.partition("-")[0]) for path in spool.glob("*.json"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -55,7 +60,7 @@ async def test_it_ends_cleanly_with_everything_sent(api: Api, start: Start, numb
 async def test_killed_its_successor_sends_what_it_owed_and_once(api: Api, start: Start, tmp_path: Path) -> None:
     api.refuse = lambda groups: None if items_of(groups) == [0] else 503
     killed = await start(first=0, most=4, spool_dir=str(tmp_path), max_num_workers=1)
-    await api.until(lambda: len(list(tmp_path.glob("*.json"))) == 3 and items_of(api.received) == [0])
+    await api.until(lambda: places(tmp_path) == [1, 2, 3] and items_of(api.received) == [0])
     killed.kill()
     await killed.wait()
     api.refuse = lambda groups: None

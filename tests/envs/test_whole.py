@@ -86,6 +86,7 @@ async def test_batches_of_exact_tokens_until_the_steps_are_done(api: str, engine
         max_num_workers=3,
         status_poll_s=0.02,
         total_steps=STEPS,
+        max_batches_offpolicy=1,  # so that it sees every step: more batches in line would be the end of its work
         steps_per_eval=2,
         tokenizer_name=str(folder),
         use_wandb=False,

@@ -51,7 +51,7 @@ class Running:
         self.address = address
         self.pool = pool
         self.app = app
-        self.http = httpx.Client(base_url=address, timeout=60, trust_env=False)
+        self.http = httpx.Client(base_url=address, timeout=240, trust_env=False)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         """`path` may also be a whole address, such as a base_url with more behind it."""
@@ -114,7 +114,7 @@ def running_gateway(
 
 def await_ready(address: str) -> None:
     """Returns once a gateway takes calls."""
-    with httpx.Client(timeout=60, trust_env=False) as http:
+    with httpx.Client(timeout=240, trust_env=False) as http:
         until(lambda: http.get(f"{address}/ready").status_code == 200)
 
 

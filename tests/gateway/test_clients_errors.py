@@ -108,7 +108,7 @@ class Between:
             if self.instead and self.instead[0] is not None:
                 status, said = self.instead.pop(0) or (0, {})
                 return JSONResponse(said, status)
-        async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
+        async with httpx.AsyncClient(timeout=240, trust_env=False) as http:
             headers = {name: value for name, value in request.headers.items() if name not in ("host", "content-length")}
             answer = await http.request(request.method, self.target + request.url.path, content=body, headers=headers)
         if called and self.instead:

@@ -26,7 +26,7 @@ def run(name: str, gateway: Running) -> list[str]:
     python = [sys.executable, "-W", "error::DeprecationWarning:__main__"]
     command = ["sh"] if name.endswith(".sh") else python
     done = subprocess.run(
-        [*command, str(EXAMPLES / name), gateway.address], capture_output=True, text=True, timeout=120
+        [*command, str(EXAMPLES / name), gateway.address], capture_output=True, text=True, timeout=240
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
@@ -159,7 +159,7 @@ def test_a_trainer_gets_what_agents_did(gateway: Running) -> None:
 def test_the_commands_that_the_examples_name(tmp_path: Path) -> None:
     """An engine and a server as a stranger starts them, each in a process of its own."""
     with started("engine", "--port", "0") as engine:
-        (model,) = httpx.get(f"{engine}/v1/models", trust_env=False).json()["data"]
+        (model,) = httpx.get(f"{engine}/v1/models", timeout=120, trust_env=False).json()["data"]
         rest = ("--tokenizer-path", model["root"], "--journal", tmp_path / "pool")
         with started("serve", "--vllm-addresses", engine, "--host", "127.0.0.1", "--port", "0", *rest) as address:
             await_ready(address)
@@ -182,7 +182,7 @@ def started(*command: str | Path) -> Iterator[str]:
         yield process.stdout.readline().decode().split()[-1]
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=240)
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("gateway_*")), ids=lambda path: path.name)

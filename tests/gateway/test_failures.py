@@ -44,7 +44,7 @@ def common(shared: Rollout, folder: Path) -> Iterator[Running]:
 @pytest.fixture(scope="module")
 def hasty(shared: Rollout, folder: Path) -> Iterator[Running]:
     """A gateway that soon gives up a server that is silent, or slow."""
-    with in_front(shared, folder, idle_s=2, call_s=5) as found:
+    with in_front(shared, folder, idle_s=4, call_s=8) as found:
         yield found
 
 
@@ -144,14 +144,14 @@ def test_the_others_carry_on(gateway: Running, rollout: Rollout, base: str, thre
     gate = rollout.gate()
     rollout.script.append(Say("one two three", after=(2, gate)))
     body = {"messages": [user("slow")], "stream": True}
-    slow = threads.submit(httpx.post, f"{base}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+    slow = threads.submit(httpx.post, f"{base}/v1/chat/completions", json=body, timeout=240, trust_env=False)
     gate.reached()
     other = gateway.init()["base_url"]
     rollout.script.append(answers(200, b"nonsense"))
     error_of(chat(gateway, other, "hi"), 502)
     told(chat(gateway, other, "hi"))
     gate.open()
-    assert slow.result(60).text.endswith("data: [DONE]\n\n")
+    assert slow.result(240).text.endswith("data: [DONE]\n\n")
     assert [len(gateway.steps(uid_of(url))) for url in (base, other)] == [1, 1]
 
 
@@ -229,10 +229,11 @@ def test_an_agent_that_hangs_up_in_a_stream_aborts_it_upstream(gateway: Running,
     gate = rollout.gate()
     rollout.script.append(Say("one two three four", after=(4, gate)))
     body = {"messages": [user("hi")], "stream": True}
-    with httpx.stream("POST", f"{base}/v1/chat/completions", json=body, timeout=60, trust_env=False) as answer:
-        assert next(answer.iter_lines()).startswith("data: ")
+    with httpx.stream("POST", f"{base}/v1/chat/completions", json=body, timeout=240, trust_env=False) as answer:
+        lines = answer.iter_lines()  # kept: a stream that nobody reads any more is closed
+        assert next(lines).startswith("data: ")
         gate.reached()
-    rollout.until(lambda: rollout.hung_up == 1)
+    rollout.until(lambda: rollout.hung_up >= 1)
     left_alone(gateway, before)
     assert gateway.steps(uid_of(base)) == []
     told(chat(gateway, base, "hi"))
@@ -252,7 +253,7 @@ def test_an_agent_that_hangs_up_while_it_waits_aborts_it_upstream(
     with socket.create_connection((where.hostname, where.port)) as agent:
         agent.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
         gate.reached()
-    rollout.until(lambda: rollout.hung_up == 1)
+    rollout.until(lambda: rollout.hung_up >= 1)
     if route != "generate":
         left_alone(gateway, before)
     assert gateway.steps(uid_of(base)) == []
@@ -328,14 +329,14 @@ def test_a_retry_of_a_call_still_running_gets_its_answer(
 
     def call(headers: Any) -> httpx.Response:
         url = f"{base}/v1/chat/completions"
-        return httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False)
+        return httpx.post(url, json=body, headers=headers, timeout=240, trust_env=False)
 
     first = threads.submit(call, None)
     gate.reached()
     second = threads.submit(call, RETRY)
     until(lambda: gateway.counted("in_flight") == 2)
     gate.open()
-    both = [found.result(60) for found in (first, second)]
+    both = [found.result(240) for found in (first, second)]
     assert [answer.status_code for answer in both] == [200, 200]
     if stream:
         texts = ["".join(c["choices"][0]["delta"].get("content") or "" for c in events_of(a.text)) for a in both]
@@ -412,7 +413,7 @@ def test_calls_beyond_the_bound_are_503_with_a_time_to_come_back(
         rollout.reply = lambda asked: Say(at=gate)
         body = {"messages": [user("hi")]}
         url = f"{base}/v1/chat/completions"
-        held = [threads.submit(httpx.post, url, json=body, timeout=60, trust_env=False) for _ in range(2)]
+        held = [threads.submit(httpx.post, url, json=body, timeout=240, trust_env=False) for _ in range(2)]
         rollout.until(lambda: len(rollout.orders) == 2)
         refused = chat(gateway, base, "hi")
         assert error_of(refused, 503)["code"] == "too_busy"
@@ -420,7 +421,7 @@ def test_calls_beyond_the_bound_are_503_with_a_time_to_come_back(
         assert gateway.post("/generate", {"prompt_ids": [5]}).status_code == 503
         assert gateway.get("/health").status_code == 200
         gate.open()
-        assert [found.result(60).status_code for found in held] == [200, 200]
+        assert [found.result(240).status_code for found in held] == [200, 200]
         told(chat(gateway, base, "hi"))
         assert len(gateway.steps(uid_of(base))) == 3
 

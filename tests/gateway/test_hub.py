@@ -60,7 +60,7 @@ def start(hub_socket: str, pool: DataPool, tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture
 async def http() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+    async with httpx.AsyncClient(timeout=240, trust_env=False) as client:
         yield client
 
 

@@ -204,13 +204,13 @@ def test_with_ack_pool_the_last_byte_waits_for_the_pool_itself(
         served.kill()
         url = f"{base}/v1/chat/completions"
         calls = [
-            threads.submit(httpx.post, url, json={"messages": [user("x")], "stream": s}, timeout=60, trust_env=False)
+            threads.submit(httpx.post, url, json={"messages": [user("x")], "stream": s}, timeout=240, trust_env=False)
             for s in (False, True)
         ]
         until(lambda: gauge(gateway, "outbox_calls") == 2)
         assert not any(call.done() for call in calls)
         served.start()
-        assert [call.result(60).status_code for call in calls] == [200, 200]
+        assert [call.result(240).status_code for call in calls] == [200, 200]
         assert len(gateway.steps(uid_of(base))) == 3
 
 

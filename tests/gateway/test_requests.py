@@ -310,7 +310,7 @@ def test_a_stream_comes_token_by_token(gateway: Running, rollout: Rollout, base:
     gate = rollout.gate()
     rollout.script.append(Say("one two three", after=(3, gate)))
     body = {"model": "m", "messages": [user("hi")], "stream": True}
-    with httpx.stream("POST", f"{base}/v1/chat/completions", json=body, timeout=60, trust_env=False) as answer:
+    with httpx.stream("POST", f"{base}/v1/chat/completions", json=body, timeout=240, trust_env=False) as answer:
         lines = answer.iter_lines()
         seen = ""
         while "on" not in seen:
@@ -564,7 +564,7 @@ def test_a_body_past_the_limit_is_413(rollout: Rollout, folder: Path, streamed: 
         base = gateway.init()["base_url"]
         data = json.dumps({"messages": [user("x" * 20_000)]}).encode()
         parts = (data[at : at + 1000] for at in range(0, len(data), 1000))
-        with httpx.Client(timeout=60, trust_env=False) as http:
+        with httpx.Client(timeout=240, trust_env=False) as http:
             answer = http.post(f"{base}/v1/chat/completions", content=parts if streamed else data)
         assert "0.01 MB" in error_of(answer, 413)["message"]
         assert gateway.steps(uid_of(base)) == []

@@ -45,7 +45,7 @@ class Child:
         assert line.startswith("gateway ready on http://"), line
         self.address = line.rpartition(" ")[2]
         await_ready(self.address)
-        self.http = httpx.Client(base_url=self.address, timeout=60, trust_env=False)
+        self.http = httpx.Client(base_url=self.address, timeout=240, trust_env=False)
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         return self.http.post(path, json=body, **options)
@@ -102,14 +102,14 @@ def test_what_was_answered_survives_a_kill_and_what_was_not_leaves_nothing(
         waiting.sendall(f"{head}{len(body)}\r\n\r\n{body}".encode())
         held.reached()
         streamed = {"messages": [user("cut")], "stream": True}
-        stream = under_way.enter_context(httpx.stream("POST", url, json=streamed, timeout=60, trust_env=False))
+        stream = under_way.enter_context(httpx.stream("POST", url, json=streamed, timeout=240, trust_env=False))
         lines = stream.iter_lines()
         assert next(lines).startswith("data: ")
         cut.reached()
 
         second = {"model": "m", "messages": [user("hi"), whole["choices"][0]["message"], user("more")], "stream": True}
         said = ""
-        with httpx.stream("POST", url, json=second, timeout=60, trust_env=False) as answer:
+        with httpx.stream("POST", url, json=second, timeout=240, trust_env=False) as answer:
             for line in answer.iter_lines():
                 choice = json.loads(line[6:])["choices"][0] if line.startswith("data: {") else None
                 said += (choice["delta"].get("content") or "") if choice is not None else ""
@@ -144,7 +144,7 @@ def test_sigterm_lets_a_call_under_way_end_and_keeps_its_step(rollout: Rollout, 
         url = f"{gateway.base(uid)}/v1/chat/completions"
         rollout.reply = lambda asked: Say("x y z", **({"after": (3, gate)} if asked.get("stream") else {"at": gate}))
         calls = [
-            threads.submit(httpx.post, url, json={"messages": [user("hi")], "stream": s}, timeout=60, trust_env=False)
+            threads.submit(httpx.post, url, json={"messages": [user("hi")], "stream": s}, timeout=240, trust_env=False)
             for s in (True, False)
         ]
         rollout.until(lambda: len(rollout.orders) == 2)
@@ -152,7 +152,7 @@ def test_sigterm_lets_a_call_under_way_end_and_keeps_its_step(rollout: Rollout, 
         gateway.process.send_signal(signal.SIGTERM)
         refused = _refuses(gateway)
         gate.open()
-        both = [call.result(60) for call in calls]
+        both = [call.result(240) for call in calls]
         assert both[0].text.endswith("data: [DONE]\n\n")
         assert both[1].json()["choices"][0]["message"]["content"] == "x y z"
         assert gateway.process.wait(120) == 0
@@ -234,7 +234,7 @@ def test_calls_through_two_gateways_never_share_an_index(rollout: Rollout, folde
         def call(number: int) -> int:
             url = f"{gateways[number % 2].address}/{uid}/{uid}/v1/chat/completions"
             body = {"messages": [user(f"call {number}")]}
-            return httpx.post(url, json=body, timeout=60, trust_env=False).status_code
+            return httpx.post(url, json=body, timeout=240, trust_env=False).status_code
 
         assert list(threads.map(call, range(24))) == [200] * 24
         assert [step.step_index for step in gateways[1].steps(uid)] == list(range(24))

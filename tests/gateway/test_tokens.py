@@ -263,13 +263,13 @@ def test_parallel_calls_never_share_or_skip_an_index(tiny: Place) -> None:
     def call(number: int) -> int:
         messages = [user("hi"), root, user("x " * number)] if number % 2 else [user("y " * number)]
         body = {"messages": messages, "stream": number % 3 == 0}
-        return httpx.post(f"{base}/v1/chat/completions", json=body, timeout=60, trust_env=False).status_code
+        return httpx.post(f"{base}/v1/chat/completions", json=body, timeout=240, trust_env=False).status_code
 
     with ThreadPoolExecutor(24) as threads:
         calls = [threads.submit(call, number) for number in range(24)]
         rollout.until(lambda: len(rollout.orders) == 25)
         gate.open()
-        assert [found.result(60) for found in calls] == [200] * 24
+        assert [found.result(240) for found in calls] == [200] * 24
     steps = tiny.gateway.steps(uid)
     assert [step.step_index for step in steps] == list(range(25))
     assert sorted(order["prompt"] for order in rollout.orders) == sorted(step.prompt_ids.tolist() for step in steps)
@@ -288,7 +288,7 @@ def test_trajectories_side_by_side_are_not_mixed(tiny: Place) -> None:
     def run(number: int) -> None:
         start.wait()
         messages: list[Json] = [user(f"I am {number}")]
-        with httpx.Client(timeout=60, trust_env=False) as http:
+        with httpx.Client(timeout=240, trust_env=False) as http:
             for turn in range(6):
                 body = {"messages": messages, "model": "m"}
                 answer = told(http.post(f"{made[number]['base_url']}/v1/chat/completions", json=body))

@@ -198,11 +198,11 @@ def test_a_call_under_way_goes_with_the_trajectory_that_moves(gateway: Running, 
     with ThreadPoolExecutor(1) as threads:
         body = {"messages": [{"role": "user", "content": "hi"}]}
         url = f"{made['base_url']}/v1/chat/completions"
-        call = threads.submit(httpx.post, url, json=body, timeout=60, trust_env=False)
+        call = threads.submit(httpx.post, url, json=body, timeout=240, trust_env=False)
         gate.reached()
         told(gateway.post(f"/{uid}/moved/v1/register_trajectory", {"channel": "moved"}))
         gate.open()
-        assert call.result(60).status_code == 200
+        assert call.result(240).status_code == 200
     found = gateway.pool.trajectory(uid)
     assert (found.prompt_uid, found.channel, len(found)) == ("moved", "moved", 1)
 
@@ -258,11 +258,11 @@ def test_a_call_that_ends_after_the_completion_is_answered_and_late(
     rollout.script.append(Say(at=gate))
     with ThreadPoolExecutor(1) as threads:
         body = {"messages": [{"role": "user", "content": "more"}], "stream": stream}
-        call = threads.submit(httpx.post, f"{base}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+        call = threads.submit(httpx.post, f"{base}/v1/chat/completions", json=body, timeout=240, trust_env=False)
         gate.reached()
         assert gateway.complete(uid_of(base), reward=1.0) == {"status": "ok", "steps": 1}
         gate.open()
-        assert call.result(60).status_code == 200
+        assert call.result(240).status_code == 200
     assert len(gateway.steps(uid_of(base))) == 1
     assert gateway.counted("late") == {**gateway.counted("late"), channel: 1}
 

@@ -23,7 +23,7 @@ from headrace import connect
 from headrace.pool.readonly import JournalView
 
 WORKERS = 2
-PATIENCE_S = 60
+PATIENCE_S = 240
 
 
 class Gateway:
@@ -95,10 +95,10 @@ def converse(gateway: Gateway, base: str, turns: int, messages: list[dict[str, s
 
 def test_a_conversation_goes_on_in_whichever_worker_its_next_call_lands(gateway: Gateway) -> None:
     begun = told(fresh("POST", f"{gateway.address}/init_trajectory"))
-    converse(gateway, begun["base_url"], 12, [])
+    converse(gateway, begun["base_url"], 24, [])
     pool = connect(gateway.address)
     steps = pool.trajectory(begun["trajectory_uid"]).steps
-    assert [step.step_index for step in steps] == list(range(12))
+    assert [step.step_index for step in steps] == list(range(24))
     for before, step in pairwise(steps):
         whole = [*before.prompt_ids, *before.response_ids]
         assert step.prompt_ids.tolist()[: len(whole)] == whole

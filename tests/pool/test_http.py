@@ -199,7 +199,7 @@ def test_a_pool_that_is_killed_under_load_comes_back_with_all_it_acknowledged(tm
         half, done = threading.Event(), threading.Event()
 
         def write(worker: int) -> None:
-            pool = connect(server.address, retry_s=60)
+            pool = connect(server.address, retry_s=240)
             for i in range(40):
                 uid = f"{worker}-{i}"
                 pool.submit_steps([step(0, trajectory_uid=uid)])
@@ -217,7 +217,7 @@ def test_a_pool_that_is_killed_under_load_comes_back_with_all_it_acknowledged(tm
         server.start()
         done.set()
         for writer in writers:
-            writer.join(60)
+            writer.join(240)
         pool = connect(server.address)
         assert len(acknowledged) == 160
         batch = pool.fetch_batch(160, timeout=0)
@@ -256,7 +256,7 @@ def test_many_awaited_calls_share_one_loop_and_no_threads() -> None:
             await asyncio.gather(*(pool.aio.submit_step(step(i)) for i in range(100)))
             waiting = [asyncio.ensure_future(pool.aio.fetch_batch(2, lease_s=30)) for _ in range(50)]
             batches = await asyncio.gather(*waiting)
-            assert threading.active_count() == before
+            assert threading.active_count() <= before
             uids = {s.trajectory_uid for batch in batches if batch is not None for s in batch.steps}
             await pool.aclose()
             return len(uids)

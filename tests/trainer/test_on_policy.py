@@ -74,7 +74,7 @@ def test_ratios_are_one_before_the_first_update_of_every_version(
     for version in range(VERSIONS):
         until(lambda wanted=version: told(gateway.get("/policy_version"))["version"] == wanted)
         play(gateway, version, temperature)
-    running.join(60)
+    running.join(240)
     assert not running.is_alive()
     found = rows(config.run)
     assert [row["staleness_max"] for row in found] == [0, 0, 0]

@@ -285,7 +285,7 @@ def test_a_lease_is_prolonged_while_its_batch_is_held(config: Config, monkeypatc
         return deadline
 
     monkeypatch.setattr(pool, "extend", noting)
-    trainer = Trainer(config(steps=1, pool={"lease_s": 3.0}), pool=pool)
+    trainer = Trainer(config(steps=1, pool={"lease_s": 9.0}), pool=pool)
     step = trainer._step
 
     def slow(batch: Any) -> None:

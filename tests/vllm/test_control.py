@@ -45,7 +45,7 @@ def ids(chunks: list[Json]) -> list[int]:
 
 def running(server: Client) -> int:
     """How many calls are being answered: vLLM counts them among its metrics, the engine as its load."""
-    connection = http.client.HTTPConnection(server.host, timeout=60)
+    connection = http.client.HTTPConnection(server.host, timeout=240)
     try:
         connection.request("GET", "/metrics")
         answer = connection.getresponse()
@@ -69,7 +69,7 @@ def started(server: Client, path: str, body: Json) -> Future[Any]:
 def begun(server: Client, body: Json) -> http.client.HTTPConnection:
     """A connection on which an answer is on its way."""
     while True:
-        connection = http.client.HTTPConnection(server.host, timeout=60)
+        connection = http.client.HTTPConnection(server.host, timeout=240)
         connection.request("POST", COMPLETIONS, json.dumps(body), {"content-type": "application/json"})
         if body["stream"]:
             connection.getresponse().readline()
@@ -101,7 +101,7 @@ def log_probs(chunk: Json) -> int:
 def test_a_pause_that_aborts_ends_a_whole_answer_with_what_it_has(server: Client, path: str) -> None:
     asked = started(server, path, ASKED[path])
     server.post("/pause")
-    found = asked.result(60)
+    found = asked.result(240)
     choice = found["choices"][0]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("abort", None)
     assert len(choice["token_ids"]) == found["usage"]["completion_tokens"] < 1500
@@ -123,7 +123,7 @@ def test_an_answer_that_is_aborted_before_its_first_token_has_none(
         while running(server) <= MAX_NUM_SEQS:
             pass
         server.post("/pause?mode=abort")
-        found = waits.result(60)
+        found = waits.result(240)
     choices = [choice for chunk in (found if stream else [found]) for choice in chunk["choices"]]
     assert [(choice["finish_reason"], choice["token_ids"]) for choice in choices] == [(end, []) for end in ends]
 
@@ -141,7 +141,7 @@ def test_a_pause_that_keeps_freezes_a_stream_which_goes_on_as_if_nothing_had_bee
         seen += list(chunks)
     assert ids(seen) == expected
     assert seen[-1]["choices"][0]["finish_reason"] == "length"
-    assert held.result(60)["choices"][0]["token_ids"] == expected[:2]
+    assert held.result(240)["choices"][0]["token_ids"] == expected[:2]
 
 
 def test_a_pause_that_waits_lets_a_stream_end(server: Client) -> None:
@@ -151,7 +151,7 @@ def test_a_pause_that_waits_lets_a_stream_end(server: Client) -> None:
         seen += list(chunks)
     assert seen[-1]["choices"][0]["finish_reason"] == "length"
     assert len(ids(seen)) == 200
-    assert pausing.result(60) == {"status": "paused"}
+    assert pausing.result(240) == {"status": "paused"}
 
 
 def test_a_stream_is_aborted_by_its_name(server: Client) -> None:
@@ -166,7 +166,7 @@ def test_a_stream_is_aborted_by_its_name(server: Client) -> None:
 def test_all_are_aborted_where_none_is_named(server: Client) -> None:
     asked = started(server, COMPLETIONS, ASKED[COMPLETIONS])
     assert server.post("/abort_requests", {}) == {"status": "aborted", "aborted": 1}
-    assert asked.result(60)["choices"][0]["finish_reason"] == "abort"
+    assert asked.result(240)["choices"][0]["finish_reason"] == "abort"
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -68,7 +68,7 @@ class Witness:
     def await_begun(self, count: int) -> None:
         """Returns once so many calls were passed on to vLLM."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self._begun >= count, 60), f"only {self._begun} calls came"
+            assert self._changed.wait_for(lambda: self._begun >= count, 240), f"only {self._begun} calls came"
 
     @property
     def asked(self) -> list[Json]:

@@ -216,7 +216,7 @@ def test_one_model_can_be_paused_while_another_goes_on(gateway: Running, threads
     assert not waits.done()
     assert gateway.post("/pause?model=nobody").status_code == 404
     told(gateway.post("/resume?model=smol"))
-    told(waits.result(60))
+    told(waits.result(240))
 
 
 def test_servers_and_metrics_are_by_model(gateway: Running, rollout: Rollout, other: Rollout) -> None:

@@ -19,11 +19,11 @@ Behaviour = Callable[["Request", Writer], Awaitable[None]]
 
 #: Patient enough for a busy machine; tests that wait for one of them to run out set it themselves.
 OPTIONS: Json = {
-    "connect_s": 5.0,
-    "idle_s": 60.0,
-    "call_s": 120.0,
+    "connect_s": 60.0,
+    "idle_s": 240.0,
+    "call_s": 280.0,
     "probe_s": 0.05,
-    "verify_s": 30.0,
+    "verify_s": 120.0,
     "abort_grace_s": 0.1,
 }
 

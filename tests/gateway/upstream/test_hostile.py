@@ -194,7 +194,7 @@ async def test_a_refusal_is_the_agents_and_tried_nowhere_else(puppet: Make, voca
 
 async def test_a_server_that_hangs_is_left_and_the_order_goes_elsewhere(puppet: Make, vocabulary: Vocabulary) -> None:
     bad, good = await puppet(), await puppet()
-    async with connected(vocabulary, bad, good, idle_s=2, probe_s=60) as upstream:
+    async with connected(vocabulary, bad, good, idle_s=5, probe_s=60) as upstream:
         bad.behave = hangs
         assert (await upstream.sample(order())).server == good.address
         assert upstream.counters["failed_hang"] == 1
@@ -207,7 +207,7 @@ async def test_an_order_ends_in_all_however_slowly_bytes_come(
     puppet: Make, vocabulary: Vocabulary, behave: Behaviour, streamed: bool
 ) -> None:
     bad = await puppet()
-    async with connected(vocabulary, bad, idle_s=10, call_s=0.3) as upstream:
+    async with connected(vocabulary, bad, idle_s=60, call_s=1.5) as upstream:
         bad.behave = behave
         with pytest.raises(Failed, match="call_s") as caught:
             await (pieces(upstream, order()) if streamed else upstream.sample(order()))

@@ -167,7 +167,7 @@ async def test_a_server_that_never_answers_a_probe_does_not_hold_up_the_start(
 ) -> None:
     bad, good = await puppet(), await puppet()
     bad.behave_always = hangs
-    async with connected(vocabulary, bad, good, verify_s=2) as upstream:
+    async with connected(vocabulary, bad, good, verify_s=6) as upstream:
         assert [found["state"] for found in upstream.describe()] == ["down", "up"]
 
 

@@ -285,7 +285,7 @@ def test_writers_that_meet_a_full_journal_together_all_get_in(tmp_path: Path) ->
             together.wait(120)
             return pool.submit_step(big(f"w{writer}"))
 
-        receipts = [done.result(30) for done in [threads.submit(submit, writer) for writer in range(4)]]
+        receipts = [done.result(120) for done in [threads.submit(submit, writer) for writer in range(4)]]
         assert [receipt.accepted for receipt in receipts] == [1] * 4
         assert pool._compactions == 1
 

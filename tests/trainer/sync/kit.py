@@ -89,7 +89,7 @@ class Stream:
         assert self._begun.wait(120), "the stream never began"
 
     def _read(self) -> None:
-        with httpx.stream("POST", self._url, json=self._asked, timeout=60, trust_env=False) as answer:
+        with httpx.stream("POST", self._url, json=self._asked, timeout=240, trust_env=False) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: {"):
                     said = json.loads(line[6:])
@@ -102,7 +102,7 @@ class Stream:
         self._begun.set()
 
     def ended(self) -> None:
-        self._thread.join(60)
+        self._thread.join(240)
         assert not self._thread.is_alive(), "the stream never ended"
 
 
