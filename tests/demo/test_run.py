@@ -94,7 +94,7 @@ def kill(process: subprocess.Popen[str], run: Path, command: str, after: int) ->
 @pytest.mark.timeout(900)
 def test_a_run_goes_on_after_anything_was_killed(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    for command, name, after in (("train", "trainer", 5), ("serve", "gateway", 10), ("engine", "engine", 15)):
+    for command, name, after in (("train", "trainer", 4), ("serve", "gateway", 8), ("engine", "engine", 12)):
         with started(run, *(["--resume"] if run.exists() else [])) as process:
             kill(process, run, command, after)
             _, said = process.communicate(timeout=400)

@@ -34,7 +34,7 @@ async def hub() -> AsyncIterator[Hub]:
 
 @pytest.fixture
 async def hub_socket(hub: Hub) -> AsyncIterator[str]:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a socket's path must be short
         path = str(Path(folder) / "hub.sock")
         server = uvicorn.Server(uvicorn.Config(hub_app(hub, []), uds=path, log_level="warning", lifespan="off"))
         serving_it = asyncio.create_task(server.serve())

@@ -11,7 +11,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import GenerationMode
 from tests.gateway.kit import Running, told
-from tests.gateway.rollout import Rollout, in_front
+from tests.gateway.rollout import PATIENCE_S, Rollout, in_front
 
 #: What a gateway may answer when it cannot, rather than will not.
 PASSING = (502, 503)
@@ -32,7 +32,7 @@ def gateway(shared: Rollout, folder: Path) -> Iterator[Running]:
 
 @pytest.fixture(scope="module")
 def api(gateway: Running) -> Any:
-    return schemathesis.openapi.from_url(f"{gateway.address}/openapi.json")
+    return schemathesis.openapi.from_url(f"{gateway.address}/openapi.json", timeout=PATIENCE_S)
 
 
 def every(api: Any, *, controls: bool) -> Iterator[Any]:
@@ -55,7 +55,7 @@ def tried(operation: Any, address: str, after: Callable[[], None] = lambda: None
     @given(case=cases)
     def holds(case: Any) -> None:
         try:
-            answer = case.call(base_url=address)
+            answer = case.call(base_url=address, timeout=PATIENCE_S)
         finally:
             after()
         said = f"{operation.label}: {answer.status_code} {answer.text[:500]}\n{case.as_curl_command()}"
@@ -66,11 +66,13 @@ def tried(operation: Any, address: str, after: Callable[[], None] = lambda: None
     holds()
 
 
+@pytest.mark.timeout(900)
 def test_no_route_fails_in_a_way_that_is_not_documented(api: Any, gateway: Running) -> None:
     tried_all = [tried(operation, gateway.address) for operation in every(api, controls=False)]
     assert len(tried_all) > 15
 
 
+@pytest.mark.timeout(900)
 def test_controls_refuse_what_they_do_not_know(api: Any, gateway: Running, rollout: Rollout) -> None:
     def restored() -> None:
         told(gateway.post("/resume"))

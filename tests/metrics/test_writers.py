@@ -84,6 +84,8 @@ def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
+    for patience in ("WANDB__SERVICE_WAIT", "WANDB_INIT_TIMEOUT"):
+        monkeypatch.setenv(patience, "240")
     return tmp_path
 
 

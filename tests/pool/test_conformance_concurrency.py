@@ -79,9 +79,8 @@ def test_the_same_step_from_many_writers_is_taken_once(pool: Any, threads: Threa
 
 def test_the_same_request_from_many_threads_is_one_hand_out(pool: Any, threads: Threads) -> None:
     pool.submit_steps([*group("a"), *group("b")])
-    batches = [
-        one.result(SOON) for one in [threads.submit(pool.fetch_batch, 1, request_id="r", timeout=SOON) for _ in range(6)]
-    ]
+    asked = [threads.submit(pool.fetch_batch, 1, request_id="r", timeout=SOON) for _ in range(6)]
+    batches = [one.result(SOON) for one in asked]
     assert {prompts(batch)[0] for batch in batches} == {"a"}
     assert ledger(pool) == {"submitted": 2, "consumed": 1, "queued": 1}
 

@@ -28,6 +28,8 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 def test_wandb_keeps_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    for patience in ("WANDB__SERVICE_WAIT", "WANDB_INIT_TIMEOUT"):
+        monkeypatch.setenv(patience, "240")
     metrics = Metrics(tmp_path, LogConfig(wandb="headrace"), {"seed": 1})
     metrics.write(ROW)
     metrics.close()

@@ -23,7 +23,7 @@ from tests.gateway.upstream.kit import (
 )
 from tests.gateway.wire import Writer, begin_stream, breaks, drips, event, hangs, respond
 
-from headrace.gateway.upstream import Failed, NoServer, Refused, Upstream
+from headrace.gateway.upstream import Failed, NoServer, Refused, Upstream, call, client
 from headrace.tokens.vocabulary import Vocabulary
 
 Make = Callable[..., Any]
@@ -306,7 +306,11 @@ async def test_closing_a_stream_hangs_up(puppet: Make, vocabulary: Vocabulary) -
         assert state(upstream, server) == "up"
 
 
-async def test_the_connection_of_a_stream_is_used_again(puppet: Make, vocabulary: Vocabulary) -> None:
+async def test_the_connection_of_a_stream_is_used_again(
+    puppet: Make, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call, "TAIL_S", 120)  # on a busy machine a stream's last bytes may take their time
+    monkeypatch.setattr(client, "KEEP_ALIVE_S", 120)
     server = await puppet()
     async with connected(vocabulary, server) as upstream:
         for _ in range(5):

@@ -92,7 +92,7 @@ def test_answers_that_were_frozen_on_a_server_that_failed_are_errors_and_no_step
 ) -> None:
     with running_gateway(pool, liar.address, folder) as gateway, publisher(gateway) as found:
         base = gateway.init()["base_url"]
-        stream = Stream(gateway, base, 1500)
+        stream = Stream(gateway, base, 1900)
         liar.answers = LIES
         with pytest.raises(SyncFailed):
             found.publish(trained.weights, 7, trained.probe)

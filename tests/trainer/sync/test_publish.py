@@ -53,7 +53,7 @@ def test_an_answer_that_straddles_a_publish_has_a_span_of_each_version(
     base = gateway.init()["base_url"]
     with publisher(gateway) as found:
         found.publish(first.weights, 1, first.probe)
-        stream = Stream(gateway, base, 1000)
+        stream = Stream(gateway, base, 1900)
         report = found.publish(trained.weights, 2, trained.probe)
         stream.ended()
     assert report.mode == "keep"
@@ -63,7 +63,7 @@ def test_an_answer_that_straddles_a_publish_has_a_span_of_each_version(
     (start, one), (cut, two) = step.version_spans
     assert (start, one, two) == (0, 1, 2)
     prompt, ids = step.prompt_ids.tolist(), step.response_ids.tolist()
-    assert len(ids) == 1000
+    assert len(ids) == 1900
     expected = first.reference.logprobs(prompt, ids)[:cut] + trained.reference.logprobs(prompt, ids)[cut:]
     assert step.rollout_log_probs is not None
     assert max(abs(a - b) for a, b in zip(step.rollout_log_probs.tolist(), expected, strict=True)) < 1e-4
@@ -75,14 +75,14 @@ def test_an_answer_that_a_publish_cuts_is_continued_under_the_new_version(
     base = gateway.init()["base_url"]
     with publisher(gateway, mode="abort-resume") as found:
         found.publish(first.weights, 1, first.probe)
-        stream = Stream(gateway, base, 1000)
+        stream = Stream(gateway, base, 1900)
         found.publish(trained.weights, 2, trained.probe)
         stream.ended()
     assert stream.error is None
     (step,) = gateway.steps(base.split("/")[3])
     assert step.version_spans is not None
     assert [version for _, version in step.version_spans] == [1, 2]
-    assert len(step.response_ids) == 1000
+    assert len(step.response_ids) == 1900
 
 
 def test_a_drain_lets_an_answer_end_under_the_old_version(gateway: Running, first: Trained, trained: Trained) -> None:
