@@ -63,6 +63,7 @@ RECORDED = Path(__file__).parents[1] / "engine" / "vllm"
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.ray) if name == "ray" else name for name in PARTS]
 )
+@pytest.mark.timeout(1800)
 def test_a_part_measures_its_keys(name: str, tmp_path: Path) -> None:
     part = importlib.import_module(f"headrace.bench.gateway.{name}").measure(TINY, tmp_path)
     assert set(part.ratios) == PARTS[name]

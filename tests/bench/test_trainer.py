@@ -19,6 +19,7 @@ def test_packed_and_padded_learn_from_the_same_tokens() -> None:
     assert found["packed_vs_padded"] == pytest.approx(found["packed_tokens_s"] / found["padded_tokens_s"], rel=1e-6)
 
 
+@pytest.mark.timeout(1800)
 def test_the_plain_loop_learns_the_small_game(capsys: pytest.CaptureFixture[str]) -> None:
     recipe = replace(RECIPES["number3"], steps=30)
     found = plain.measure(recipe, task="number3", seed=0, lag=0, model=None)

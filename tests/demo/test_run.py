@@ -42,7 +42,7 @@ def ledger(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_agents_learn_the_small_game(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     learned = play(Options(task="number3", steps=30), run)
@@ -91,18 +91,18 @@ def kill(process: subprocess.Popen[str], run: Path, command: str, after: int) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_run_goes_on_after_anything_was_killed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     for command, name, after in (("train", "trainer", 4), ("serve", "gateway", 8), ("engine", "engine", 12)):
         with started(run, *(["--resume"] if run.exists() else [])) as process:
             kill(process, run, command, after)
-            _, said = process.communicate(timeout=400)
+            _, said = process.communicate(timeout=800)
         assert process.returncode == 1
         assert f"{name} was ended by SIGKILL" in said
         assert f"--resume --run {run}" in said
     with started(run, "--resume") as process:
-        out, said = process.communicate(timeout=400)
+        out, said = process.communicate(timeout=800)
     verdict = json.loads(out.splitlines()[-1])
     rows = metrics(run)
     assert verdict["steps"] == len(rows) == 24, said
@@ -114,7 +114,7 @@ def test_a_run_goes_on_after_anything_was_killed(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_on_ray_a_run_goes_on_after_the_pools_actor_was_killed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with started(run, "--ray") as process:
@@ -125,10 +125,10 @@ def test_on_ray_a_run_goes_on_after_the_pools_actor_was_killed(tmp_path: Path) -
             if child.name().startswith("ray::PoolActor") or "ray::PoolActor" in " ".join(child.cmdline())
         ]
         os.kill(victim.pid, signal.SIGKILL)
-        out, said = process.communicate(timeout=400)
+        out, said = process.communicate(timeout=800)
     if process.returncode != 0 and not out.splitlines()[-1].startswith("{"):
         with started(run, "--resume", "--ray") as process:
-            out, said = process.communicate(timeout=400)
+            out, said = process.communicate(timeout=800)
     verdict = json.loads(out.splitlines()[-1])
     rows = metrics(run)
     assert verdict["steps"] == len(rows) == 24, said
