@@ -30,7 +30,7 @@ def _agreeing(rollout: Rollout) -> Rollout:
 
 def run(name: str, gateway: Running) -> list[str]:
     done = subprocess.run(
-        [sys.executable, EXAMPLES / name, gateway.address], capture_output=True, text=True, timeout=120
+        [sys.executable, EXAMPLES / name, gateway.address], capture_output=True, text=True, timeout=400
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()

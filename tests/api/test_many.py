@@ -37,6 +37,7 @@ def server(tmp_path: Path) -> Iterator[Child]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_nothing_fails_and_memory_is_flat_while_the_trainer_keeps_up(server: Child) -> None:
     grown, served = asyncio.run(run(server))
     assert sorted(served) == list(range(WAVES * ENVIRONMENTS))

@@ -79,14 +79,14 @@ class Run:
 
     def served(self, api: str) -> list[dict[str, Any]]:
         """The groups of a trainer's batches."""
-        with httpx.Client(base_url=api, timeout=120, trust_env=False) as client:
+        with httpx.Client(base_url=api, timeout=240, trust_env=False) as client:
             client.post("/register", json=registration(batch_size=BATCH, num_steps=STEPS)).raise_for_status()
             assert client.get("/batch").json() == {"batch": None}  # with which the trainer has begun
             batches = beside(lambda: _batches(client, STEPS))
             flags = ["--env.rollout_server_url", api, "--env.total_steps", str(STEPS), "--env.status_poll_s", "0.02"]
             # A model of random weights scores alike throughout.
             self.do("serve", *flags, "--env.ensure_scores_are_not_same", "false", "--env.steps_per_eval", "0")
-            found = batches.result(240)
+            found = batches.result(400)
         assert [sum(len(group["scores"]) for group in batch) for batch in found] == [BATCH] * STEPS
         return [group for batch in found for group in batch]
 

@@ -44,6 +44,7 @@ def main(seconds: int) -> None:
     sys.set_int_max_str_digits(0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    is_right("1", "1")  # what every check loads and compiles takes its time now, and not from the first one's
     for line in sys.stdin:
         asked: dict[str, Any] = json.loads(line)
         used = resource.getrusage(resource.RUSAGE_SELF)
