@@ -31,7 +31,7 @@ log = logging.getLogger("headrace.envs")
 #: Times in a row that `get_next_item` may raise before the environment ends with its error.
 MOST_ITEM_FAILURES = 3
 #: Seconds that cancelled work has to end, and that the API has to hear that we leave.
-GRACE_S = 5.0
+GRACE_S = 10.0
 #: Seconds that a finished item leaves to the next one's beginning before it is packed and sent.
 BEGIN_S = 0.001
 
