@@ -12,8 +12,8 @@ import pytest
 from tests.pool.kit import SOON, group, keys, prompts, step, trajectory
 
 from headrace.data import InvalidInput
+from headrace.pool import remote
 from headrace.pool.errors import Conflict, LeaseLost, NotFound
-from headrace.pool.remote import PIECE_S
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ async def aio(pool: Any) -> AsyncIterator[Any]:
         await pool.aclose()
 
 
-async def until_waiting(aio: Any, calls: int, within: float = SOON) -> None:
-    give_up = time.monotonic() + within
+async def until_waiting(aio: Any, calls: int) -> None:
+    give_up = time.monotonic() + SOON
     while (await aio.stats())["waiting"] != calls:
         assert time.monotonic() < give_up, f"never {calls} calls that wait"
         await asyncio.sleep(0)
@@ -89,14 +89,15 @@ async def test_an_awaited_submit_waits_for_room(aio: Any) -> None:
     assert (await asyncio.wait_for(waiting, SOON)).accepted == 1
 
 
-async def test_a_cancelled_fetch_takes_nothing(aio: Any) -> None:
+async def test_a_cancelled_fetch_takes_nothing(aio: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "PIECE_S", 4 * SOON)
     waiting = asyncio.create_task(aio.fetch_batch(1))
     await until_waiting(aio, 1)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     # Sooner than a remote wait would end by itself.
-    await until_waiting(aio, 0, PIECE_S / 2)
+    await until_waiting(aio, 0)
     await aio.submit_steps(group("p"))
     assert prompts(await aio.fetch_batch(1, timeout=SOON)) == ["p"]
 

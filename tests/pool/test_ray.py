@@ -44,7 +44,7 @@ def test_killed_under_load_it_comes_back_with_everything_acknowledged(name: str,
     half = threading.Event()
 
     def write(worker: int) -> None:
-        pool = connect(f"ray-actor://{name}", retry_s=60)
+        pool = connect(f"ray-actor://{name}", retry_s=240)
         for i in range(40):
             uid = f"{worker}-{i}"
             assert pool.submit_steps([step(0, trajectory_uid=uid)]).late == 0
@@ -59,8 +59,8 @@ def test_killed_under_load_it_comes_back_with_everything_acknowledged(name: str,
     before = ray.get(actor.process_id.remote())
     ray.kill(actor, no_restart=False)
     for writer in writers:
-        writer.join(120)
-    pool = connect(f"ray-actor://{name}", retry_s=60)
+        writer.join(240)
+    pool = connect(f"ray-actor://{name}", retry_s=240)
     batch = pool.fetch_batch(160, timeout=0)
     assert batch is not None
     assert sorted(s.trajectory_uid for s in batch.steps) == sorted(acknowledged)
@@ -70,7 +70,7 @@ def test_killed_under_load_it_comes_back_with_everything_acknowledged(name: str,
 
 def test_a_lease_outlives_the_actor(name: str, tmp_path: Path) -> None:
     actor = start_pool(name, journal=tmp_path / "journal", durability="os")
-    pool = connect(f"ray-actor://{name}", retry_s=60)
+    pool = connect(f"ray-actor://{name}", retry_s=240)
     pool.submit_steps([step(i) for i in range(3)])
     batch = pool.fetch_batch(2, lease_s=600)
     assert batch is not None
