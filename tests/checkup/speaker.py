@@ -56,6 +56,8 @@ class Speaker:
         return JSONResponse({"data": [{"id": "speaker"}]})
 
     async def _detokenize(self, request: Request) -> Response:
+        if "mute" in self.faults:
+            return JSONResponse({"detail": "Not Found"}, 404)
         return JSONResponse({"prompt": decode((await request.json())["tokens"])})
 
     async def _chat(self, request: Request) -> Response:
@@ -137,7 +139,7 @@ class Speaker:
 
     def _entry(self, asked: Json, before: list[int], token: int) -> Json:
         heat = asked["temperature"] or 1.0
-        divisor = {"processes": heat, "cools": heat**2}.get(next(iter(self.faults), ""), 1.0)
+        divisor = heat if "processes" in self.faults else heat**2 if "cools" in self.faults else 1.0
         logits = {decode([token]): 1 + sum(before) % 7 / 4, **{f"{other}'": -i / 32 for i, other in enumerate(OTHERS)}}
         scaled = {text: logit / divisor for text, logit in logits.items()}
         total = math.log(sum(math.exp(logit) for logit in scaled.values()))
@@ -155,6 +157,8 @@ class Speaker:
         usage = {"prompt_tokens": len(prompt) + ("miscounts" in self.faults), "completion_tokens": sampled}
         body: Json = {"choices": choices, "usage": usage}
         if asked.get("return_token_ids") and "no_ids" not in self.faults:
+            if "stringifies" in self.faults:
+                choices[0]["token_ids"] = str(choices[0]["token_ids"])
             body["prompt_token_ids"] = [5, *prompt[1:]] if "misquotes" in self.faults else prompt
         else:
             for choice in choices:
@@ -176,7 +180,9 @@ class Speaker:
             chunks += [{"choices": [ending]}] if "ends_twice" in self.faults else []
         told = {"prompt_token_ids": body.get("prompt_token_ids"), "usage": body["usage"], "choices": []}
         datas = [json.dumps(chunk) for chunk in [*chunks, told]] + ([] if "breaks_off" in self.faults else ["[DONE]"])
-        return Response("".join(f"data: {data}\n\n" for data in datas), media_type="text/event-stream")
+        text = "".join(f"data: {data}\n\n" for data in datas)
+        promised = {"content-length": str(len(text) + 1)} if "hangs_up" in self.faults else None
+        return Response(text, headers=promised, media_type="text/event-stream")
 
 
 def _written_call(arguments: Json, *, compact: bool) -> str:
@@ -185,7 +191,8 @@ def _written_call(arguments: Json, *, compact: bool) -> str:
 
 
 def _message(raw: str) -> Json:
-    content, found = raw, {}
+    content = raw
+    found: Json = {}
     if THOUGHT in raw:
         thought, _, content = raw.removeprefix(THINK).partition(THOUGHT)
         found["reasoning_content"] = thought

@@ -55,6 +55,8 @@ def test_log_probs_of_the_sampling_temperature_are_told_from_raw_ones() -> None:
         ("cools", {"log-probs": ["neither"]}),
         ("drops_delta", {"streaming": ["text_differs"]}),
         ("stutters", {"streaming": ["reasoning_differs", "text_differs"]}),
+        ("hangs_up", {"streaming": ["no_answer"]}),
+        ("stringifies", {"dialect": ["malformed"]}),
         ("ends_twice", {"streaming": ["ended_twice"]}),
         ("breaks_off", {"streaming": ["no_end"]}),
         ("ignores_n", {"n": ["ignored"]}),
@@ -66,3 +68,10 @@ def test_a_fault_is_found_and_named(fault: str, expected: dict[str, list[str]]) 
     report = checked(fault)
     assert not report.exact
     assert wrong(report) == expected
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"), [("retokenizes", "answer_rewritten"), ("strips_reasoning", "reasoning_stripped")]
+)
+def test_without_anybody_who_reads_ids_drift_is_named_by_the_ids_alone(fault: str, cause: str) -> None:
+    assert wrong(checked(fault, "mute")) == {"drift": [cause]}

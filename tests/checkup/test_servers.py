@@ -55,10 +55,12 @@ def test_a_gateway_brings_calls_back_as_they_were_sampled_in_every_dialect(folde
 
 
 def test_what_an_agent_s_key_does_not_open_is_said(engine: Client, folder: Path) -> None:
-    keys = {"api_key": "agent", "admin_key": "admin"}
-    with DataPool() as pool, running_gateway(pool, f"http://{engine.host}", folder, **keys) as gateway:
+    with (
+        DataPool() as pool,
+        running_gateway(pool, f"http://{engine.host}", folder, api_key="agent", admin_key="admin") as gateway,
+    ):
         agent = asyncio.run(checkup(gateway.address, api_key="agent", dialects=["chat", "messages"]))
-        admin = asyncio.run(checkup(gateway.address, **keys, dialects=["messages"]))
+        admin = asyncio.run(checkup(gateway.address, api_key="agent", admin_key="admin", dialects=["messages"]))
     assert agent.exact
     assert of(agent, "ids") == {"chat": (Verdict.OK, "exact"), "messages": (Verdict.NOTE, "closed")}
     assert of(admin, "ids") == {"messages": (Verdict.OK, "exact")}

@@ -17,6 +17,10 @@ PARAMETERS: Json = {
 }
 
 
+class Malformed(Exception):
+    """An answer that is not of its dialect's shape: what is wrong with it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
     """What is asked for: a history in the dialect's own items, and how to answer it."""
@@ -86,13 +90,19 @@ class Answer:
         """The prompt and the response, which the next prompt must begin with."""
         return None if self.prompt_ids is None or self.ids is None else self.prompt_ids + self.ids
 
+    def check(self) -> None:
+        """`Malformed` where a server put something else in a field's place."""
+        for name in ("text", "reasoning"):
+            if not isinstance(getattr(self, name), str):
+                raise Malformed(f"the {name} is {getattr(self, name)!r:.80}, no text")
+        for name in ("told_prompt_ids", "told_ids"):
+            ids = getattr(self, name)
+            if ids is not None and not (isinstance(ids, list) and all(type(token) is int for token in ids)):
+                raise Malformed(f"{name.removeprefix('told_')} are {ids!r:.80}, no list of ids")
+
     def said(self) -> tuple[str, str, list[tuple[str, Any]], str | None]:
         """What an agent sees: equal for answers that are the same."""
         return self.text, self.reasoning, [(call.name, call.arguments) for call in self.calls], self.finish
-
-
-class Malformed(Exception):
-    """An answer that is not of its dialect's shape: what is wrong with it."""
 
 
 @dataclass(slots=True)

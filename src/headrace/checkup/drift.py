@@ -16,6 +16,9 @@ CAUSES = {
     "answer_rewritten": "the answer is not in the next prompt as it was sampled",
 }
 
+#: How many ids the mark before reasoning may have, which a template may keep.
+MARK = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Texts:
@@ -50,9 +53,16 @@ def cause_of(before: Answer, following: Sequence[int], texts: Texts | None) -> s
             return "whitespace"
     if same < len(prompt):
         return "template_rewrites"
-    if before.reasoning and (texts is None or before.reasoning.strip() not in texts.following[len(texts.prompt) :]):
+    if before.reasoning and _stripped(before.reasoning, same - len(prompt), texts):
         return "reasoning_stripped"
     return "tool_calls_rendered" if before.calls else "answer_rewritten"
+
+
+def _stripped(reasoning: str, same: int, texts: Texts | None) -> bool:
+    """Whether an answer's reasoning is gone; `same`: how many of its ids are still there."""
+    if texts is None:
+        return same <= MARK
+    return reasoning.strip() not in texts.following[len(texts.prompt) :]
 
 
 def _bare(text: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from headrace.checkup.answer import Ask, Malformed
 from headrace.checkup.checks import CHECKS, Check, Subject
 from headrace.checkup.dialects import DIALECTS, Dialect
-from headrace.checkup.finding import Finding, Report, bad, note, ok
+from headrace.checkup.finding import Finding, Report, Verdict, bad, note, ok
 from headrace.checkup.http import Http, OutOfReach, Refused
 from headrace.checkup.target import NO_ROUTE, Target
 from headrace.checkup.words import Words
@@ -42,7 +42,7 @@ async def checkup(
             report.findings.append(finding)
             if finding.cause == "there":
                 there.append(DIALECTS[name])
-        if not there:
+        if all(finding.verdict == Verdict.NOTE for finding in report.findings):
             said = "; ".join(f"{finding.dialect}: {finding.said}" for finding in report.findings)
             raise OutOfReach(f"{target.url} answers in no dialect ({said})")
         completions = DIALECTS["completions"] in there
@@ -67,10 +67,12 @@ async def _present(on: Subject) -> Finding:
 
 
 async def _checked(name: str, check: Check, on: Subject) -> list[Finding]:
-    """A check's findings; a server that fails a call which it took before is one."""
+    """A check's findings; a call that fails where others did not is one."""
     try:
         return await check(on)
     except Refused as error:
         return [bad(name, on.dialect.name, "refused", f"a call is answered {error}")]
     except Malformed as error:
         return [bad(name, on.dialect.name, "malformed", str(error))]
+    except OutOfReach as error:
+        return [bad(name, on.dialect.name, "no_answer", str(error))]

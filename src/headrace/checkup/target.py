@@ -56,9 +56,10 @@ class Target:
                 raise OutOfReach(f"{base}{SUFFIX}/models answers {error}") from error
             raise OutOfReach(f"{base}{SUFFIX}/models answers {error}; give the API's address, and --model") from error
         cards = found.get("data") if isinstance(found, dict) else None
-        if not cards:
+        named = [card["id"] for card in cards if isinstance(card, dict) and card.get("id")] if cards else []
+        if not named:
             raise OutOfReach(f"{base}{SUFFIX}/models names no model; give --model")
-        self.model = str(cards[0]["id"])
+        self.model = str(named[0])
 
     async def begin(self, dialect: Dialect) -> Conversation:
         if not self.gateway:
@@ -119,6 +120,7 @@ class Conversation:
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise Malformed(f"the answer is not of the dialect's shape: {type(error).__name__}: {error}") from error
         for answer in answers:
+            answer.check()
             answer.version = reply.headers.get("x-headrace-policy-version")
         self._answers += answers
         return answers, stream
