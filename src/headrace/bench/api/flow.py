@@ -52,17 +52,19 @@ async def _rounds(sizes: Sizes, sides: dict[str, Side]) -> None:
     async with speaking() as session:
         clients = {name: Client(session, side.child.address) for name, side in sides.items()}
         for kind in ENCODINGS:
-            for name in sides:  # what is only loaded when it is first used
-                await _flow(sizes, clients[name], groups, one_batch, kind)
+            for name, side in sides.items():  # what is only loaded when it is first used
+                await _flow(sizes, side.child, clients[name], groups, one_batch, kind)
             for _ in range(sizes.flow_rounds):
                 for name, side in sides.items():
-                    before = side.child.cpu_s()
-                    side.seconds[kind].append(await _flow(sizes, clients[name], groups, sizes.flow_groups, kind))
-                    side.cpu[kind].append((side.child.cpu_s() - before) / sizes.flow_groups)
+                    took, cpu = await _flow(sizes, side.child, clients[name], groups, sizes.flow_groups, kind)
+                    side.seconds[kind].append(took)
+                    side.cpu[kind].append(cpu / sizes.flow_groups)
 
 
-async def _flow(sizes: Sizes, client: Client, groups: Groups, count: int, kind: str) -> float:
-    """Seconds from the first post to the last batch."""
+async def _flow(
+    sizes: Sizes, server: Child, client: Client, groups: Groups, count: int, kind: str
+) -> tuple[float, float]:
+    """Seconds from the first post to the last batch, and the server's of CPU."""
     envs = await client.open(sizes)
     write = groups.packed if kind else groups.body
     bodies = [write(number, envs[number % len(envs)]) for number in range(count)]
@@ -81,12 +83,12 @@ async def _flow(sizes: Sizes, client: Client, groups: Groups, count: int, kind: 
             if not found:
                 await asyncio.sleep(POLL_S)
 
-    begun = time.perf_counter()
+    begun, before = time.perf_counter(), server.cpu_s()
     await asyncio.gather(train(), *(post() for _ in range(sizes.connections)))
-    took = time.perf_counter() - begun
+    took, cpu = time.perf_counter() - begun, server.cpu_s() - before
     if sorted(arrived) != list(range(count)):
         raise RuntimeError(f"{len(arrived)} groups arrived, {len(set(arrived))} different ones; {count} were posted")
-    return took
+    return took, cpu
 
 
 def _part(sizes: Sizes, sides: dict[str, Side]) -> Part:

@@ -11,10 +11,11 @@ from msgspec import Raw
 
 from headrace.data.errors import InvalidInput
 from headrace.data.scored import lenient, plain
-from headrace.data.scored.fields import FLOATS, INTS, KEYS, REQUIRED, Fields
+from headrace.data.scored.fields import ABSENT, FLOATS, INTS, KEYS, REQUIRED, Fields
 from headrace.data.scored.piece import Scored, deflate
 
 _NULL = b"null"
+_NO_VALUE = Raw(_NULL)
 _GROUP: msgspec.json.Decoder[Fields] = msgspec.json.Decoder(Fields)
 _GROUPS: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
 #: What Python writes for numbers that are none, outside of strings.
@@ -66,7 +67,7 @@ def _group(fields: Fields) -> Scored:
     shapes: dict[str, Any] = {}
     env_id = None
     for key in REQUIRED:
-        if bytes(getattr(fields, key)) in (b"", _NULL):
+        if getattr(fields, key) in (ABSENT, _NO_VALUE):
             raise InvalidInput(f"{key} is missing; a group has tokens, masks and scores")
     for key in KEYS:
         text = bytes(getattr(fields, key)) or _NULL
