@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.envs.base import BaseEnv
 from headrace.envs.config import BaseEnvConfig
+from headrace.envs.conversation import ConversationConfig, ConversationEnv
 from headrace.envs.server import (
     APIServer,
     APIServerConfig,
@@ -17,6 +18,8 @@ from headrace.envs.types import EvalHandlingEnum, Item, Message, ScoredDataGroup
 __all__ = [
     "BaseEnv",
     "BaseEnvConfig",
+    "ConversationEnv",
+    "ConversationConfig",
     "EvalHandlingEnum",
     "Item",
     "Message",
