@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,8 +24,10 @@ class CountingEnv(BaseEnv):
 
     name = "counting"
 
-    def __init__(self, config: BaseEnvConfig, most: int | None = None) -> None:
-        super().__init__(config, [SERVER])
+    def __init__(
+        self, config: BaseEnvConfig, most: int | None = None, servers: Sequence[APIServerConfig] = (SERVER,)
+    ) -> None:
+        super().__init__(config, servers)
         self.most = most
         self.next = 0
         self.made: dict[int, int] = {}

@@ -229,6 +229,14 @@ def test_with_open_an_unknown_one_begins(folder: Path, rollout: Rollout) -> None
         error_of(chat(gateway, f"{gateway.address}/nobody/p", "hi"), 409)
 
 
+def test_with_open_a_call_that_is_not_recorded_begins_nothing(folder: Path, rollout: Rollout) -> None:
+    asked = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "hi"}]}
+    with in_front(rollout, folder, open=True) as gateway:
+        assert gateway.post("/nobody/p/v1/messages/count_tokens", asked).json()["input_tokens"] > 0
+        told(gateway.post("/nobody/p/v1/chat/completions", asked, headers={"x-headrace-record": "off"}))
+        assert detail_of(gateway.get("/trajectories/nobody"), 404)
+
+
 def test_rewards_and_completions_of_unknown_ones_are_404(gateway: Running) -> None:
     assert detail_of(gateway.post("/nobody/p/v1/reward", {"reward": 1}), 404)
     assert detail_of(gateway.post("/nobody/p/v1/complete_trajectory"), 404)

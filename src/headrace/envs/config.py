@@ -18,7 +18,7 @@ class BaseEnvConfig(BaseModel):
 
     group_size: int = Field(4, ge=1, description="rollouts of one item, scored together")
     max_num_workers: int = Field(-1, ge=-1, description="items at a time; -1: max_num_workers_per_node a server")
-    max_eval_workers: int = Field(16, ge=1, description="evaluation tasks at a time")
+    max_eval_workers: int = Field(16, ge=1, description="evaluation tasks at a time, where `evaluate` keeps to it")
     max_num_workers_per_node: int = Field(8, ge=1, description="items at a time for each rollout server")
     steps_per_eval: int = Field(100, description="training steps between evaluations; 0 or less: none")
     max_token_length: int = Field(2048, description="most tokens of a generation")
@@ -48,7 +48,9 @@ class BaseEnvConfig(BaseModel):
     thinking_mode: bool = Field(False, description="ask the model to reason")
     reasoning_effort: Effort | None = Field(None, description="how much it reasons")
     max_reasoning_tokens: int | None = Field(None, ge=1024, le=32000, description="most tokens of reasoning")
-    custom_thinking_prompt: str | None = Field(None, description="system prompt that asks for reasoning")
+    custom_thinking_prompt: str | None = Field(
+        None, description="system prompt that asks for reasoning, for an environment that uses it"
+    )
 
     rollout_server_key: str | None = Field(None, description="the Trajectory API's key; default: HEADRACE_API_KEY")
     status_poll_s: float = Field(0.5, gt=0, description="seconds between looks at the API's queue")

@@ -136,7 +136,7 @@ class Gateway:
         """What is known of a running trajectory's calls to a model; `Refusal` where there is no such trajectory."""
         self.models.check(uid)
         uid, channel = caller.uid(uid), caller.channel(None, self.models.default.channel)
-        session = await self.sessions.running(uid, caller.uid(prompt), channel)
+        session = await self.sessions.running(uid, caller.uid(prompt), channel, begin=recorded)
         if not policy.apart:
             return session
         beside = policy.channel_of(session.channel)

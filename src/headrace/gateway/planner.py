@@ -187,7 +187,7 @@ class Planner:
         if earlier is None:
             raise Refusal(
                 f"previous_response_id: no answer {previous!r} is stored in this trajectory; it was given in another, "
-                "or with store: false, or never. Send the items themselves",
+                "by another model, with store: false, or never. Send the items themselves",
                 404,
                 code="previous_response_not_found",
                 param="previous_response_id",

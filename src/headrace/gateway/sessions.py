@@ -39,9 +39,9 @@ class Sessions:
     def tokens(self) -> int:
         return self._tokens
 
-    async def running(self, uid: str, prompt_uid: str, channel: str) -> Session:
+    async def running(self, uid: str, prompt_uid: str, channel: str, *, begin: bool) -> Session:
         """The session of a call; 404 where there is no such trajectory, 409 where it is complete. One that the call
-        itself begins is in `channel`."""
+        itself begins is in `channel`; without `begin` it is one that nobody keeps."""
         session = self._known.get(uid)
         if session is None:
             try:
@@ -49,7 +49,7 @@ class Sessions:
             except Gone as error:
                 raise Refusal(f"{error}; begin another trajectory", 409, code="trajectory_complete") from None
             except NotFound:
-                session = await self._begun(uid, prompt_uid, channel)
+                session = await self._begun(uid, prompt_uid, channel, begin)
         else:
             self._known.move_to_end(uid)
         if session.complete:
@@ -143,7 +143,7 @@ class Sessions:
         await self._flushed()
         return self.add(Session.of(await self._pool.trajectory(uid)))
 
-    async def _begun(self, uid: str, prompt_uid: str, channel: str) -> Session:
+    async def _begun(self, uid: str, prompt_uid: str, channel: str, begin: bool) -> Session:
         if not self._open_unknown:
             raise Refusal(
                 f"no trajectory {uid!r}: begin one with POST /init_trajectory, or register this one with "
@@ -151,6 +151,8 @@ class Sessions:
                 404,
                 code="unknown_trajectory",
             )
+        if not begin:
+            return Session(uid, prompt_uid, channel)
         await self._pool.open(uid, prompt_uid, channel)
         return await self.find(uid)
 

@@ -157,7 +157,8 @@ class Settings(BaseModel):
             for name, given in own.items():
                 for flag, has in zip(flags, given, strict=True):
                     if not has and flags[flag] is None:
-                        wanting.append((flag, f", or {_KEYS[flag]} of model {name!r} in --models" if name else ""))
+                        key = f"{_KEYS[flag]} of model {name!r}" if name else "a default"
+                        wanting.append((flag, f", or {key} in --models"))
         if wanting:
             raise ValueError("; ".join(f"{flag} must be given{instead}" for flag, instead in wanting))
         return self

@@ -118,7 +118,11 @@ def test_flags_are_needed_only_for_what_the_file_leaves_open(tmp_path: Path) -> 
     whole = {"addresses": "http://a:1", "tokenizer": "x"}
     assert Settings(models=str(written(tmp_path, {"a": whole}, default="a"))).vllm_addresses is None
     for models, default, said in (
-        ({"a": whole}, {}, "--vllm-addresses must be given; --tokenizer-path must be given"),
+        (
+            {"a": whole},
+            {},
+            "--vllm-addresses must be given, or a default in --models; --tokenizer-path must be given, or",
+        ),
         ({"a": {"addresses": "http://a:1"}}, {"default": "a"}, "or tokenizer of model 'a' in --models"),
     ):
         with pytest.raises(ValueError, match=said):
