@@ -104,12 +104,12 @@ async def test_a_row_of_metrics_comes_with_a_step_for_which_enough_was_sent(api:
 
     env = Telling(config(api, min_items_sent_before_logging=3), most=2)
     async with running(env):
-        await api.until(lambda: len(api.received) == 2)
+        await api.until(lambda: env.items_sent_this_step == 2)
         api.step = 1
         await api.until(lambda: env.curr_step == 1)
         assert env.rows == 0
         env.most = 3
-        await api.until(lambda: len(api.received) == 3)
+        await api.until(lambda: env.items_sent_this_step == 3)
         api.step = 2
         await api.until(lambda: env.rows == 1)
     assert env.rows == 1, "nothing was sent since, so that the end has nothing to tell"
