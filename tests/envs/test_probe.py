@@ -11,7 +11,8 @@ from tests.envs import probe_env
 
 from headrace.cli import main
 from headrace.envs.probe.gold import answer_of, final
-from headrace.envs.probe.policies import Asked, framed
+from headrace.envs.probe.policies import POLICIES, Asked, framed
+from headrace.envs.probe.script import Call, Said, Script
 
 FILE = Path(probe_env.__file__)
 
@@ -84,3 +85,30 @@ def test_an_answer_stands_in_the_form_that_is_asked_for() -> None:
     assert said.startswith("<think>")
     assert said.endswith("</think>\n\\boxed{42}")
     assert "<answer>42</answer>" in framed(Asked("", "no form", None), "42")
+
+
+def said(script: Script, asked: str, **more: Any) -> str:
+    """The name of the policy that answers a call."""
+    call = Call(asked, asked, "\nassistant: ", **more)
+    policy, text = script.answer(call)
+    assert policy is not None
+    script.said.append(Said(policy, call, text))
+    return policy.name
+
+
+def test_policies_take_turns_and_each_goes_on_with_its_own_conversation() -> None:
+    script = Script()
+    script.begin(POLICIES, None)
+    assert [said(script, "user: ?") for _ in range(5)] == ["empty", "echo", "format", "padding", "judge"]
+    for one in list(script.said):
+        assert said(script, f"{one.whole}\nuser: and then?") == one.policy.name
+    assert said(script, f"{script.said[3].whole}\nuser: and then?", several=True) == "empty"
+
+
+def test_rollouts_side_by_side_keep_their_policies_when_they_forget_what_was_said() -> None:
+    script = Script()
+    script.begin(POLICIES, "42")
+    assert [said(script, f"user: {turn}", task=task) for turn in range(2) for task in (1, 2)] == [
+        *("empty", "echo"),
+        *("empty", "echo"),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, model_validator
@@ -20,5 +21,11 @@ class Lenient(BaseModel):
             return given
         fields = {*cls.model_fields, *(field.alias for field in cls.model_fields.values() if field.alias)}
         for key in given.keys() - fields:
-            log.warning("%s has no field %s; it is passed over%s", cls.__name__, key, nearest(str(key), fields))
+            _tell(cls.__name__, str(key), nearest(str(key), fields))
         return {key: value for key, value in given.items() if key in fields}
+
+
+@cache
+def _tell(name: str, key: str, near: str) -> None:
+    """Says it once: a command makes an environment's configuration several times."""
+    log.warning("%s has no field %s; it is passed over%s", name, key, near)

@@ -26,13 +26,14 @@ class ScriptedModel(Model):
 
     def answer(self, asked: str, kwargs: dict[str, Any]) -> tuple[list[int], str, str]:
         task = asyncio.current_task()
-        alone = task is not self._root and (kwargs.get("n") or 1) == 1
+        several = (kwargs.get("n") or 1) > 1
         messages = plain(kwargs.get("messages"))
         call = Call(
             asked=asked,
             last=_last_of(messages) if messages else _last_turn(asked),
             joint=TURN if messages else "",
-            task=id(task) if alone and task is not None else None,
+            several=several,
+            task=None if several or task is None or task is self._root else id(task),
         )
         policy, text = self.script.answer(call)
         spoken = self.spoken(text, kwargs)

@@ -22,12 +22,14 @@ REFUSED = "Score: 0\nRating: 0/10\n[[0]]\nVerdict: incorrect\nNO\n<score>0.0</sc
 class Call:
     """A question: all of it as text, what was asked last, and what comes between it and an answer in the next one.
 
-    `task` tells rollouts apart that run side by side; None where it cannot.
+    `task` tells rollouts apart that run side by side; None where it cannot. A call for several answers begins as many
+    conversations, whatever came before it.
     """
 
     asked: str
     last: str
     joint: str
+    several: bool = False
     task: int | None = None
 
 
@@ -62,10 +64,11 @@ class Script:
 
     def answer(self, call: Call) -> tuple[Policy | None, str]:
         """The text to answer with, and the policy whose it is; None for a judge's."""
-        policy = self._goes_on(call)
-        if policy is None and self._is_judging(call):
+        before = self._goes_on(call)
+        if before is None and self._is_judging(call):
             self.judged = True
             return None, VERDICT if INSTRUCTION in call.asked else REFUSED
+        policy = None if call.several else before
         if policy is None:
             policy = self._by_task.get(call.task) if call.task is not None else None
         if policy is None:
@@ -85,5 +88,11 @@ class Script:
         return found.policy
 
     def _is_judging(self, call: Call) -> bool:
-        long = (one for one in self.said if len(one.text) >= QUOTED)
-        return any(one.text in call.asked and one.text not in one.call.asked for one in long)
+        return any(_is_quoted(one, call.asked) for one in self.said)
+
+
+def _is_quoted(said: Said, asked: str) -> bool:
+    """Whether a question shows an answer that is no echo of its own question, and not as the model's own turn."""
+    text, joint = said.text, said.call.joint
+    shown = len(text) >= QUOTED and text in asked and text not in said.call.asked
+    return shown and not (joint and joint + text in asked)

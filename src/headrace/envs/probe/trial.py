@@ -126,22 +126,29 @@ class Trial:
         """Each sequence's score, with the policy that said it."""
         if not isinstance(group, dict) or not group.get("scores"):
             return []
-        claimed: set[str] = set()
-        found = []
+        found: list[tuple[str, float]] = []
+        unknown: list[float] = []
         for at, score in enumerate(group["scores"]):
-            fits = self._who_said(group, at)
-            said = next((one for one in fits if one.policy.name not in claimed), fits[0] if fits else None)
-            if said is not None:
-                claimed.add(said.policy.name)
-                found.append((said.policy.name, float(score)))
+            names = [said.policy.name for said in self._who_said(group, at)]
+            claimed = {name for name, _ in found}
+            if names:
+                found.append((next((name for name in names if name not in claimed), names[0]), float(score)))
+            else:
+                unknown.append(float(score))
+        left = {said.policy.name for said in self._model.script.said} - {name for name, _ in found}
+        if len(unknown) == len(left) == 1:
+            found.append((left.pop(), unknown[0]))
         return found
 
     def _who_said(self, group: dict[str, Any], at: int) -> list[Said]:
-        texts = [*_trained(group, at, self._env.tokenizer), *_written(group, at)]
+        """Who said the last of a sequence, as it is trained on or written down: it and no more, or it among more."""
         said = self._model.script.said
-        exact = [one for one in said if one.text.strip() in texts]
-        inside = [one for one in said if one.text.strip() and any(one.text.strip() in text for text in texts)]
-        return exact or sorted(inside, key=lambda one: -len(one.text))
+        for texts in (_trained(group, at, self._env.tokenizer), _written(group, at)):
+            exact = [one for one in said if texts and one.text.strip() == texts[-1]]
+            inside = [one for one in said if one.text.strip() and any(one.text.strip() in text for text in texts)]
+            if exact or inside:
+                return exact or sorted(inside, key=lambda one: -len(one.text))
+        return []
 
     def report(self) -> Report:
         kept = [one for one in self._outcomes.values() if one.scores or one.error]
