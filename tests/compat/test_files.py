@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.atropos.clients import Trainer
+from tests.atropos.ours import ours as serving_api
 from tests.compat.kit import FILES, Group, flags, groups_in, ordered, original
 from tests.envs.api import Api
 
 from headrace.cli import main
 
+HEADRACE = [sys.executable, "-m", "headrace", "env", str(FILES / "backlog.py")]
 Models = Callable[[], AbstractContextManager[str]]
 PROCESSED = {
     "group_at_once": [],
@@ -105,51 +108,42 @@ async def api() -> AsyncIterator[Api]:
     await found.stop()
 
 
-async def served(command: list[str], api: Api, groups: int, folder: Path, how: signal.Signals) -> list[Group]:
-    """What a command sends until there are so many groups."""
-    with (folder / "said").open("wb") as said:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            *("--env.rollout_server_url", api.address, "--env.ensure_scores_are_not_same", "false"),
-            cwd=folder,
-            stdout=said,
-            stderr=said,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"},
-        )
-    ended = asyncio.create_task(process.wait())
-    came = asyncio.create_task(api.until(lambda: len(api.received) >= groups))
-    try:
-        await asyncio.wait([ended, came], return_when=asyncio.FIRST_COMPLETED)
-        assert came.done(), (folder / "said").read_text()[-4000:]
-        process.send_signal(how)
-        await ended
-    finally:
-        came.cancel()
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return ordered(api.received)
-
-
 async def test_serve_rolls_out_what_items_leave_behind(models: Models, folder: Path, tmp_path: Path, api: Api) -> None:
-    with models() as address:
-        command = [sys.executable, "-m", "headrace", "env", str(FILES / "backlog.py"), "serve"]
-        command += flags(address, folder, groups=100)
-        groups = await served(command, api, 6, tmp_path, signal.SIGINT)
-    assert len(groups) == 6
+    with models() as address, (tmp_path / "said").open("wb") as said:
+        command = [*HEADRACE, "serve", *flags(address, folder, groups=100), "--env.rollout_server_url", api.address]
+        process = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=said, stderr=said)
+        ended = asyncio.create_task(process.wait())
+        came = asyncio.create_task(api.until(lambda: len(api.received) >= 6))
+        try:
+            await asyncio.wait([ended, came], return_when=asyncio.FIRST_COMPLETED)
+            assert came.done(), (tmp_path / "said").read_text()[-4000:]
+            process.send_signal(signal.SIGINT)
+            assert await ended == 0
+        finally:
+            came.cancel()
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    assert len(api.received) == 6
     assert api.left == [0]
-    assert json.loads(json.dumps(groups)) == groups
 
 
-async def test_serve_sends_what_atroposlib_sends(
-    models: Models, atropos: Path, folder: Path, tmp_path: Path, api: Api
-) -> None:
-    await test_serve_rolls_out_what_items_leave_behind(models, folder, tmp_path, api)
-    mine, api.received = ordered(api.received), []
-    with models() as address:
-        script = Path(__file__).parent / "inside" / "run_file.py"
-        command = [str(atropos), str(script), str(FILES / "backlog.py"), "serve", *flags(address, folder, groups=100)]
-        theirs = await served(command, api, 6, tmp_path, signal.SIGKILL)
-    assert [(one["tokens"], one["masks"], one["scores"]) for one in mine] == [
-        (one["tokens"], one["masks"], one["scores"]) for one in theirs
-    ]
+def sent(command: list[str], models: Models, tokenizer: Path, folder: Path) -> list[Any]:
+    """The six groups that a trainer gets of a command, as far as every environment sends them."""
+    folder.mkdir()
+    with models() as address, serving_api() as (_, api), (folder / "said").open("wb") as said:
+        trainer = Trainer(api, 8, folder)
+        given = [*flags(address, tokenizer, groups=100), "--env.rollout_server_url", api, "--env.wandb_name", "backlog"]
+        process = subprocess.Popen([*command, "serve", *given], cwd=folder, stdout=said, stderr=said)
+        try:
+            groups = ordered([group for _ in range(3) for group in trainer.batch()])
+        finally:
+            process.kill()
+            process.wait()
+            trainer.close()
+    return [(group["tokens"], group["masks"], group["scores"]) for group in groups]
+
+
+def test_serve_sends_what_atroposlib_sends(models: Models, atropos: Path, folder: Path, tmp_path: Path) -> None:
+    theirs = [str(atropos), str(Path(__file__).parent / "inside" / "run_file.py"), str(FILES / "backlog.py")]
+    assert sent(HEADRACE, models, folder, tmp_path / "ours") == sent(theirs, models, folder, tmp_path / "theirs")
