@@ -107,7 +107,7 @@ def test_a_message_is_read_into_the_neutral_form() -> None:
         ([{"role": "king", "content": "x"}], r"messages\[0\].role is 'king'"),
         ([USER, "x"], r"messages\[1\] must be an object"),
         ([{"role": "user", "content": 5}], r"messages\[0\].content must be a string"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\] is a part of type 'image_url'"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"content\[0\].image_url must be a data: URL"),
         ([{"role": "assistant", "tool_calls": [{"function": {}}]}], r"tool_calls\[0\].function.name"),
         ([{"role": "assistant", "tool_calls": {"a": 1}}], "tool_calls must be a list"),
         ([{"role": "tool", "tool_call_id": 3, "content": ""}], "tool_call_id must be a string"),

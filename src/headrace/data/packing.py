@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -220,7 +220,8 @@ def _detach(value: Any, blobs: dict[bytes, Buffer]) -> Any:
     return value
 
 
-def _attach(value: Any, blobs: dict[bytes, Buffer]) -> Any:
+def attach(value: Any, blobs: Mapping[bytes, Buffer]) -> Any:
+    """What `_detach` took apart, put together again."""
     if isinstance(value, dict):
         digest = value.get(_BLOB)
         if isinstance(digest, bytes):
@@ -228,9 +229,9 @@ def _attach(value: Any, blobs: dict[bytes, Buffer]) -> Any:
             if raw is None:
                 return None  # lost with a damaged journal; the step is quarantined for it
             return np.frombuffer(raw, value["dtype"]).reshape(value["shape"]) if "dtype" in value else bytes(raw)
-        return {key: _attach(item, blobs) for key, item in value.items()}
+        return {key: attach(item, blobs) for key, item in value.items()}
     if isinstance(value, list):
-        return [_attach(item, blobs) for item in value]
+        return [attach(item, blobs) for item in value]
     return value
 
 
@@ -289,8 +290,8 @@ def _step(
         _force(step, "metadata", {})
         return step
     extra = head.unpack_extra()
-    _force(step, "multi_modal_data", _attach(extra.multi_modal_data, blobs))
-    _force(step, "routed_experts", _attach(extra.routed_experts, blobs))
+    _force(step, "multi_modal_data", attach(extra.multi_modal_data, blobs))
+    _force(step, "routed_experts", attach(extra.routed_experts, blobs))
     for name in _SHARED_FIELDS:
         _force(step, name, getattr(extra, name))
     return step

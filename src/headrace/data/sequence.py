@@ -6,13 +6,16 @@ path holds its step. Elsewhere it is context. Steps that are quarantined or cura
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.data.block import TOKEN, Extra, Record, floats_array, ids_array
+from headrace.data.frame import Buffer
+from headrace.data.packing import attach
 from headrace.data.step import FloatArray, IntArray
 from headrace.data.tree import TokenTree
 
@@ -40,7 +43,8 @@ class Sequence:
     """Tokens of one path. The arrays have one entry a token.
 
     `log_probs` is 0 for context and NaN for a sampled token whose log-prob was not recorded; `versions` is -1 for
-    context. `reward` is the whole trajectory's: an outcome reaches every branch.
+    context. `reward` is the whole trajectory's: an outcome reaches every branch. `multi_modal_data` is that of its last
+    step that has any: of the Gateway's steps, every image of the prompt and where in `tokens` it stands.
     """
 
     tokens: IntArray
@@ -53,15 +57,20 @@ class Sequence:
     spans: tuple[Span, ...]
     advantages: FloatArray | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    multi_modal_data: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
 
 
 def sequences_of(
-    tree: TokenTree, trajectory_uid: str, prompt_uid: str, metadata: dict[str, Any] | None = None
+    tree: TokenTree,
+    trajectory_uid: str,
+    prompt_uid: str,
+    metadata: dict[str, Any] | None = None,
+    blobs: Mapping[bytes, Buffer] | None = None,
 ) -> list[Sequence]:
-    """The Sequences of one trajectory; paths on which nothing may be trained are left out."""
+    """The Sequences of one trajectory; paths on which nothing may be trained are left out. `blobs` are its media."""
     parents = parents_of(tree)
     leaves = sorted(set(tree.records) - set(parents.values()))
     rewards = [record.head.reward for record in tree.records.values() if record.head.reward is not None]
@@ -78,7 +87,9 @@ def sequences_of(
         fresh = {index for index in chain if index not in taken and _trainable(tree.records[index])}
         taken.update(fresh)
         if fresh:
-            found.append(_sequence(tree, chain, fresh, trajectory_uid, prompt_uid, reward, metadata or {}))
+            made = _sequence(tree, chain, fresh, trajectory_uid, prompt_uid, reward, metadata or {})
+            media = _media(tree, chain, blobs or {})
+            found.append(made if media is None else replace(made, multi_modal_data=media))
     return found
 
 
@@ -113,6 +124,15 @@ def _trainable(record: Record) -> bool:
         return True
     extra = record.head.unpack_extra()
     return extra.trainable and extra.quarantined is None
+
+
+def _media(tree: TokenTree, chain: list[int], blobs: Mapping[bytes, Buffer]) -> dict[str, Any] | None:
+    for index in reversed(chain):
+        media = tree.records[index].head.unpack_extra().multi_modal_data
+        if media is not None:
+            found: dict[str, Any] = attach(media, blobs)
+            return found
+    return None
 
 
 def _temperature(extra: Extra) -> float:

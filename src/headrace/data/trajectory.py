@@ -64,7 +64,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, gc=False):
         }
 
     def sequences(self) -> list[Sequence]:
-        return sequences_of(self.tree, self.uid, self.prompt_uid, self.metadata)
+        return sequences_of(self.tree, self.uid, self.prompt_uid, self.metadata, self.blobs)
 
 
 class Group(msgspec.Struct, frozen=True, eq=False, gc=False):

@@ -26,6 +26,7 @@ from headrace.gateway.upstream import Failed, Upstream
 from headrace.gateway.upstream.types import Sampled
 from headrace.gateway.upstream.upstream import together
 from headrace.tokens import RECORD, RECORD_ONLY, Delta, Node, Quarantine, Record, check_step, text_of
+from headrace.tokens.images import to_step
 
 #: What is wrong with log-probs that cannot even be kept.
 NO_LOG_PROBS = (Quarantine.LOG_PROB_COUNT, Quarantine.LOG_PROB_VALUE)
@@ -138,6 +139,7 @@ class Calls:
             metadata=metadata,
             finish_reason=sampled.finish_reason,
             sampling={**turn.order.sampling, **({"extra": ask.extra} if ask.extra else {})},
+            multi_modal_data=to_step(plan.images),
             routed_experts=sampled.routed_experts,
             call_id=turn.call_id if len(turn.choices) == 1 else f"{turn.call_id}-{choice.index}",
             builds_on=builds_on,

@@ -6,12 +6,15 @@ named here is found again by any gateway on the same pool.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from headrace.gateway.ask import Ask
-from headrace.tokens import Message, Node
+from headrace.tokens import Image, Message, Node
+from headrace.tokens.vision import images_of
 
 #: Where a step's metadata holds it.
 KEPT = "kept"
@@ -28,16 +31,31 @@ class Kept(msgspec.Struct, frozen=True):
     messages: tuple[Message, ...]
 
     def to_metadata(self) -> str:
-        """As text: arguments of calls may nest deeper than metadata may."""
-        return msgspec.json.encode(self).decode()
+        """As text: arguments of calls may nest deeper than metadata may. Images' files are the step's own already."""
+        return msgspec.json.encode(self._with_files({})).decode()
 
     @classmethod
-    def from_metadata(cls, given: Any) -> Kept | None:
-        """None where a flow wrote something of its own there."""
+    def from_metadata(cls, given: Any, files: Mapping[str, bytes]) -> Kept | None:
+        """None where a flow wrote something of its own there, or an image is lost. `files` are the step's images'."""
         try:
-            return msgspec.json.decode(given, type=cls) if isinstance(given, str) else None
+            found = msgspec.json.decode(given, type=cls) if isinstance(given, str) else None
         except (msgspec.MsgspecError, RecursionError):
             return None
+        return None if found is None or not found._digests() <= files.keys() else found._with_files(files)
+
+    def _digests(self) -> set[str]:
+        return {image.digest for image in images_of(self.messages)}
+
+    def _with_files(self, files: Mapping[str, bytes]) -> Kept:
+        """The same with these files behind its images, or none."""
+        if not any(message.parts for message in self.messages):
+            return self
+
+        def part(given: str | Image) -> str | Image:
+            return given if isinstance(given, str) else replace(given, data=files.get(given.digest, b""))
+
+        messages = [replace(message, parts=tuple(map(part, message.parts))) for message in self.messages]
+        return replace(self, messages=tuple(messages))
 
 
 class Conversations:

@@ -27,8 +27,10 @@ from headrace.gateway.turn import Choice, Turn, new_ids
 from headrace.gateway.upstream.types import Order
 from headrace.pool.errors import PoolUnreachable
 from headrace.tokens import AnswerStream, Cause, History, HistoryMode, Match, PromptPlan, Renderer, Request, plan_prompt
+from headrace.tokens.images import check_pixels
 from headrace.tokens.parse import THOUGHT
 from headrace.tokens.renderer import PROMPT_TAIL
+from headrace.tokens.vision import images_of
 
 #: Characters that are tokenised on the spot. More, about half a millisecond's worth, go to a thread: the tokenizer lets
 #: others run meanwhile, on another core where there is one.
@@ -37,6 +39,9 @@ LONG = 1_500
 REFRESH_S = 1.0
 #: The same of a call that names an answer, and cannot be planned without it.
 NAMED_S = 5.0
+
+#: Images that are remembered to be whole, by their digests.
+MOST_SEEN = 10_000
 
 #: What templates call the option that switches reasoning on and off.
 THINKING = "enable_thinking"
@@ -64,6 +69,7 @@ class Planner:
         self._mode = mode
         self._shared = shared
         self._prompts = Prompts()
+        self._seen: dict[str, None] = {}  # images that are whole
         self._threads = ThreadPoolExecutor(1, "headrace-tokenize")
 
     def close(self) -> None:
@@ -117,7 +123,7 @@ class Planner:
             given["structured_outputs"] = must_call(self.renderer.grammar, ask.conversation.tools, ask.must_call)
         # Even where no alternatives are wanted, tokens must be told by their text.
         tops = 0 if ask.tops is None else max(1, ask.tops)
-        order = Order(plan.ids, given, ask.extra, tops, sticky, call_id)
+        order = Order(plan.ids, given, ask.extra, tops, sticky, call_id, plan.images)
         self._counters.add("prompts", channel, plan.cause.value)
         if plan.parent is not None and not plan.bridged and chat:
             self._counters.add("rendered", channel)
@@ -148,6 +154,7 @@ class Planner:
         self, conversation: Request, session: Session | None = None, previous: str | None = None
     ) -> PromptPlan:
         """The prompt of messages, continuing a session where there is one, and the call `previous` where it fits."""
+        await self._sound(conversation)
         history = History() if session is None else session.history
         match = history.match(conversation, previous)
         unknown = match.node is None and any(message.role == "assistant" for message in conversation.messages)
@@ -163,6 +170,16 @@ class Planner:
         if key is not None:
             self._prompts.put(key, plan.ids)
         return plan
+
+    async def _sound(self, conversation: Request) -> None:
+        """Refuses broken images. Each file is read once, in a thread."""
+        for number, image in enumerate(images_of(conversation.messages), 1):
+            if image.digest not in self._seen:
+                at = f"image {number} of the conversation"
+                await asyncio.get_running_loop().run_in_executor(self._threads, check_pixels, image, at)
+                self._seen[image.digest] = None
+                if len(self._seen) > MOST_SEEN:
+                    del self._seen[next(iter(self._seen))]
 
     async def _planned(self, history: History, conversation: Request, match: Match) -> PromptPlan:
         if _size(conversation, match) < LONG:
@@ -221,13 +238,13 @@ class Planner:
             continued = session.continued_text(prompt)
         if continued is not None and continued[1]:
             parent, rest = continued
-            new = np.asarray(await self._encoded(rest, special=False), np.int32)
+            new = self.checked(np.asarray(await self._encoded(rest, special=False), np.int32))
             return PromptPlan(np.concatenate([parent.whole(), new]), Cause.EXTENDED, parent, parent.total, True)
         ids = await self._encoded(prompt, special=True)
         if not ids:
             raise Bad("prompt is empty: it has no tokens", "prompt")
         cause = Cause.NEW_CONVERSATION if session.history.nodes else Cause.FIRST
-        return PromptPlan(np.asarray(ids, np.int32), cause)
+        return PromptPlan(self.checked(np.asarray(ids, np.int32)), cause)
 
     async def _encoded(self, text: str, *, special: bool) -> list[int]:
         encode = self.renderer.vocabulary.encode_prompt if special else self.renderer.vocabulary.encode
@@ -238,6 +255,9 @@ class Planner:
     def checked(self, prompt: IntArray) -> IntArray:
         """Ids that the model can read."""
         most = self.renderer.vocabulary.size
+        vision = self.renderer.vision
+        if not isinstance(vision, str) and vision.placeholder in prompt:
+            raise Bad("the prompt holds an image's placeholder: images are taken in messages only", "prompt")
         if len(prompt) and int(prompt.max()) >= most:
             raise Bad(f"the prompt holds the id {int(prompt.max())}; the vocabulary has {most} tokens", "prompt")
         return prompt

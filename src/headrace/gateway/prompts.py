@@ -1,7 +1,7 @@
 """First prompts that were rendered before: the rollouts of a group ask the same question, and it is tokenised once.
 
-Only conversations without answers are remembered. What systems and users said is the same here only if it is the same
-text, so the same key means the same ids.
+Only conversations of text and without answers are remembered. What systems and users said is the same here only if it
+is the same text, so the same key means the same ids.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Prompts:
 
     def key(self, conversation: Request) -> Key | None:
         """What a conversation is remembered by; None where it is not to be."""
-        if any(message.role not in ("system", "user") for message in conversation.messages):
+        if any(message.role not in ("system", "user") or message.parts for message in conversation.messages):
             return None
         return conversation.chain.whole, conversation.tools_key, conversation.options_key
 

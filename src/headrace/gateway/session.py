@@ -17,6 +17,7 @@ from headrace.gateway.kept import KEPT, Conversations, Kept
 from headrace.gateway.text_key import DIGEST
 from headrace.gateway.turn import Turn
 from headrace.tokens import History, Node
+from headrace.tokens.images import files_in
 
 #: Where a step's metadata says which request it answers, and what text its prompt and answer are.
 REQUEST, TEXT = "request", "text"
@@ -75,7 +76,8 @@ class Session:
             if node is not None and about is not None:
                 self.texts.append(TextNode(int(about["length"]), str(about["digest"]), node))
             if step.call_id is not None and step.call_id not in self.kept:
-                self.kept.add(step.call_id, Kept.from_metadata(step.metadata.get(KEPT)))
+                files = files_in(step.multi_modal_data)
+                self.kept.add(step.call_id, Kept.from_metadata(step.metadata.get(KEPT), files))
 
     def continued_text(self, prompt: str) -> tuple[Node, str] | None:
         """The longest earlier completion that a text begins with, and what is new behind it."""

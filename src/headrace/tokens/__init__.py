@@ -12,6 +12,7 @@ history.add(record, plan.ids, sampled, plan.parent, step=index)
 from headrace.tokens.check import Quarantine, check_step, same_text
 from headrace.tokens.detokenize import Detokenizer, text_of
 from headrace.tokens.history import RECORD, RECORD_ONLY, Cause, History, Match, Node, Record, Request
+from headrace.tokens.images import Image, Placed
 from headrace.tokens.load import load_renderer
 from headrace.tokens.messages import Message, ToolCall, read_message, read_messages
 from headrace.tokens.parse import Delta, Grammar, Parsed
@@ -28,6 +29,8 @@ __all__ = [
     "load_vocabulary",
     "Message",
     "ToolCall",
+    "Image",
+    "Placed",
     "read_message",
     "read_messages",
     "Request",

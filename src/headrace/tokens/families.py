@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from headrace.data.errors import InvalidInput
@@ -25,10 +26,15 @@ from headrace.tokens.renderer import (
 from headrace.tokens.sound import sound
 from headrace.tokens.template import TemplateRenderer, proofs
 from headrace.tokens.variants import Variants
+from headrace.tokens.vision import CONFIG, Vision
 from headrace.tokens.vocabulary import Vocabulary
 
 #: The families whose answers are parsed as they stream. The others are parsed by the library, at their end.
 GRAMMARS = {"qwen3": Grammar(True, "hermes"), "llama-3": Grammar(False, "llama")}
+#: The families that write images as one kind of placeholder, and that token.
+WITH_IMAGES = {family: "<|image_pad|>" for family in ("qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8")}
+#: The template option that writes a number before each image.
+NUMBERED = "add_vision_id"
 #: A token without which a family need not be tried: building it would look for files on the network.
 NEEDS = {"gpt-oss": "<|channel|>"}
 
@@ -55,6 +61,7 @@ class FamilyRenderer(Reading):
         self._library = _create(family, vocabulary, self.options)
         self.stop_ids = frozenset(int(i) for i in self._library.get_stop_token_ids())
         self.grammar = GRAMMARS.get(family, Grammar())
+        self.vision = _vision(family, vocabulary)
         self._variants: Variants[FamilyRenderer] = Variants()
 
     @property
@@ -75,15 +82,26 @@ class FamilyRenderer(Reading):
         given = [to_dict(message) for message in messages]
         specs = [dict(tool) for tool in tools] or None
         try:
-            return [int(i) for i in self._library.render_ids(given, tools=specs, add_generation_prompt=True)]
+            return [int(i) for i in self._written(given, specs)]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise Unrenderable(f"the model's chat format cannot hold these messages: {error}") from error
+
+    def _written(self, messages: list[Any], tools: list[Any] | None) -> Sequence[int]:
+        if self.name not in WITH_IMAGES:
+            ids: Sequence[int] = self._library.render_ids(messages, tools=tools, add_generation_prompt=True)
+            return ids
+        # The library would read the images' files and unfold them; here `vision` does that.
+        given = {"tools": tools, "add_generation_prompt": True, "process_multimodal": False}
+        written: Sequence[int] = self._library.render(messages, **given).token_ids
+        return written
 
     def bridge(
         self, prompt: Sequence[int], response: Sequence[int], calls: Sequence[ToolCall], new: Sequence[Message]
     ) -> list[int] | None:
         if not new or any(message.role == "assistant" for message in new):
             return None
+        if self.options.get(NUMBERED) and any(message.parts for message in new):
+            return None  # how many images came before cannot be told from the last few ids
         before = [int(i) for i in (prompt if self.looks_back is None else prompt[-self.looks_back :])]
         sampled = [int(i) for i in response]
         names = {call.id: call.name for call in calls if call.id}
@@ -95,7 +113,10 @@ class FamilyRenderer(Reading):
                 item["name"] = names[message.tool_call_id]
             given.append(item)
         try:
-            bridged = self._library.bridge_to_next_turn(before, sampled, given)
+            if self.name in WITH_IMAGES:
+                bridged = self._library.bridge_to_next_turn(before, sampled, given, process_multimodal=False)
+            else:
+                bridged = self._library.bridge_to_next_turn(before, sampled, given)
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
         if bridged is None:
@@ -172,6 +193,14 @@ def families() -> list[str]:
     return [name for name in base.RENDERER_REGISTRY if name != "default"]
 
 
+def _vision(family: str, vocabulary: Vocabulary) -> Vision | str:
+    token = WITH_IMAGES.get(family)
+    placeholder = vocabulary.id_of(token) if token is not None else None
+    if placeholder is None:
+        return f"it is rendered as {family}, which is text only here"
+    return Vision.of(vocabulary.folder, placeholder)
+
+
 @cache
 def _option_names(family: str) -> frozenset[str]:
     """The template options that a family knows."""
@@ -204,7 +233,7 @@ def _create(family: str, vocabulary: Vocabulary, options: Mapping[str, Any]) -> 
 
 def proven_family(template: TemplateRenderer) -> FamilyRenderer | None:
     """The family that writes the same ids as the model's own template; None where there is none."""
-    for family in families():
+    for family in _candidates(template.vocabulary):
         if family in NEEDS and template.vocabulary.id_of(NEEDS[family]) is None:
             continue
         try:
@@ -214,6 +243,12 @@ def proven_family(template: TemplateRenderer) -> FamilyRenderer | None:
         if _same_ids(renderer, template):
             return FamilyRenderer(family, template.vocabulary, looks_back=_safe_tail(renderer))
     return None
+
+
+def _candidates(vocabulary: Vocabulary) -> list[str]:
+    """All families, in the order in which they are tried: a text-only one may write the same ids as one with images."""
+    sees = (Path(vocabulary.folder) / CONFIG).is_file()
+    return sorted(families(), key=lambda family: family not in WITH_IMAGES) if sees else families()
 
 
 def named_family(family: str, vocabulary: Vocabulary) -> FamilyRenderer:

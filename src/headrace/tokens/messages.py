@@ -18,10 +18,14 @@ import msgspec
 
 from headrace.data.errors import InvalidInput, shown
 from headrace.tokens.defaults import Schemas, essential, schemas_of
+from headrace.tokens.images import Image, read_url
 
 ROLES = ("system", "user", "assistant", "tool")
 #: Names that other dialects and SDKs give to the roles above.
 ROLE_ALIASES = {"developer": "system", "function": "tool", "ipython": "tool"}
+#: Who may show images, and the types of parts that are one.
+WITH_IMAGES = ("user", "tool")
+IMAGE_PARTS = ("image_url", "input_image")
 DIGEST = 16
 ROOT = b"\0" * DIGEST
 
@@ -37,7 +41,8 @@ class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One message; text only. `name` is a tool result's function, or a speaker's name."""
+    """One message. `name` is a tool result's function, or a speaker's name. `parts` are there where it holds images:
+    texts and images in their order, of which `content` is the text alone."""
 
     role: str
     content: str = ""
@@ -45,6 +50,20 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    parts: tuple[str | Image, ...] = ()
+
+
+def written(pieces: Sequence[str | Image], joiner: str = "\n") -> tuple[str, tuple[str | Image, ...]]:
+    """A message's `content` and `parts` out of its pieces: texts that follow each other become one."""
+    parts: list[str | Image] = []
+    for piece in pieces:
+        last = parts[-1] if parts else None
+        if isinstance(piece, str) and isinstance(last, str):
+            parts[-1] = last + joiner + piece
+        else:
+            parts.append(piece)
+    text = "".join(part for part in parts if isinstance(part, str))
+    return text, tuple(parts) if any(isinstance(part, Image) for part in parts) else ()
 
 
 def read_messages(raw: Any) -> tuple[Message, ...]:
@@ -64,11 +83,12 @@ def read_message(raw: Any, at: str = "message") -> Message:
         raise InvalidInput(f"{at}.role is {shown(role)}; it must be one of {', '.join(ROLES)}")
     content = raw.get("content")
     # Parts of one answer are pieces of one text; parts that others wrote are paragraphs, as vLLM joins them.
-    text, thought = _content(content, "" if role == "assistant" else "\n", f"{at}.content")
+    pieces, thought = _content(content, f"{at}.content", images=role in WITH_IMAGES)
+    text, parts = written(pieces, "" if role == "assistant" else "\n")
     name = _text(raw.get("name"), f"{at}.name")
     if role != "assistant":
         call_id = _text(raw.get("tool_call_id"), f"{at}.tool_call_id") if role == "tool" else None
-        return Message(role, text, None, (), call_id, name)
+        return Message(role, text, None, (), call_id, name, parts)
     reasoning = raw.get("reasoning_content")
     if reasoning is None:
         reasoning = raw.get("reasoning")
@@ -88,25 +108,41 @@ def _text(value: Any, at: str) -> str | None:
     return value
 
 
-def _content(content: Any, joiner: str, at: str) -> tuple[str, str | None]:
+def _content(content: Any, at: str, *, images: bool) -> tuple[list[str | Image], str | None]:
+    """Texts and images in their order, and what was thought."""
     if content is None:
-        return "", None
+        return [], None
     if isinstance(content, str):
-        return content, None
+        return [content], None
     if not isinstance(content, list | tuple):
         raise InvalidInput(f"{at} must be a string or a list of parts, not {shown(content)}")
-    texts: list[str] = []
+    pieces: list[str | Image] = []
     thoughts: list[str] = []
     for i, part in enumerate(content):
         kind = part.get("type", "text") if isinstance(part, Mapping) else "text" if isinstance(part, str) else None
         if kind in ("thinking", "reasoning") and isinstance(part, Mapping):
             thoughts.append(str(part.get("thinking") or part.get("text") or ""))
             continue
+        if kind in IMAGE_PARTS and isinstance(part, Mapping):
+            pieces.append(_image(part, f"{at}[{i}]", taken=images))
+            continue
         value = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
         if kind not in ("text", "input_text", "output_text", "refusal") or not isinstance(value, str):
-            raise InvalidInput(f"{at}[{i}] is a part of type {shown(kind)}; only text parts can be rendered")
-        texts.append(value)
-    return joiner.join(texts), "".join(thoughts) or None
+            what = "only text and image parts" if images else "only text parts"
+            raise InvalidInput(f"{at}[{i}] is a part of type {shown(kind)}; {what} can be rendered")
+        pieces.append(value)
+    return pieces, "".join(thoughts) or None
+
+
+def _image(part: Mapping[str, Any], at: str, *, taken: bool) -> Image:
+    """An image as OpenAI's chat (`{"url": ...}`) and Responses (a URL) write it."""
+    if not taken:
+        raise InvalidInput(f"{at} is an image; only messages of {' and '.join(WITH_IMAGES)} may hold one")
+    given = part.get("image_url")
+    if given is None and part.get("file_id") is not None:
+        raise InvalidInput(f"{at}.file_id: files are not kept here; send the image itself as a data: URL in image_url")
+    url = given.get("url") if isinstance(given, Mapping) else given
+    return read_url(url, f"{at}.image_url")
 
 
 def _call(raw: Any, at: str) -> ToolCall:
@@ -136,6 +172,10 @@ def read_arguments(raw: Any) -> Any:
 def to_dict(message: Message) -> dict[str, Any]:
     """The message as chat templates expect it: arguments as objects, nothing that is absent."""
     out: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.parts:
+        out["content"] = [
+            {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in message.parts
+        ]
     if message.reasoning is not None:
         out["reasoning_content"] = message.reasoning
     if message.tool_calls:
@@ -208,13 +248,20 @@ def canonical(message: Message, calls: Sequence[ToolCall], schemas: Schemas) -> 
     if message.role == "assistant":
         text = answer_text(message.content)
         made = [[call.name, _told(call, schemas)] for call in message.tool_calls]
-        written = f"assistant:{len(text)}:{text}" + (_json(made) if made else "")
+        said = f"assistant:{len(text)}:{text}" + (_json(made) if made else "")
     elif message.role == "tool":
-        written = f"tool:{which_call(message.tool_call_id, calls)!r}:{message.content}"
+        said = f"tool:{which_call(message.tool_call_id, calls)!r}:{message.content}"
     else:
         name = message.name or ""
-        written = f"{message.role}:{len(name)}:{name}{message.content}"
-    return written.encode("utf-8", "surrogatepass")
+        said = f"{message.role}:{len(name)}:{name}{message.content}"
+    if message.parts:
+        said = f"parts:{_json([_shown(part) for part in message.parts])}:{said}"
+    return said.encode("utf-8", "surrogatepass")
+
+
+def _shown(part: str | Image) -> str | list[str]:
+    """What a part is the same by: its text, or its file."""
+    return part if isinstance(part, str) else [part.digest]
 
 
 def strict(message: Message, schemas: Schemas) -> bytes:

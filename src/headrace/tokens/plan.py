@@ -8,6 +8,7 @@ the parent's prompt and response.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -15,19 +16,24 @@ import numpy as np
 
 from headrace.data.step import IntArray
 from headrace.tokens.history import Cause, History, Match, Node, Request
-from headrace.tokens.renderer import Renderer
+from headrace.tokens.images import Placed
+from headrace.tokens.messages import Message
+from headrace.tokens.renderer import Renderer, Unrenderable
+from headrace.tokens.vision import images_of
 
 HistoryMode = Literal["bridge", "template"]
 
 
 class PromptPlan(msgspec.Struct, frozen=True, eq=False):
-    """A prompt, what it continues, and why. `bridged` says that nothing old was rendered again."""
+    """A prompt, what it continues, and why. `bridged` says that nothing old was rendered again. `images` are all of the
+    prompt's, and where in the ids they stand."""
 
     ids: IntArray
     cause: Cause
     parent: Node | None = None
     kept: int = 0  # how many of the ids are the parent's
     bridged: bool = False
+    images: tuple[Placed, ...] = ()
 
 
 def plan_prompt(
@@ -42,7 +48,16 @@ def plan_prompt(
     `match` is `history.match(request)`, where a caller has asked already.
     """
     renderer = renderer.with_options(request.options)
-    match = match or history.match(request)
+    images = images_of(request.messages)
+    if images and isinstance(renderer.vision, str):
+        raise Unrenderable(f"the messages hold an image, and this model takes none: {renderer.vision}")
+    plan = _planned(renderer, request, mode, match or history.match(request))
+    if isinstance(renderer.vision, str):
+        return plan
+    return msgspec.structs.replace(plan, images=renderer.vision.placed(plan.ids, images))
+
+
+def _planned(renderer: Renderer, request: Request, mode: HistoryMode, match: Match) -> PromptPlan:
     if match.node is None:
         return PromptPlan(_render(renderer, request), match.cause)
     if mode == "bridge":
@@ -63,9 +78,15 @@ def _bridge(renderer: Renderer, match: Match, node: Node) -> PromptPlan | None:
     if not ext:
         return None
     before = node.whole()
-    ids = np.concatenate([before, np.asarray(ext, np.int32)])
+    ids = np.concatenate([before, _unfolded(renderer, ext, match.new)])
     return PromptPlan(ids, Cause.EXTENDED, node, len(before), True)
 
 
 def _render(renderer: Renderer, request: Request) -> IntArray:
-    return np.asarray(renderer.render(request.messages, request.tools), np.int32)
+    return _unfolded(renderer, renderer.render(request.messages, request.tools), request.messages)
+
+
+def _unfolded(renderer: Renderer, ids: Sequence[int], messages: Sequence[Message]) -> IntArray:
+    if isinstance(renderer.vision, str):
+        return np.asarray(ids, np.int32)
+    return renderer.vision.unfolded(ids, images_of(messages))

@@ -7,13 +7,16 @@ gives always begins, bit for bit, with both; it answers None where it cannot pro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.data.errors import InvalidInput
 from headrace.tokens.detokenize import Detokenizer
 from headrace.tokens.messages import Message, ToolCall
 from headrace.tokens.parse import THINK, THOUGHT, AnswerParser, Delta, Grammar, NewId, Parsed, StopCut
 from headrace.tokens.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from headrace.tokens.vision import Vision
 
 Tools = Sequence[Mapping[str, Any]]
 #: How many ids before an answer tell how the prompt ended. A generation prompt has about ten.
@@ -50,6 +53,11 @@ class Renderer(Protocol):
     @property
     def stop_ids(self) -> frozenset[int]:
         """The ids that end a turn."""
+        ...
+
+    @property
+    def vision(self) -> Vision | str:
+        """How images stand in a prompt, or why there can be none. What is rendered has one placeholder an image."""
         ...
 
     @property

@@ -53,6 +53,8 @@ class Traits(msgspec.Struct, frozen=True):
 class TemplateRenderer(Reading):
     """A renderer for whatever chat template the tokenizer brings."""
 
+    vision = "its chat template was not found to be one of a family that takes images here"
+
     def __init__(
         self,
         vocabulary: Vocabulary,

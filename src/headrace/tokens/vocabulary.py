@@ -20,6 +20,7 @@ class Vocabulary:
         if backend is None:
             raise InvalidInput(f"{type(hf).__name__} is no fast tokenizer; save it with a tokenizer.json")
         self.hf = hf
+        self.folder = str(getattr(hf, "name_or_path", "") or "")
         self._backend = backend
         added = {int(i): token for i, token in backend.get_added_tokens_decoder().items()}
         self.added = {i: str(token.content) for i, token in added.items()}

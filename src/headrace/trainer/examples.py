@@ -24,6 +24,7 @@ class Left:
     unrewarded: int = 0
     untrainable: int = 0
     long: int = 0
+    media: int = 0
     truncated: int = 0
 
 
@@ -85,6 +86,9 @@ def _sequences(
     left: Left,
 ) -> Iterable[Sequence]:
     for sequence in trajectory.sequences():
+        if sequence.multi_modal_data is not None:
+            left.media += 1  # its tokens mean nothing without its images, which models here do not read
+            continue
         if max_length is not None and len(sequence) > max_length:
             left.long += 1
             continue

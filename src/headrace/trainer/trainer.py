@@ -214,6 +214,7 @@ class Trainer:
             "skipped_unrewarded": left.unrewarded,
             "skipped_untrainable": left.untrainable,
             "skipped_long": left.long,
+            "skipped_media": left.media,
             "skipped_repeated": batch.repeated,
             "masked_truncated": left.truncated,
             "replayed": batch.replayed,

@@ -88,6 +88,7 @@ class Call:
             raise self._failed(f"answered with the choices {indices} where {asked.choices} were asked for", "malformed")
         for choice in choices:
             choice.server = self.server.address
+            self._looked(choice)
             if choice.finish_reason is None:
                 raise self._failed("answered without a finish_reason", "malformed")
             if choice.spans:
@@ -169,6 +170,7 @@ class Call:
         if not choice.begun:
             choice.begun = True
             piece.consumed = self._consumed  # one wire tells it with the first choice only
+            self._looked(piece)
         if piece.ids:
             choice.spans = extended(choice.spans, choice.tokens, self.server.version)
             choice.tokens += len(piece.ids)
@@ -178,6 +180,11 @@ class Call:
         piece.spans = choice.spans
         piece.server = self.server.address
         choice.finished = piece.finish_reason is not None
+
+    def _looked(self, beginning: Sampled) -> None:
+        """Of a prompt with images, the server must tell what it consumed: else nobody knows that it saw them."""
+        if self._asked.order.images and beginning.ids and beginning.consumed is None:
+            raise self._failed("did not tell the ids that it made of a prompt with images", "malformed")
 
     def _unfinished(self) -> list[Sampled]:
         """vLLM says nothing at all of a choice that was aborted before its first token."""

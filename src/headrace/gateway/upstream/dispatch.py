@@ -6,7 +6,7 @@ Only an order of whose answer nobody has seen anything may come here again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from headrace.gateway.upstream.balance import balance_by
@@ -43,6 +43,8 @@ class Dispatch:
         errors: list[Failed] = []
         while True:
             candidates = [server for server in self._fleet.up if server not in tried] if tried else self._fleet.up
+            if asked.order.images:
+                candidates = self._with_images(asked, candidates)
             if not candidates:
                 raise self.none_left(errors)
             server = self._balance.pick(candidates, asked.order.sticky)
@@ -73,6 +75,21 @@ class Dispatch:
             url, wire = server.generate_url, self._generate
             return Call(self.client, server, url, wire, asked, patience, self._most_bytes)
         return Call(self.client, server, server.completions_url, self._completions, asked, patience, self._most_bytes)
+
+    def _with_images(self, asked: Asked, servers: Sequence[Server]) -> list[Server]:
+        """Those of the servers that take a prompt with images."""
+        missing = self._generate.missing(asked.order)
+        if missing:
+            raise Refused(
+                f"a prompt with images is sampled without {', '.join(missing)}: leave it out", 400, missing[0]
+            )
+        able = [server for server in servers if server.generate]
+        if servers and not able:
+            raise Refused(
+                f"{servers[0].address} takes no images: it has no /inference/v1/generate (vLLM 0.32 has it with "
+                "--enable-scale-out)"
+            )
+        return able
 
     def failed(self, server: Server, error: Failed) -> None:
         server.failures += 1

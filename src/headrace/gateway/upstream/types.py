@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from headrace.data.step import IntArray
+from headrace.tokens import Placed
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -18,7 +19,8 @@ class Order(msgspec.Struct, frozen=True, eq=False):
     """What to sample. `sampling` is in vLLM's names, effective and explicit; `extra` goes along at the top level.
 
     `tops` is how many alternatives a token the agent asked to see. `sticky` is what `sticky` balancing keeps together.
-    `call_id` is sent upstream, so that both sides' logs name a call alike.
+    `call_id` is sent upstream, so that both sides' logs name a call alike. `images` stand in the prompt where they say:
+    as many ids as the server must unfold each into.
     """
 
     prompt: IntArray
@@ -27,6 +29,7 @@ class Order(msgspec.Struct, frozen=True, eq=False):
     tops: int = 0
     sticky: str = ""
     call_id: str = ""
+    images: tuple[Placed, ...] = ()
 
 
 class Sampled(msgspec.Struct, eq=False):

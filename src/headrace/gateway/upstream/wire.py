@@ -15,6 +15,7 @@ import orjson
 from headrace.data.errors import shown
 from headrace.data.step import INT32_MAX, IntArray
 from headrace.gateway.upstream.types import Order, Sampled
+from headrace.tokens.vision import folded
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
 NOT_TOLD = msgspec.Raw(b"null")
@@ -72,6 +73,12 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
             return None
         found = np.array(msgspec.json.decode(said, type=list[TokenId]), dtype=np.int32)
         return self.order.prompt if np.array_equal(found, self.order.prompt) else found
+
+    def sent(self) -> bytes:
+        """The prompt as the server is to get it: it unfolds the images itself."""
+        if not self.order.images:
+            return self.prompt
+        return orjson.dumps(folded(self.order.prompt, self.order.images), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 class Wire(Protocol):

@@ -1,7 +1,8 @@
 """`TrainingBackend`: how a batch becomes what one kind of trainer computes with.
 
 All of them keep to the same rules. The unit is a Sequence. A sequence that does not fit is left out and counted, never
-cut: a cut one would be learned from without its end, or without what it answered to. The first token of a sequence is
+cut: a cut one would be learned from without its end, or without what it answered to. So is one with images, whose
+tokens are not all that it answered to. The first token of a sequence is
 never a target, for nothing precedes it. What is not left out stands in the batch's order.
 """
 
@@ -40,16 +41,20 @@ def sequences_in(batch: Batch | Iterable[Sequence]) -> list[Sequence]:
 def fitting(
     batch: Batch | Iterable[Sequence], weights: list[Floats] | None, max_length: int | None
 ) -> tuple[list[Sequence], list[Floats] | None, int]:
-    """The sequences that are short enough, their weights, and how many are not."""
+    """The sequences that are short enough and hold no images, their weights, and how many are left out."""
     sequences = sequences_in(batch)
     given, needed = [len(each) for each in weights or ()], [len(sequence) for sequence in sequences]
     if weights is not None and given != needed:
         raise InvalidInput(
             f"weights have lengths {shown(given)}; the sequences have {shown(needed)} tokens: there must be one a token"
         )
-    if max_length is None or max(needed, default=0) <= max_length:
+    kept = [
+        at
+        for at, sequence in enumerate(sequences)
+        if sequence.multi_modal_data is None and (max_length is None or len(sequence) <= max_length)
+    ]
+    if len(kept) == len(sequences):
         return sequences, weights, 0
-    kept = [at for at, length in enumerate(needed) if length <= max_length]
     fit = [sequences[at] for at in kept]
     return fit, None if weights is None else [weights[at] for at in kept], len(sequences) - len(fit)
 

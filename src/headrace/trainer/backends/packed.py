@@ -39,7 +39,7 @@ class Packed:
     temperatures    float32[M]  what the logits are divided by to compare with `log_probs`
     versions        int64[M]    the policy that sampled each
     sequence        int64[M]    which of the S sequences each belongs to
-    skipped                     sequences that were too long
+    skipped                     sequences that were too long or hold images
     """
 
     ids: torch.Tensor

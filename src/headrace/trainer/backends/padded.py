@@ -37,7 +37,7 @@ class Padded:
     weights         float32  each target's share of the loss, 0 elsewhere; where none are given, one over the targets
     temperatures    float32  what the logits are divided by to compare with `log_probs`; 1 in the padding
     versions        int64    the policy that sampled each; -1 for context and in the padding
-    skipped                  sequences that were too long
+    skipped                  sequences that were too long or hold images
     """
 
     ids: torch.Tensor

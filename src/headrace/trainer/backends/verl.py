@@ -101,8 +101,10 @@ class VerlBackend(TrainingBackend["DataProto"]):
 
 
 def _row(sequence: Sequence) -> Row | None:
-    """None where nothing is trained on: there is no response then."""
+    """None where nothing is trained on: there is no response then. None where it holds images, which no row does."""
     mask = targets_of(sequence)
+    if sequence.multi_modal_data is not None:
+        return None
     return Row(replace(sequence, loss_mask=mask), int(mask.argmax())) if mask.any() else None
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from headrace.data.errors import shown
+from headrace.data.errors import InvalidInput, shown
 from headrace.gateway.ask import Bad
 from headrace.gateway.dialects.seal import unseal
-from headrace.tokens import Message, ToolCall
+from headrace.tokens import Image, Message, ToolCall
+from headrace.tokens.images import read_base64
+from headrace.tokens.messages import written
 
 #: A system block in which Claude Code writes what belongs in a header; it is no part of a prompt.
 BILLING = "x-anthropic-billing-header:"
@@ -70,11 +72,20 @@ def _append(found: list[Message], message: Message) -> None:
     if last is None or last.role != message.role or message.role not in ("user", "assistant"):
         found.append(message)
     elif message.role == "user":
-        found[-1] = Message("user", f"{last.content}\n{message.content}")
+        found[-1] = _message("user", [*_pieces(last), *_pieces(message)])
     else:
         reasoning = (last.reasoning or "") + (message.reasoning or "")
         calls = last.tool_calls + message.tool_calls
         found[-1] = Message("assistant", last.content + message.content, reasoning or None, calls)
+
+
+def _message(role: str, pieces: list[str | Image], call_id: str | None = None) -> Message:
+    text, parts = written(pieces)
+    return Message(role, text, tool_call_id=call_id, parts=parts)
+
+
+def _pieces(message: Message) -> tuple[str | Image, ...]:
+    return message.parts or (message.content,)
 
 
 def _blocks(content: Any, place: str) -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -96,6 +107,26 @@ def _text(block: Any, place: str) -> str:
     return _field(block, "text", place)
 
 
+def _piece(kind: str, block: dict[str, Any], place: str) -> str | Image:
+    """A text, or an image whose file is in the request."""
+    if kind != "image":
+        if kind != "text":
+            raise Bad(f"{place} is a block of type {shown(kind)}; only text and images can be rendered", "messages")
+        return _field(block, "text", place)
+    source = block.get("source")
+    if not isinstance(source, dict) or source.get("type") != "base64":
+        said = source.get("type") if isinstance(source, dict) else source
+        raise Bad(
+            f"{place}.source is {shown(said)}; nothing is fetched and no files are kept here: send the image itself as "
+            "a source of type base64",
+            "messages",
+        )
+    try:
+        return read_base64(source.get("data"), f"{place}.source.data")
+    except InvalidInput as error:
+        raise Bad(str(error), "messages") from None
+
+
 def _field(block: Mapping[str, Any], name: str, place: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
@@ -110,24 +141,24 @@ def _texts(content: Any, place: str) -> list[str]:
 
 
 def _said(content: Any, place: str, before: list[Message]) -> Iterator[Message]:
-    """What a user's turn holds: results of calls, and text."""
+    """What a user's turn holds: results of calls, text and images."""
     if isinstance(content, str):
         yield Message("user", content)
         return
-    texts: list[str] = []
+    pieces: list[str | Image] = []
     for kind, block, at in _blocks(content, place):
         if kind != "tool_result":
-            texts.append(_text(block, at))
+            pieces.append(_piece(kind, block, at))
             continue
-        if texts:
-            yield Message("user", "\n".join(texts))
-            texts = []
+        if pieces:
+            yield _message("user", pieces)
+            pieces = []
         call_id = _field(block, "tool_use_id", at)
         if not any(call_id == call.id for call in _open_calls(before)):
             raise Bad(f"{at}.tool_use_id is {shown(call_id)}, which no tool_use of the answer before has", "messages")
-        yield Message("tool", _result(block, at), tool_call_id=call_id)
-    if texts or not content:
-        yield Message("user", "\n".join(texts))
+        yield _message("tool", _result(block, at), call_id)
+    if pieces or not content:
+        yield _message("user", pieces)
 
 
 def _open_calls(before: list[Message]) -> tuple[ToolCall, ...]:
@@ -135,21 +166,20 @@ def _open_calls(before: list[Message]) -> tuple[ToolCall, ...]:
     return next((message.tool_calls for message in reversed(before) if message.role == "assistant"), ())
 
 
-def _result(block: dict[str, Any], place: str) -> str:
-    """A result's text. That it is an error is for the text to say; where there is none, it is said here."""
+def _result(block: dict[str, Any], place: str) -> list[str | Image]:
+    """What a result holds. That it is an error is for it to say; where there is nothing, it is said here."""
     failed, content = block.get("is_error"), block.get("content")
     if failed is not None and type(failed) is not bool:
         raise Bad(f"{place}.is_error must be true or false, not {shown(failed)}", "messages")
     if content is None or isinstance(content, str):
-        text = content or ""
+        pieces: list[str | Image] = [content or ""]
     else:
-        parts = [
+        pieces = [
             # A tool that was searched for: its definition is in the prompt already, so that its name says it all.
-            _field(part, "tool_name", at) if kind == "tool_reference" else _text(part, at)
+            _field(part, "tool_name", at) if kind == "tool_reference" else _piece(kind, part, at)
             for kind, part, at in _blocks(content, f"{place}.content")
         ]
-        text = "\n".join(parts)
-    return text or ("Error" if failed else "")
+    return pieces if any(pieces) or not failed else ["Error"]
 
 
 def _answer(content: Any, place: str) -> Message:
