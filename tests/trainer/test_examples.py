@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.trainer.kit import pool_of, sequence, submit_group
 
 from headrace import DataPool, Step
+from headrace.trainer.backends.padded import PaddedBackend
 from headrace.trainer.config import AlgorithmConfig
 from headrace.trainer.examples import examples_of, rewards_at
 
@@ -63,6 +64,25 @@ def test_long_sequences_are_left_out_whole_and_counted() -> None:
     found = examples_of(groups(pool, 2), AlgorithmConfig(), max_length=10)
     assert found.left.long == 2
     assert {s.prompt_uid for s in found.sequences} == {"short"}
+
+
+def test_sequences_with_images_are_left_out_and_counted() -> None:
+    """One step with an image is enough: what comes after it was sampled in its sight."""
+    pool = DataPool(channels={"train": {"n_rollouts": 2}})
+    for uid, media in (("text", None), ("image", {"images": [{"data": b"file", "offset": 0, "length": 1}]})):
+        about = {"trajectory_uid": uid, "prompt_uid": "g"}
+        pool.submit_steps(
+            [
+                Step(prompt_ids=[1], response_ids=[2], step_index=0, reward=0.0, multi_modal_data=media, **about),
+                Step(prompt_ids=[1, 2, 3], response_ids=[4], step_index=1, reward=len(uid), is_last=True, **about),
+            ]
+        )
+    (group,) = handed = groups(pool, 1)
+    found = examples_of(handed, AlgorithmConfig())
+    assert [sequence.trajectory_uid for sequence in found.sequences] == ["text"]
+    assert (found.left.media, found.left.untrainable) == (1, 1)
+    padded = PaddedBackend(pad_id=0).convert(group.sequences())
+    assert (len(padded.ids), padded.skipped) == (1, 1)
 
 
 @pytest.mark.parametrize(("mask", "targets"), [(True, 0), (False, 8)])

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -40,7 +40,9 @@ FLAGS = (
 
 
 @contextmanager
-def vllm(model: Path, log: Path, *, max_model_len: int = 2048) -> Iterator[str]:
+def vllm(
+    model: Path, log: Path, *, max_model_len: int = 2048, variables: Mapping[str, str] | None = None
+) -> Iterator[str]:
     """The address of a server of this checkpoint under the name `tiny`; what it says goes to `log`."""
     port = _free_port()
     command = [str(environment.python()), "-m", "vllm.entrypoints.openai.api_server"]
@@ -49,7 +51,7 @@ def vllm(model: Path, log: Path, *, max_model_len: int = 2048) -> Iterator[str]:
     with log.open("wb") as out:
         process = subprocess.Popen(
             [*command, *given, *FLAGS],
-            env={**os.environ, **VARIABLES},
+            env={**os.environ, **VARIABLES, **(variables or {})},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,

@@ -91,7 +91,10 @@ class Witness:
         events = answer.split(b"\n\n") if body.get("stream") else [b"data: " + answer]
         for event in events:
             if event.startswith(b"data: {"):
-                for choice in json.loads(event[6:]).get("choices", ()):
+                said = json.loads(event[6:])
+                if body.get("content_parts"):  # what is consumed is then not what is sent
+                    prompt = said.get("prompt_token_ids") or prompt
+                for choice in said.get("choices", ()):
                     choices.setdefault(choice["index"], Choice(prompt)).take(choice)
         self.calls.append((body, list(choices.values())))
 

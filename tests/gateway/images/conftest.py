@@ -27,3 +27,16 @@ def rollout(sighted: Path) -> Iterator[Seeing]:
 def gateway(rollout: Seeing, sighted: Path) -> Iterator[Running]:
     with in_front(rollout, sighted, renderer=FAMILY) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def served(sighted: Path) -> Iterator[tuple[Running, Seeing]]:
+    with seeing(sighted) as rollout, in_front(rollout, sighted, renderer=FAMILY) as gateway:
+        yield gateway, rollout
+
+
+@pytest.fixture
+def shared(served: tuple[Running, Seeing]) -> tuple[Running, Seeing]:
+    """A gateway and its server for tests that change neither."""
+    served[1].forget()
+    return served

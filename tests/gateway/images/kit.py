@@ -1,4 +1,4 @@
-"""A model that takes images, as far as a gateway sees it, and a scripted server that unfolds them as such a model does."""
+"""A model that takes images, as far as a gateway sees it, and a scripted server that unfolds them as it does."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.gateway.images.kit import FAMILY, PAD, Seeing, image_url, picture, text, url
-from tests.gateway.kit import Json, Running, told, tokens, tree
+from tests.gateway.kit import Json, Running, tokens, told, tree
 from tests.gateway.rollout import chat, content_of, in_front, uid_of
 from tests.gateway.tool_model import ADD
 
@@ -109,7 +109,7 @@ def test_another_image_of_the_same_size_is_another_conversation(gateway: Running
     told(chat(gateway, base, [said([image_url(CAT)])]))
     other = picture(3, 2, seed=9)
     told(chat(gateway, base, [said([image_url(other)]), {"role": "assistant", "content": "ok"}, said("And?")]))
-    one, two = gateway.steps(uid_of(base))
+    _, two = gateway.steps(uid_of(base))
     assert two.metadata["cause"] == "history_rewritten"
     assert shown(two)[0][0] == other
 
