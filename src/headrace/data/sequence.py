@@ -96,8 +96,10 @@ def sequences_of(
 def parents_of(tree: TokenTree) -> dict[int, int]:
     """For each step the step that it continues: the longest whose prompt and response its prompt begins with, or -1.
 
-    Where two steps sampled the same tokens, a continuation belongs to the later one.
+    Where two steps sampled the same tokens, a continuation belongs to the later one. Images of one size have the same
+    tokens: a step continues only one that saw what it sees.
     """
+    seen = {index: _seen(record) for index, record in tree.records.items() if record.head.blobs}
     parents: dict[int, int] = {}
     children: dict[int, list[int]] = {}
     ends = {-1: 0} | {index: record.end * TOKEN for index, record in tree.records.items()}
@@ -113,10 +115,18 @@ def parents_of(tree: TokenTree) -> dict[int, int]:
             parent = max(parent, at, key=lambda i: (ends[i], i))
             for child in children.get(at, ()):
                 if ends[child] <= limit and whole.startswith(tree.tail(child, start), start):
-                    matching.append(child)
+                    before = seen.get(child, [])
+                    if seen.get(index, [])[: len(before)] == before:
+                        matching.append(child)
         parents[index] = parent
         children.setdefault(parent, []).append(index)
     return parents
+
+
+def _seen(record: Record) -> list[Any]:
+    """A step's images, in the order in which they stand in its prompt; other media are not compared."""
+    images = (record.head.unpack_extra().multi_modal_data or {}).get("images")
+    return images if isinstance(images, list) else []
 
 
 def _trainable(record: Record) -> bool:

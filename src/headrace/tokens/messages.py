@@ -83,8 +83,7 @@ def read_message(raw: Any, at: str = "message") -> Message:
         raise InvalidInput(f"{at}.role is {shown(role)}; it must be one of {', '.join(ROLES)}")
     content = raw.get("content")
     # Parts of one answer are pieces of one text; parts that others wrote are paragraphs, as vLLM joins them.
-    pieces, thought = _content(content, f"{at}.content", images=role in WITH_IMAGES)
-    text, parts = written(pieces, "" if role == "assistant" else "\n")
+    text, thought, parts = _content(content, "" if role == "assistant" else "\n", f"{at}.content", role in WITH_IMAGES)
     name = _text(raw.get("name"), f"{at}.name")
     if role != "assistant":
         call_id = _text(raw.get("tool_call_id"), f"{at}.tool_call_id") if role == "tool" else None
@@ -108,12 +107,12 @@ def _text(value: Any, at: str) -> str | None:
     return value
 
 
-def _content(content: Any, at: str, *, images: bool) -> tuple[list[str | Image], str | None]:
-    """Texts and images in their order, and what was thought."""
-    if content is None:
-        return [], None
+def _content(content: Any, joiner: str, at: str, images: bool) -> tuple[str, str | None, tuple[str | Image, ...]]:
+    """Its text, what was thought, and the parts of one with images, where it may hold `images`."""
     if isinstance(content, str):
-        return [content], None
+        return content, None, ()
+    if content is None:
+        return "", None, ()
     if not isinstance(content, list | tuple):
         raise InvalidInput(f"{at} must be a string or a list of parts, not {shown(content)}")
     pieces: list[str | Image] = []
@@ -131,7 +130,8 @@ def _content(content: Any, at: str, *, images: bool) -> tuple[list[str | Image],
             what = "only text and image parts" if images else "only text parts"
             raise InvalidInput(f"{at}[{i}] is a part of type {shown(kind)}; {what} can be rendered")
         pieces.append(value)
-    return pieces, "".join(thoughts) or None
+    text, parts = written(pieces, joiner)
+    return text, "".join(thoughts) or None, parts
 
 
 def _image(part: Mapping[str, Any], at: str, *, taken: bool) -> Image:

@@ -109,9 +109,11 @@ def test_another_image_of_the_same_size_is_another_conversation(gateway: Running
     told(chat(gateway, base, [said([image_url(CAT)])]))
     other = picture(3, 2, seed=9)
     told(chat(gateway, base, [said([image_url(other)]), {"role": "assistant", "content": "ok"}, said("And?")]))
-    _, two = gateway.steps(uid_of(base))
+    one, two = gateway.steps(uid_of(base))
+    assert tokens(one) == tokens(two)[: len(tokens(one))]  # and yet
     assert two.metadata["cause"] == "history_rewritten"
     assert shown(two)[0][0] == other
+    assert gateway.pool.trajectory(uid_of(base)).parents == {0: -1, 1: -1}
 
 
 def test_an_image_is_kept_once_however_many_steps_show_it(gateway: Running) -> None:
