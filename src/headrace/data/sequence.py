@@ -97,7 +97,7 @@ def parents_of(tree: TokenTree) -> dict[int, int]:
     """For each step the step that it continues: the longest whose prompt and response its prompt begins with, or -1.
 
     Where two steps sampled the same tokens, a continuation belongs to the later one. Images of one size have the same
-    tokens: a step continues only one that saw what it sees.
+    tokens: a step that says what it sees continues only one that saw the same.
     """
     seen = {index: _seen(record) for index, record in tree.records.items() if record.head.blobs}
     parents: dict[int, int] = {}
@@ -115,8 +115,8 @@ def parents_of(tree: TokenTree) -> dict[int, int]:
             parent = max(parent, at, key=lambda i: (ends[i], i))
             for child in children.get(at, ()):
                 if ends[child] <= limit and whole.startswith(tree.tail(child, start), start):
-                    before = seen.get(child, [])
-                    if seen.get(index, [])[: len(before)] == before:
+                    before, now = seen.get(child, []), seen.get(index)
+                    if not now or now[: len(before)] == before:
                         matching.append(child)
         parents[index] = parent
         children.setdefault(parent, []).append(index)
