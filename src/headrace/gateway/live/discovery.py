@@ -55,6 +55,12 @@ class Discovery:
         except HeadraceError as error:
             log.warning("the pool's conversations could not be read: %s", error)
 
+    async def complete(self) -> bool:
+        """Whether all that was there at the start is known; if it was not, the pool is asked."""
+        if not self.done:
+            await self.look()
+        return self.done
+
     async def _read(self) -> None:
         gateway = self._gateway
         await gateway.recorder.flushed()

@@ -18,7 +18,7 @@ from headrace.gateway.models.beside import Beside
 from headrace.pool.embedded import DataPool
 
 #: The timer's shortest wait, in seconds: many that end at about the same time are ended at once.
-LEAST_S = 0.1
+LEAST_S = 1.0
 
 log = logging.getLogger("headrace.gateway")
 
@@ -64,11 +64,11 @@ class Endings:
         self._idle.drop(held)
         self._seen.pop(held, None)
 
-    async def run(self, first: Awaitable[None]) -> None:
-        """The timer, once what was in the pool is watched too."""
-        await first
+    async def run(self, look: Callable[[], Awaitable[bool]]) -> None:
+        """The timer. `look` finds what was in the pool at the start, and says whether all of it is watched now."""
         while True:
-            await asyncio.sleep(max(LEAST_S, self._idle.wait(self._clock())))
+            wait = self._idle.wait(self._clock()) if await look() else 0.0
+            await asyncio.sleep(max(LEAST_S, wait))
             await self.sweep()
 
     async def sweep(self) -> None:

@@ -49,7 +49,7 @@ class Live:
         gateway.dropping = self._dropped
 
     async def start(self) -> None:
-        self.timer = asyncio.create_task(self.endings.run(self._discovery.look()), name="headrace-live")
+        self.timer = asyncio.create_task(self.endings.run(self._discovery.complete), name="headrace-live")
 
     async def close(self) -> None:
         if self.timer is not None:
