@@ -63,7 +63,7 @@ def started(engine: Client, folder: Path, journal: Path, *more: str) -> Iterator
 @pytest.fixture(scope="module")
 def gateway(engine: Client, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """One for all tests that leave it running: starting takes a while."""
-    with started(engine, folder, tmp_path_factory.mktemp("gateway") / "journal") as running:
+    with started(engine, folder, tmp_path_factory.mktemp("gateway") / "journal", "--open") as running:
         await_ready(running.address)
         yield running
 
@@ -103,6 +103,13 @@ def test_a_conversation_goes_on_in_whichever_worker_its_next_call_lands(gateway:
         whole = [*before.prompt_ids, *before.response_ids]
         assert step.prompt_ids.tolist()[: len(whole)] == whole
     assert len(by_worker(gateway, "steps_total")) == WORKERS, "all calls landed in one worker: nothing was shown"
+
+
+def test_a_conversation_that_has_no_name_is_found_by_every_worker(gateway: Gateway) -> None:
+    converse(gateway, gateway.address, 12, [])
+    pool = connect(gateway.address)
+    (found,) = [row for row in pool.list_trajectories("train")["items"] if row["trajectory_uid"].startswith("live-")]
+    assert found["steps"] == 12
 
 
 def test_what_is_said_to_one_worker_holds_in_all(gateway: Gateway) -> None:
