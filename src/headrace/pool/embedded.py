@@ -200,7 +200,7 @@ class DataPool(Calls):
             if wake_at is None:
                 if self._journal is not None:
                     self._journal.wait(serial)
-                self._after(op, answer)
+                self._after(op)
                 return then(answer) if then is not None else answer
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
@@ -238,10 +238,10 @@ class DataPool(Calls):
                     made = then(answer) if then is not None else answer  # while the disk is busy
                 finally:
                     await self._kept(op, answer, safe)
-                if op == "forget" and answer:
-                    await loop.run_in_executor(None, self._after, op, answer)
+                if op == "forget":
+                    await loop.run_in_executor(None, self._after, op)
                 else:
-                    self._after(op, answer)
+                    self._after(op)
                 return made
             try:
                 left = None if until is None else until - time.monotonic()
@@ -385,11 +385,11 @@ class DataPool(Calls):
 
     # -- the journal's upkeep ------------------------------------------------------------------------------------------
 
-    def _after(self, op: str, answer: Any) -> None:
+    def _after(self, op: str) -> None:
         """What a call leaves to be done once it is answered for: forgetting for good, and compaction when it pays."""
         if self._journal is None:
             return
-        if op == "forget" and answer:
+        if op == "forget" and self._state.unerased:
             self.compact()
         elif self._journal.bytes > self._check_at and self._compacting.acquire(blocking=False):
             threading.Thread(target=self._compact_if_worth, name="headrace-compact", daemon=True).start()
@@ -444,7 +444,12 @@ class DataPool(Calls):
             number = journal.rotate()
             first_serial = journal.serial
             captured = capture(self._state, self._time.now())
-        journal.write_snapshot(number, first_serial, captured)
+            unerased, self._state.unerased = self._state.unerased, False
+        try:
+            journal.write_snapshot(number, first_serial, captured)
+        except BaseException:
+            self._state.unerased |= unerased
+            raise
         self._compactions += 1
 
     def describe(self) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class State:
         self.version = 0
         self.closed = False
         self.orphans: Counter[str] = Counter()
+        self.unerased = False  # something that was forgotten still stands in the journal
 
     def channel(self, name: str) -> Channel:
         found = self.channels.get(name)
@@ -292,6 +293,9 @@ def _trimmed(state: State, channel: Channel, fact: f.Trimmed, block: Block | Non
 
 
 def _forgotten(state: State, channel: Channel, fact: f.Forgotten, block: Block | None) -> None:
+    known = channel.trajectories.get(fact.trajectory)
+    if known is None or len(known.tree) or known.metadata:
+        state.unerased = True
     channel.forget(fact.trajectory)
     state.record("forget", channel.name, fact.at, trajectory=fact.trajectory)
 

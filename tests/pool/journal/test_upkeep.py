@@ -10,8 +10,9 @@ import pytest
 from tests.pool.journal.kit import Unsynced, check_rules, dump, flip, frames, one, same, segment, uids
 
 from headrace import DataPool, Step
-from headrace.pool.errors import JournalDamaged, JournalError
+from headrace.pool.errors import DiskFull, JournalDamaged, JournalError
 from headrace.pool.journal.files import Files
+from headrace.pool.journal.journal import Journal
 from headrace.pool.journal.layout import snapshot_path
 from headrace.pool.journal.repair import backup, repair, verify
 
@@ -79,6 +80,32 @@ def test_what_was_forgotten_is_in_no_file(tmp_path: Path) -> None:
         pool.fetch_batch(1, timeout=0, request_id="r")
         assert pool.forget("a")
         assert pool.forget("b")
+        assert not any(secret in path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
+
+
+def test_a_name_without_content_is_forgotten_without_rewriting_the_journal(tmp_path: Path) -> None:
+    with opened(tmp_path) as pool:
+        pool.open("begun")
+        assert pool.forget("begun")
+        assert pool._compactions == 0
+        pool.open("told", metadata={"said": "my name is"})
+        assert pool.forget("told")
+        assert pool._compactions == 1
+
+
+def test_forgetting_again_erases_what_a_failed_compaction_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = b"my name is"
+
+    def full(*_: object) -> None:
+        raise DiskFull("no room for a snapshot")
+
+    with opened(tmp_path) as pool:
+        pool.submit_step(one("a", metadata={"said": secret.decode()}))
+        with monkeypatch.context() as patched:
+            patched.setattr(Journal, "write_snapshot", full)
+            with pytest.raises(DiskFull):
+                pool.forget("a")
+        pool.forget("a")
         assert not any(secret in path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
 
 
