@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from headrace.data.errors import HeadraceError
@@ -13,8 +16,8 @@ BOXED = re.compile(r"\\boxed\{([^}]+)\}")
 BEHIND_HASHES = re.compile(r"####\s*(.*?)(?:\s*$|\n)")
 NUMBER_BEHIND_HASHES = re.compile(r"####\s*([\d\.]+)")
 THOUGHT = "</think>"
-#: Seconds that math-verify may take for a text. It counts them by a signal, which only a main thread can have.
-TIMEOUT_S = 5
+#: Seconds of processor time that math-verify may take for an answer: a busy machine makes no right answer wrong.
+LIMIT_S = 5.0
 
 
 def is_right(content: str, gold: float | int | str, tolerance: float = 1e-6) -> bool:
@@ -57,17 +60,37 @@ def _verified(content: str, gold: float | int | str) -> bool | None:
         boxed_match_priority=0,
         try_extract_without_anchor=False,
     )
-    limit: Any = TIMEOUT_S if threading.current_thread() is threading.main_thread() else None
+    unbounded: Any = None  # by the clock, that is
     try:
-        answer = parse(content, [reading], extraction_mode="first_match", parsing_timeout=limit)
-        if not answer:
-            return None
-        boxed = gold if isinstance(gold, str) and "\\boxed" in gold else f"\\boxed{{{gold}}}"
-        right = parse(boxed, [LatexExtractionConfig()], extraction_mode="first_match", parsing_timeout=limit)
-        return bool(verify(answer, right, timeout_seconds=limit)) if right else None
+        with bounded(LIMIT_S):
+            answer = parse(content, [reading], extraction_mode="first_match", parsing_timeout=unbounded)
+            if not answer:
+                return None
+            boxed = gold if isinstance(gold, str) and "\\boxed" in gold else f"\\boxed{{{gold}}}"
+            right = parse(boxed, [LatexExtractionConfig()], extraction_mode="first_match", parsing_timeout=unbounded)
+            return bool(verify(answer, right, timeout_seconds=unbounded)) if right else None
     except Exception:  # its parsers and sympy raise anything over what models write
         log.warning("math-verify could not compare an answer with %r", gold, exc_info=True)
         return None
+
+
+@contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """Raises `TimeoutError` once the process has computed for so long. Only a main thread can be interrupted so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def over(*_: object) -> None:
+        raise TimeoutError(f"it took more than {seconds:g} s of processor time")
+
+    before = signal.signal(signal.SIGPROF, over)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _gold_value(gold: float | int | str) -> float | None:
