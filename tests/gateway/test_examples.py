@@ -103,6 +103,16 @@ def test_the_agents_sdk(rollout: Rollout, folder: Path) -> None:
     assert tree(steps) == [None, 0]
 
 
+def test_a_live_service(rollout: Rollout, folder: Path) -> None:
+    with in_front(rollout, folder, open=True) as gateway:
+        (said,) = run("gateway_live.py", gateway)
+        assert "'status': 'ok'" in said
+        (row,) = gateway.pool.list_trajectories()["items"]
+        steps = gateway.steps(row["trajectory_uid"])
+    assert tree(steps) == [None, 0]
+    assert (steps[-1].reward, steps[-1].note) == (1.0, "thumbs up")
+
+
 def test_curl(gateway: Running, evidence: Evidence) -> None:
     *_, chat, response, message, done = map(json.loads, run("gateway_curl.sh", gateway))
     assert (chat["object"], response["object"], message["type"]) == ("chat.completion", "response", "message")
