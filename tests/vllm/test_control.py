@@ -205,7 +205,7 @@ def test_a_new_version_is_told_and_found_again(ours: Client, theirs: Client) -> 
 
 
 def test_an_answer_that_straddles_a_new_version_tells_which_token_is_of_which(server: Client) -> None:
-    body = {**ASKED[GENERATE], "sampling_params": {**LONG, "max_tokens": 300}}
+    body = {**ASKED[GENERATE], "sampling_params": LONG}
     try:
         with server.stream(GENERATE, body) as chunks:
             seen = [next(chunks)]
@@ -218,7 +218,7 @@ def test_an_answer_that_straddles_a_new_version_tells_which_token_is_of_which(se
     assert [chunk["choices"][0]["weight_versions"] for chunk in seen[:-1]] == [None] * (len(seen) - 1)
     first, second = seen[-1]["choices"][0]["weight_versions"]
     assert (first["version"], first["start"]) == ("default", 0)
-    assert (second["version"], second["start"], second["end"]) == ("8", first["end"], 300)
+    assert (second["version"], second["start"], second["end"]) == ("8", first["end"], LONG["max_tokens"])
 
 
 def load(server: Client, folder: Path) -> None:

@@ -322,7 +322,7 @@ def test_an_answer_goes_on_over_a_pause_under_the_new_weights(
 ) -> None:
     """Its tokens are those of the old weights up to the pause, and of the new ones after it."""
     agent = Agent(gateway, stream=True, temperature=1.0, seed=3)
-    given: Any = {"messages": [{"role": "user", "content": "go on"}], "max_tokens": 400, "model": "tiny"}
+    given: Any = {"messages": [{"role": "user", "content": "go on"}], "max_tokens": 1500, "model": "tiny"}
     given["extra_body"] = {"ignore_eos": True}
     try:
         told(gateway.post("/policy_version", {"version": 1}))
@@ -343,7 +343,7 @@ def test_an_answer_goes_on_over_a_pause_under_the_new_weights(
     (step,) = gateway.steps(agent.uid)
     (first, one), (cut, two) = step.version_spans
     assert (first, one, two, step.policy_version) == (0, 1, 2, 1)
-    assert 0 < cut < len(step.response_ids) == 400
+    assert 0 < cut < len(step.response_ids) == 1500
     ids, prompt = step.response_ids.tolist(), step.prompt_ids.tolist()
     before, after = Reference(folder), Reference(other)
     expected = before.logprobs(prompt, ids[:cut], 1.0) + after.logprobs(prompt + ids[:cut], ids[cut:], 1.0)
@@ -355,7 +355,7 @@ def test_answers_that_wait_are_cut_and_continued_like_those_that_run(
     gateway: Running, witness: Witness, theirs: Client, reference: Reference, stream: bool
 ) -> None:
     witness.forget()
-    agents = [Agent(gateway, stream=stream, max_tokens=200, seed=seed) for seed in range(MAX_NUM_SEQS + 4)]
+    agents = [Agent(gateway, stream=stream, max_tokens=600, seed=seed) for seed in range(MAX_NUM_SEQS + 4)]
     theirs.post("/pause?mode=keep")
     with ThreadPoolExecutor(len(agents)) as pool:
         asked = [pool.submit(agent.says, "go on", extra_body={"ignore_eos": True}) for agent in agents]
@@ -369,7 +369,7 @@ def test_answers_that_wait_are_cut_and_continued_like_those_that_run(
             call.result(120)
     for agent in agents:
         (step,) = gateway.steps(agent.uid)
-        assert (agent.finish_reason, len(step.response_ids)) == ("length", 200)
+        assert (agent.finish_reason, len(step.response_ids)) == ("length", 600)
         computes(reference, step, 1.0)
 
 
