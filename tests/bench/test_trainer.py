@@ -38,3 +38,18 @@ def test_the_longest_hold_is_read_from_the_runs_own_rows(tmp_path: Path) -> None
 def test_a_command_that_fails_is_named_with_what_it_said() -> None:
     with pytest.raises(HeadraceError, match=r"demo --task chess.*there are number"):
         measure._run("headrace", "demo", "--task", "chess", "--run", "never")
+
+
+def test_a_run_that_does_not_learn_is_followed_by_another_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def run(*args: object, may_fail: bool = False) -> dict[str, float]:
+        asked.append(args)
+        return {"reward_end": 0.6 if len(asked) == 1 else 0.96}
+
+    monkeypatch.setattr(measure, "_run", run)
+    folder, verdict = measure._learned("number3", tmp_path)
+    assert (folder, verdict["seed"]) == (tmp_path / "demo-1", 1)
+    monkeypatch.setattr(measure, "_run", lambda *args, may_fail=False: {"reward_end": 0.6})
+    with pytest.raises(HeadraceError, match="none of the seeds 0 to 2"):
+        measure._learned("number3", tmp_path)
