@@ -38,6 +38,7 @@ class PoolConfig(Section):
     max_staleness: int | None = Field(None, ge=0, description="groups further behind the policy are dropped")
     lease_s: float = Field(300.0, gt=0, description="how long a batch is ours without news; prolonged while it is used")
     prefetch: bool = Field(True, description="fetch the next batch while this one is learned from")
+    patience_s: float = Field(300.0, gt=0, description="how long a pool that does not answer is waited for")
 
     def connected(self, *, retry_s: float = 30.0) -> RemotePool:
         """The pool at this address, with its key."""

@@ -18,8 +18,8 @@ class SyncFailed(HeadraceError):
 
 
 class ServerFailed(HeadraceError):
-    """A server that did not do what it was asked; `status` is its answer's, where there was one. `reason` is the message
-    without the address."""
+    """A server that did not do what it was asked; `status` is its answer's, where there was one. `reason` is the
+    message without the address."""
 
     code = "server_failed"
 
