@@ -117,7 +117,7 @@ class LogConfig(Section):
 
 
 class TrainerConfig(Section):
-    model: Path = Field(description="the checkpoint to begin with, as transformers writes it")
+    model: Path = Field(description="the checkpoint to begin with: a folder as transformers writes it, or a hub name")
     run: Path = Field(description="the folder of this run: checkpoints, metrics.jsonl")
     steps: int = Field(1000, ge=1, description="most steps")
     stop_at_reward: float | None = Field(None, description="stop once the mean reward of stop_window steps is there")
