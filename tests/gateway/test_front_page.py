@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -37,7 +38,7 @@ def test_a_browser_gets_a_page_and_a_program_the_json(gateway: Running, base: st
 
 @pytest.mark.parametrize("key", [None, "wrong", "admin-key"])
 def test_with_keys_a_page_shows_servers_and_channels_to_the_admin_alone(folder: Path, key: str | None) -> None:
-    keys = {"api_key": "agent-key", "reward_key": "reward-key", "admin_key": "admin-key"}
+    keys: dict[str, Any] = {"api_key": "agent-key", "reward_key": "reward-key", "admin_key": "admin-key"}
     with DataPool() as pool, running_gateway(pool, NOWHERE, folder, until_ready=False, **keys) as gateway:
         until(lambda: "waiting for rollout server" in gateway.get("/ready").text)
         headers = BROWSER if key is None else {**BROWSER, "authorization": f"Bearer {key}"}
