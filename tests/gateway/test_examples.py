@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
-from tests.gateway.kit import Evidence, Running, await_ready, tokens, tree
+from tests.gateway.kit import Evidence, Running, tokens, tree
 from tests.gateway.rollout import Rollout, in_front
 
 from headrace import Step, connect
@@ -167,29 +166,25 @@ def test_a_trainer_gets_what_agents_did(gateway: Running) -> None:
 
 @pytest.mark.slow
 def test_the_commands_that_the_examples_name(tmp_path: Path) -> None:
-    """An engine and a server as a stranger starts them, each in a process of its own."""
-    with started("engine", "--port", "0") as engine:
-        (model,) = httpx.get(f"{engine}/v1/models", timeout=120, trust_env=False).json()["data"]
-        rest = ("--tokenizer-path", model["root"], "--journal", tmp_path / "pool")
-        with started("serve", "--vllm-addresses", engine, "--host", "127.0.0.1", "--port", "0", *rest) as address:
-            await_ready(address)
-            with connect(address) as pool:
-                gateway = Running(address, pool)
-                assert run("gateway_openai.py", gateway)[2] == "{'status': 'ok', 'steps': 2}"
-                (steps,) = recorded(gateway)
-                gateway.http.close()
+    """A server and its engine as a stranger starts them: one command, two processes."""
+    rest = ("--host", "127.0.0.1", "--port", "0", "--journal", tmp_path / "pool")
+    with started("serve", "--engine", "tiny", *rest) as address, connect(address) as pool:
+        gateway = Running(address, pool)
+        assert run("gateway_openai.py", gateway)[2] == "{'status': 'ok', 'steps': 2}"
+        (steps,) = recorded(gateway)
+        gateway.http.close()
     assert tree(steps) == [None, 0]
 
 
 @contextmanager
 def started(*command: str | Path) -> Iterator[str]:
-    """The address of a `headrace ...` that is ended with the block."""
+    """The address of a `headrace ...` that is ready, and is ended with the block."""
     process = subprocess.Popen(
         [sys.executable, "-m", "headrace", *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     try:
         assert process.stdout is not None
-        yield process.stdout.readline().decode().split()[-1]
+        yield next(line for line in process.stdout if b" ready on " in line).decode().split()[-1]
     finally:
         process.terminate()
         process.communicate(timeout=240)
