@@ -16,7 +16,7 @@ from headrace.braille import braille
 from headrace.demo import counters
 from headrace.demo.counters import Counters
 from headrace.demo.progress import Progress, averaged
-from headrace.demo.view import LEFT, View, curve
+from headrace.demo.view import View, curve
 
 
 def write(run: Path, *rewards: float) -> None:

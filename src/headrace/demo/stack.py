@@ -96,7 +96,7 @@ class Stack:
             # The trainer's word is the last: the servers have the run's weights then, a restarted engine has others.
             self._until(self._all_ready)
         self.agents = self._processes.start("agents", "headrace.demo.agents", *self._agents(address))
-        self._tell("agents", "play through the gateway; they know its address and nothing else")
+        self._tell("agents", "play; all that they know is the gateway's address")
 
     def _begin(self, name: str, *args: Any) -> Child:
         child = self._awaited[name] = self._processes.start(name, *args)
