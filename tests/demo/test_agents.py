@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from aiohttp import web
 
 from headrace.demo import agents, counters
 from headrace.demo.agents import Agents
+from headrace.demo.games import first_games
 from headrace.demo.tasks import TASKS
 
 
@@ -136,6 +136,6 @@ async def test_one_game_of_each_group_is_written_down(gateway: Gateway, tmp_path
     playing = Playing(gateway, tmp_path)
     await playing.until_games(16)
     await playing.end()
-    shown = [json.loads(line) for line in (tmp_path / agents.GAMES).read_text().splitlines()]
-    assert sorted(game["group"] for game in shown) == [0, 1]
-    assert all(game["messages"][0] == {"role": "user", "content": "guess"} for game in shown)
+    shown = first_games(tmp_path, 10)
+    assert sorted(game.group for game in shown) == [0, 1]
+    assert all(game.messages[0] == {"role": "user", "content": "guess"} for game in shown)

@@ -13,11 +13,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
+from rich.console import Console
 
 from headrace.data.errors import InvalidInput
-from headrace.demo.run import Options, play
+from headrace.demo import recorded
+from headrace.demo.recipe import RECIPES
+from headrace.demo.recorded import Both
+from headrace.demo.run import Demo, Kept, Options, play
+from headrace.demo.stack import Settled
 from headrace.pool.readonly import JournalView
 
 KEYS = ["task", "steps", "reward_start", "reward_end", "seconds", "calls", "staleness_mean", "logprob_gap_max"]
@@ -46,7 +52,8 @@ def ledger(run: Path) -> dict[str, Any]:
 def test_agents_learn_the_small_game(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     learned = play(Options(task="number3", steps=30), run)
-    verdict = json.loads(capsys.readouterr().out.splitlines()[-1])
+    told = capsys.readouterr().out.splitlines()
+    verdict = json.loads(told[-1])
     rows = metrics(run)
     assert list(verdict) == [*KEYS, "report"]
     assert verdict["steps"] == len(rows) == 30
@@ -57,8 +64,32 @@ def test_agents_learn_the_small_game(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert max(row["on_policy_gap"] for row in rows if row.get("on_policy_gap") is not None) < 1e-3
     assert ledger(run)["consumed"] == sum(row["sequences"] and row["tokens"] for row in rows)
     page = (run / "report.html").read_text()
-    for part in ("<svg", "before: ", "after: ", "seconds of CPU"):
+    for part in (
+        "<svg",
+        "from 1 to 3",
+        "binary search",
+        "before: ",
+        "after: ",
+        "log-prob",
+        "seconds of CPU",
+        "journal",
+    ):
         assert part in page
+    for process in ("model", "engine", "gateway", "trainer", "agents"):
+        assert [line for line in told if f" s  {process} " in line], process
+    assert any(str(run / "report.html") in line for line in told[:-1])
+    # What the page shows of a last game is what the journal has of it.
+    shown = msgspec.json.decode((run / recorded.FILE).read_bytes(), type=Both)
+    assert shown.first is not None
+    assert shown.last is not None
+    with JournalView(run / "journal") as view:
+        steps = view.trajectory(shown.last.trajectory_uid).steps
+    assert [call.response_ids for call in shown.last.calls] == [step.response_ids.tolist() for step in steps]
+    assert [call.log_probs for call in shown.last.calls] == [step.rollout_log_probs.tolist() for step in steps]
+    assert {call.policy_version for call in shown.first.calls} == {0}
+    for game in (shown.first, shown.last):
+        assert all(len(call.response_ids) == len(call.log_probs) for call in game.calls)
+        assert all(f"log-prob {log_prob:.3f}" in page for call in game.calls for log_prob in call.log_probs)
     assert (run / "reward.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -88,6 +119,23 @@ def kill(process: subprocess.Popen[str], run: Path, command: str, after: int) ->
     until_step(process, run, after)
     (victim,) = [child for child in psutil.Process(process.pid).children() if command in child.cmdline()]
     os.kill(victim.pid, signal.SIGKILL)
+
+
+@pytest.mark.timeout(900)
+def test_ctrl_c_ends_every_process_and_says_how_to_go_on(tmp_path: Path) -> None:
+    run = tmp_path / "my run"
+    with started(run) as process:
+        while len(children := psutil.Process(process.pid).children()) < 2:  # engine and gateway
+            assert process.poll() is None, process.communicate()
+            try:
+                process.wait(0.05)
+            except subprocess.TimeoutExpired:
+                pass
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=600)
+    assert process.returncode == 130
+    assert out.splitlines()[-1] == f"Stopped after 0 steps. Go on with: headrace demo --resume --run '{run}'"
+    assert psutil.wait_procs(children, timeout=300)[1] == []
 
 
 @pytest.mark.slow
@@ -145,6 +193,60 @@ def test_a_folder_with_something_in_it_is_not_used(tmp_path: Path) -> None:
 def test_a_run_that_is_not_there_is_not_resumed(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="holds no demo"):
         play(Options(), tmp_path, resume=True)
+
+
+def begun(run: Path, ended: int = 0, **settings: Any) -> Settled:
+    """A run that was begun, with so many steps made where its trainer has ended."""
+    settled = Settled(task="number3", recipe=RECIPES["number3"], **{"steps": 3, **settings})
+    (run / "trainer").mkdir(parents=True)
+    Kept(settled, ended=ended).write(run)
+    return settled
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"seed": 99}, "has --seed 7, not 99"),
+        ({"task": "number"}, "has --task number3, not number"),
+        ({"engine": "vllm", "vllm_addresses": "http://127.0.0.1:1"}, "has --engine headrace, not vllm"),
+        ({"model": "elsewhere"}, "has no --model, not elsewhere"),
+        ({"ray": True}, "has no --ray, not True"),
+    ],
+)
+def test_a_run_is_not_resumed_as_another(tmp_path: Path, asked: dict[str, Any], said: str) -> None:
+    begun(tmp_path, seed=7)
+    with pytest.raises(InvalidInput, match=said) as error:
+        play(Options(**asked), tmp_path, resume=True)
+    assert f"headrace demo --resume --run {tmp_path}" in str(error.value)
+
+
+def test_a_run_that_made_all_its_steps_goes_on_with_more_only(tmp_path: Path) -> None:
+    begun(tmp_path, ended=3)
+    with pytest.raises(InvalidInput, match=f"has made its 3 steps.*--run {tmp_path} --steps 100"):
+        play(Options(), tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "most", "first", "next_"),
+    [
+        ([0.12] * 3, 3, "3 steps were not enough: reward 0.12 of 0.95", "--steps 100"),
+        ([0.12] * 200, 200, "200 steps were not enough: reward 0.12 of 0.95", "--steps 400"),
+        ([0.12] * 3, 50, "The trainer ended after 3 of 50 steps: reward 0.12 of 0.95", "--resume"),
+        ([0.97] * 12, 50, "Learned: reward 0.970", "headrace demo --seed 1"),
+    ],
+)
+def test_the_end_says_what_it_came_to_and_what_comes_next(
+    tmp_path: Path, rewards: list[float], most: int, first: str, next_: str
+) -> None:
+    settled = begun(tmp_path, steps=most)
+    rows = "".join(json.dumps({"reward": reward}) + "\n" for reward in rewards)
+    (tmp_path / "trainer" / "metrics.jsonl").write_text(rows)
+    demo = Demo(settled, tmp_path, Console())
+    demo.progress.refresh()
+    lines = demo.closing(demo.verdict(seconds=9.0), tmp_path / "report.html")
+    assert lines[0].startswith(first)
+    assert next_ in " ".join(lines)
+    assert any(str(tmp_path / "report.html") in line for line in lines)
 
 
 def test_an_unknown_task_is_refused_with_those_there_are(tmp_path: Path) -> None:

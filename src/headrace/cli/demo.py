@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Literal
@@ -19,7 +20,7 @@ class Demo(BaseModel):
     pool recorded and publishes the weights.
 
     It ends when the mean reward of ten steps is 0.95, with a picture, a page and one JSON object as the last line of
-    stdout. The exit code is 0 only if that was reached.
+    stdout. The exit code is 0 only if that was reached, and 130 after Ctrl-C; both say how to go on.
     """
 
     task: str = Field("number", description="number: 1 to 7 in three guesses; number3: 1 to 3 in two")
@@ -35,13 +36,19 @@ class Demo(BaseModel):
     )
     ray: bool = Field(False, description="the pool is an actor of a local Ray cluster")
     run: Path | None = Field(None, description="the run's folder (default: a new one in runs/)")
-    resume: bool = Field(False, description="go on with the run in --run, or with the latest one in runs/")
+    resume: bool = Field(
+        False,
+        description="go on, as it began, with the run in --run or with the latest one in runs/; --steps may differ",
+    )
 
     def cli_cmd(self) -> None:
         from headrace.demo.run import Options, play
 
-        given = self.model_dump(exclude={"run", "resume"})
-        options = Options(**{name: value for name, value in given.items() if value is not None})
+        # Whoever asks for it to end gets what Ctrl-C gets: nothing is left running.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.default_int_handler)
+        # What was not said is left open: a resumed run has its own.
+        options = Options(**self.model_dump(include=self.model_fields_set - {"run", "resume"}))
         if not play(options, self._folder(), resume=self.resume):
             raise SystemExit(FAILED)
 

@@ -16,16 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-import orjson
 import uvloop
 
-from headrace.demo import counters
+from headrace.demo import counters, games
 from headrace.demo.agent import Agent
 from headrace.demo.http import Connection, Failed, Refused
 from headrace.demo.supply import Supply
-from headrace.demo.tasks import TASKS, NumberGame
+from headrace.demo.tasks import TASKS
 
-GAMES = "games.jsonl"
 #: Groups that are set aside at once: so often the file is written before one of them begins.
 RESERVE = 56
 WRITE_S = 0.25
@@ -48,7 +46,7 @@ class Agents:
 
     async def run(self) -> None:
         """Plays until it is cancelled."""
-        with (self._run / GAMES).open("ab") as shown:
+        with (self._run / games.FILE).open("ab") as shown:
             try:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._write_down())
@@ -64,19 +62,19 @@ class Agents:
                 self.counters.reserved = number + RESERVE - number % RESERVE
                 self._write()
             game = self._task.game(self._seed, number)
-            uid = f"s{self._seed}-g{number}"
+            group, uid = games.group_uid(self._seed, number), games.trajectory_uid(self._seed, number, rollout)
             try:
-                await agent.play(game, f"/{uid}-r{rollout}/{uid}")
+                await agent.play(game, f"/{uid}/{group}")
             except (Failed, Refused) as error:
                 self.counters.given_up += 1
-                print(f"gave up game {rollout} of group {uid}: {error}", flush=True)
+                print(f"gave up game {rollout} of group {group}: {error}", flush=True)
                 self._supply.ended(number, kept=False)
                 continue
             self._supply.ended(number, kept=True)
             self.counters.games += 1
             self.counters.wins += game.reward == 1.0
             if rollout == 0:
-                shown.write(orjson.dumps(_told(number, game), option=orjson.OPT_APPEND_NEWLINE))
+                games.append(shown, games.Game(number, game.hidden, game.messages, game.reward or 0.0))
 
     async def _waiting(self) -> int:
         """Groups that are ready and not taken yet. A pool that does not answer takes none."""
@@ -96,11 +94,6 @@ class Agents:
         self.counters.calls = self._before[0] + sum(agent.calls for agent in self._agents)
         self.counters.retries = self._before[1] + sum(agent.retries for agent in self._agents)
         counters.write(self._run, self.counters)
-
-
-def _told(group: int, game: NumberGame) -> dict[str, object]:
-    """A game to be shown."""
-    return {"group": group, "hidden": game.hidden, "messages": game.messages, "reward": game.reward}
 
 
 async def _until_told(agents: Agents) -> None:

@@ -9,11 +9,16 @@ from typing import Any
 import orjson
 
 from headrace.demo import counters
+from headrace.demo.games import Game, last_games
 from headrace.demo.recipe import BAR, WINDOW
 
 __all__ = ["Progress", "averaged"]
 
 METRICS = "metrics.jsonl"
+#: Steps that the curve's speed is taken over: fewer are mostly chance.
+SPEED_STEPS = 2 * WINDOW
+#: What the moving average must have risen in that time before its speed says anything.
+RISE = 0.03
 
 
 class Progress:
@@ -25,10 +30,13 @@ class Progress:
         self._read = 0
         self.rows: list[dict[str, Any]] = []
         self.counters = counters.read(run)
+        #: One of the last games that ended.
+        self.game: Game | None = None
 
     def refresh(self) -> bool:
         """Whether a step was added."""
         self.counters = counters.read(self._run)
+        self.game = next(iter(last_games(self._run, 1)), self.game)
         try:
             with self._metrics.open("rb") as file:
                 if file.seek(0, 2) < self._read:  # a resumed trainer has cut what came after its checkpoint
@@ -51,6 +59,19 @@ class Progress:
     def learned(self) -> bool:
         """Whether the moving average has reached the bar."""
         return len(self.rewards) >= WINDOW and averaged(self.rewards[-WINDOW:])[-1] >= BAR
+
+    def seconds_left(self, most: int) -> float | None:
+        """How long it takes until the bar is reached, or all of `most` steps are made, if the curve rises as it has of
+        late; None while that cannot be known."""
+        curve = averaged(self.rewards)
+        if len(curve) <= SPEED_STEPS:
+            return None
+        seconds: list[float] = [row["seconds"] for row in self.rows[-SPEED_STEPS:] if row.get("seconds") is not None]
+        rise = curve[-1] - curve[-1 - SPEED_STEPS]
+        if rise < RISE or not seconds:
+            return None
+        steps = max(BAR - curve[-1], 0.0) * SPEED_STEPS / rise
+        return min(steps, most - len(self.rows)) * sum(seconds) / len(seconds)
 
     def mean(self, name: str) -> float | None:
         found = [row[name] for row in self.rows if row.get(name) is not None]

@@ -1,12 +1,12 @@
-"""One run of the demo: Headrace's own commands put together, watched until the agents have learned, and told of.
+"""One run of the demo: its processes started, watched until the agents have learned, ended, and told of.
 
 The engine serves a model with random weights, the gateway records what the agents do into a journalled pool, and the
-trainer learns from it and publishes its weights. They know each other by address only; this module starts them, looks
-at the files that they write, and ends them.
+trainer learns from it and publishes its weights. This module looks at the files that they write.
 """
 
 from __future__ import annotations
 
+import shlex
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,69 +14,89 @@ from typing import Any
 
 import msgspec
 import orjson
-import yaml
 from rich.console import Console
 
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.demo.progress import Progress, averaged
-from headrace.demo.recipe import RECIPES, Recipe, trainer_config
+from headrace.demo.recipe import BAR, RECIPES, WINDOW
+from headrace.demo.recorded import Recorded
 from headrace.demo.report import write_report
+from headrace.demo.stack import ACTOR, Settled, Stack, channel
 from headrace.demo.tasks import TASKS
 from headrace.demo.view import View
-from headrace.processes import Child, ChildDied, Processes
+from headrace.processes import ChildDied, Processes
 
 __all__ = ["Options", "play"]
 
 SETTINGS = "demo.json"
+#: What is played where nobody says.
+TASK = "number"
 #: Seconds between two looks at the run.
 LOOK_S = 0.25
-#: Seconds after which a group that a crash left incomplete is dropped, and counted as such.
-ABANDONED_S = 60
-ACTOR = "headrace-demo"
+#: What a resumed run may be told anew: how far to go, and where its servers are by now.
+CHANGEABLE = ("steps", "vllm_addresses")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is told."""
+    """What a run is asked for. What is None was not said: a new run takes its default, a resumed one what it has."""
 
-    task: str = "number"
-    seed: int = 0
-    #: Most steps; 0: the recipe's.
-    steps: int = 0
-    engine: str = "headrace"
+    task: str | None = None
+    seed: int | None = None
+    #: Most steps; by default the recipe's.
+    steps: int | None = None
+    engine: str | None = None
     vllm_addresses: str | None = None
     model: str | None = None
-    sync_mode: str = "auto"
-    ray: bool = False
+    sync_mode: str | None = None
+    ray: bool | None = None
+
+    def said(self) -> dict[str, Any]:
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 
-class Settled(Options, frozen=True, kw_only=True):
-    """What a run goes by from its first start on."""
+class Kept(msgspec.Struct, frozen=True):
+    """What the run's folder says of a run."""
 
-    recipe: Recipe
+    settings: Settled
+    #: How long it took so far.
+    seconds: float = 0.0
+    #: The steps after which its trainer ended by itself; 0 while it has not.
+    ended: int = 0
+
+    def write(self, run: Path) -> None:
+        (run / SETTINGS).write_bytes(orjson.dumps(msgspec.to_builtins(self), option=orjson.OPT_INDENT_2))
 
 
 def play(options: Options, run: Path, *, resume: bool = False, console: Console | None = None) -> bool:
-    """Runs the demo and prints its verdict, one JSON object, as the last line. True where the agents have learned."""
+    """Runs the demo and prints its verdict, one JSON object, as the last line. True where the agents have learned.
+
+    Where it is interrupted or one of its processes dies, the others are ended, and what it says names the command that
+    goes on with it.
+    """
     began = time.monotonic()
     run = run.absolute()
-    settled, earlier_s = _settled(options, run, resume=resume)
+    kept = _resumed(options, run) if resume else _begun(options, run)
     console = console or Console()
-    demo = Demo(settled, run, console)
+    demo = Demo(kept.settings, run, console)
+    ended = 0
     try:
         demo.learn(resume=resume)
+        ended = len(demo.progress.rows)
     except ChildDied as error:
         if error.tail:
             console.print(error.tail, markup=False, highlight=False, soft_wrap=True)
-        raise HeadraceError(
-            f"{error} (its log is in {run / 'logs'}); go on with: headrace demo --resume --run {run}"
-        ) from None
+        raise HeadraceError(f"{error} (its log is in {run / 'logs'}); go on with: {resuming(run)}") from None
+    except KeyboardInterrupt:
+        demo.say(f"Stopped after {len(demo.progress.rows)} steps. Go on with: {resuming(run)}")
+        raise
     finally:
-        seconds = earlier_s + time.monotonic() - began
-        _keep(run, settled, seconds)
+        seconds = kept.seconds + time.monotonic() - began
+        Kept(kept.settings, round(seconds, 1), ended).write(run)
     verdict = demo.verdict(seconds)
-    config = (run / "trainer.yaml").read_text()
-    verdict["report"] = str(write_report(run, demo.progress, verdict, demo.cpu_s, config))
-    print(orjson.dumps(verdict).decode(), flush=True)
+    page = write_report(run, kept.settings, demo.progress, verdict, demo.cpu_s, demo.recorded.games)
+    for line in demo.closing(verdict, page):
+        demo.say(line)
+    print(orjson.dumps({**verdict, "report": str(page)}).decode(), flush=True)  # not rich's: it would be wrapped
     return demo.progress.learned
 
 
@@ -84,44 +104,54 @@ class Demo:
     """The processes of one run, and what they have come to."""
 
     def __init__(self, settled: Settled, run: Path, console: Console) -> None:
-        self.options = settled
+        self.settled = settled
         self.run = run
         self.console = console
         self.progress = Progress(run, run / "trainer")
+        self.recorded = Recorded(run, settled.seed)
         self.cpu_s: dict[str, float] = {}
+
+    def say(self, words: str) -> None:
+        self.console.print(words, markup=False, highlight=False, soft_wrap=True)
 
     def learn(self, *, resume: bool) -> None:
         """Starts everything, waits until the bar is reached or all steps are done, and ends everything."""
-        view = View(self.console, self.progress, self.options.steps)
         with ExitStack() as ending:
-            self.console.print(f"Headrace: agents learn the task {self.options.task!r}; the run is {self.run}")
-            model = self._model()
+            self.say(f"Headrace: agents learn the task {self.settled.task!r}; the run is {_shown(self.run)}")
             # It ends last: the others still need it.
-            pool, cluster = self._ray_pool(ending) if self.options.ray else (None, None)
+            ray = self._ray_pool(ending) if self.settled.ray else None
             processes = ending.enter_context(Processes(self.run / "logs"))
-            servers = self._servers(processes, model)
-            gateway = self._gateway(processes, model, servers, cluster)
-            trainer = self._trainer(processes, model, gateway, pool or gateway, resume=resume)
-            trainer.ready("trainer")  # the servers have the run's weights: a restarted engine has others
-            agents = self._agents(processes, gateway)
-            with view:
-                while trainer.code() != 0:  # it stops by itself, at the bar or after all steps
-                    processes.check()
-                    time.sleep(LOOK_S)
-                    if self.progress.refresh() or self.console.is_terminal:
-                        view.update()
-            for child in (agents, trainer):
+            try:
+                stack = Stack(self.settled, self.run, processes, self.console)
+                stack.start(ray, resume=resume)
+                self._watch(stack, processes)
+            except KeyboardInterrupt:
+                self.say("Stopping: the trainer ends its step and keeps a checkpoint (Ctrl-C again: at once)")
+                raise
+            for child in (stack.agents, stack.trainer):
                 processes.end(child)
-            self.progress.refresh()
+            self.recorded.keep_last(stack.pool)
             for child in reversed(processes.children):
                 processes.end(child)
             self.cpu_s = processes.cpu_s
+
+    def _watch(self, stack: Stack, processes: Processes) -> None:
+        """Shows how it goes until the trainer has stopped by itself, at the bar or after all steps."""
+        with View(self.console, self.progress, self.settled.steps) as view:
+            while stack.trainer.code() != 0:
+                processes.check()
+                time.sleep(LOOK_S)
+                if self.progress.refresh() or self.console.is_terminal:
+                    view.update()
+                self.recorded.keep_first(stack.pool)
+            self.progress.refresh()
+            view.finish()
 
     def verdict(self, seconds: float) -> dict[str, Any]:
         progress = self.progress
         curve = averaged(progress.rewards)
         return {
-            "task": self.options.task,
+            "task": self.settled.task,
             "steps": len(progress.rows),
             "reward_start": _rounded(progress.rewards[0] if curve else None),
             "reward_end": _rounded(curve[-1] if curve else None),
@@ -131,98 +161,102 @@ class Demo:
             "logprob_gap_max": progress.most("logprob_gap_max"),
         }
 
-    # -- the parts -----------------------------------------------------------------------------------------------------
-
-    def _model(self) -> Path:
-        if self.options.model is not None:
-            return Path(self.options.model)
-        from transformers.utils import logging
-
-        from headrace.demo.model import build
-
-        logging.disable_progress_bar()
-        return build(self.run / "model", self.options.seed)
-
-    def _servers(self, processes: Processes, model: Path) -> str:
-        if self.options.engine == "vllm":
-            assert self.options.vllm_addresses is not None
-            return self.options.vllm_addresses
-        engine = processes.start(
-            "engine", "headrace", "engine", "--model", model, "--port", 0, "--seed", self.options.seed
-        )
-        return engine.ready("engine")
-
-    def _gateway(self, processes: Processes, model: Path, servers: str, cluster: str | None) -> str:
-        given = ["--vllm-addresses", servers, "--tokenizer-path", model, "--host", "127.0.0.1", "--port", 0, "--open"]
-        if cluster is None:
-            given = ["serve", *given, "--journal", self.run / "journal", "--durability", "os"]
-            given += ["--channel", f"train:n_rollouts={self.options.recipe.rollouts},group_timeout_s={ABANDONED_S}"]
-        else:
-            given = ["gateway", *given, "--data-pool-name", ACTOR, "--ray-address", cluster]
-            given += ["--prompt-length", 64, "--response-length", 16]
-        gateway = processes.start("gateway", "headrace", *given)
-        return gateway.ready("gateway")  # it listens; the trainer waits until it can serve
+    def closing(self, verdict: dict[str, Any], page: Path) -> list[str]:
+        """What it came to, where to read about it, and what to try next."""
+        steps, most, reward = verdict["steps"], self.settled.steps, verdict["reward_end"] or 0.0
+        report = f"The report, with games before and after and their tokens: {_shown(page)}"
+        if self.progress.learned:
+            return [
+                f"Learned: reward {reward:.3f}, the mean of {WINDOW} steps, after {steps} steps and "
+                f"{verdict['seconds']:.0f} s.",
+                report,
+                f"Try next: headrace demo --seed {self.settled.seed + 1} (other weights, other numbers); headrace pool "
+                f"stats {shlex.quote(_shown(self.run / 'journal'))} (what was recorded); an agent of your own "
+                "(docs/agents.md).",
+            ]
+        if steps < most:
+            return [
+                f"The trainer ended after {steps} of {most} steps: reward {reward:.2f} of {BAR}; go on with: "
+                f"{resuming(self.run)}",
+                report,
+            ]
+        return [
+            f"{steps} steps were not enough: reward {reward:.2f} of {BAR}; go on with: "
+            f"{resuming(self.run, more_steps(self.settled, steps))}",
+            report,
+        ]
 
     def _ray_pool(self, ending: ExitStack) -> tuple[str, str]:
         from headrace.demo.cluster import ray_pool
 
-        channel = {"n_rollouts": self.options.recipe.rollouts, "group_timeout_s": float(ABANDONED_S)}
-        return ending.enter_context(ray_pool(ACTOR, self.run / "journal", {"train": channel}))
-
-    def _trainer(self, processes: Processes, model: Path, gateway: str, pool: str, *, resume: bool) -> Child:
-        config = trainer_config(
-            self.options.recipe,
-            model=model,
-            run=self.run / "trainer",
-            pool=pool,
-            gateway=gateway,
-            seed=self.options.seed,
-            steps=self.options.steps,
-            sync_mode=self.options.sync_mode,
-        )
-        path = self.run / "trainer.yaml"
-        path.write_text(yaml.safe_dump(config, sort_keys=False))
-        return processes.start("trainer", "headrace", "train", path, *(["--resume"] if resume else []))
-
-    def _agents(self, processes: Processes, gateway: str) -> Child:
-        recipe, options = self.options.recipe, self.options
-        return processes.start(
-            *("agents", "headrace.demo.agents", "--address", gateway, "--run", self.run),
-            *("--task", options.task, "--seed", options.seed, "--rollouts", recipe.rollouts, "--ahead", recipe.groups),
-        )
+        self.say("The pool is an actor of a Ray cluster, which is started first")
+        return ending.enter_context(ray_pool(ACTOR, self.run / "journal", {"train": channel(self.settled.recipe)}))
 
 
-def _settled(options: Options, run: Path, *, resume: bool) -> tuple[Settled, float]:
-    """The run's settings and the seconds that it took before: a resumed run goes on as it began."""
-    kept = run / SETTINGS
-    if resume:
-        if not kept.exists():
-            raise InvalidInput(f"--resume: {run} holds no demo; without --resume one would begin there")
-        found = orjson.loads(kept.read_bytes())
-        known = msgspec.convert(found["settings"], Settled)
-        return msgspec.structs.replace(known, steps=options.steps or known.steps), float(found["seconds"])
+def resuming(run: Path, steps: int | None = None) -> str:
+    """The command that goes on with a run."""
+    return f"headrace demo --resume --run {shlex.quote(_shown(run))}" + (f" --steps {steps}" if steps else "")
+
+
+def more_steps(settled: Settled, steps: int) -> int:
+    """How far to go where so many steps were not enough: as far as the recipe does, or twice as far."""
+    return settled.recipe.steps if settled.recipe.steps > steps else 2 * steps
+
+
+def _begun(options: Options, run: Path) -> Kept:
+    """A new run in an empty folder, settled and written down."""
     if run.exists() and any(run.iterdir()):
         raise InvalidInput(f"--run {run} is not empty; go on with --resume, or name another folder")
-    if options.task not in TASKS:
-        raise InvalidInput(f"--task {options.task!r} is not known; there are {', '.join(TASKS)}")
-    if (options.engine == "vllm") != (options.vllm_addresses is not None):
+    said = options.said()
+    task = said.setdefault("task", TASK)
+    if task not in TASKS:
+        raise InvalidInput(f"--task {task!r} is not known; there are {', '.join(TASKS)}")
+    settled = Settled(**{"recipe": RECIPES[task], "steps": RECIPES[task].steps, **said})
+    if (settled.engine == "vllm") != (settled.vllm_addresses is not None):
         raise InvalidInput("--engine vllm and --vllm-addresses go together: the demo starts no vLLM, it uses yours")
-    if options.engine == "vllm" and options.model is None:
+    if settled.engine == "vllm" and settled.model is None:
         raise InvalidInput(
             "--engine vllm needs --model: the folder of the checkpoint that your vLLM serves "
             "(python -m headrace.demo.model FOLDER writes one)"
         )
     (run / "logs").mkdir(parents=True, exist_ok=True)
-    recipe = RECIPES[options.task]
-    given = {**msgspec.structs.asdict(options), "steps": options.steps or recipe.steps, "recipe": recipe}
-    settled = Settled(**given)
-    _keep(run, settled, 0.0)
-    return settled, 0.0
+    kept = Kept(settled)
+    kept.write(run)
+    return kept
 
 
-def _keep(run: Path, settled: Settled, seconds: float) -> None:
-    kept = {"settings": msgspec.to_builtins(settled), "seconds": round(seconds, 1)}
-    (run / SETTINGS).write_bytes(orjson.dumps(kept, option=orjson.OPT_INDENT_2))
+def _resumed(options: Options, run: Path) -> Kept:
+    """The run that is in a folder, with as many steps as are asked for. It goes on as it began, or not at all."""
+    if not (run / SETTINGS).exists():
+        raise InvalidInput(f"--resume: {run} holds no demo; without --resume one would begin there")
+    kept = msgspec.json.decode((run / SETTINGS).read_bytes(), type=Kept)
+    said, has = options.said(), msgspec.structs.asdict(kept.settings)
+    other = [name for name, value in said.items() if name not in CHANGEABLE and value != has[name]]
+    if other:
+        flags = {name: "--" + name.replace("_", "-") for name in other}
+        raise InvalidInput(
+            "--resume: "
+            + ", ".join(f"the run has {_valued(flags[name], has[name])}, not {said[name]}" for name in other)
+            + f"; go on with it as it is ({resuming(run)}), or begin another without --resume"
+        )
+    settled = msgspec.structs.replace(kept.settings, **{name: said[name] for name in CHANGEABLE if name in said})
+    progress = Progress(run, run / "trainer")
+    progress.refresh()
+    if kept.ended and settled.steps <= kept.ended and not progress.learned:
+        raise InvalidInput(
+            f"--resume: the run has made its {kept.ended} steps; go on with: "
+            f"{resuming(run, more_steps(settled, kept.ended))}"
+        )
+    return Kept(settled, kept.seconds)
+
+
+def _valued(flag: str, value: Any) -> str:
+    return f"no {flag}" if value in (None, False) else f"{flag} {value}"
+
+
+def _shown(path: Path) -> str:
+    """A path as one would type it here."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _rounded(value: float | None) -> float | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -14,28 +15,42 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.braille import braille
+from headrace.demo.games import Game
 from headrace.demo.progress import Progress, averaged
-from headrace.demo.recipe import BAR
+from headrace.demo.recipe import BAR, WINDOW
 
 __all__ = ["View"]
 
-WIDTH, HEIGHT = 60, 8
+#: Columns of the view: as many as the terminal has, and no more than reads well.
+MOST_WIDTH, LEAST_WIDTH = 100, 40
+#: Lines of the curve; four dots each, so that a line is an eighth.
+HEIGHT = 8
+#: Rewards that the curve's axis names.
+TICKS = (1.0, 0.75, 0.5, 0.25, 0.0)
+#: Columns that the axis and its labels take, and the bar's label on the other side.
+LEFT, RIGHT = 6, 5
 #: Elsewhere than in a terminal, every so many steps are told.
 EVERY = 10
 #: Seconds that a rate is taken over.
 RATE_S = 10.0
+#: Seconds after which the next turn of a game is shown, and for which the whole game then stays.
+TURN_S, STAYS_S = 0.5, 1.5
 
 
 class View:
-    """Shows a run's progress. `say` tells what happens beside it."""
+    """Shows a run's progress. `clock` is in seconds."""
 
-    def __init__(self, console: Console, progress: Progress, steps: int) -> None:
+    def __init__(
+        self, console: Console, progress: Progress, steps: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._console = console
         self._progress = progress
         self._steps = steps
-        self._began = time.monotonic()
+        self._clock = clock
+        self._began = clock()
         self._seen = deque([(self._began, progress.counters.calls)])
         self._told = 0
+        self._replay = Replay(clock)
         self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
 
     def __enter__(self) -> View:
@@ -47,18 +62,32 @@ class View:
         if self._live is not None:
             self._live.stop()
 
-    def say(self, words: str) -> None:
-        self._console.print(words, highlight=False, soft_wrap=True)
-
     def update(self) -> None:
         """Shows what is there now."""
+        self._replay.show(self._progress.game)
         if self._live is not None:
-            self._live.update(self._panel(), refresh=True)
+            self._live.update(self.panel(), refresh=True)
             return
         done = len(self._progress.rows)
         if done // EVERY > self._told // EVERY or (done and not self._told):
-            self._told = done
-            self.say(f"step {done}: " + ", ".join(f"{name} {value}" for name, value in self._figures()))
+            self._tell(done)
+
+    def finish(self) -> None:
+        """Shows how it ended: the last step, the whole of the last game, and the bar full where it was reached."""
+        self._replay.end(self._progress.game)
+        if self._live is not None:
+            self._live.update(self.panel(ended=True), refresh=True)
+        elif len(self._progress.rows) > self._told:
+            self._tell(len(self._progress.rows))
+
+    def _tell(self, done: int) -> None:
+        self._told = done
+        told = [f"{name} {value}" for name, value in self._figures()]
+        if not self._progress.learned and (left := self._left()):
+            told.append(left)
+        self._console.print(f"step {done}: " + ", ".join(told), highlight=False, soft_wrap=True)
+
+    # -- figures -------------------------------------------------------------------------------------------------------
 
     def _figures(self) -> list[tuple[str, str]]:
         progress, rewards = self._progress, self._progress.rewards
@@ -80,30 +109,118 @@ class View:
 
     def _rate(self, calls: int) -> float:
         """Calls a second, of the last few seconds."""
-        now = time.monotonic()
+        now = self._clock()
         self._seen.append((now, calls))
         while len(self._seen) > 2 and now - self._seen[0][0] > RATE_S:
             self._seen.popleft()
         (first, before), (last, after) = self._seen[0], self._seen[-1]
         return (after - before) / (last - first) if last > first else 0.0
 
-    def _panel(self) -> Panel:
-        done = len(self._progress.rows)
-        bar = Table.grid(padding=(0, 1))
-        bar.add_row(
-            ProgressBar(total=self._steps, completed=done, width=WIDTH),
-            Text(f"step {done} of at most {self._steps}"),
-            Text(f"{time.monotonic() - self._began:.0f} s"),
-        )
-        figures = Table.grid(padding=(0, 2))
-        found = self._figures()
-        figures.add_row(*(Text(name, style="dim") for name, _ in found))
-        figures.add_row(*(Text(value, style="bold") for _, value in found))
-        curve = Table.grid(padding=(0, 1))
-        lines = braille(averaged(self._progress.rewards), WIDTH, HEIGHT)
-        labels = [""] * HEIGHT
-        labels[0], labels[-1] = "1.0", "0.0"
-        for label, line in zip(labels, lines, strict=True):
-            curve.add_row(Text(label, style="dim"), Text(line, style="cyan"))
-        title = f"reward, mean of ten steps; learned at {BAR}"
-        return Panel(Group(bar, curve, figures), title=title, title_align="left", width=WIDTH + 40, border_style="dim")
+    def _left(self) -> str:
+        seconds = self._progress.seconds_left(self._steps)
+        return f"about {rounded(seconds)} left at this pace" if seconds is not None else ""
+
+    # -- the panel -----------------------------------------------------------------------------------------------------
+
+    def panel(self, *, ended: bool = False) -> Panel:
+        """The live view as it stands; `ended`: nothing more will come."""
+        width = min(max(self._console.width, LEAST_WIDTH), MOST_WIDTH)
+        inner = width - 4
+        done, learned = len(self._progress.rows), self._progress.learned
+        full = ended and learned
+        where = f"learned in {done} steps" if full else f"step {done} of at most {self._steps}"
+        told = [where, f"{self._clock() - self._began:.0f} s", "" if ended or learned else self._left()]
+        bar = Table.grid()
+        bar.add_row(ProgressBar(total=1 if full else self._steps, completed=1 if full else done, width=inner))
+        parts: list[RenderableType] = [
+            bar,
+            Text(" · ".join(filter(None, told))),
+            Text(),
+            *curve(averaged(self._progress.rewards), inner),
+            Text(),
+            Text("   ").join(
+                Text.assemble((f"{name}\N{NO-BREAK SPACE}", "dim"), (value.replace(" ", "\N{NO-BREAK SPACE}"), "bold"))
+                for name, value in self._figures()
+            ),
+            self._replay.text(),
+        ]
+        title = f"reward, mean of {WINDOW} steps"
+        return Panel(Group(*parts), title=title, title_align="left", width=width, border_style="dim")
+
+
+def curve(values: list[float], width: int) -> list[Text]:
+    """The curve with its axes: rewards on the left, steps below, and the bar as a dotted line."""
+    across = width - LEFT - RIGHT
+    labels = {_row(tick): f"{tick:.2f}" for tick in TICKS}
+    shown = []
+    for row, dots in enumerate(braille(values, across, HEIGHT)):
+        label = labels.get(row)
+        line = Text(f"{label:>4} ┤" if label else "     │", style="dim")
+        for letter in dots:
+            if letter != "\N{BRAILLE PATTERN BLANK}":
+                line.append(letter, "bold cyan")
+            else:
+                line.append("╌" if row == _row(BAR) else " ", "green")
+        if row == _row(BAR):
+            line.append(f" {BAR:g}", "green")
+        shown.append(line)
+    return [*shown, *(Text(line, style="dim") for line in _steps_axis(len(values), across))]
+
+
+def _row(reward: float) -> int:
+    """The line that a reward's dot is in."""
+    return min(int((1 - reward) * 4 * HEIGHT), 4 * HEIGHT - 1) // 4
+
+
+def _steps_axis(steps: int, across: int) -> tuple[str, str]:
+    """A line with ticks at round numbers of steps, and the numbers. A letter is two steps wide, until all of the width
+    is taken; then the steps share it."""
+    span = max(steps, 2 * across)
+    apart = next(n for n in (20, 50, 100, 200, 500, 1000, 2000, span) if span / n <= across / 8)
+    line, numbers = ["─"] * across, [" "] * (across + LEFT)
+    for step in range(apart, span + 1, apart):
+        at = (step - 1) * across // span
+        label = str(step)
+        first = at - len(label) // 2
+        if first + len(label) <= across:
+            line[at] = "┴"
+            numbers[first : first + len(label)] = label
+    return " " * (LEFT - 1) + "└" + "".join(line), " " * LEFT + "".join(numbers).rstrip()
+
+
+class Replay:
+    """One game after another, turn by turn, so that it can be followed: far more are played than could be shown."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._game: Game | None = None
+        self._since = 0.0
+        self._whole = False
+
+    def show(self, newest: Game | None) -> None:
+        """Goes on with the game that is shown, or to the newest once that was there long enough."""
+        turns = len(list(self._game.turns())) if self._game is not None else 0
+        if self._clock() - self._since >= turns * TURN_S + STAYS_S or self._game is None:
+            self._game, self._since = newest, self._clock()
+
+    def end(self, newest: Game | None) -> None:
+        """Shows the newest game as a whole."""
+        self._game, self._whole = newest, True
+
+    def text(self) -> Text:
+        if self._game is None:
+            return Text()
+        turns = list(self._game.turns())
+        shown = turns if self._whole else turns[: int((self._clock() - self._since) / TURN_S) + 1]
+        found = Text.assemble(("a game: ", "dim"), f"hidden {self._game.hidden}")
+        for turn in shown:
+            style = {"hit": "green", "missed": "red"}.get(turn.answer, "")
+            found.append(" · ", "dim").append(turn.guess.strip() or "∅", "bold").append(f" {turn.answer}", style)
+        return found
+
+
+def rounded(seconds: float) -> str:
+    """A time as exactly as it can be foretold."""
+    if seconds < 45:
+        return f"{max(round(seconds / 10), 1) * 10} s"
+    return "a minute" if seconds < 90 else f"{round(seconds / 60)} min"

@@ -103,8 +103,8 @@ def build(into: Path, seed: int = 0, **config: Any) -> None:
     write(into, _tokenizer(), {**CONFIG, **config}, seed)
 
 
-def write(into: Path, tokenizer: Any, config: dict[str, Any], seed: int, *, head_scale: float = 1.0) -> None:
-    """Writes a Llama with random weights and the vocabulary of a tokenizer; its head's weights are scaled."""
+def write(into: Path, tokenizer: Any, config: dict[str, Any], seed: int) -> None:
+    """Writes a Llama with random weights and the vocabulary of a tokenizer."""
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
@@ -112,8 +112,6 @@ def write(into: Path, tokenizer: Any, config: dict[str, Any], seed: int, *, head
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(LlamaConfig(**{"vocab_size": len(tokenizer), **ids, **config}))
-        with torch.no_grad():
-            model.lm_head.weight *= head_scale
     model.generation_config = GenerationConfig(**ids)
     model.save_pretrained(into)
     tokenizer.save_pretrained(into)

@@ -1,0 +1,87 @@
+"""Games that were played, one of every group: a file in the run's folder that the agents write and others show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+__all__ = ["FILE", "Game", "Turn", "append", "first_games", "group_uid", "last_games", "trajectory_uid"]
+
+FILE = "games.jsonl"
+#: Bytes that a game's line takes at most: a few messages of a few words.
+LINE = 4096
+
+
+class Game(msgspec.Struct, frozen=True):
+    """A game that is over; `group` is its group's number."""
+
+    group: int
+    hidden: int
+    messages: list[dict[str, str]]
+    reward: float
+
+    @property
+    def won(self) -> bool:
+        return self.reward == 1.0
+
+    def turns(self) -> Iterator[Turn]:
+        """Every guess with what it was answered: the next hint, or how the game ended."""
+        said = [message["content"] for message in self.messages[1:]]
+        for guess, hint in zip(said[::2], [*said[1::2], "hit" if self.won else "missed"], strict=True):
+            yield Turn(guess, hint)
+
+
+class Turn(msgspec.Struct, frozen=True):
+    guess: str
+    answer: str
+
+
+def group_uid(seed: int, group: int) -> str:
+    """The prompt uid of a group's games: by the seed and the group's number, so that none is used twice."""
+    return f"s{seed}-g{group}"
+
+
+def trajectory_uid(seed: int, group: int, rollout: int = 0) -> str:
+    return f"{group_uid(seed, group)}-r{rollout}"
+
+
+def append(file: IO[bytes], game: Game) -> None:
+    """Adds a game; whoever reads the file sees it at once."""
+    file.write(msgspec.json.encode(game) + b"\n")
+    file.flush()
+
+
+def first_games(run: Path, most: int) -> list[Game]:
+    """The first games of a run; fewer where there are fewer."""
+    try:
+        with (run / FILE).open("rb") as file:
+            return _games(list(islice(file, most)))
+    except FileNotFoundError:
+        return []
+
+
+def last_games(run: Path, most: int) -> list[Game]:
+    """The last games of a run, in order."""
+    try:
+        with (run / FILE).open("rb") as file:
+            file.seek(max(file.seek(0, 2) - (most + 1) * LINE, 0))
+            began = file.tell()
+            lines = file.readlines()
+    except FileNotFoundError:
+        return []
+    return _games(lines[1:] if began else lines)[-most:]
+
+
+def _games(lines: list[bytes]) -> list[Game]:
+    """What is written to its end: a process that was killed may have left half a line."""
+    found = []
+    for line in lines:
+        try:
+            found.append(msgspec.json.decode(line, type=Game))
+        except msgspec.DecodeError:
+            continue
+    return found
