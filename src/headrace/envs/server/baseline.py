@@ -34,6 +34,8 @@ class APIServer(ABC):
         self.statistics = Statistics(config.rolling_buffer_length)
         self.eval_statistics = Statistics(config.rolling_buffer_length)
         self.tokenizing = Tokenizing(config.model_name, config.tokenizer_name)
+        #: Calls of environments that are not answered yet, and that this server has or could be given.
+        self.open_calls = 0
         self.trouble = ""
         self.down_since = 0.0
         self.check_task: asyncio.Task[None] | None = None
@@ -45,6 +47,14 @@ class APIServer(ABC):
     @abstractmethod
     async def check_server_status_task(self, chat_completion: bool = True) -> None:
         """Runs from the moment at which the server is down; sets `server_healthy` once it is back."""
+
+    async def unwell(self, within_s: float) -> str | None:
+        """Why the server does not answer within so many seconds; None where it does, or cannot be asked."""
+        return None
+
+    async def model_root(self) -> str | None:
+        """The folder or the name of the model that is served, as the server says it; None where it does not."""
+        return None
 
     @abstractmethod
     async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion: ...

@@ -76,6 +76,15 @@ class Router:
         self, split: str, send: Callable[[APIServer, int], Awaitable[T]], prefer: APIServer | None = None
     ) -> T:
         """What `send` gave, on a server that has a place; called again, with the number of the attempt, if it fails."""
+        for server in self.servers:
+            server.open_calls += 1
+        try:
+            return await self._run(split, send, prefer)
+        finally:
+            for server in self.servers:
+                server.open_calls -= 1
+
+    async def _run(self, split: str, send: Callable[[APIServer, int], Awaitable[T]], prefer: APIServer | None) -> T:
         clock = asyncio.get_running_loop().time
         failed: list[APIServer] = []
         while True:
