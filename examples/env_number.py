@@ -1,7 +1,7 @@
 """An environment that a model with random weights learns in a minute or two: find a number with "higher" and "lower".
 
-Its words are those of the demo's model (`python -m headrace.demo.model FOLDER`), a token each; see "A trainer for it" in
-docs/environments.md for the commands around it.
+Its words are those of the demo's model (`python -m headrace.demo.model FOLDER`), a token each. docs/environments.md has
+the commands around it, under "A trainer for it".
 """
 
 from __future__ import annotations

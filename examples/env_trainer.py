@@ -25,7 +25,8 @@ about = {
     "starting_step": 0,
     "num_steps": config.steps,
 }
-with httpx.Client(base_url=config.pool.address, timeout=60) as api:
+patience = httpx.HTTPTransport(retries=8)  # connections, with longer and longer waits: a server that just starts
+with httpx.Client(base_url=config.pool.address, timeout=60, transport=patience) as api:
     api.post("/register", json=about).raise_for_status()
     api.get("/batch").raise_for_status()  # environments begin with a trainer's first question
 

@@ -343,6 +343,11 @@ class BaseEnv(Reporting, CommandLine, ABC):
         return False
 
     @property
+    def needs_server(self) -> bool:
+        """Whether rollouts are known to ask a rollout server: somebody said where it is."""
+        return self.server.named_servers
+
+    @property
     def most_failures(self) -> int | None:
         """Items in a row that may come to nothing; None: any number. `max_consecutive_failures`, made a number."""
         given = self.config.max_consecutive_failures

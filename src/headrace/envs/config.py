@@ -55,7 +55,7 @@ class BaseEnvConfig(BaseModel):
     rollout_server_key: str | None = Field(None, description="the Trajectory API's key; default: HEADRACE_API_KEY")
     status_poll_s: float = Field(0.5, gt=0, description="seconds between looks at the API's queue")
     server_wait_s: float = Field(
-        120, ge=0, description="seconds that the start waits for a rollout server to answer; then it is an error"
+        300, ge=0, description="seconds that the start waits for a rollout server to answer; then it is an error"
     )
     max_consecutive_failures: int = Field(
         -1,

@@ -72,6 +72,10 @@ class ConversationEnv(BaseEnv):
         """A managed conversation needs it, except on a gateway, which renders for itself."""
         return not all(isinstance(server, GatewayServer) for server in self.server.servers)
 
+    @property
+    def needs_server(self) -> bool:
+        return True
+
     async def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         began, places = time.time(), asyncio.Semaphore(self.config.max_eval_workers)
 

@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 async def preflight(env: BaseEnv) -> None:
-    """Returns once the tokenizer is loaded, where the environment is known to need it, and a rollout server answers.
+    """Returns once the tokenizer is loaded and a rollout server answers, where the environment is known to need them.
 
     Raises `NoTokenizer`, or `NoServer` where none answers within `server_wait_s`. Where no tokenizer is configured,
     that of the model which the server names is taken, if it is a folder on this machine.
     """
     if env.names_tokenizer:
         await in_thread(lambda: env.tokenizer)
-    await env.server.ready(env.config.server_wait_s)
+    await env.server.ready(env.config.server_wait_s, wait=env.needs_server)
     if not env.names_tokenizer:
         root = await env.server.model_root()
         if root is not None and Path(root).is_dir():

@@ -11,8 +11,8 @@ from typing import Any
 HACKABLE = 0.5
 #: Said where there is nothing to hold the policies against.
 MISSING = (
-    "nothing found, and little could be: no item carries an answer, so that nothing says what a right one earns. Give the "
-    "environment a gold_answer(item), or its items a key such as 'answer'"
+    "nothing found, and little could be: no item carries an answer, so that nothing says what a right one earns. Give "
+    "the environment a gold_answer(item), or its items a key such as 'answer'"
 )
 COLUMNS = ("policy", "mean", "min", "max", "rollouts", "same again", "")
 

@@ -37,6 +37,8 @@ class APIServer(ABC):
         #: Calls of environments that are not answered yet, and that this server has or could be given.
         self.open_calls = 0
         self.trouble = ""
+        #: Seconds that calls wait for it while it is down; fewer where it has never been there.
+        self.patience_s = float(config.timeout)
         self.down_since = 0.0
         self.check_task: asyncio.Task[None] | None = None
         self._healthy = True
@@ -115,7 +117,8 @@ class APIServer(ABC):
     @server_healthy.setter
     def server_healthy(self, healthy: bool) -> None:
         if healthy and not self._healthy:
-            logger.info("the rollout server %s is back", self.config.base_url)
+            logger.info("the rollout server %s is there", self.config.base_url)
+            self.patience_s = float(self.config.timeout)
         self._healthy = healthy
         self.changed.fire()
 

@@ -70,6 +70,8 @@ class ServerManager:
     ) -> None:
         if proxy_url or use_proxy:
             raise InvalidInput("a proxy of managed servers is not offered; use a gateway: server_type='gateway'")
+        #: Whether somebody said where the servers are; a node's usual ones may be there or not.
+        self.named_servers = isinstance(configs, APIServerConfig) or not isinstance(configs, ServerBaseline)
         self.max_n_completions = max_n_completions
         self.reasoning_config = reasoning_config
         self.tool_parser = tool_parser
@@ -97,19 +99,20 @@ class ServerManager:
 
     # -- health --------------------------------------------------------------------------------------------------------
 
-    async def ready(self, within_s: float) -> None:
-        """Returns once a server answers; each that does not is told with its reason, and looked for from then on.
+    async def ready(self, within_s: float, *, wait: bool) -> None:
+        """Tries the servers. Each that does not answer is told with its reason, and looked for from then on.
 
-        Raises `NoServer`, with every reason, where none has answered within so many seconds. A server without a health
-        check is taken to be there.
+        With `wait` it returns once one answers, and raises `NoServer`, with every reason, where none has within so many
+        seconds; without, calls wait that long. A server without a health check is taken to be there.
         """
         if not all(server.config.health_check for server in self.servers):
             return
         found = await asyncio.gather(*(server.unwell(min(within_s, PROBE_TIMEOUT_S)) for server in self.servers))
         for server, why in zip(self.servers, found, strict=True):
             if why is not None:
+                server.patience_s = within_s
                 server.went_down(why)
-        if any(server.server_healthy for server in self.servers) or not self.servers:
+        if not wait or any(server.server_healthy for server in self.servers) or not self.servers:
             return
         log.info("waiting for a rollout server, at most %g s", within_s)
         try:
