@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from headrace.command_line import FAILED, Usage
+from headrace.extras import require_for
 
 RUNS = Path("runs")
 
@@ -38,6 +39,7 @@ class Demo(BaseModel):
     resume: bool = Field(False, description="go on with the run in --run, or with the latest one in runs/")
 
     def cli_cmd(self) -> None:
+        require_for("demo --ray" if self.ray else "demo")
         from headrace.demo.run import Options, play
 
         given = self.model_dump(exclude={"run", "resume"})

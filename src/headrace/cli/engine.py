@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from headrace.data.errors import HeadraceError
+from headrace.extras import require_for
 
 #: Models below this many weights are slower with threads than without.
 SMALL = 20_000_000
@@ -42,6 +43,7 @@ class EngineCommand(BaseModel):
     record: int = Field(0, ge=0, description="keep the last N answers under /debug/calls, for tests")
 
     def cli_cmd(self) -> None:
+        require_for("engine")
         import torch
 
         from headrace.engine.app import create_app

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from headrace.cli.common import pool_key, say
 from headrace.cli.pool.run import PoolOptions
 from headrace.data.errors import HeadraceError
+from headrace.extras import require_for
 from headrace.gateway.settings import Settings
 from headrace.pool import KEY_VARIABLE
 from headrace.serving import loopback
@@ -58,6 +59,7 @@ class GatewayCommand(Settings, PoolOptions):
         return self
 
     def cli_cmd(self) -> None:
+        require_for("gateway")
         from headrace.gateway.process import Process
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")

@@ -31,6 +31,7 @@ from headrace.envs.reporting import Reporting
 from headrace.envs.schedule import crossed
 from headrace.envs.server import APIServer, APIServerConfig, ReasoningConfig, ServerBaseline, ServerManager, new_group
 from headrace.envs.types import UUID, Item, ScoredDataGroup, ScoredDataItem
+from headrace.extras import install_command
 
 log = logging.getLogger("headrace.envs")
 
@@ -297,7 +298,7 @@ class BaseEnv(Reporting, CommandLine, ABC):
         try:
             from transformers import AutoTokenizer
         except ModuleNotFoundError as error:
-            raise HeadraceError("an environment's tokenizer needs it: pip install 'headrace[tokens]'") from error
+            raise HeadraceError(f"an environment's tokenizer needs it: {install_command('tokens')}") from error
         loaded = AutoTokenizer.from_pretrained(self.config.tokenizer_name)
         self.server.use_tokenizer(loaded)
         return loaded

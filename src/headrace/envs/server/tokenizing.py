@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headrace.data.errors import InvalidInput
+from headrace.extras import install_command
 
 if TYPE_CHECKING:
     from headrace.tokens import Renderer, Vocabulary
@@ -63,7 +64,7 @@ def _load(name: str) -> Any:
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        raise InvalidInput(f"the tokenizer {name!r} needs transformers: pip install 'headrace[tokens]'") from error
+        raise InvalidInput(f"the tokenizer {name!r} needs transformers: {install_command('tokens')}") from error
     try:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
