@@ -6,7 +6,7 @@ DEMO   := $(VENV)/.demo-done
 STAMP  := $(VENV)/.setup-done
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-vllm test-verl test-atropos test-gym test-agents bench lint format clean
+.PHONY: help setup demo test test-vllm test-verl test-atropos test-gym test-install test-agents bench lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test-atropos: setup ## run the tests against the original Trajectory API (instal
 
 test-gym: setup ## run the tests with the real reasoning-gym (built once from source into the user's cache, 0.3 GB)
 	HEADRACE_GYM=1 HEADRACE_ATROPOS=1 $(BIN)/pytest -q $(PYTEST_ARGS) -m gym tests/envs/shipped tests/atropos
+
+test-install: setup ## install a built wheel into clean environments, for each Python here, and start every command
+	HEADRACE_INSTALL=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/install
 
 test-agents: setup ## run Claude Code and Codex against the gateway (installed once by npm into the user's cache, 0.7 GB)
 	HEADRACE_AGENTS=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/agents

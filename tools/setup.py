@@ -27,6 +27,7 @@ if sys.version_info < OLDEST:
         )
     )
 
+BEGAN = time.monotonic()
 ROOT = Path(__file__).resolve().parents[1]
 CONSTRAINTS = ROOT / "constraints.txt"
 
@@ -57,14 +58,13 @@ def main() -> None:
         help="torch's build (auto: cpu where no GPU is found)",
     )
     given = arguments.parse_args()
-    began = time.monotonic()
     try:
         install(given.set, given.venv, cpu=takes_cpu_build(given.torch))
     except subprocess.CalledProcessError as error:
         sys.exit(f"\nsetup: {' '.join(map(str, error.cmd[:5]))} … ended with code {error.returncode}: see above")
     except KeyboardInterrupt:
         sys.exit("\nsetup: interrupted; what is there is kept, and the next `make` goes on")
-    took = f"{disk_gb(given.venv):.1f} GB, {time.monotonic() - began:.0f} s"
+    took = f"{disk_gb(given.venv):.1f} GB, {time.monotonic() - BEGAN:.0f} s"
     print(
         f"Headrace is installed in {given.venv} ({took}). To use it in this shell:\n\n  . {given.venv}/bin/activate\n"
     )
@@ -120,7 +120,8 @@ def install_cpu_torch(pip: "Pip") -> None:
     with tempfile.TemporaryDirectory() as folder:
         if pip.tries("--target", folder, f"uv=={pinned('uv')}"):
             uv = [f"{folder}/bin/uv", "pip", "install", "--python", str(pip.python), "--torch-backend", "cpu"]
-            cache = ["--no-cache"] if os.environ.get("PIP_NO_CACHE_DIR") else []
+            # As pip does: what this machine trusts, and no cache where none is wanted.
+            cache = ["--system-certs", *(["--no-cache"] if os.environ.get("PIP_NO_CACHE_DIR") else [])]
             wheels = ["--only-binary", ":all:", "--constraint", str(CONSTRAINTS)]
             if subprocess.run([*uv, *cache, *wheels, f"torch=={version}"]).returncode == 0:
                 return
@@ -228,7 +229,7 @@ class Progress:
     FETCHED = re.compile(r"\s*(?:Downloading|Using cached) ([^\s/]+?)-([^\s/-]+)-\S+\.whl \(([\d.]+) ([kMG]?)B\)")
 
     def __init__(self) -> None:
-        self.began = self.told = time.monotonic()
+        self.told = time.monotonic()
         self.packages = 0
         self.mb = 0.0
         self.doing = "resolving"
@@ -242,6 +243,8 @@ class Progress:
             self.mb += mb
             self.doing = f"{name} {version} ({mb:.0f} MB)" if mb >= 1 else f"{name} {version}"
             self.show(now=mb >= LARGE_MB)
+        elif line.startswith("Collecting "):
+            self.doing = f"resolving {line.split()[1]}"
         elif line.startswith("Processing "):
             self.doing = Path(line.split()[1]).name
         elif line.startswith("Installing collected packages"):
@@ -251,7 +254,7 @@ class Progress:
     def show(self, *, now: bool = False) -> None:
         """Writes where it is: on a terminal always, elsewhere where `now` or after long silence."""
         clock = time.monotonic()
-        line = f"  {clock - self.began:4.0f} s  {self.packages:3} fetched, {self.mb:6.0f} MB  {self.doing}"
+        line = f"  {clock - BEGAN:4.0f} s  {self.packages:3} fetched, {self.mb:6.0f} MB  {self.doing}"
         if sys.stdout.isatty():
             print("\r\033[K" + line[: shutil.get_terminal_size().columns - 1], end="", flush=True)
         elif now or clock - self.told > PATIENCE_S:

@@ -39,7 +39,7 @@ LEAST_DISK_GB = 5.0
 class Library(msgspec.Struct, frozen=True):
     name: str
     installed: str | None
-    #: The version in constraints.txt; None where Headrace carries no such file.
+    #: The version in constraints.txt.
     tested: str | None
 
 
@@ -62,7 +62,8 @@ class Port(msgspec.Struct, frozen=True):
 
 class Gpu(msgspec.Struct, frozen=True):
     name: str
-    memory_gb: float
+    #: None where it shares the machine's.
+    memory_gb: float | None
     driver: str
 
 
@@ -168,12 +169,9 @@ def version_of(name: str) -> str | None:
 
 
 def tested_versions() -> dict[str, str]:
-    """The pins of constraints.txt, which lies in a clone's root, and beside this module in a wheel."""
-    folder = clone() or Path(__file__).parent
-    path = folder / "constraints.txt"
-    if not path.is_file():
-        return {}
-    pins = re.findall(r"^([\w.-]+)==(\S+)$", path.read_text(), re.MULTILINE)
+    """The versions that Headrace is tested with, by the name of each library: the pins of its constraints.txt."""
+    text = Path(__file__).with_name("constraints.txt").read_text()
+    pins = re.findall(r"^([\w.-]+)==(\S+)$", text, re.MULTILINE)
     return {re.sub(r"[._]", "-", name).lower(): pin for name, pin in pins}
 
 
@@ -201,12 +199,8 @@ def find_gpus() -> list[Gpu]:
         said = subprocess.run(command, capture_output=True, text=True, timeout=GPU_ANSWER_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    rows = [[cell.strip() for cell in line.split(",")] for line in said.splitlines()]
-    return [Gpu(row[0], float(row[1]) * 2**20 / 1e9, row[2]) for row in rows if len(row) == 3 and _number(row[1])]
-
-
-def _number(text: str) -> bool:
-    return re.fullmatch(r"\d+(\.\d+)?", text) is not None
+    rows = [[cell.strip() for cell in line.rsplit(",", 2)] for line in said.splitlines()]
+    return [Gpu(name, float(mib) * 2**20 / 1e9 if mib.isdigit() else None, driver) for name, mib, driver in rows]
 
 
 def ray_token(variables: Mapping[str, str], home: Path) -> str:

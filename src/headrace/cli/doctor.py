@@ -67,7 +67,10 @@ def show(report: Report) -> None:
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
-    gpus = [f"{gpu.name}, {gpu.memory_gb:.0f} GB, driver {gpu.driver}" for gpu in report.gpus]
+    gpus = [
+        f"{gpu.name}, {f'{gpu.memory_gb:.0f} GB' if gpu.memory_gb else 'shared memory'}, driver {gpu.driver}"
+        for gpu in report.gpus
+    ]
     memory = f", {report.memory_gb:.1f} GB of memory" if report.memory_gb is not None else ""
     torch = next((library.installed for library in report.libraries if library.name == "torch"), None)
     found = [
