@@ -46,19 +46,8 @@ def resolver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """uv, which resolves without downloading: at the version that a set-up takes."""
     (pin,) = re.findall(r"^uv==\S+", CONSTRAINTS.read_text(), re.MULTILINE)
     folder = tmp_path_factory.mktemp("uv")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--only-binary",
-        ":all:",
-        "--target",
-        str(folder),
-        pin,
-    ]
-    subprocess.run(command, check=True)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
+    subprocess.run([*pip, "--target", str(folder), pin], check=True)
     return folder / "bin" / "uv"
 
 
