@@ -39,6 +39,8 @@ SETS = {
 #: What torch for CUDA takes beyond its CPU build, in GB.
 CUDA_GB = 3.9
 
+#: A driver that does not answer within so many seconds is as good as none.
+GPU_ANSWER_S = 10
 #: As pip abbreviates sizes.
 MB_BY_UNIT = {"": 1e-6, "k": 1e-3, "M": 1.0, "G": 1e3}
 #: Downloads from this size on get a line of their own where output is no terminal, in MB.
@@ -77,7 +79,7 @@ def install(name: str, venv: Path, *, cpu: bool) -> None:
         print(f"setup: Python {platform.python_version()} is newer than {dotted(NEWEST)}, the newest that is tried")
     python = venv / "bin" / "python"
     if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+        make_venv(venv)
     elif version_of(python) < OLDEST:
         sys.exit(
             f"setup: {venv} has Python {dotted(version_of(python))}, older than {dotted(OLDEST)}: make clean, and again"
@@ -91,6 +93,15 @@ def install(name: str, venv: Path, *, cpu: bool) -> None:
     if cpu and torch_of(python) is None:
         install_cpu_torch(pip)
     pip.install("--no-build-isolation", "--editable", f"{ROOT}[{extras}]")
+
+
+def make_venv(venv: Path) -> None:
+    """Makes an empty environment; where that fails, nothing is left that the next set-up would take for one."""
+    try:
+        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    except subprocess.CalledProcessError:
+        shutil.rmtree(venv, ignore_errors=True)
+        raise
 
 
 # -- torch -------------------------------------------------------------------------------------------------------------
@@ -108,7 +119,14 @@ def on_linux() -> bool:
 
 
 def has_gpu() -> bool:
-    return Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi") is not None
+    """Whether NVIDIA's driver tells of a GPU: it may be installed where there is none."""
+    if Path("/dev/nvidia0").exists():
+        return True
+    try:
+        asked = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=GPU_ANSWER_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return "GPU 0" in asked.stdout
 
 
 def install_cpu_torch(pip: "Pip") -> None:

@@ -71,7 +71,7 @@ def require_for(command: str) -> None:
     lacking = missing(NEEDS[command])
     if lacking:
         extras = [extra for extra in NEEDS[command] if missing([extra])]
-        raise MissingExtra(f"headrace {command} needs {_listed(lacking)}: {install_command(*extras)}")
+        raise MissingExtra(f"this needs {_listed(lacking)}: {install_command(*extras)}")
 
 
 def extra_of(module: str) -> str | None:

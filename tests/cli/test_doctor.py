@@ -98,7 +98,7 @@ def test_the_demo_says_what_it_lacks_before_it_starts_anything(
     monkeypatch.setitem(sys.modules, lacking, None)
     done = headrace("demo")
     assert done.code == 1
-    assert done.err == f"headrace: headrace demo needs {lacking}: {install_command('demo')}\n"
+    assert done.err == f"headrace: this needs {lacking}: {install_command('demo')}\n"
     assert [*tmp_path.iterdir()] == []
 
 

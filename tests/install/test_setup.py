@@ -81,6 +81,18 @@ def test_torch_is_its_cpu_build_where_no_gpu_is_found(
     assert setup.takes_cpu_build(asked) is cpu
 
 
+def test_a_driver_without_a_gpu_is_none(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "Path", lambda path: tmp_path / Path(path).name)  # no /dev/nvidia0
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert setup.has_gpu() is False
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho 'No devices found.'\n")
+    driver.chmod(0o755)
+    assert setup.has_gpu() is False
+    driver.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-1)'\n")
+    assert setup.has_gpu() is True
+
+
 def test_a_cpu_build_that_pip_finds_is_taken_from_there(setup: ModuleType) -> None:
     pip = Pip(lambda what: True)
     setup.install_cpu_torch(pip)
