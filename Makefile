@@ -1,18 +1,19 @@
 PYTHON ?= python3
+TORCH  ?= auto
 VENV   := .venv
 BIN    := $(VENV)/bin
+DEMO   := $(VENV)/.demo-done
 STAMP  := $(VENV)/.setup-done
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-vllm test-verl test-atropos test-agents bench lint format clean
+.PHONY: help setup demo test test-vllm test-verl test-atropos test-gym test-install test-agents bench lint format clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## create .venv and install Headrace into it
+setup: $(STAMP) ## make .venv with Headrace and all that tests need (PYTHON=python3.12, TORCH=cpu or cuda)
 
-demo: setup ## watch an agent learn binary search from scratch, in two or three minutes
+demo: $(DEMO) ## watch an agent learn binary search from scratch, in two or three minutes
 	$(BIN)/headrace demo
 
 test: setup ## run the tests
@@ -26,6 +27,12 @@ test-verl: setup ## run the tests against a real verl (installed once into the u
 
 test-atropos: setup ## run the tests against the original Trajectory API (installed once into the user's cache, 0.5 GB)
 	HEADRACE_ATROPOS=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/atropos tests/compat
+
+test-gym: setup ## run the tests with the real reasoning-gym (built once from source into the user's cache, 0.3 GB)
+	HEADRACE_GYM=1 HEADRACE_ATROPOS=1 $(BIN)/pytest -q $(PYTEST_ARGS) -m gym tests/envs/shipped tests/atropos
+
+test-install: setup ## install a built wheel into clean environments, for each Python here, and start every command
+	HEADRACE_INSTALL=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/install
 
 test-agents: setup ## run Claude Code and Codex against the gateway (installed once by npm into the user's cache, 0.7 GB)
 	HEADRACE_AGENTS=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/agents
@@ -50,9 +57,11 @@ clean: ## remove .venv, caches and build outputs (runs/ stays)
 	rm -rf $(VENV) dist build bench-*.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
-# The build backend is installed first and used without isolation, so that its version is a pinned one too.
-$(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) hatchling
-	$(PIP) --no-build-isolation --editable '.[ray,export,tokens,train,envs,gym,dev]'
+# A set is installed anew when what it is made of changes. Who has all has what the demo needs.
+$(DEMO): pyproject.toml constraints.txt tools/setup.py
+	@$(PYTHON) tools/setup.py demo --venv $(VENV) --torch $(TORCH)
 	@touch $@
+
+$(STAMP): pyproject.toml constraints.txt tools/setup.py
+	@$(PYTHON) tools/setup.py all --venv $(VENV) --torch $(TORCH)
+	@touch $(DEMO) $@

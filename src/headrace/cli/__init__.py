@@ -13,6 +13,7 @@ from headrace.cli.api import ApiCommand
 from headrace.cli.bench import Bench
 from headrace.cli.check_gateway import CheckGateway
 from headrace.cli.demo import Demo
+from headrace.cli.doctor import Doctor
 from headrace.cli.engine import EngineCommand
 from headrace.cli.env import EnvCommand
 from headrace.cli.env import run as run_env
@@ -38,6 +39,7 @@ class Headrace(Commands):
     check_gateway: CliSubCommand[CheckGateway] = Field(description="can what a server samples be trained on?")
     train: CliSubCommand[Train] = Field(description="train a model from a pool")
     demo: CliSubCommand[Demo] = Field(description="watch an agent learn a game from scratch")
+    doctor: CliSubCommand[Doctor] = Field(description="look at this machine: what works here, and what is missing")
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 from pydantic_settings import CliPositionalArg
 
+from headrace.extras import NEEDS, require_for
+
 
 class Bench(BaseModel):
     """Measure a part of Headrace, and print ratios against a named limit or peer measured in the same run."""
@@ -18,6 +20,8 @@ class Bench(BaseModel):
     def cli_cmd(self) -> None:
         from headrace import bench
 
+        if f"bench {self.name}" in NEEDS:
+            require_for(f"bench {self.name}")
         code = bench.run(self.name, quick=self.quick, json_path=self.json_path)
         if code:
             raise SystemExit(code)

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from headrace.command_line import FAILED, Usage
+from headrace.extras import require_for
 
 RUNS = Path("runs")
 
@@ -42,6 +43,7 @@ class Demo(BaseModel):
     )
 
     def cli_cmd(self) -> None:
+        require_for("demo --ray" if self.ray else "demo")
         from headrace.demo.run import Options, play
 
         # Whoever asks for it to end gets what Ctrl-C gets: nothing is left running.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, Field
 
 from headrace.checkpoints import local_folder
-from headrace.cli.common import require
 from headrace.data.errors import HeadraceError
+from headrace.extras import require_for
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -20,13 +20,11 @@ SMALL = 20_000_000
 
 #: The model that is built on the spot.
 TINY = "tiny"
-#: Modules without which no model can be served.
-NEEDED = ("torch", "transformers", "safetensors")
 
 
 def check_model(model: str) -> None:
     """Refuses, before anything is loaded, what could not be served: for want of an extra, or of a folder."""
-    require(*NEEDED)
+    require_for("engine")
     if model != TINY:
         local_folder(model)
 

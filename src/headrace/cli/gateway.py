@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from headrace.cli.common import pool_key, require, say
+from headrace.cli.common import pool_key, say
 from headrace.cli.engine import check_model
 from headrace.cli.pool.run import PoolOptions
 from headrace.data.errors import HeadraceError
+from headrace.extras import require_for
 from headrace.gateway.settings import Settings
 from headrace.pool import KEY_VARIABLE
 from headrace.serving import loopback
@@ -71,7 +72,7 @@ class GatewayCommand(Settings, PoolOptions):
         from headrace.gateway.process import Process
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-        require("transformers", *(() if self.renderer == "template" else ("renderers",)))
+        require_for("gateway")
         if not settings.keyed and not loopback(self.host):
             say(
                 f"warning: {self.host} can be reached from other machines and there is no key: whoever reaches it can "

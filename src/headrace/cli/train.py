@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, Field
 from pydantic_settings import CliPositionalArg
 
+from headrace.extras import require_for
+
 if TYPE_CHECKING:
     from headrace.trainer.config import TrainerConfig
 
@@ -29,6 +31,7 @@ class Train(BaseModel):
     run: Path | None = Field(None, description="the run's folder, in place of the file's")
 
     def cli_cmd(self) -> None:
+        require_for("train")
         from headrace.trainer.config import load
 
         given = {"steps": self.steps, "run": self.run}

@@ -22,5 +22,5 @@
     control     the routes of the trainer
     app         all of them; `routing` what they share
 
-Everything here may need torch and transformers (`pip install 'headrace[train]'`); nothing outside imports it unasked.
+Everything here may need torch and transformers (the extra `train`); nothing outside imports it unasked.
 """

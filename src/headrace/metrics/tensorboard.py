@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from headrace.data.errors import HeadraceError
+from headrace.extras import install_command
 from headrace.metrics.row import Row, flat
 
 
@@ -15,7 +16,7 @@ class TensorBoard:
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ModuleNotFoundError as error:
-            raise HeadraceError("metrics for TensorBoard need it: pip install 'headrace[tensorboard]'") from error
+            raise HeadraceError(f"metrics for TensorBoard need it: {install_command('tensorboard')}") from error
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._writer = EventFileWriter(str(folder))
 

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from headrace.data.errors import HeadraceError
+from headrace.extras import install_command
 from headrace.metrics.row import Row, flat
 from headrace.metrics.table import Table
 
@@ -30,7 +31,7 @@ class Wandb:
         try:
             import wandb
         except ModuleNotFoundError as error:
-            raise HeadraceError("metrics in wandb need it: pip install 'headrace[wandb]'") from error
+            raise HeadraceError(f"metrics in wandb need it: {install_command('wandb')}") from error
         self._table = wandb.Table
         given: dict[str, Any] = {"project": project, "name": name, "group": group, "config": config, "resume": "allow"}
         given |= {"dir": folder, "settings": wandb.Settings(init_timeout=ANSWER_S)}

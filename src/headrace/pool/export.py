@@ -23,6 +23,7 @@ from headrace.data.errors import InvalidInput, shown
 from headrace.data.sequence import Sequence
 from headrace.data.step import Step, step_from_dict
 from headrace.data.trajectory import Trajectory
+from headrace.extras import install_command
 from headrace.pool.config import DEFAULT_CHANNEL, choice
 from headrace.pool.errors import NotFound, PoolError
 
@@ -220,7 +221,7 @@ def _arrow() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "pyarrow":
             raise
-        raise ExportError("Parquet needs pyarrow: pip install 'headrace[export]' (or export to .jsonl)") from None
+        raise ExportError(f"Parquet needs pyarrow (or export to .jsonl): {install_command('export')}") from None
     return pyarrow
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from headrace.data.errors import HeadraceError
+from headrace.extras import install_command
 from headrace.rewards.reward_function import log
 
 BOXED = re.compile(r"\\boxed\{([^}]+)\}")
@@ -52,7 +53,7 @@ def _verified(content: str, gold: float | int | str) -> bool | None:
         from latex2sympy2_extended import NormalizationConfig
         from math_verify import LatexExtractionConfig, parse, verify
     except ModuleNotFoundError as error:
-        raise HeadraceError(f"this reward needs {error.name}: pip install 'headrace[envs]'") from error
+        raise HeadraceError(f"this reward needs {error.name}: {install_command('envs')}") from error
     reading = LatexExtractionConfig(
         normalization_config=NormalizationConfig(
             nits=False, malformed_operators=False, basic_latex=True, boxed="all", units=True

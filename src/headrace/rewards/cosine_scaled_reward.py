@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.data.errors import HeadraceError
+from headrace.extras import install_command
 from headrace.rewards.registry import registry
 from headrace.rewards.reward_function import RewardFunction, log
 
@@ -60,7 +61,7 @@ def embedder(model_name: str) -> Any:
         import torch
         from transformers import AutoModel, AutoTokenizer
     except ModuleNotFoundError as error:
-        raise HeadraceError(f"this reward needs {error.name}: pip install 'headrace[train]'") from error
+        raise HeadraceError(f"this reward needs {error.name}: {install_command('train')}") from error
     try:
         tokenizer, model = AutoTokenizer.from_pretrained(model_name), AutoModel.from_pretrained(model_name)
     except (OSError, ValueError) as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI
 from tests.atropos.words import registration
 from tests.gateway.kit import serving
@@ -34,6 +35,12 @@ SHIPPED: dict[type[BaseEnv], list[str]] = {
     JsonlQaEnv: ["--env.checkers", "1"],
     JudgeEnv: ["--env.judge.model_name", "judge", "--env.judge.health_check", "false"],
 }
+
+#: The same, each with the mark of the tier that has what it needs.
+PARAMS = [
+    pytest.param(env_cls, id=env_cls.name, marks=[pytest.mark.gym] if env_cls is ReasoningGymEnv else [])
+    for env_cls in SHIPPED
+]
 
 
 @contextmanager

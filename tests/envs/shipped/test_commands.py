@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.envs.shipped.kit import SHIPPED, Run, are_whole, shipped
+from tests.envs.shipped.kit import PARAMS, SHIPPED, Run, are_whole, shipped
 
 
-@pytest.fixture(params=SHIPPED, ids=lambda env_cls: env_cls.name)
+@pytest.fixture(params=PARAMS)
 def run(request: pytest.FixtureRequest, engine: str, folder: Path, here: Path) -> Iterator[Run]:
     with shipped(request.param, engine, folder) as found:
         yield found

@@ -13,6 +13,8 @@ from headrace.envs.reasoning_gym import ReasoningGymConfig, ReasoningGymEnv
 from headrace.envs.server import ChatCompletion
 from headrace.envs.testing import EnvConformance
 
+pytestmark = pytest.mark.gym
+
 
 class TestConformance(EnvConformance):
     env_cls = ReasoningGymEnv

@@ -134,7 +134,7 @@ class Show(OnTarget):
 
 
 class Export(OnTarget):
-    """Write what a channel holds, queued and leased, to a file: .parquet (needs headrace[export]) or .jsonl.
+    """Write what a channel holds, queued and leased, to a file: .parquet (needs the extra export) or .jsonl.
 
     steps: one row a step, with every field of Step. sequences: one row a root-to-leaf path, as a trainer gets it.
     """

@@ -14,6 +14,7 @@ from pydantic_settings import CliPositionalArg
 from headrace.cli.common import pool_key, say
 from headrace.command_line import Usage
 from headrace.data.errors import HeadraceError
+from headrace.extras import require_for
 from headrace.files import read
 from headrace.pool import KEY_VARIABLE
 from headrace.pool.config import ChannelConfig, Limits
@@ -106,6 +107,7 @@ class Start(PoolOptions):
     num_cpus: float = Field(0, ge=0, description="CPUs that Ray sets aside for it")
 
     def cli_cmd(self) -> None:
+        require_for("pool start")
         from headrace.pool.ray import actor_address, start_pool
 
         start_pool(

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from headrace.data.errors import HeadraceError
+from headrace.extras import install_command
 
 log = logging.getLogger("headrace.envs")
 
@@ -23,7 +24,7 @@ class Checker:
 
     def __init__(self, processes: int, seconds: int) -> None:
         if importlib.util.find_spec("math_verify") is None:
-            raise HeadraceError("answers are checked by math-verify: pip install 'headrace[envs]'")
+            raise HeadraceError(f"answers are checked by math-verify: {install_command('envs')}")
         self._seconds = seconds
         self._places = asyncio.Semaphore(processes)
         self._idle: list[subprocess.Popen[str]] = []

@@ -10,6 +10,7 @@ from pydantic import Field
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.envs.conversation import ConversationConfig, ConversationEnv, Messages, Speaker
 from headrace.envs.types import Item
+from headrace.extras import install_command
 from headrace.files import nearest
 
 #: The package draws a problem by seed + place; held-out ones begin where training does not come to.
@@ -72,7 +73,7 @@ def _package() -> Any:
         import reasoning_gym
         import reasoning_gym.utils  # which it does not import by itself
     except ModuleNotFoundError as error:
-        raise HeadraceError(f"this environment needs {error.name}: pip install 'headrace[gym]'") from error
+        raise HeadraceError(f"this environment needs {error.name}: {install_command('gym')}") from error
     return reasoning_gym
 
 

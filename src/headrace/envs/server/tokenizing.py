@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.envs.server.errors import NoTokenizer
+from headrace.extras import install_command
 
 if TYPE_CHECKING:
     from headrace.tokens import Renderer, Vocabulary
@@ -67,7 +68,7 @@ def load_tokenizer(name: str, option: str) -> Any:
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        raise NoTokenizer(f"the tokenizer {name!r} needs transformers: pip install 'headrace[tokens]'") from error
+        raise NoTokenizer(f"the tokenizer {name!r} needs transformers: {install_command('tokens')}") from error
     path = Path(name).expanduser()
     if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name):
         raise NoTokenizer(f"{option} {name!r}: there is no such folder; name one with a tokenizer, or a model's")

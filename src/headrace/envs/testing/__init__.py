@@ -1,8 +1,23 @@
-"""What an author's tests inherit from: `class TestMine(EnvConformance): env_cls = MyEnv`, and pytest does the rest."""
+"""What an author's tests inherit from: `class TestMine(EnvConformance): env_cls = MyEnv`, and pytest does the rest.
 
-from headrace.envs.testing.conformance import EnvConformance
+Only `EnvConformance` needs pytest, and imports it when it is asked for: `probe` uses the other parts without.
+"""
+
+from typing import TYPE_CHECKING, Any
+
 from headrace.envs.testing.model import Model, ModelServer
 from headrace.envs.testing.tokenizer import byte_tokenizer
 from headrace.envs.testing.trainer import Trainer
 
+if TYPE_CHECKING:
+    from headrace.envs.testing.conformance import EnvConformance
+
 __all__ = ["EnvConformance", "Model", "ModelServer", "Trainer", "byte_tokenizer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "EnvConformance":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from headrace.envs.testing.conformance import EnvConformance
+
+    return EnvConformance

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.data.errors import HeadraceError
+from headrace.extras import install_command
 
 TEMPLATE = """\
 {%- for message in messages %}
@@ -19,7 +20,7 @@ def byte_tokenizer() -> Any:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers
         from transformers import PreTrainedTokenizerFast
     except ModuleNotFoundError as error:
-        raise HeadraceError("the tests of an environment need a tokenizer: pip install 'headrace[tokens]'") from error
+        raise HeadraceError(f"this needs {error.name}, for a tokenizer: {install_command('tokens')}") from error
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE(vocab={char: at for at, char in enumerate(alphabet)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,0 +1,120 @@
+"""The extras of Headrace: which libraries each brings, which are missing here, and the command that installs one.
+
+An extra is a set of libraries that only some commands need (`[project.optional-dependencies]` in pyproject.toml). How
+one is added depends on where this Headrace came from (a clone, a wheel, an index), so every message that asks for one
+takes its command from `install_command`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from headrace.data.errors import HeadraceError
+
+#: The libraries of each extra, by the names that they are imported by.
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "ray": ("ray",),
+    "export": ("pyarrow",),
+    "tokens": ("renderers", "httpx", "tokenizers", "transformers", "jinja2", "PIL"),
+    "train": ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "PIL"),
+    "demo": ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "PIL", "renderers", "httpx"),
+    "envs": ("math_verify",),
+    "gym": ("reasoning_gym",),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+}
+
+#: The extras that each command needs to do all it can, where it needs any.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "gateway": ("tokens",),
+    "serve": ("tokens",),
+    "env": ("tokens",),
+    "engine": ("train",),
+    "train": ("train",),
+    "demo": ("demo",),
+    "demo --ray": ("demo", "ray"),
+    "pool start": ("ray",),
+    "pool stop": ("ray",),
+    "pool export --to FILE.parquet": ("export",),
+    "bench pool": ("ray",),
+    "bench gateway": ("ray", "tokens"),
+    "bench trainer": ("demo",),
+}
+
+
+class MissingExtra(HeadraceError):
+    """A library is not installed that comes with an extra."""
+
+
+def missing(extras: Iterable[str]) -> tuple[str, ...]:
+    """The libraries of extras that are not installed, each once. Nothing is imported."""
+    return tuple(dict.fromkeys(name for extra in extras for name in EXTRAS[extra] if not installed(name)))
+
+
+def installed(module: str) -> bool:
+    """Whether a top-level module could be imported, as far as can be seen without importing it."""
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    return importlib.util.find_spec(module) is not None
+
+
+def require_for(command: str) -> None:
+    """Raises `MissingExtra`, which names all that a command of `NEEDS` lacks, and how to install it."""
+    lacking = missing(NEEDS[command])
+    if lacking:
+        extras = [extra for extra in NEEDS[command] if missing([extra])]
+        raise MissingExtra(f"this needs {_listed(lacking)}: {install_command(*extras)}")
+
+
+def extra_of(module: str) -> str | None:
+    """The smallest extra that brings a module, by its own name or one inside it."""
+    top = module.partition(".")[0]
+    found = [extra for extra, modules in EXTRAS.items() if top in modules]
+    return min(found, key=lambda extra: len(EXTRAS[extra]), default=None)
+
+
+def install_command(*extras: str) -> str:
+    """The command that adds extras to the Headrace that runs, as it is typed into a shell."""
+    return f"{_pip()} install {_source(','.join(extras))}"
+
+
+def clone() -> Path | None:
+    """The folder of the clone that this Headrace runs from; None where it was installed for good."""
+    folder = Path(__file__).resolve().parents[2]
+    return folder if (folder / "pyproject.toml").is_file() else None
+
+
+def _pip() -> str:
+    """`pip` where a shell would find the one of this Python; otherwise this Python's, by its path."""
+    found = shutil.which("pip")
+    if found is not None and Path(found).parent == Path(sys.executable).parent:
+        return "pip"
+    return f"{shlex.quote(sys.executable)} -m pip"
+
+
+def _source(extras: str) -> str:
+    """What pip is to install: the clone or the wheel that this Headrace came from, or its name in an index."""
+    if (folder := clone()) is not None:
+        return f"--editable {shlex.quote(f'{folder}[{extras}]')}"
+    try:
+        origin = distribution("headrace").read_text("direct_url.json")
+    except PackageNotFoundError:
+        origin = None
+    if origin is None:
+        return shlex.quote(f"headrace[{extras}]")
+    came_from = Path(unquote(urlsplit(json.loads(origin)["url"]).path))
+    if came_from.exists():
+        return shlex.quote(f"{came_from}[{extras}]")
+    return f"{shlex.quote(f'{came_from.name}[{extras}]')} (where that wheel is; or '.[{extras}]' in a clone)"
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

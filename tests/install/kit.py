@@ -1,0 +1,74 @@
+"""Clean environments, and what is installed into them: wheels at pinned versions, as a stranger would get them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CONSTRAINTS = ROOT / "constraints.txt"
+#: Where pyenv keeps the Pythons that are not on the path.
+PYENV = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+
+
+@dataclass(frozen=True)
+class Clean:
+    """A virtual environment in which nothing was installed before."""
+
+    folder: Path
+
+    @classmethod
+    def made(cls, folder: Path, python: str = sys.executable) -> Clean:
+        subprocess.run([python, "-m", "venv", str(folder)], check=True)
+        return cls(folder)
+
+    def install(self, *what: str) -> None:
+        self.shell(f"pip install --quiet {shlex.join(what)}")
+
+    def shell(self, line: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """What a user types with the environment activated; pip takes wheels at pinned versions there."""
+        done = subprocess.run(
+            line, shell=True, env=self.variables(), cwd=cwd or self.folder, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def headrace(self, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        command = [str(self.folder / "bin" / "headrace"), *args]
+        return subprocess.run(
+            command, env=self.variables(), cwd=cwd or self.folder, capture_output=True, text=True, timeout=600
+        )
+
+    def python(self, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        command = [str(self.folder / "bin" / "python"), *args]
+        return subprocess.run(command, env=self.variables(), cwd=cwd or self.folder, capture_output=True, text=True)
+
+    def variables(self) -> dict[str, str]:
+        path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        pip = {"PIP_CONSTRAINT": str(CONSTRAINTS), "PIP_ONLY_BINARY": ":all:", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        found = {**os.environ, **pip, "PATH": path, "VIRTUAL_ENV": str(self.folder), "COLUMNS": "200"}
+        found.pop("PYTHONPATH", None)  # what is tried is what was installed
+        return found
+
+
+def build(folder: Path) -> Path:
+    """Builds a wheel and an sdist of this tree into a folder."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-t", "sdist", "-d", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def interpreter(version: str) -> str | None:
+    """A Python of a version, 3.12, that is on the path or one of pyenv's; None where there is none that starts."""
+    named = [shutil.which(f"python{version}"), *map(str, sorted(PYENV.glob(f"{version}.*/bin/python")))]
+    for python in filter(None, named):
+        asked = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+        if subprocess.run(asked, capture_output=True, text=True).stdout.strip() == version:
+            return python
+    return None

@@ -1,0 +1,168 @@
+"""How a set-up decides, and what it says. `tools/setup.py` runs before anything is installed, so it is no module."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.install.kit import CONSTRAINTS, ROOT
+
+from headrace.extras import EXTRAS
+
+SCRIPT = ROOT / "tools" / "setup.py"
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+#: Packages that are imported by another name than their own.
+MODULES = {"pillow": "PIL", "math-verify": "math_verify", "reasoning-gym": "reasoning_gym"}
+
+
+@pytest.fixture(scope="module")
+def setup() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("setup_script", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Pip:
+    """A pip that finds what `finds` says, and remembers what it was asked for."""
+
+    python = Path("python")
+
+    def __init__(self, finds: Callable[[str], bool]) -> None:
+        self.finds = finds
+        self.asked: list[str] = []
+
+    def tries(self, *what: str) -> bool:
+        self.asked.append(what[-1])
+        return self.finds(what[-1])
+
+
+def test_an_older_python_is_told_so_in_one_sentence_before_anything_happens(tmp_path: Path) -> None:
+    old = f"import runpy, sys; sys.version_info = (3, 8, 18); runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", old, "all"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"Headrace needs Python 3.11 or newer, and {sys.executable} is 3.8.18. "
+        "Name another: make setup PYTHON=python3.12\n"
+    )
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_an_older_python_can_read_that_far() -> None:
+    ast.parse(SCRIPT.read_text(), feature_version=(3, 7))
+
+
+@pytest.mark.parametrize(
+    ("system", "gpu", "asked", "cpu"),
+    [
+        ("Linux", False, "auto", True),
+        ("Linux", True, "auto", False),
+        ("Linux", True, "cpu", True),
+        ("Linux", False, "cuda", False),
+        ("Darwin", False, "auto", False),  # what PyPI has there is a CPU build
+    ],
+)
+def test_torch_is_its_cpu_build_where_no_gpu_is_found(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch, system: str, gpu: bool, asked: str, cpu: bool
+) -> None:
+    monkeypatch.setattr(setup, "has_gpu", lambda: gpu)
+    monkeypatch.setattr(setup.platform, "system", lambda: system)
+    assert setup.takes_cpu_build(asked) is cpu
+
+
+def test_a_driver_without_a_gpu_is_none(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setup, "Path", lambda path: tmp_path / Path(path).name)  # no /dev/nvidia0
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert setup.has_gpu() is False
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho 'No devices found.'\n")
+    driver.chmod(0o755)
+    assert setup.has_gpu() is False
+    driver.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H200 (UUID: GPU-1)'\n")
+    assert setup.has_gpu() is True
+
+
+def test_a_cpu_build_that_pip_finds_is_taken_from_there(setup: ModuleType) -> None:
+    pip = Pip(lambda what: True)
+    setup.install_cpu_torch(pip)
+    assert pip.asked == [f"torch=={setup.pinned('torch')}+cpu"]
+
+
+def test_where_no_cpu_build_can_be_had_it_says_what_comes_instead_and_how_to_avoid_it(
+    setup: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pip = Pip(lambda what: False)
+    setup.install_cpu_torch(pip)
+    assert pip.asked == [f"torch=={setup.pinned('torch')}+cpu", f"uv=={setup.pinned('uv')}"]
+    said = capsys.readouterr().out
+    assert "3.9 GB" in said
+    assert "PIP_FIND_LINKS=FOLDER make setup" in said
+
+
+def test_pips_lines_become_few(setup: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = setup.Progress()
+    for line in (
+        "Collecting fastapi>=0.160",
+        "  Downloading fastapi-0.162.4-py3-none-any.whl.metadata (20 kB)",
+        "Requirement already satisfied: torch==2.13.0 in ./lib",
+        "Downloading fastapi-0.162.4-py3-none-any.whl (120 kB)",
+        "Downloading ray-2.60.0-cp311-cp311-manylinux2014_x86_64.whl (72.5 MB)",
+        "Installing collected packages: fastapi, ray",
+        "Successfully installed fastapi-0.162.4 ray-2.60.0",
+    ):
+        progress.take(line)
+    said = [re.sub(r"^ +\d+ s +", "", line) for line in capsys.readouterr().out.splitlines()]
+    assert said == ["2 fetched,     73 MB  ray 2.60.0 (72 MB)", "2 fetched,     73 MB  unpacking 2 packages"]
+
+
+def test_a_failed_pip_says_why(setup: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        setup.Pip(Path(sys.executable)).install("--no-index", "no-such-package")
+    assert "no-such-package" in capsys.readouterr().err
+
+
+# -- what is declared --------------------------------------------------------------------------------------------------
+
+
+def required(extra: str) -> set[str]:
+    """The modules of an extra in pyproject.toml, with those of extras that it names; less what the core has."""
+    core = {_package(line) for line in PYPROJECT["dependencies"]}
+    found: set[str] = set()
+    for line in PYPROJECT["optional-dependencies"][extra]:
+        if line.startswith("headrace["):
+            found |= {module for other in line[len("headrace[") : -1].split(",") for module in required(other)}
+        elif _package(line) not in core:
+            found.add(MODULES.get(_package(line), _package(line)))
+    return found
+
+
+def _package(line: str) -> str:
+    return re.split(r"[^\w-]", line, maxsplit=1)[0].lower()
+
+
+@pytest.mark.parametrize("extra", [extra for extra in PYPROJECT["optional-dependencies"] if extra != "dev"])
+def test_headrace_knows_what_each_extra_brings(extra: str) -> None:
+    assert required(extra) == set(EXTRAS[extra])
+
+
+def test_a_set_up_installs_extras_that_are_there_and_none_that_is_built_from_source(setup: ModuleType) -> None:
+    declared: dict[str, Any] = PYPROJECT["optional-dependencies"]
+    for extras, _ in setup.SETS.values():
+        assert {*extras.split(",")} <= {*declared} - {"gym"}
+
+
+def test_every_constraint_is_an_exact_version() -> None:
+    lines = [line for line in CONSTRAINTS.read_text().splitlines() if not line.startswith("#")]
+    assert [line for line in lines if not re.fullmatch(r"[\w.-]+==[\w.]+", line)] == []
+    assert lines == sorted(lines, key=str.lower)

@@ -1,0 +1,288 @@
+"""Makes `.venv` and installs Headrace into it, editable: `make demo` and `make setup` call this.
+
+Wheels only, at the versions of constraints.txt, so that no compiler is needed and nothing is built. Where no NVIDIA GPU
+is found, torch is its CPU build: the one for CUDA brings some 4 GB of libraries that nothing would use.
+
+An old Python is told so before anything is installed: it must be able to parse this file.
+"""
+
+import argparse
+import os
+import platform
+import queue
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+OLDEST, NEWEST = (3, 11), (3, 13)
+if sys.version_info < OLDEST:
+    sys.exit(
+        "Headrace needs Python {}.{} or newer, and {} is {}.{}.{}. Name another: make setup PYTHON=python3.12".format(
+            *OLDEST, sys.executable, *sys.version_info[:3]
+        )
+    )
+
+BEGAN = time.monotonic()
+ROOT = Path(__file__).resolve().parents[1]
+CONSTRAINTS = ROOT / "constraints.txt"
+
+#: The extras of each set, and what it takes on disk with torch's CPU build, in GB, as measured.
+SETS = {
+    "demo": ("demo", 1.0),
+    "all": ("demo,ray,export,envs,dev", 2.0),
+}
+#: What torch for CUDA takes beyond its CPU build, in GB.
+CUDA_GB = 3.9
+
+#: A driver that does not answer within so many seconds is as good as none.
+GPU_ANSWER_S = 10
+#: As pip abbreviates sizes.
+MB_BY_UNIT = {"": 1e-6, "k": 1e-3, "M": 1.0, "G": 1e3}
+#: Downloads from this size on get a line of their own where output is no terminal, in MB.
+LARGE_MB = 20.0
+#: Without a terminal, a word this often, in seconds, tells that it still goes on.
+PATIENCE_S = 30.0
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description="Make a virtual environment and install Headrace into it.")
+    arguments.add_argument("set", choices=SETS, help="what is installed")
+    arguments.add_argument("--venv", type=Path, default=Path(".venv"), help="the environment's folder")
+    arguments.add_argument(
+        "--torch",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="torch's build (auto: cpu where no GPU is found)",
+    )
+    given = arguments.parse_args()
+    try:
+        install(given.set, given.venv, cpu=takes_cpu_build(given.torch))
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"\nsetup: {' '.join(map(str, error.cmd[:5]))} … ended with code {error.returncode}: see above")
+    except KeyboardInterrupt:
+        sys.exit("\nsetup: interrupted; what is there is kept, and the next `make` goes on")
+    took = f"{disk_gb(given.venv):.1f} GB, {time.monotonic() - BEGAN:.0f} s"
+    print(
+        f"Headrace is installed in {given.venv} ({took}). To use it in this shell:\n\n  . {given.venv}/bin/activate\n"
+    )
+
+
+def install(name: str, venv: Path, *, cpu: bool) -> None:
+    """Installs one of `SETS` into `venv`, which is made where it is not there."""
+    extras, size = SETS[name]
+    if sys.version_info[:2] > NEWEST:
+        print(f"setup: Python {platform.python_version()} is newer than {dotted(NEWEST)}, the newest that is tried")
+    python = venv / "bin" / "python"
+    if not python.exists():
+        make_venv(venv)
+    elif version_of(python) < OLDEST:
+        sys.exit(
+            f"setup: {venv} has Python {dotted(version_of(python))}, older than {dotted(OLDEST)}: make clean, and again"
+        )
+    build = "its CPU build" if cpu else "with CUDA"
+    size += 0 if cpu or not on_linux() else CUDA_GB
+    print(f"Headrace[{extras}] for Python {dotted(version_of(python))} into {venv}: about {size:.1f} GB, torch {build}")
+    pip = Pip(python)
+    # The build backend comes first and is used without isolation, so that its version is a pinned one too.
+    pip.install("hatchling")
+    if cpu and torch_of(python) is None:
+        install_cpu_torch(pip)
+    pip.install("--no-build-isolation", "--editable", f"{ROOT}[{extras}]")
+
+
+def make_venv(venv: Path) -> None:
+    """Makes an empty environment; where that fails, nothing is left that the next set-up would take for one."""
+    try:
+        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    except subprocess.CalledProcessError:
+        shutil.rmtree(venv, ignore_errors=True)
+        raise
+
+
+# -- torch -------------------------------------------------------------------------------------------------------------
+
+
+def takes_cpu_build(asked: str) -> bool:
+    """Whether torch's CPU build is to be found: elsewhere than on Linux, what PyPI has is one."""
+    if asked != "auto":
+        return asked == "cpu" and on_linux()
+    return on_linux() and not has_gpu()
+
+
+def on_linux() -> bool:
+    return platform.system() == "Linux"
+
+
+def has_gpu() -> bool:
+    """Whether NVIDIA's driver tells of a GPU: it may be installed where there is none."""
+    if Path("/dev/nvidia0").exists():
+        return True
+    try:
+        asked = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=GPU_ANSWER_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return "GPU 0" in asked.stdout
+
+
+def install_cpu_torch(pip: "Pip") -> None:
+    """torch's CPU build, from where pip looks, or by uv, which knows PyTorch's own index. Without it, a warning."""
+    version = pinned("torch")
+    if pip.tries(f"torch=={version}+cpu"):
+        return
+    print("torch's CPU build is not where pip looks; uv fetches it from PyTorch's own index")
+    with tempfile.TemporaryDirectory() as folder:
+        if pip.tries("--target", folder, f"uv=={pinned('uv')}"):
+            uv = [f"{folder}/bin/uv", "pip", "install", "--python", str(pip.python), "--torch-backend", "cpu"]
+            # As pip does: what this machine trusts, and no cache where none is wanted.
+            cache = ["--system-certs", *(["--no-cache"] if os.environ.get("PIP_NO_CACHE_DIR") else [])]
+            wheels = ["--only-binary", ":all:", "--constraint", str(CONSTRAINTS)]
+            if subprocess.run([*uv, *cache, *wheels, f"torch=={version}"]).returncode == 0:
+                return
+    print(
+        f"setup: torch's CPU build could not be fetched, so what follows brings CUDA's libraries, {CUDA_GB} GB that\n"
+        f"  nothing here would use. To do without them: stop this (Ctrl-C), put a wheel of torch {version}+cpu for\n"
+        "  this Python into a folder, and run: PIP_FIND_LINKS=FOLDER make setup"
+    )
+
+
+def pinned(name: str) -> str:
+    """The version of a package in constraints.txt."""
+    found = re.search(rf"^{re.escape(name)}==(\S+)", CONSTRAINTS.read_text(), re.MULTILINE)
+    if found is None:
+        sys.exit(f"setup: {CONSTRAINTS} has no pin for {name}")
+    return found[1]
+
+
+# -- what is there -----------------------------------------------------------------------------------------------------
+
+
+def version_of(python: Path) -> tuple[int, int]:
+    major, minor = asked(python, "import sys; print(*sys.version_info[:2])").split()
+    return int(major), int(minor)
+
+
+def torch_of(python: Path) -> str | None:
+    """The version of torch that is installed, 2.13.0+cpu; None where there is none."""
+    return (
+        asked(python, "from importlib.metadata import *; print(*[d.version for d in distributions(name='torch')])")
+        or None
+    )
+
+
+def asked(python: Path, code: str) -> str:
+    return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def disk_gb(folder: Path) -> float:
+    """What a folder takes on disk, each file once."""
+    seen: dict[int, int] = {}
+    for path, _, files in os.walk(folder):
+        for name in files:
+            found = os.lstat(os.path.join(path, name))
+            seen[found.st_ino] = found.st_blocks * 512
+    return sum(seen.values()) / 1e9
+
+
+def dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+# -- pip ---------------------------------------------------------------------------------------------------------------
+
+
+class Pip:
+    """The pip of an environment. It takes wheels at pinned versions only, and its many lines become few."""
+
+    def __init__(self, python: Path) -> None:
+        self.python = python
+
+    def install(self, *what: str) -> None:
+        """Installs `what`; where that fails, says what pip had to say, and raises `CalledProcessError`."""
+        code, command, said = self._run(what)
+        if code:
+            print("\n".join(said), file=sys.stderr)
+            raise subprocess.CalledProcessError(code, command)
+
+    def tries(self, *what: str) -> bool:
+        """Installs `what`. False where pip cannot, about which nothing is said."""
+        return self._run(what)[0] == 0
+
+    def _run(self, what: tuple[str, ...]) -> tuple[int, list[str], list[str]]:
+        command = [str(self.python), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
+        command += ["--only-binary", ":all:", "--constraint", str(CONSTRAINTS), *what]
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=_read, args=(running, lines), daemon=True).start()
+        progress, said = Progress(), []
+        while True:
+            try:
+                line = lines.get(timeout=1)
+            except queue.Empty:
+                progress.show()
+                continue
+            if line is None:
+                break
+            said.append(line)
+            progress.take(line)
+        progress.end()
+        return running.wait(), command, [line for line in said if not line.startswith("Requirement already satisfied")]
+
+
+def _read(running: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+    assert running.stdout is not None
+    for line in running.stdout:
+        lines.put(line.rstrip())
+    lines.put(None)
+
+
+class Progress:
+    """What pip is at: one line that is written again and again on a terminal, elsewhere a line for what takes long."""
+
+    #: "Downloading x-1.0-py3-none-any.whl (12.3 MB)", or "Using cached …", as pip says it; not its metadata.
+    FETCHED = re.compile(r"\s*(?:Downloading|Using cached) ([^\s/]+?)-([^\s/-]+)-\S+\.whl \(([\d.]+) ([kMG]?)B\)")
+
+    def __init__(self) -> None:
+        self.told = time.monotonic()
+        self.packages = 0
+        self.mb = 0.0
+        self.doing = "resolving"
+
+    def take(self, line: str) -> None:
+        fetched = self.FETCHED.match(line)
+        if fetched:
+            name, version, size, unit = fetched.groups()
+            mb = float(size) * MB_BY_UNIT[unit]
+            self.packages += 1
+            self.mb += mb
+            self.doing = f"{name} {version} ({mb:.0f} MB)" if mb >= 1 else f"{name} {version}"
+            self.show(now=mb >= LARGE_MB)
+        elif line.startswith("Collecting "):
+            self.doing = f"resolving {line.split()[1]}"
+        elif line.startswith("Processing "):
+            self.doing = Path(line.split()[1]).name
+        elif line.startswith("Installing collected packages"):
+            self.doing = f"unpacking {line.count(',') + 1} packages"
+            self.show(now=True)
+
+    def show(self, *, now: bool = False) -> None:
+        """Writes where it is: on a terminal always, elsewhere where `now` or after long silence."""
+        clock = time.monotonic()
+        line = f"  {clock - BEGAN:4.0f} s  {self.packages:3} fetched, {self.mb:6.0f} MB  {self.doing}"
+        if sys.stdout.isatty():
+            print("\r\033[K" + line[: shutil.get_terminal_size().columns - 1], end="", flush=True)
+        elif now or clock - self.told > PATIENCE_S:
+            print(line, flush=True)
+            self.told = clock
+
+    def end(self) -> None:
+        if sys.stdout.isatty():
+            print("\r\033[K", end="", flush=True)
+
+
+if __name__ == "__main__":
+    main()
