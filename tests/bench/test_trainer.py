@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from headrace.bench.trainer import measure, packing, plain
-from headrace.data.errors import HeadraceError
+from headrace import bench
+from headrace.bench.trainer import demo, measure, packing, plain
+from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.demo.recipe import RECIPES
 
 
@@ -32,24 +34,39 @@ def test_the_longest_hold_is_read_from_the_runs_own_rows(tmp_path: Path) -> None
     (tmp_path / "trainer").mkdir()
     rows = [{"step": 1}, *({"step": at, "sync": {"hold_ms": float(at)}} for at in range(2, 103))]
     (tmp_path / "trainer" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert measure._held(measure._rows(tmp_path)) == pytest.approx(101)
+    assert measure._held(demo.rows_of(tmp_path)) == pytest.approx(101)
 
 
 def test_a_command_that_fails_is_named_with_what_it_said() -> None:
     with pytest.raises(HeadraceError, match=r"demo --task chess.*there are number"):
-        measure._run("headrace", "demo", "--task", "chess", "--run", "never")
+        demo.verdict_of("headrace", "demo", "--task", "chess", "--run", "never")
 
 
-def test_a_run_that_does_not_learn_is_followed_by_another_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[object, ...]] = []
+def test_the_share_of_runs_that_learned_and_the_slowest_quiet_one_are_told() -> None:
+    runs = [
+        {"seed": 0, "busy": False, "reward_end": 0.953, "steps": 120, "calls": 100, "seconds": 80.0},
+        {"seed": 1, "busy": False, "reward_end": 0.95, "steps": 140, "calls": 200, "seconds": 90.0},
+        {"seed": 2, "busy": True, "reward_end": 0.8545, "steps": 400, "calls": 900, "seconds": 467.0},
+    ]
+    found = demo._report("number", runs)
+    assert found.ratios == {"learned_share": pytest.approx(2 / 3), "quiet_seconds_max": 90.0}
+    assert found.absolute["busy_runs"] == 1
+    assert found.absolute["steps_max"] == 400
+    assert found.as_dict()["environment"]["demo_runs"] == runs
 
-    def run(*args: object, may_fail: bool = False) -> dict[str, float]:
-        asked.append(args)
-        return {"reward_end": 0.6 if len(asked) == 1 else 0.96}
 
-    monkeypatch.setattr(measure, "_run", run)
-    folder, verdict = measure._learned("number3", tmp_path)
-    assert (folder, verdict["seed"]) == (tmp_path / "demo-1", 1)
-    monkeypatch.setattr(measure, "_run", lambda *args, may_fail=False: {"reward_end": 0.6})
-    with pytest.raises(HeadraceError, match="none of the seeds 0 to 2"):
-        measure._learned("number3", tmp_path)
+def test_more_busy_runs_than_runs_are_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"--busy is 3: how many of --runs \(2\)"):
+        measure.measure(runs=2, busy=3)
+
+
+def test_runs_are_the_trainers_alone() -> None:
+    with pytest.raises(InvalidInput, match="for the benchmark trainer"):
+        bench.run("pool", runs=3)
+
+
+def test_a_load_ends_with_its_block() -> None:
+    with demo._load(1):
+        (spinning,) = multiprocessing.active_children()
+        assert spinning.is_alive()
+    assert not multiprocessing.active_children()

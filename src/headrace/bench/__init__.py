@@ -12,13 +12,23 @@ from headrace.data.errors import InvalidInput
 NAMES = {name: f"headrace.bench.{name}.measure" for name in ("pool", "gateway", "trainer", "envs", "api")}
 
 
-def run(name: str, *, quick: bool = False, json_path: Path | None = None) -> int:
-    """Measures `name`, prints a table, writes the figures to `json_path` where one is given; returns an exit code."""
+def run(
+    name: str, *, quick: bool = False, json_path: Path | None = None, runs: int | None = None, busy: int = 0
+) -> int:
+    """Measures `name`, prints a table, writes the figures to `json_path` where one is given; returns an exit code.
+
+    `runs` and `busy` are the trainer's: so many runs of the demo, the last `busy` of them on busy cores.
+    """
     if name not in NAMES:
         raise InvalidInput(f"no benchmark {name!r}; known: {', '.join(NAMES)}")
     if json_path is not None and not json_path.parent.is_dir():
         raise InvalidInput(f"the figures cannot be written to {json_path}: there is no folder {json_path.parent}")
-    found: report.Report = importlib.import_module(NAMES[name]).measure(quick)
+    if name != "trainer" and (runs is not None or busy):
+        raise InvalidInput(
+            f"--runs and --busy are for the benchmark trainer, whose demo is run so often; not for {name}"
+        )
+    given = {"runs": runs, "busy": busy} if name == "trainer" else {}
+    found: report.Report = importlib.import_module(NAMES[name]).measure(quick, **given)
     found.print()
     if json_path is not None:
         found.write(json_path)

@@ -15,6 +15,8 @@ class Bench(BaseModel):
 
     name: CliPositionalArg[str] = Field(description="what to measure: pool, gateway, trainer, envs, api")
     quick: bool = Field(False, description="smaller sizes: ends within two minutes on two cores")
+    runs: int | None = Field(None, ge=1, description="trainer: run the demo so often, seed by seed; who learned?")
+    busy: int = Field(0, ge=0, description="trainer: so many of the runs, the last, on cores that are kept busy")
     json_path: Path | None = Field(None, alias="json", description="write the figures to this file as JSON")
 
     def cli_cmd(self) -> None:
@@ -22,6 +24,6 @@ class Bench(BaseModel):
 
         if f"bench {self.name}" in NEEDS:
             require_for(f"bench {self.name}")
-        code = bench.run(self.name, quick=self.quick, json_path=self.json_path)
+        code = bench.run(self.name, quick=self.quick, json_path=self.json_path, runs=self.runs, busy=self.busy)
         if code:
             raise SystemExit(code)

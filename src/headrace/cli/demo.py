@@ -24,7 +24,7 @@ class Demo(BaseModel):
     stdout. The exit code is 0 only if that was reached, and 130 after Ctrl-C; both say how to go on.
     """
 
-    task: str = Field("number", description="number: 1 to 7 in three guesses; number3: 1 to 3 in two")
+    task: str = Field("number", description="number: 1 to 6 in three guesses; number3: 1 to 3 in three")
     seed: int = Field(0, ge=0, description="of the weights, the hidden numbers and the order of learning")
     steps: int | None = Field(None, ge=1, description="most training steps (default: the recipe's)")
     engine: Literal["headrace", "vllm"] = Field("headrace", description="what serves the model")

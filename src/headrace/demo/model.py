@@ -1,4 +1,4 @@
-"""The demo's policy: a two-layer Llama of width 96 with random weights, which knows the seventeen words of its games.
+"""The demo's policy: a two-layer Llama of width 96 with random weights, which knows the sixteen words of its games.
 
 The folder is an ordinary checkpoint, served by Headrace's engine and by vLLM alike (whose CPU build wants heads of 32).
 A word is a token, so that a guess is one call of one token, and a policy that knows nothing still guesses now and then.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = "<unk>"
 ROLES = ("user\n", "assistant\n")
-WORDS = ("\n", *ROLES, "guess", "higher", "lower", "1", "2", "3", "4", "5", "6", "7")
+WORDS = ("\n", *ROLES, "guess", "higher", "lower", "1", "2", "3", "4", "5", "6")
 
 #: transformers' own spread of random weights is meant for widths of thousands: at 96, so narrow, hints would hardly be
 #: seen. The head's stays small, so that no word is preferred at first.

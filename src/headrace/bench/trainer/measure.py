@@ -6,9 +6,6 @@ its place (1 to 3 in two guesses), which is learned in a tenth of the time: its 
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +15,8 @@ import numpy as np
 
 from headrace.bench.report import Bar, Part, Report
 from headrace.bench.trainer import packing
-from headrace.data.errors import HeadraceError
+from headrace.bench.trainer.demo import measure_runs, played, rows_of, verdict_of
+from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.demo.recipe import BAR
 
 BARS = {
@@ -29,14 +27,18 @@ BARS = {
     "trainer_idle": Bar("share of its time that the trainer waits while data is there", at_most=0.05),
 }
 MODES = ("keep", "drain", "abort-resume")
-#: How many runs of the demo are tried.
-SEEDS = 3
 #: Steps that a mode is measured over, beside the demo's own.
 MODE_STEPS = 40
 
 
-def measure(quick: bool = False) -> Report:
+def measure(quick: bool = False, *, runs: int | None = None, busy: int = 0) -> Report:
+    """All of the trainer's figures; with `runs`, in their place, what so many runs of the demo came to, the last `busy`
+    of them on cores that are busy with something else."""
     task = "number3" if quick else "number"
+    if busy > (runs or 0):
+        raise InvalidInput(f"--busy is {busy}: how many of --runs ({runs or 0}) are played on busy cores")
+    if runs is not None:
+        return measure_runs(runs, busy, task=task)
     report = Report("trainer", BARS, details={"task": task})
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as scratch:
         report.add(_demo(task, Path(scratch)))
@@ -48,9 +50,12 @@ def measure(quick: bool = False) -> Report:
 
 
 def _demo(task: str, scratch: Path) -> Part:
-    run, verdict = _learned(task, scratch)
-    plain = _run("headrace.bench.trainer.plain", "--task", task)
-    rows = _rows(run)
+    run = scratch / "demo"
+    verdict = played(run, task)
+    if verdict["reward_end"] < BAR:
+        raise HeadraceError(f"the demo did not learn {task}: {verdict}")
+    plain = verdict_of("headrace.bench.trainer.plain", "--task", task)
+    rows = rows_of(run)
     whole = sum(row["seconds"] for row in rows)
     idle = sum(row["times"]["idle"] for row in rows) / whole
     return Part(
@@ -61,7 +66,6 @@ def _demo(task: str, scratch: Path) -> Part:
             "trainer_idle": idle,
         },
         {
-            "demo_seed": verdict["seed"],
             "demo_steps": verdict["steps"],
             "demo_calls": verdict["calls"],
             "demo_calls_s": verdict["calls"] / whole,
@@ -73,42 +77,15 @@ def _demo(task: str, scratch: Path) -> Part:
     )
 
 
-def _learned(task: str, scratch: Path) -> tuple[Path, dict[str, Any]]:
-    """The folder and the verdict of the first run that gets there: which games an asynchronous run learns from, and so
-    now and then whether it does, is a matter of timing."""
-    for seed in range(SEEDS):
-        run = scratch / f"demo-{seed}"
-        verdict = _run("headrace", "demo", "--task", task, "--run", run, "--seed", seed, may_fail=True)
-        if verdict["reward_end"] >= BAR:
-            return run, {**verdict, "seed": seed}
-    raise HeadraceError(f"the demo learned {task} with none of the seeds 0 to {SEEDS - 1}")
-
-
 def _modes(task: str, scratch: Path) -> Part:
     """What becomes of calls in flight, way by way, in short runs of the demo."""
     found = {}
     for mode in MODES:
         run = scratch / mode
-        _run(
-            *("headrace", "demo", "--task", task, "--run", run, "--steps", MODE_STEPS, "--sync-mode", mode),
-            may_fail=True,  # so few steps teach nobody
-        )
-        found[f"sync_hold_p99_{mode.replace('-', '_')}_ms"] = _held(_rows(run))
+        played(run, task, steps=MODE_STEPS, sync_mode=mode)  # so few steps teach nobody
+        found[f"sync_hold_p99_{mode.replace('-', '_')}_ms"] = _held(rows_of(run))
     return Part({}, found)
 
 
 def _held(rows: Sequence[dict[str, Any]]) -> float:
     return float(np.percentile([row["sync"]["hold_ms"] for row in rows if "sync" in row], 99))
-
-
-def _rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "trainer" / "metrics.jsonl").read_text().splitlines()]
-
-
-def _run(*args: object, may_fail: bool = False) -> dict[str, Any]:
-    """The last line of what a command prints."""
-    done = subprocess.run([sys.executable, "-m", *map(str, args)], capture_output=True, text=True)
-    if done.returncode and not (may_fail and done.stdout):
-        raise HeadraceError(f"{' '.join(map(str, args))} ended with {done.returncode}: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found

@@ -16,7 +16,7 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class NumberTask:
-    """The rules. With 2 ** guesses - 1 numbers, binary search always wins, and nothing else does."""
+    """The rules. With at most 2 ** guesses - 1 numbers, binary search always wins."""
 
     name: str
     numbers: int
