@@ -5,7 +5,7 @@ What a block is, its language says:
 - ```` ``` ````, `sh`, `bash`: pasted into the page's one shell. What it starts with `&` runs until the page's end.
 - `python`: pasted into the page's one Python session, which keeps the names of earlier blocks.
 - `python` or `yaml` whose first line is a comment with a file's name (`# first.yaml`): saved under that name.
-- `json`: read.
+- `json`, `yaml`: read.
 - `text`: output, a layout, a signature; nothing to run.
 
 A block that cannot run here has `<!-- not run: REASON -->` on the line before it, which no reader sees; REASON is one
@@ -31,6 +31,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHELL = ("", "sh", "bash")
@@ -39,6 +41,7 @@ REASONS = {
     "installs",  # what CI's first step does
     "needs vLLM",
     "needs verl",
+    "needs atroposlib",
     "needs npm",  # Claude Code, Codex
     "needs several machines",
     "takes minutes",
@@ -142,6 +145,8 @@ class Reader:
     def paste(self, block: Block) -> None:
         """Runs a block to its end, as its language says. Raises BlockFailed."""
         text = self._with_free_ports(block.text)
+        if block.language == "yaml":
+            yaml.safe_load(text)
         if block.file is not None:
             (self.folder / block.file).write_text(text)
         elif block.language in SHELL:
@@ -150,7 +155,7 @@ class Reader:
             self._session("python").run(block, text)
         elif block.language == "json":
             json.loads(text)
-        elif block.language != "text":
+        elif block.language not in ("text", "yaml"):
             raise BlockFailed(f"{block.place}: a block of {block.language!r} is neither run nor saved nor text")
 
     def said(self) -> str:
