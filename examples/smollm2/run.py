@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 from curve import curve, rows
 
-from headrace.demo.processes import Child, Processes
+from headrace.processes import Child, Processes
 
 HERE = Path(__file__).parent
 #: How long the gateway may take to load its tokenizer and to probe the engine.

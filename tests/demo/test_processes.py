@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.demo.processes import Child, ChildDied, Processes
+from headrace.processes import Child, ChildDied, Processes
 
 #: A module that says that it is ready and then waits; with `deaf`, SIGTERM does not end it.
 PROGRAM = """
@@ -59,7 +59,7 @@ def test_all_are_ended_however_the_demo_ends(program: str, tmp_path: Path) -> No
 
 
 def test_who_does_not_listen_is_killed(program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.demo.processes.END_S", 0.1)
+    monkeypatch.setattr("headrace.processes.END_S", 0.1)
     with Processes(tmp_path) as processes:
         child = processes.start("engine", program, "deaf")
         child.ready("engine")
@@ -107,7 +107,7 @@ def test_what_cpu_a_child_took_is_known_once_it_ended(program: str, tmp_path: Pa
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")
 def test_children_end_with_a_demo_that_was_killed(program: str, tmp_path: Path) -> None:
     script = (
-        "import pathlib, time; from headrace.demo.processes import Processes\n"
+        "import pathlib, time; from headrace.processes import Processes\n"
         f"child = Processes(pathlib.Path({str(tmp_path)!r})).start('engine', {program!r})\n"
         "child.ready('engine'); print(child.process.pid, flush=True); time.sleep(600)"
     )

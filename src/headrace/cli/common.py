@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,6 +55,14 @@ class OnFolder(BaseModel):
                 f"TARGET is {self.target!r}; this command works on a journal's folder, while no pool has it open"
             )
         return found
+
+
+def require(*modules: str) -> None:
+    """Raises `ModuleNotFoundError`, which names the extra, for the first module that is not installed; none is
+    imported."""
+    for name in modules:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def pool_key(given: str | None) -> str | None:

@@ -4,23 +4,43 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, Field
 
+from headrace.checkpoints import local_folder
+from headrace.cli.common import require
 from headrace.data.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace.engine.engine import Engine
 
 #: Models below this many weights are slower with threads than without.
 SMALL = 20_000_000
 
+#: The model that is built on the spot.
+TINY = "tiny"
+#: Modules without which no model can be served.
+NEEDED = ("torch", "transformers", "safetensors")
+
+
+def check_model(model: str) -> None:
+    """Refuses, before anything is loaded, what could not be served: for want of an extra, or of a folder."""
+    require(*NEEDED)
+    if model != TINY:
+        local_folder(model)
+
 
 class EngineCommand(BaseModel):
-    """Serve a model with vLLM's wire, for the laptop and the tests, until SIGTERM or Ctrl-C. Prints one line with its
-    address once it is ready. Whoever reaches it can use it and change its weights: keep it on loopback.
+    """Serve a model with vLLM's wire, for the laptop and the tests, until SIGTERM or Ctrl-C. Says where it listens, and
+    when its model is loaded: until then it answers 503. Whoever reaches it can use it and change its weights: keep
+    it on loopback.
     """
 
     model: str = Field(
-        "tiny", description="a checkpoint's folder (Llama, Mistral, Qwen2, Qwen3), or tiny: built on the spot"
+        "tiny",
+        description="a checkpoint's folder or its name on Hugging Face's hub (Llama, Mistral, Qwen2, Qwen3), or tiny: "
+        "built on the spot",
     )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8001, ge=0, le=65535, description="port to listen on; 0: a free one")
@@ -42,22 +62,27 @@ class EngineCommand(BaseModel):
     record: int = Field(0, ge=0, description="keep the last N answers under /debug/calls, for tests")
 
     def cli_cmd(self) -> None:
-        import torch
-
-        from headrace.engine.app import create_app
-        from headrace.engine.engine import Engine, Settings
+        from headrace.engine.serve import Loading, run
         from headrace.serving import Server
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-        options = self.model_dump(exclude={"host", "port", "threads"})
-        engine = Engine(Settings(**options))
+        check_model(self.model)
+        front = Loading(self.model)
         try:
-            torch.set_num_threads(self.threads or (1 if engine.size < SMALL else os.cpu_count() or 1))
-            server = Server(create_app(engine), self.host, self.port)
+            server = Server(front, self.host, self.port)
         except OSError as error:
-            engine.close()
             raise HeadraceError(f"cannot listen on {self.host} port {self.port}: {error.strerror or error}") from error
-        try:
-            server.run(lambda address: print(f"engine ready on {address}", flush=True))
-        finally:
-            engine.close()
+        run(
+            *(server, front, self._load),
+            listening=lambda address: print(f"engine listening on {address}", flush=True),
+            ready=lambda address: print(f"engine ready on {address}", flush=True),
+        )
+
+    def _load(self) -> Engine:
+        import torch
+
+        from headrace.engine.engine import Engine, Settings
+
+        engine = Engine(Settings(**self.model_dump(exclude={"host", "port", "threads"})))
+        torch.set_num_threads(self.threads or (1 if engine.size < SMALL else os.cpu_count() or 1))
+        return engine

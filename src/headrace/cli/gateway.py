@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from headrace.cli.common import pool_key, say
+from headrace.cli.common import pool_key, require, say
+from headrace.cli.engine import check_model
 from headrace.cli.pool.run import PoolOptions
 from headrace.data.errors import HeadraceError
 from headrace.gateway.settings import Settings
 from headrace.pool import KEY_VARIABLE
 from headrace.serving import loopback
+
+if TYPE_CHECKING:
+    from headrace.gateway.process import Process
 
 #: Where a key may come from beside its flag, so that it is in no process list.
 VARIABLES = {
@@ -23,12 +28,12 @@ VARIABLES = {
     "upstream_key": "HEADRACE_UPSTREAM_KEY",
 }
 #: What a gateway on a Ray pool needs to be told.
-RAY_FORM = ("prompt_length", "response_length")
+RAY_FORM = ("tokenizer_path", "prompt_length", "response_length")
 
 
 class GatewayCommand(Settings, PoolOptions):
-    """Forward agents' LLM calls to rollout servers and record every call as one step, until SIGTERM or Ctrl-C. Prints
-    one line with its address as soon as it serves; `GET /ready` tells when calls are taken.
+    """Forward agents' LLM calls to rollout servers and record every call as one step, until SIGTERM or Ctrl-C. Says
+    where it listens, what it waits for (a rollout server that is not up yet, the tokenizer), and when it is ready.
 
     With --data-pool-name the pool is the named Ray actor, and --journal is a folder in which steps wait while it is out
     of reach; with --pool-address it is a `headrace pool serve`. Otherwise it is embedded, and --journal makes it
@@ -49,7 +54,8 @@ class GatewayCommand(Settings, PoolOptions):
     @model_validator(mode="after")
     def _ray_form(self) -> GatewayCommand:
         if self.data_pool_name is not None:
-            missing = [name for name in RAY_FORM if getattr(self, name) is None]
+            own = ("tokenizer_path",) if self.models is not None else ()  # each model of a file may have its own
+            missing = [name for name in RAY_FORM if getattr(self, name) is None and name not in own]
             if missing:
                 flags = ", ".join("--" + name.replace("_", "-") for name in missing)
                 raise ValueError(f"with --data-pool-name, {flags} must be given too")
@@ -58,10 +64,14 @@ class GatewayCommand(Settings, PoolOptions):
         return self
 
     def cli_cmd(self) -> None:
+        self._run(self.settings())
+
+    def _run(self, settings: Settings, watch: Callable[[Process], None] = lambda process: None) -> None:
+        """Serves until it is told to end; `watch` is told of the process before."""
         from headrace.gateway.process import Process
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-        settings = self.settings()
+        require("transformers", *(() if self.renderer == "template" else ("renderers",)))
         if not settings.keyed and not loopback(self.host):
             say(
                 f"warning: {self.host} can be reached from other machines and there is no key: whoever reaches it can "
@@ -78,14 +88,15 @@ class GatewayCommand(Settings, PoolOptions):
             pool_key=pool_key(None),
             drain_s=self.drain_s,
         )
+        watch(process)
         try:
-            process.run(lambda address: print(f"gateway ready on {address}", flush=True))
+            process.run(_Console())
         except OSError as error:
             raise HeadraceError(f"cannot listen on {self.host} port {self.port}: {error.strerror or error}") from error
 
-    def settings(self) -> Settings:
-        """What the gateway itself needs; keys from the environment where no flag gave them."""
-        given: dict[str, Any] = {name: getattr(self, name) for name in Settings.model_fields}
+    def settings(self, **own: Any) -> Settings:
+        """What the gateway itself needs; keys from the environment where no flag gave them. `own` overrides flags."""
+        given: dict[str, Any] = {name: getattr(self, name) for name in Settings.model_fields} | own
         given |= {name: os.environ.get(variable) for name, variable in VARIABLES.items() if not given[name]}
         return Settings(**given)
 
@@ -99,10 +110,55 @@ class GatewayCommand(Settings, PoolOptions):
 
 
 class ServeCommand(GatewayCommand):
-    """Gateway and pool in one process on one port, until SIGTERM or Ctrl-C: a gateway with its pool embedded."""
+    """Gateway and pool in one process on one port, until SIGTERM or Ctrl-C: a gateway with its pool embedded.
+
+    With --engine it starts the rollout server too, as a process of its own (`headrace engine`) that ends with it.
+    """
+
+    engine: str | None = Field(
+        None,
+        min_length=1,
+        description="start a rollout server too: a checkpoint's folder, its name on the hub, or tiny; in place of "
+        "--vllm-addresses",
+    )
 
     @model_validator(mode="after")
     def _ray_form(self) -> ServeCommand:
         if self.data_pool_name is not None or self.pool_address is not None:
             raise ValueError("serve has its pool embedded; for one that runs elsewhere, use `headrace gateway`")
         return self
+
+    @model_validator(mode="after")
+    def _served(self) -> ServeCommand:
+        wanting = self._unserved()
+        if self.engine is None and self.vllm_addresses is None and wanting:
+            raise ValueError("; ".join(f"--engine or --vllm-addresses must be given{instead}" for instead in wanting))
+        if self.engine is not None and self.vllm_addresses is not None:
+            raise ValueError("--engine starts a rollout server and --vllm-addresses names those that run; give one")
+        if self.engine is not None and not wanting:
+            raise ValueError("--engine starts a rollout server, but every model of --models has addresses of its own")
+        return self
+
+    def cli_cmd(self) -> None:
+        if self.engine is None:
+            super().cli_cmd()
+            return
+        from headrace.gateway.own_engine import OwnEngine
+
+        check_model(self.engine)
+        with OwnEngine(self.engine, raw=self.logprobs_mode == "raw") as engine:
+            say(f"starting an engine with {self.engine}; its log is {engine.log}")
+            self._run(self.settings(vllm_addresses=engine.listening()), engine.watch)
+
+
+class _Console:
+    """Says how the start goes: on stdout what programs read, on stderr what it waits for."""
+
+    def listening(self, address: str) -> None:
+        print(f"gateway listening on {address}", flush=True)
+
+    def waiting(self, reason: str) -> None:
+        say(reason)
+
+    def ready(self, address: str) -> None:
+        print(f"gateway ready on {address}", flush=True)

@@ -18,12 +18,12 @@ import yaml
 from rich.console import Console
 
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.demo.processes import Child, ChildDied, Processes
 from headrace.demo.progress import Progress, averaged
 from headrace.demo.recipe import RECIPES, Recipe, trainer_config
 from headrace.demo.report import write_report
 from headrace.demo.tasks import TASKS
 from headrace.demo.view import View
+from headrace.processes import Child, ChildDied, Processes
 
 __all__ = ["Options", "play"]
 

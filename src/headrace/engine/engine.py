@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from headrace import __version__
+from headrace.checkpoints import checkpoint_folder
 from headrace.data.errors import InvalidInput
 from headrace.engine import chat, tiny
 from headrace.engine.failures import no_such_model
@@ -58,9 +59,9 @@ class Settings:
 class Engine:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.folder = tiny.folder(settings.seed) if settings.model == "tiny" else Path(settings.model).resolve()
+        self.folder = tiny.folder(settings.seed) if settings.model == "tiny" else checkpoint_folder(settings.model)
         if not (self.folder / "config.json").exists():
-            raise InvalidInput(f"model is {settings.model!r}; it is a checkpoint's folder, with a config.json, or tiny")
+            raise InvalidInput(f"model is {settings.model!r}; {self.folder} is no checkpoint: it has no config.json")
         device = torch.device(_device(settings.device))
         model = Model(self.folder, dtype=_dtype(settings.dtype, self.folder, device), device=device)
         self.name = settings.served_model_name or settings.model

@@ -28,6 +28,7 @@ from headrace.gateway.redaction import Redaction
 from headrace.gateway.session import Session
 from headrace.gateway.sessions import Sessions
 from headrace.gateway.settings import Settings
+from headrace.gateway.starting import Logged, Told, tell
 from headrace.gateway.upstream import Upstream
 from headrace.pool.embedded import DataPool
 from headrace.pool.remote import RemotePool
@@ -65,23 +66,30 @@ class Gateway:
         self.loaded: Callable[[], None] = lambda: None  # told once the tokenizer is there
         self.dropping: Callable[[str], None] = lambda uid: None  # told of what is dropped
         self.others: Others | None = None  # the other workers, where this process is one of several
+        self.told: Told | None = Logged()  # who hears of the start; None: whoever calls `tell`
         self.in_flight = 0
-        self._loading: asyncio.Task[None] | None = None
+        self._starting: list[asyncio.Task[None]] = []
 
     # -- its life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         await self.recorder.start()
-        self._loading = asyncio.create_task(self._load(), name="headrace-load")
+        self._starting.append(asyncio.create_task(self._load(), name="headrace-load"))
+        if self.told is not None:
+            self.tell(self.told)
+
+    def tell(self, told: Told) -> None:
+        """Tells someone how the start goes, from here on. Called in the loop that the gateway runs in."""
+        self._starting.append(asyncio.create_task(tell(self, told), name="headrace-tell"))
 
     async def close(self, patience: float | None = None) -> None:
         """Sends what waits in the outbox, then lets go of everything but the pool."""
         left = await self.recorder.close(patience)
         if left:
             log.error("%d steps did not reach the pool", left)
-        if self._loading is not None:
-            self._loading.cancel()
-            await asyncio.gather(self._loading, return_exceptions=True)
+        for task in self._starting:
+            task.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
         await self.models.close()
 
     async def _load(self) -> None:
@@ -104,6 +112,16 @@ class Gateway:
     @property
     def why_not_ready(self) -> str | None:
         return next((why for policy in self.models if (why := policy.why_not_ready) is not None), None)
+
+    @property
+    def waits_for(self) -> str | None:
+        """What the start waits for; None once calls are taken."""
+        return next((waits for policy in self.models if (waits := policy.waits_for) is not None), None)
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why calls will never be taken."""
+        return next((policy.failure for policy in self.models if policy.failure is not None), None)
 
     @contextmanager
     def admitted(self) -> Iterator[None]:

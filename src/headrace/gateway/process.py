@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.gateway.app import create_app
+from headrace.gateway.gateway import Gateway
 from headrace.gateway.settings import Settings
+from headrace.gateway.starting import Start
 from headrace.gateway.workers import RETRY_S, Workers
 from headrace.pool.connect import connect
 from headrace.pool.embedded import DataPool
@@ -44,21 +46,43 @@ class Process:
         self._pool_address = pool_address
         self._pool_key = pool_key
         self._drain_s = drain_s
+        self._end: Callable[[], None] = lambda: None
+        self._failure: Exception | None = None
 
-    def run(self, ready: Callable[[str], None] = lambda address: None) -> None:
-        """Serves until SIGTERM or SIGINT; calls under way end first. A second signal ends it at once."""
+    def run(self, start: Start) -> None:
+        """Serves until SIGTERM or SIGINT; calls under way end first. A second signal ends it at once. Raises why it can
+        never take calls, and what `stop` was told."""
         with self._pool() as pool:
             if self._workers > 1:
-                self._several(pool).run(ready)
-                return
-            remote = isinstance(pool, RemotePool)
-            outbox = self._journal / OUTBOX if remote and self._journal is not None else None
-            app = create_app(pool, self._settings, outbox_file=outbox, drain_s=self._drain_s)
-            app.state.gateway.loaded = settle_memory
-            Server(app, self._host, self._port, lifespan=True, grace_s=None).run(ready)
+                self._several(pool, start)
+            else:
+                self._one(pool, start)
+        if self._failure is not None:
+            raise self._failure
 
-    def _several(self, pool: DataPool | RemotePool) -> Workers:
-        return Workers(
+    def stop(self, error: Exception) -> None:
+        """Ends it as a signal would, from any thread; `run` then raises the error."""
+        self._failure = self._failure or error
+        self._end()
+
+    def _one(self, pool: DataPool | RemotePool, start: Start) -> None:
+        remote = isinstance(pool, RemotePool)
+        outbox = self._journal / OUTBOX if remote and self._journal is not None else None
+        app = create_app(pool, self._settings, outbox_file=outbox, drain_s=self._drain_s)
+        gateway: Gateway = app.state.gateway
+        gateway.loaded = settle_memory
+        gateway.told = None
+        server = Server(app, self._host, self._port, lifespan=True, grace_s=None)
+        self._end = server.stop
+
+        def serves(address: str) -> None:
+            start.listening(address)
+            gateway.tell(_Here(start, address, self.stop))
+
+        server.run(serves)
+
+    def _several(self, pool: DataPool | RemotePool, start: Start) -> None:
+        workers = Workers(
             self._settings,
             host=self._host,
             port=self._port,
@@ -68,6 +92,8 @@ class Process:
             pool_key=self._pool_key,
             drain_s=self._drain_s,
         )
+        self._end = workers.stop
+        workers.run(start)
 
     @contextmanager
     def _pool(self) -> Iterator[DataPool | RemotePool]:
@@ -78,3 +104,15 @@ class Process:
             return
         with DataPool(self._journal, **self._pool_options) as pool:
             yield pool
+
+
+class _Here:
+    """Hears of the gateway in this process, which ends where it can never take calls."""
+
+    def __init__(self, start: Start, address: str, stop: Callable[[Exception], None]) -> None:
+        self._start, self._address = start, address
+        self.waiting = start.waiting
+        self.failed = stop
+
+    def ready(self) -> None:
+        self._start.ready(self._address)

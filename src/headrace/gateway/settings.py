@@ -14,8 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from headrace.data.errors import InvalidInput
 from headrace.pool.operations import MAX_CHANNEL
 
-#: What a model of a file has in place of a flag.
-_KEYS = {"--vllm-addresses": "addresses", "--tokenizer-path": "tokenizer"}
 Balance = Literal["round-robin", "sticky", "least-busy"]
 
 
@@ -25,7 +23,11 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     vllm_addresses: str | None = Field(None, description="rollout servers, as http://host1:8001,http://host2:8001")
-    tokenizer_path: str | None = Field(None, description="folder of the served model's tokenizer and chat template")
+    tokenizer_path: str | None = Field(
+        None,
+        description="folder of the served model's tokenizer and chat template (default: the root that the rollout "
+        "server tells in /v1/models)",
+    )
     models: str | None = Field(
         None,
         description="file (YAML, JSON or TOML) of models by name: trained, only recorded, or passed on to",
@@ -116,6 +118,13 @@ class Settings(BaseModel):
             raise ValueError(f"{given!r} names a server twice")
         return ",".join(addresses)
 
+    @field_validator("tokenizer_path")
+    @classmethod
+    def _tokenizer(cls, given: str | None) -> str | None:
+        if given is not None and not given.strip():
+            raise ValueError("it is empty; name the folder of the served model, or leave it out: its server tells it")
+        return given
+
     @field_validator("redact")
     @classmethod
     def _redact(cls, given: str | None) -> str | None:
@@ -142,26 +151,23 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _served(self) -> Self:
-        """Whatever is recorded needs servers and a tokenizer, its own or those of the flags."""
-        wanting: list[tuple[str, str]] = []
-        flags = {"--vllm-addresses": self.vllm_addresses, "--tokenizer-path": self.tokenizer_path}
-        if self.models is None:
-            wanting = [(flag, "") for flag, given in flags.items() if given is None]
-        else:
-            from headrace.gateway.models.spec import read_models  # only whoever has such a file waits for it
-
-            file = read_models(Path(self.models))
-            own = {name: (spec.servers, spec.tokenizer) for name, spec in file.models.items() if spec.recorded}
-            if file.default is None:
-                own[""] = ([], None)
-            for name, given in own.items():
-                for flag, has in zip(flags, given, strict=True):
-                    if not has and flags[flag] is None:
-                        key = f"{_KEYS[flag]} of model {name!r}" if name else "a default"
-                        wanting.append((flag, f", or {key} in --models"))
-        if wanting:
-            raise ValueError("; ".join(f"{flag} must be given{instead}" for flag, instead in wanting))
+        """Whatever is recorded needs servers, its own or those of the flags."""
+        wanting = self._unserved()
+        if wanting and self.vllm_addresses is None:
+            raise ValueError("; ".join(f"--vllm-addresses must be given{instead}" for instead in wanting))
         return self
+
+    def _unserved(self) -> list[str]:
+        """For each recorded model without servers of its own: where it could have them beside the flags."""
+        if self.models is None:
+            return [""]
+        from headrace.gateway.models.spec import read_models  # only whoever has such a file waits for it
+
+        file = read_models(Path(self.models))
+        own = [
+            f"addresses of model {name!r}" for name, spec in file.models.items() if spec.recorded and not spec.servers
+        ]
+        return [f", or {where} in --models" for where in (own if file.default is not None else [*own, "a default"])]
 
     @property
     def addresses(self) -> list[str]:

@@ -10,8 +10,10 @@ import threading
 import msgspec
 
 from headrace.gateway.app import create_app
+from headrace.gateway.gateway import Gateway
 from headrace.gateway.hub import ToHub
 from headrace.gateway.settings import Settings
+from headrace.gateway.starting import Lines
 from headrace.gateway.workers import RETRY_S, Task
 from headrace.pool.connect import connect
 from headrace.serving import Server, settle_memory
@@ -25,10 +27,18 @@ def main() -> None:
     with connect(task.pool, key=task.pool_key, retry_s=RETRY_S) as pool:
         app = create_app(pool, Settings.model_validate(task.settings), drain_s=task.drain_s)
         hub = ToHub(app, socket=task.hub, secret=task.secret)
-        app.state.gateway.others = hub
-        app.state.gateway.loaded = settle_memory
+        gateway: Gateway = app.state.gateway
+        gateway.others = hub
+        gateway.loaded = settle_memory
+        gateway.told = None
         server = Server(hub, task.host, task.port, lifespan=True, grace_s=None, shared=True)
-        server.run(lambda _: print(server.private, flush=True))
+        lines = Lines()
+
+        def serves(address: str) -> None:
+            lines.listening(server.private)
+            gateway.tell(lines)
+
+        server.run(serves)
 
 
 def _watch_parent() -> None:

@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,7 @@ import uvicorn
 from headrace.data.errors import HeadraceError
 from headrace.gateway.hub import Hub, hub_app
 from headrace.gateway.settings import Settings
+from headrace.gateway.starting import Line, Start
 from headrace.pool.embedded import DataPool
 from headrace.pool.http import pool_routes
 from headrace.serving import address_of, listener
@@ -85,15 +86,30 @@ class Workers:
         self._secret = secrets.token_hex(32)
         self._children: dict[int, asyncio.subprocess.Process] = {}
         self._ending = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listening: set[int] = set()
+        self._ready: set[int] = set()
+        self._reasons: dict[int, str] = {}
+        self._told: str | None = None  # the reason that was told last; None before it was told that they listen
+        self._announced = False
+        self._failure: Exception | None = None
 
-    def run(self, ready: Callable[[str], None]) -> None:
+    def run(self, start: Start) -> None:
+        """Serves until SIGTERM, SIGINT or `stop`; raises why a worker can never take calls."""
         try:
-            asyncio.run(self._run(ready))
+            asyncio.run(self._run(start))
         finally:
             self._reserved.close()
+        if self._failure is not None:
+            raise self._failure
 
-    async def _run(self, ready: Callable[[str], None]) -> None:
-        loop = asyncio.get_running_loop()
+    def stop(self) -> None:
+        """Ends it, from any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._end)
+
+    async def _run(self, start: Start) -> None:
+        loop = self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end)
         with _socket_folder() as folder:
@@ -107,24 +123,48 @@ class Workers:
                     await serving
                     raise HeadraceError(f"the workers' socket {hub_socket} could not be opened; it said why above")
                 await asyncio.sleep(0.01)
-            started = [asyncio.Event() for _ in range(self._count)]
-            keepers = [
-                asyncio.create_task(self._keep(number, self._task(hub_socket), hub, started[number]))
-                for number in range(self._count)
-            ]
-            announcing = asyncio.create_task(self._announce(started, ready))
+            keepers = [self._keep(number, self._task(hub_socket), hub, start) for number in range(self._count)]
             try:
                 await asyncio.gather(*keepers)
-                announcing.cancel()
             finally:
                 server.should_exit = True
                 await serving
                 await hub.close()
 
-    async def _announce(self, started: list[asyncio.Event], ready: Callable[[str], None]) -> None:
-        for event in started:
-            await event.wait()
-        ready(self.address)
+    def _heard(self, number: int, line: Line, start: Start) -> None:
+        """One worker's line about its start."""
+        match line.what:
+            case "listening":
+                self._listening.add(number)
+            case "waiting":
+                self._reasons[number] = line.text
+            case "ready":
+                self._ready.add(number)
+            case "failed" if number in self._ready:  # it took the place of one that was: the others go on
+                log.error("worker %d is not ready: %s", number, line.error)
+                self._children[number].terminate()
+            case "failed":
+                self._failure = self._failure or line.error
+                if not self._ending.is_set():
+                    self._end()
+        self._tell(start)
+
+    def _tell(self, start: Start) -> None:
+        """Tells what the workers' first starts come to: all listen; what the first waits for that is not ready; all are
+        ready."""
+        if self._announced or len(self._listening) < self._count:
+            return
+        if self._told is None:
+            self._told = ""
+            start.listening(self.address)
+        if len(self._ready) == self._count:
+            self._announced = True
+            start.ready(self.address)
+            return
+        reason = next((self._reasons[n] for n in sorted(self._reasons) if n not in self._ready), self._told)
+        if reason != self._told:
+            self._told = reason
+            start.waiting(reason)
 
     def _task(self, hub: str) -> bytes:
         # Another worker must find what this one answered: steps are acknowledged by the pool itself.
@@ -139,7 +179,7 @@ class Workers:
         given = {name: getattr(self._settings, name) for name in FILES}
         return {name: shutil.copy(path, f"{folder}/{name}{Path(path).suffix}") for name, path in given.items() if path}
 
-    async def _keep(self, number: int, task: bytes, hub: Hub, started: asyncio.Event) -> None:
+    async def _keep(self, number: int, task: bytes, hub: Hub, start: Start) -> None:
         """Runs one worker, again and again, until the end."""
         wait = RESTART_S
         while not self._ending.is_set():
@@ -156,14 +196,15 @@ class Workers:
             child.stdin.write(task)
             if self._ending.is_set():
                 child.terminate()
-            address = (await child.stdout.readline()).decode().strip()
-            if address:
-                await hub.joined_by(number, address)
-                started.set()
+            async for said in child.stdout:
+                line = msgspec.json.decode(said, type=Line)
+                if line.what == "listening":
+                    await hub.joined_by(number, line.text)
+                self._heard(number, line, start)
             code = await child.wait()
             if self._ending.is_set():
                 return
-            if not started.is_set():
+            if number not in self._listening:
                 self._end()
                 raise HeadraceError(f"a worker ended with code {code} before it served; it said why above")
             log.error("worker %d ended with code %d and is started again", number, code)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.checkpoints import local_folder
 from headrace.data.errors import InvalidInput
 
 
@@ -80,12 +81,18 @@ class _Bytes(dict[int, bytes]):
 
 
 def load_vocabulary(folder: str | Path) -> Vocabulary:
-    """The tokenizer in a model's folder; nothing is fetched from anywhere."""
+    """The tokenizer in a model's folder, or in the hub's cache by the model's name; nothing is fetched."""
+    here = local_folder(folder)
     from transformers import AutoTokenizer
 
     try:
         hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError) as error:
+        if here is None:
+            raise InvalidInput(
+                f"no tokenizer could be loaded from {folder}: there is no folder {Path(folder).absolute()}, and the "
+                "hub's cache on this machine has no model of that name"
+            ) from error
         raise InvalidInput(f"no tokenizer could be loaded from {folder}: {error}") from error
     return Vocabulary(hf)
 

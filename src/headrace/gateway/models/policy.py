@@ -26,9 +26,12 @@ from headrace.gateway.upstream import Options, Upstream
 from headrace.pool.config import DEFAULT_CHANNEL
 from headrace.pool.embedded import DataPool
 from headrace.pool.remote import RemotePool
+from headrace.tokens import Renderer
 
 log = logging.getLogger("headrace.gateway")
 
+#: What is waited for before a model takes calls, as `/ready` says it.
+FINDING = "waiting for a rollout server"
 LOADING = "tokenizer still loading"
 PROBING = "rollout servers being probed"
 
@@ -45,7 +48,8 @@ class Shared(msgspec.Struct, frozen=True, eq=False):
 
 
 class Policy:
-    """One recorded model. Its `name` is empty where it is the one of the command line's flags.
+    """One recorded model. Its `name` is empty where it is the one of the command line's flags. Where nobody says where
+    its tokenizer lies, its server does.
 
     The default's steps are the trajectory's own; those of any other are `apart`, in a trajectory `uid@name` of a
     channel of its own. `trained`: its steps may be in a batch.
@@ -86,25 +90,31 @@ class Policy:
             ),
         )
         self._calls: Calls | None = None
-        self._not_ready = f"Gateway not ready ({self._own(LOADING)})"
+        self._stage = LOADING if settings.tokenizer_path is not None else FINDING
+        self._tokenizer = settings.tokenizer_path or ""  # where it lies, and who said so
+        #: Why it will never take calls.
+        self.failure: Exception | None = None
 
     # -- its life ------------------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Returns once it takes calls, or `why_not_ready` says why it never will."""
+        """Returns once it takes calls, but for its servers, or `failure` says why it never will."""
         settings, shared = self._settings, self._shared
         try:
-            renderer = await shared.renderers.load(settings.tokenizer_path or "", settings.renderer)
-            self._not_ready = f"Gateway not ready ({self._own(PROBING)})"
+            renderer = await self._renderer()
+            self._stage = PROBING
             await self._adopt_version()
             await self.upstream.start(renderer.vocabulary)
-        except (HeadraceError, OSError, ImportError) as error:
-            self._not_ready = f"Gateway not ready: {self._own(str(error))}"
-            log.error("%s", self._not_ready)
+        except ModuleNotFoundError as error:
+            self.failure = error
             return
-        except Exception as error:
-            self._not_ready = f"Gateway not ready: {self._own(f'{type(error).__name__}: {error}')}"
-            log.exception("the tokenizer could not be loaded")
+        except (HeadraceError, OSError) as error:
+            self.failure = HeadraceError(self._own(str(error)))
+            return
+        except Exception as error:  # tokenizers' own errors have no type of their own
+            log.debug("the tokenizer could not be loaded", exc_info=True)
+            said = f"no tokenizer could be loaded from {self._tokenizer}: {type(error).__name__}: {error}"
+            self.failure = HeadraceError(self._own(said))
             return
         planner = Planner(
             renderer,
@@ -118,8 +128,23 @@ class Policy:
             *(planner, self.upstream, shared.sessions, shared.recorder, shared.counters, shared.redaction),
             trained=self.trained,
         )
-        if self.upstream.trouble:
-            log.error("%s", self.why_not_ready)
+
+    async def _renderer(self) -> Renderer:
+        """What its tokenizer and template do, from the folder that was given or that its server tells."""
+        given, load = self._settings.tokenizer_path, self._shared.renderers.load
+        if given is not None:
+            return await load(given, self._settings.renderer)
+        self._shared.renderers.prepare()
+        address, root = await self.upstream.root()
+        self._tokenizer = f"{root} (the root of the model at {address})"
+        self._stage = LOADING
+        try:
+            return await load(root, self._settings.renderer)
+        except InvalidInput as error:
+            raise InvalidInput(
+                f"rollout server {address} says that its model's root is {root!r}, where there is no tokenizer on this "
+                f"machine; give --tokenizer-path the model's folder ({error})"
+            ) from error
 
     async def close(self) -> None:
         if self._calls is not None:
@@ -134,17 +159,37 @@ class Policy:
 
     @property
     def why_not_ready(self) -> str | None:
+        """As `/ready` says it; None from the moment on at which a call found a server."""
+        missing = self.upstream.missing
+        return self._why_no_calls or (f"Gateway not ready ({self._own(missing)})" if missing else None)
+
+    @property
+    def waits_for(self) -> str | None:
+        """What is waited for, for whoever started it; None where `why_not_ready` is None."""
+        if self._calls is None and self._stage == LOADING:
+            return self._own(f"loading the tokenizer {self._tokenizer}")
+        if self._calls is None and self._stage == PROBING:
+            return self._own(f"probing {', '.join(self.upstream.versions)}")
+        waits = self.upstream.trouble or self.upstream.missing
+        return self._own(waits) if waits else None
+
+    @property
+    def _why_no_calls(self) -> str | None:
+        """Why no call can be carried out, whatever servers there are."""
+        if self.failure is not None:
+            return f"Gateway not ready: {self.failure}"
         if self._calls is None:
-            return self._not_ready
+            missing = self.upstream.missing if self._stage == FINDING else None
+            return f"Gateway not ready ({self._own(missing or self._stage)})"
         trouble = self.upstream.trouble
         return f"Gateway not ready: {self._own(trouble)}" if trouble else None
 
     @property
     def calls(self) -> Calls:
-        """What carries its calls out; `Refusal` until it can."""
-        why = self.why_not_ready
+        """What carries its calls out; `Refusal` until it can. A call that then finds no server up says so itself."""
+        why = self._why_no_calls
         if why is not None or self._calls is None:
-            raise not_ready(why or self._not_ready)
+            raise not_ready(why or f"Gateway not ready ({self._stage})")
         return self._calls
 
     # -- where its steps go --------------------------------------------------------------------------------------------

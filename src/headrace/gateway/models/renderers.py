@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 
 from headrace.tokens import Renderer, load_renderer
@@ -14,11 +15,20 @@ class Renderers:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], asyncio.Future[Renderer]] = {}
 
+    def prepare(self) -> None:
+        """Begins to import what any tokenizer needs, before it is known which one; `load` tells what went wrong."""
+        threading.Thread(target=_import_libraries, name="headrace-import", daemon=True).start()
+
     async def load(self, path: str, family: str) -> Renderer:
         found = self._known.get((path, family))
         if found is None:
             found = self._known[path, family] = _begun(path, family)
         return await asyncio.shield(found)
+
+
+def _import_libraries() -> None:
+    with contextlib.suppress(ImportError):
+        from transformers import AutoTokenizer  # noqa: F401 - for those who import it next
 
 
 def _begun(path: str, family: str) -> asyncio.Future[Renderer]:

@@ -32,7 +32,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     mode        `train` is recorded; `record` is kept and never trained on; `pass` is forwarded and not recorded
     addresses   its rollout servers, or the one address of a provider; those of --vllm-addresses where none are given
     served      the name that its servers know it by, such as a LoRA adapter's; their first where none is given
-    tokenizer   its tokenizer's folder; that of --tokenizer-path where none is given
+    tokenizer   its tokenizer's folder; that of --tokenizer-path where none is given, and where there is none, the root
+                that its server tells
     channel     where its steps go, for trajectories that name no channel
     key_env     the environment variable that holds its servers' key
     pattern     other names that mean it, with * and ?
@@ -149,6 +150,8 @@ def _check_one(name: str, spec: ModelSpec) -> None:
     for address in spec.servers:
         normal_address(address)
     spec.key()
+    if spec.tokenizer is not None and not spec.tokenizer.strip():
+        raise InvalidInput("tokenizer is empty; name a folder, or leave it out: its server tells it")
     if spec.recorded:
         if spec.channel is not None:
             check_uid(spec.channel, "channel")

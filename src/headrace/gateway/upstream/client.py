@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from typing import Any
 
 import orjson
@@ -75,6 +76,9 @@ async def read_up_to(response: Response, limit: int) -> bytes:
 
 
 def unreachable(error: BaseException) -> str:
+    # A name with several addresses fails with one error that quotes those of each.
+    if f"[Errno {errno.ECONNREFUSED}]" in str(error.__cause__):
+        return "connection refused"
     return f"the connection failed: {words(error)}"
 
 

@@ -12,11 +12,14 @@ from headrace.gateway.upstream.client import Client
 from headrace.gateway.upstream.errors import Failed
 from headrace.gateway.upstream.gate import Gate
 from headrace.gateway.upstream.options import Options
-from headrace.gateway.upstream.probe import Probe, Unfit
+from headrace.gateway.upstream.probe import Probe, Unfit, model_root
 from headrace.gateway.upstream.server import Server, State, normal_address
 from headrace.tokens.vocabulary import Vocabulary
 
 log = logging.getLogger("headrace.gateway.upstream")
+
+#: Seconds between two tries to learn a model's folder: a server that has just come up is not kept waiting.
+ROOT_S = 0.25
 
 
 class Fleet:
@@ -29,6 +32,8 @@ class Fleet:
             self._known(normal_address(address))
         #: Those that take orders.
         self.up: tuple[Server, ...] = ()
+        #: Whether one of them was up before.
+        self.found = False
         self._look = asyncio.Event()
         self._client: Client | None = None
         self._vocabulary: Vocabulary | None = None
@@ -69,6 +74,22 @@ class Fleet:
             log.warning("rollout server %s is down: %s", server.address, reason)
             self._set(server, "down", reason)
             self._look.set()
+
+    async def root(self, client: Client) -> tuple[str, str]:
+        """The address of the first server that answers, and where its model lies. Those that do not answer are asked
+        until one does; `InvalidInput` where one does and does not say it."""
+        while True:
+            for server in list(self.servers.values()):
+                try:
+                    root = await model_root(client, server, self._options)
+                except Failed as error:
+                    self._judged(server, "down", str(error))
+                    continue
+                if root is None:
+                    raise InvalidInput(f"rollout server {server.address} does not tell its model's root in /v1/models")
+                self._set(server, "new", "not verified yet")
+                return server.address, root
+            await asyncio.sleep(ROOT_S)
 
     async def start(self, client: Client, vocabulary: Vocabulary) -> None:
         self._client, self._vocabulary = client, vocabulary
@@ -140,15 +161,20 @@ class Fleet:
     def _judged(self, server: Server, state: State, reason: str | None) -> None:
         if server.state == "leaving":
             return
-        if state != server.state and state != "up":
-            log.warning("rollout server %s is %s: %s", server.address, state, reason)
-        elif state != server.state:
-            log.info("rollout server %s is up", server.address)
+        changed, first = state != server.state, not self.found
         self._set(server, state, reason)
+        if not self.found:
+            return  # `missing` says why, and whoever waits for it tells it
+        if changed and state == "up":
+            log.info("rollout server %s is up", server.address)
+        for known in self.servers.values() if first else [server]:
+            if known.state in ("down", "unfit") and (first or changed):
+                log.warning("rollout server %s is %s: %s", known.address, known.state, known.reason)
 
     def _set(self, server: Server, state: State, reason: str | None) -> None:
         server.state, server.reason = state, reason
         self.up = tuple(known for known in self.servers.values() if known.state == "up")
+        self.found = self.found or bool(self.up)
 
     # -- what it comes to ----------------------------------------------------------------------------------------------
 
@@ -166,6 +192,15 @@ class Fleet:
             said = ", ".join(f"{address} {mode} ones" for mode, address in modes.items())
             return f"rollout servers give different log-probs: {said}; start all with the same --logprobs-mode"
         return None
+
+    @property
+    def missing(self) -> str | None:
+        """Which servers are waited for, each with its reason; None once one of them was up."""
+        if self.found:
+            return None
+        there = list(self.servers.values())
+        said = "; ".join(s.address if s.state == "new" else f"{s.address}: {s.reason}" for s in there)
+        return f"waiting for {'rollout server' if len(there) == 1 else 'one of the rollout servers'} {said}"
 
     @property
     def max_model_len(self) -> int | None:

@@ -27,6 +27,10 @@ TOPS = 5
 FEW = 7
 
 
+#: One model in a server's /v1/models.
+Card = dict[str, Any]
+
+
 class Unfit(Exception):
     """Why a server must not be used."""
 
@@ -48,9 +52,9 @@ class Probe:
         self._client, self._server, self._vocabulary, self._options = client, server, vocabulary, options
 
     async def healthy(self) -> None:
-        status, _ = await self._ask("GET", "/health")
+        status, data = await self._ask("GET", "/health")
         if status >= 300:
-            raise Failed(f"/health answers {status}", "status")
+            raise Failed(f"/health answers {status}{f': {said(status, data).message}' if data else ''}", "status")
 
     async def verify(self) -> Verdict:
         model, longest = await self._model()
@@ -70,19 +74,7 @@ class Probe:
         return Verdict(model, longest, mode, generate, await self.version())
 
     async def _model(self) -> tuple[str, int | None]:
-        status, data = await self._ask("GET", "/v1/models")
-        if status != 200:
-            raise Failed(f"/v1/models answers {status}: {said(status, data).message}", "denied")
-        found = _json(data)
-        cards = found.get("data") if isinstance(found, dict) else None
-        named = [card for card in cards if _is_card(card)] if isinstance(cards, list) else []
-        if not named:
-            raise Failed(f"/v1/models names no model: {shown(found)}", "malformed")
-        wanted = self._options.model
-        card = next((card for card in named if wanted in (None, card["id"])), None)
-        if card is None:
-            served = ", ".join(card["id"] for card in named)
-            raise Failed(f"it serves no {wanted!r} (yet); it serves {served}", "model")
+        card, named = await model_card(self._client, self._server, self._options)
         # An adapter's card need not say how long its context is: it is its base's.
         longest = next((each["max_model_len"] for each in (card, *named) if _has_length(each)), None)
         return card["id"], longest
@@ -146,6 +138,32 @@ class Probe:
 
     async def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
         return await self._client.ask(method, self._server.url(path), body, self._options.verify_s)
+
+
+async def model_card(client: Client, server: Server, options: Options) -> tuple[Card, list[Card]]:
+    """What a server's /v1/models says of the model that is used, and of all; `Failed` where it is not there."""
+    status, data = await client.ask("GET", server.url("/v1/models"), None, options.verify_s)
+    if status != 200:
+        raise Failed(f"/v1/models answers {status}: {said(status, data).message}", "denied")
+    found = _json(data)
+    cards = found.get("data") if isinstance(found, dict) else None
+    named = [card for card in cards if _is_card(card)] if isinstance(cards, list) else []
+    if not named:
+        raise Failed(f"/v1/models names no model: {shown(found)}", "malformed")
+    card = next((card for card in named if options.model in (None, card["id"])), None)
+    if card is None:
+        served = ", ".join(card["id"] for card in named)
+        raise Failed(f"it serves no {options.model!r} (yet); it serves {served}", "model")
+    return card, named
+
+
+async def model_root(client: Client, server: Server, options: Options) -> str | None:
+    """Where a server says that its model lies: the folder or the name that it was started with; an adapter's is its
+    base's. None where it does not say."""
+    card, named = await model_card(client, server, options)
+    base = next((each for each in named if each["id"] == card.get("parent")), card)
+    root = base.get("root")
+    return root if isinstance(root, str) and root else None
 
 
 def _is_card(found: Any) -> bool:

@@ -52,9 +52,17 @@ class Upstream:
 
     async def start(self, vocabulary: Vocabulary) -> None:
         """Verifies every server, each within `verify_s`; from then on, those that are down are probed."""
-        self._client = self._control.client = self._dispatch.client = Client(self.options)
-        await self._fleet.start(self._client, vocabulary)
+        await self._fleet.start(self._connected(), vocabulary)
         self._watch = asyncio.create_task(self._fleet.watch(), name="headrace-upstream-watch")
+
+    async def root(self) -> tuple[str, str]:
+        """Before `start`: a server's address and where its model lies, as soon as one answers."""
+        return await self._fleet.root(self._connected())
+
+    def _connected(self) -> Client:
+        if self._client is None:
+            self._client = self._control.client = self._dispatch.client = Client(self.options)
+        return self._client
 
     async def close(self) -> None:
         if self._watch is not None:
@@ -274,6 +282,11 @@ class Upstream:
     def trouble(self) -> str | None:
         """Why nothing must be sampled: a mismatch that a probe found."""
         return self._fleet.trouble
+
+    @property
+    def missing(self) -> str | None:
+        """Which servers are waited for, and why; None once one of them was up."""
+        return self._fleet.missing
 
     @property
     def max_model_len(self) -> int | None:

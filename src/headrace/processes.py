@@ -1,8 +1,8 @@
-"""The demo's processes: started in order, watched together, and ended, whatever happens.
+"""Child processes of a command: started in order, watched together, and ended, whatever happens.
 
-Each is a command of Headrace, or the agents, with a log file of its own in the run's folder. It has a process group of
-its own, so that Ctrl-C reaches the demo alone, which then ends the others in their order; where the demo itself is
-killed, the kernel tells them to end (on Linux).
+Each is a command of Headrace, or another module, with a log file of its own. It has a process group of its own, so that
+Ctrl-C reaches the parent alone, which then ends the others in their order; where the parent itself is killed, the
+kernel tells them to end (on Linux).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POLL_S = 0.02
 
 
 class ChildDied(HeadraceError):
-    """A process of the demo ended that should not have; `tail` is the end of its log."""
+    """A child process ended that should not have; `tail` is the end of its log."""
 
     code = "child_died"
 
@@ -68,13 +68,20 @@ class Child:
 
     def ready(self, words: str) -> str:
         """Waits for the line `WORDS ready on ADDRESS`, or `at PROGRESS`, and returns what stands there."""
+        return self._told(words, "ready")
+
+    def listening(self, words: str) -> str:
+        """Waits for the line `WORDS listening on ADDRESS`, and returns the address: it may not be able to serve yet."""
+        return self._told(words, "listening")
+
+    def _told(self, words: str, state: str) -> str:
         give_up = time.monotonic() + READY_S
         while time.monotonic() < give_up:
-            if found := re.search(rf"^{words} ready (?:on|at) (.+)$", self.said(), re.MULTILINE):
+            if found := re.search(rf"^{words} {state} (?:on|at) (.+)$", self.said(), re.MULTILINE):
                 return found[1]
             self.check()
             time.sleep(POLL_S)
-        raise HeadraceError(f"{self.name} was not ready within {READY_S:g} s; its log is {self.log}")
+        raise HeadraceError(f"{self.name} was not {state} within {READY_S:g} s; its log is {self.log}")
 
     def code(self) -> int | None:
         """How it ended; None while it runs."""

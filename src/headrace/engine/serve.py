@@ -1,0 +1,73 @@
+"""An engine as a process: it listens at once and answers 503 until its model is loaded.
+
+Loading runs beside the server, in a thread that nobody waits for: a signal ends the process while it loads.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import orjson
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headrace.serving import Server
+
+if TYPE_CHECKING:
+    from headrace.engine.engine import Engine
+
+
+class Loading:
+    """An application that hands requests on once there is one to hand them to."""
+
+    def __init__(self, model: str) -> None:
+        self._said = orjson.dumps(
+            {"error": {"message": f"the model {model} is being loaded", "type": "ServiceUnavailable", "code": 503}}
+        )
+        self.app: ASGIApp | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self.app or Response(self._said, 503, {"retry-after": "1"}, "application/json")
+        await app(scope, receive, send)
+
+
+def run(
+    server: Server,
+    front: Loading,
+    load: Callable[[], Engine],
+    *,
+    listening: Callable[[str], None],
+    ready: Callable[[str], None],
+) -> None:
+    """Runs a server of `front` until SIGTERM or SIGINT, with what `load` gives behind it; raises what kept that from
+    loading. `listening` and `ready` are told the address."""
+    outcome: list[Engine | BaseException] = []
+
+    def loading() -> None:
+        try:
+            from headrace.engine.app import create_app
+
+            engine = load()
+            front.app = create_app(engine)
+            outcome.append(engine)
+            ready(server.address)
+        except BaseException as error:
+            outcome.append(error)
+            server.stop()
+
+    def begin(address: str) -> None:
+        listening(address)
+        threading.Thread(target=loading, name="headrace-load", daemon=True).start()
+
+    server.run(begin)
+    if not outcome:  # libraries that are being loaded do not bear the interpreter's end
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    outcome[0].close()

@@ -1,0 +1,115 @@
+"""A gateway's start, told to whoever started it: what it waits for, that it is ready, or why it never will be.
+
+What can heal is waited for, and its reason told once, and again when it changes: a rollout server that is not up yet,
+or that does not match. What cannot heal ends it: a folder that holds no tokenizer, an extra that is not installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from typing import Literal, Protocol
+
+import msgspec
+
+from headrace.data.errors import HeadraceError
+
+log = logging.getLogger("headrace.gateway")
+
+#: Seconds between two looks at what a gateway waits for.
+LOOK_S = 0.05
+
+
+class Start(Protocol):
+    """Hears of a whole process: it listens, then what it waits for, then it is ready; `address` is where."""
+
+    def listening(self, address: str) -> None: ...
+
+    def waiting(self, reason: str) -> None: ...
+
+    def ready(self, address: str) -> None: ...
+
+
+class Told(Protocol):
+    """Hears of one gateway's start. Nothing follows `ready` or `failed`."""
+
+    def waiting(self, reason: str) -> None: ...
+
+    def ready(self) -> None: ...
+
+    def failed(self, error: Exception) -> None: ...
+
+
+class Waits(Protocol):
+    """What is starting."""
+
+    @property
+    def waits_for(self) -> str | None:
+        """None once it is ready."""
+        ...
+
+    @property
+    def failure(self) -> Exception | None: ...
+
+
+async def tell(starting: Waits, told: Told) -> None:
+    """Tells until it is ready or has failed."""
+    said: str | None = None
+    while starting.failure is None and (reason := starting.waits_for) is not None:
+        if reason != said:
+            told.waiting(reason)
+            said = reason
+        await asyncio.sleep(LOOK_S)
+    if starting.failure is not None:
+        told.failed(starting.failure)
+    else:
+        told.ready()
+
+
+class Logged:
+    """Tells the log: for an application that others serve, which goes on whatever happens."""
+
+    def waiting(self, reason: str) -> None:
+        log.info("%s", reason)
+
+    def ready(self) -> None:
+        log.info("ready")
+
+    def failed(self, error: Exception) -> None:
+        log.error("not ready: %s", error)
+
+
+class Line(msgspec.Struct, omit_defaults=True):
+    """One of a worker's lines to its parent."""
+
+    what: Literal["listening", "waiting", "ready", "failed"]
+    text: str = ""
+    #: Which module is not installed, where that is why it failed.
+    module: str | None = None
+
+    @property
+    def error(self) -> Exception:
+        """Why it failed."""
+        return HeadraceError(self.text) if self.module is None else ModuleNotFoundError(self.text, name=self.module)
+
+
+class Lines:
+    """Tells the parent process, on stdout; it ends a worker that has failed."""
+
+    def listening(self, address: str) -> None:
+        _write(Line("listening", address))
+
+    def waiting(self, reason: str) -> None:
+        _write(Line("waiting", reason))
+
+    def ready(self) -> None:
+        _write(Line("ready"))
+
+    def failed(self, error: Exception) -> None:
+        _write(Line("failed", str(error), error.name if isinstance(error, ModuleNotFoundError) else None))
+
+
+def _write(line: Line) -> None:
+    sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+    sys.stdout.flush()
