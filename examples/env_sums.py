@@ -1,7 +1,7 @@
 """An environment in one file: sums, and a point for the right one.
 
-python env_sums.py process --env.total_steps 20 --env.tokenizer_name MODEL --openai.base_url http://localhost:8001/v1 \
-    --openai.model_name MODEL --openai.server_type vllm
+python env_sums.py process --env.total_steps 20 --openai.base_url http://localhost:8001/v1 --openai.model_name tiny \
+    --openai.server_type vllm
 """
 
 from __future__ import annotations
@@ -51,6 +51,10 @@ class SumsEnv(BaseEnv):
         said = answer.choices[0].message.content or ""
         numbers = re.findall(r"\d+", said)
         return [*messages, {"role": "assistant", "content": said}], float(numbers[-1:] == [str(sum(item))])
+
+    def gold_answer(self, item: Item) -> str:
+        """For `probe`, which cannot tell it from the two numbers."""
+        return str(sum(item))
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
         samples = []

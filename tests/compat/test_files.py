@@ -41,6 +41,18 @@ def processed(name: str, models: Models, tokenizer: Path, folder: Path) -> list[
     return groups_in(folder / "data" / f"{name if name != 'group_at_once' else 'sums'}.jsonl")
 
 
+def test_a_file_whose_tokenizer_or_server_is_not_there_ends_with_the_reason(
+    models: Models, folder: Path, apart: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = ["env", str(FILES / "single.py"), "process"]
+    with models() as address, pytest.raises(SystemExit, match="1"):
+        main([*process, *flags(address, apart / "nowhere")])
+    assert f"--env.tokenizer_name '{apart / 'nowhere'}': there is no such folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="1"):
+        main([*process, *flags("http://127.0.0.1:9", folder), "--env.server_wait_s", "0.1"])
+    assert "no rollout server answered within 0.1 s: http://127.0.0.1:9/health" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", PROCESSED)
 def test_a_file_makes_its_groups(name: str, models: Models, folder: Path, apart: Path) -> None:
     groups = processed(name, models, folder, apart)

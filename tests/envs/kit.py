@@ -12,7 +12,7 @@ from tests.envs.api import Api
 from headrace.envs import APIServerConfig, BaseEnv, BaseEnvConfig
 
 #: A server that no rollout here asks.
-SERVER = APIServerConfig(base_url="http://127.0.0.1:9/v1", model_name="none", api_key="x")
+SERVER = APIServerConfig(base_url="http://127.0.0.1:9/v1", model_name="none", api_key="x", health_check=False)
 
 
 def rollout(item: int, score: float) -> dict[str, Any]:

@@ -12,9 +12,11 @@ from tests.envs import probe_env
 from headrace.cli import main
 from headrace.envs.probe.gold import answer_of, final
 from headrace.envs.probe.policies import POLICIES, Asked, framed
+from headrace.envs.probe.report import Outcome, Report
 from headrace.envs.probe.script import Call, Said, Script
 
 FILE = Path(probe_env.__file__)
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +61,20 @@ def test_what_is_wrong_with_a_reward_is_found(name: str, finding: str) -> None:
     assert code == 3
     assert any(one.startswith(finding) for one in found["findings"]), found["findings"]
     assert found["judged"] == (name == "Judged")
+
+
+@pytest.mark.parametrize("example", ["env_sums.py", "env_number.py"])
+def test_the_examples_say_what_the_right_answer_is(example: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["env", str(EXAMPLES / example), "probe", "--items", "3", "--json", "found.json"])
+    found = json.loads(Path("found.json").read_text())
+    assert not ended.value.code
+    assert (found["ceiling_is_gold"], found["ceiling"], found["hackable"]) == (True, 1, 0)
+
+
+def test_where_no_answer_is_known_the_report_says_how_to_tell_one() -> None:
+    report = Report("Sums", 1, [Outcome("empty", knows=False, scores=[0.0])], [0.1], judged=False)
+    assert "gold_answer(item)" in str(report)
 
 
 @pytest.mark.parametrize(

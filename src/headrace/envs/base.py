@@ -29,11 +29,23 @@ from headrace.envs.metrics import MetricsLog
 from headrace.envs.registration import register
 from headrace.envs.reporting import Reporting
 from headrace.envs.schedule import crossed
-from headrace.envs.server import APIServer, APIServerConfig, ReasoningConfig, ServerBaseline, ServerManager, new_group
+from headrace.envs.server import (
+    APIServer,
+    APIServerConfig,
+    NoTokenizer,
+    ReasoningConfig,
+    ServerBaseline,
+    ServerManager,
+    new_group,
+)
+from headrace.envs.server.tokenizing import load_tokenizer
 from headrace.envs.types import UUID, Item, ScoredDataGroup, ScoredDataItem
 
 log = logging.getLogger("headrace.envs")
 
+#: Items in a row that may come to nothing where nothing else is said, and no fewer than two rounds of the workers: a
+#: hiccup of a server fails all that are under way at once, and is one cause.
+LEAST_FAILURES = 16
 #: What `collect_trajectories` and `postprocess_histories` hand on.
 Groups = ScoredDataGroup | list[ScoredDataGroup | None] | list[Any] | None
 
@@ -211,10 +223,13 @@ class BaseEnv(Reporting, CommandLine, ABC):
         found: Groups = None
         try:
             found = await self.roll_out(item)
-        except rollouts.RolloutFailed as error:
-            log.info("no group of this item: %s", error)
+        except rollouts.RolloutFailed:
+            pass  # counted and told where it failed
         if found:
+            rubbish = self.counts.skipped["rubbish"]
             await self.handle_send_to_api(found, item)
+            if self.counts.skipped["rubbish"] == rubbish:
+                self.counts.came_to_something()  # also where an override sends otherwise
         with self.counts.guard("cleanup"):
             await self.cleanup()
         return found
@@ -230,14 +245,25 @@ class BaseEnv(Reporting, CommandLine, ABC):
                 )
             self.backlog.extend(later)
             if collected:
-                with self.counts.guard("postprocess_histories"):
-                    found = await self.postprocess_histories(collected)
+                found = await self._postprocessed(collected)
+            if not found:
+                self.counts.skip("no_group")
+        except rollouts.RolloutFailed as error:
+            self.counts.came_to_nothing(str(error))
+            raise
         finally:
             self._note_duration(time.monotonic() - began, succeeded=bool(found))
         return found
 
     async def _collect(self, item: Item) -> tuple[Groups, list[Item]]:
         return rollouts.pair(await self.collect_trajectories(item), "collect_trajectories")
+
+    async def _postprocessed(self, collected: Groups) -> Groups:
+        try:
+            return await self.postprocess_histories(collected)
+        except Exception as error:
+            self.counts.fail("postprocess_histories", error)
+            raise rollouts.RolloutFailed(str(error) or type(error).__name__) from error
 
     def _note_duration(self, seconds: float, *, succeeded: bool) -> None:
         self.task_duration.append(seconds)
@@ -293,14 +319,41 @@ class BaseEnv(Reporting, CommandLine, ABC):
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer of `tokenizer_name`, loaded when it is first used."""
-        try:
-            from transformers import AutoTokenizer
-        except ModuleNotFoundError as error:
-            raise HeadraceError("an environment's tokenizer needs it: pip install 'headrace[tokens]'") from error
-        loaded = AutoTokenizer.from_pretrained(self.config.tokenizer_name)
-        self.server.use_tokenizer(loaded)
-        return loaded
+        """The tokenizer of `tokenizer_name`. It is loaded before anything else where that is set, else when it is first
+        used. Raises `NoTokenizer`, also the times after the first, without trying again.
+        """
+        if self._no_tokenizer is None:
+            try:
+                loaded = load_tokenizer(self.config.tokenizer_name, "--env.tokenizer_name")
+            except NoTokenizer as error:
+                self._no_tokenizer = str(error)
+            else:
+                self.server.use_tokenizer(loaded)
+                return loaded
+        raise NoTokenizer(self._no_tokenizer)
+
+    @property
+    def names_tokenizer(self) -> bool:
+        """Whether the configuration says which tokenizer it is, and does not leave it to the default."""
+        return bool(self.config.tokenizer_name != BaseEnvConfig.model_fields["tokenizer_name"].default)
+
+    @property
+    def needs_tokenizer(self) -> bool:
+        """Whether rollouts are known to use the tokenizer, so that it is tried before they begin."""
+        return False
+
+    @property
+    def needs_server(self) -> bool:
+        """Whether rollouts are known to ask a rollout server: somebody said where it is."""
+        return self.server.named_servers
+
+    @property
+    def most_failures(self) -> int | None:
+        """Items in a row that may come to nothing; None: any number. `max_consecutive_failures`, made a number."""
+        given = self.config.max_consecutive_failures
+        if given == -1:
+            return max(LEAST_FAILURES, 2 * self.max_num_workers)
+        return given or None
 
     @property
     def _name(self) -> str:

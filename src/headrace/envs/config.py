@@ -54,6 +54,15 @@ class BaseEnvConfig(BaseModel):
 
     rollout_server_key: str | None = Field(None, description="the Trajectory API's key; default: HEADRACE_API_KEY")
     status_poll_s: float = Field(0.5, gt=0, description="seconds between looks at the API's queue")
+    server_wait_s: float = Field(
+        300, ge=0, description="seconds that the start waits for a rollout server to answer; then it is an error"
+    )
+    max_consecutive_failures: int = Field(
+        -1,
+        ge=-1,
+        description="items in a row that may come to nothing before the environment ends with the last one's error; "
+        "0: any number; -1: 16, or two for each worker where that is more",
+    )
     rollout_retries: int = Field(0, ge=0, description="times that a rollout which raised is made again")
     spool_dir: str | None = Field(
         None,

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from headrace.envs.base import BaseEnv
 from headrace.envs.config import BaseEnvConfig
-from headrace.envs.server import ChatCompletion
+from headrace.envs.server import ChatCompletion, GatewayServer
 from headrace.envs.server.answers import ChatCompletionMessage
 from headrace.envs.types import Item, ScoredDataItem
 
@@ -54,7 +54,8 @@ class ConversationEnv(BaseEnv):
         return answer.choices[0].message
 
     async def collect_trajectory(self, item: Item) -> tuple[ScoredDataItem, list[Item]]:
-        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
+        tokenizer = self.tokenizer if self.needs_tokenizer else None
+        async with self.server.managed_server(tokenizer=tokenizer) as managed:
             messages, score = await self.play(managed, item, temperature=self.config.temperature)
             # A template that rewrites earlier turns leaves several sequences; the last one ends in the last answer.
             sampled = managed.get_state()["nodes"][-1]
@@ -65,6 +66,15 @@ class ConversationEnv(BaseEnv):
             scores=score,
             messages=messages,  # type: ignore[typeddict-item] # tools' messages have more keys
         ), []
+
+    @property
+    def needs_tokenizer(self) -> bool:
+        """A managed conversation needs it, except on a gateway, which renders for itself."""
+        return not all(isinstance(server, GatewayServer) for server in self.server.servers)
+
+    @property
+    def needs_server(self) -> bool:
+        return True
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         began, places = time.time(), asyncio.Semaphore(self.config.max_eval_workers)

@@ -5,7 +5,6 @@ What is beside the sending (the file of groups, the table of rollouts) may fail 
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from headrace.envs.grouping import BadGroup, all_equal, check
@@ -13,8 +12,6 @@ from headrace.envs.types import Item
 
 if TYPE_CHECKING:
     from headrace.envs.base import BaseEnv
-
-log = logging.getLogger("headrace.envs")
 
 
 async def sendable(env: BaseEnv, groups: list[Any], item: Item, *, skip_long: bool) -> list[dict[str, Any]]:
@@ -27,10 +24,12 @@ async def sendable(env: BaseEnv, groups: list[Any], item: Item, *, skip_long: bo
             reason = _reason(env, group, skip_long)
         except BadGroup as error:
             env.counts.fail("rubbish", error)
+            env.counts.came_to_nothing(str(error))
             reason = "rubbish"
+        else:
+            env.counts.came_to_something()
         if reason is not None:
-            env.counts.skipped[reason] += 1
-            log.info("a group is not sent: %s", reason.replace("_", " "))
+            env.counts.skip(reason)
             continue
         await _complete(env, group, item)
         found.append(group)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from headrace.data.json import to_json
+from headrace.envs.preflight import preflight
 from headrace.metrics import flat
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ async def evaluate(env: BaseEnv) -> None:
     """
     began = time.time()
     try:
+        await preflight(env)
         await env.setup()
         await env.open_wandb()
         returned = await env.evaluate()

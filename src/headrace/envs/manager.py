@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from headrace.envs import schedule
 from headrace.envs.api_client import ApiError
 from headrace.envs.poller import Poller
+from headrace.envs.preflight import preflight
 from headrace.envs.registration import patiently
 from headrace.envs.sender import Sender
 from headrace.envs.spool import Spool
-from headrace.envs.stop import Stop
+from headrace.envs.stop import Stop, finished
 from headrace.envs.types import Item
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ log = logging.getLogger("headrace.envs")
 MOST_ITEM_FAILURES = 3
 #: Seconds that cancelled work has to end, and that the API has to hear that we leave.
 GRACE_S = 10.0
+#: Seconds that an API which is away has, when an environment is told to end.
+AWAY_S = 1.0
 #: Seconds that a finished item leaves to the next one's beginning before it is packed and sent.
 BEGIN_S = 0.001
 
@@ -75,6 +78,7 @@ class Manager:
 
     async def _begin(self) -> None:
         env = self._env
+        await preflight(env)
         await env.setup()
         await env.register_env()
         await patiently(env.setup_wandb, env.config.status_poll_s)
@@ -86,6 +90,7 @@ class Manager:
         polling.add_done_callback(lambda _: self.wake())
         try:
             while not polling.done():
+                self._env.counts.give_up_after(self._env.most_failures)
                 if await self._turn():
                     return
                 await self._woken.wait()
@@ -204,6 +209,7 @@ class Manager:
         except Exception as error:
             late = isinstance(error, TimeoutError) and timeout.expired()
             env.counts.fail("timeout" if late else "item", error)
+            env.counts.came_to_nothing(f"nothing after worker_timeout, {limit:g} s" if late else str(error))
 
     def _ended(self, name: str, worker: asyncio.Task[None]) -> None:
         self._env.running_items.pop(name, None)
@@ -239,23 +245,37 @@ class Manager:
         self.sender.lift_limit()
         await self._finish_workers()
         await self.stop.or_done(env.evaluator.end(wait=complete))
-        await self.stop.or_done(self.sender.drain(env.config.drain_s), forced)
+        await self.stop.or_done(self._drain(), forced)
         await self.sender.close()
+        env.counts.tell_skipped()
         if env.items_sent_this_step:
             with env.counts.guard("wandb_log"):
                 await env.wandb_log({})
         try:
-            async with asyncio.timeout(GRACE_S):
+            async with asyncio.timeout(AWAY_S if self._left_behind else GRACE_S):
                 await env.disconnect_env()
         except (ApiError, TimeoutError) as error:
             log.warning("the API was not told that we leave: %s", str(error) or "it did not answer")
         await env.close()
 
+    async def _drain(self) -> None:
+        """Waits for the API to take what is owed, for `drain_s`, or until it is away and we are told to end."""
+        left = self._env.config.drain_s
+        while await self.sender.drain(min(left, AWAY_S)):
+            left -= AWAY_S
+            if left <= 0 or self._left_behind:
+                return
+
+    @property
+    def _left_behind(self) -> bool:
+        """Whether it is told to end while the API is away: what is owed is written down, for the next start."""
+        return self.stop.forced.is_set() or (self.stop.asked.is_set() and self.sender.trouble is not None)
+
     async def _finish_workers(self) -> None:
         env = self._env
         if env.workers and not self.stop.forced.is_set():
             log.info("%d items are finished before the end; stop again to break them off", len(env.workers))
-            await self.stop.or_done(asyncio.wait(set(env.workers)), self.stop.forced)
+            await self.stop.or_done(finished(env.workers, env.server), self.stop.forced)
         for worker in env.workers:
             worker.cancel()
         if env.workers:

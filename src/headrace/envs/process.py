@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from headrace.data.errors import HeadraceError, InvalidInput
+from headrace.envs.counts import REASONS
 from headrace.envs.page import write_page
+from headrace.envs.preflight import preflight
 from headrace.envs.rollouts import RolloutFailed
-from headrace.envs.stop import Stop
+from headrace.envs.stop import Stop, finished
 from headrace.envs.types import Item
 
 if TYPE_CHECKING:
@@ -17,8 +20,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headrace.envs")
 
-#: Items in a row that may fail: after so many, the next would too.
-MOST_FAILURES = 16
 #: Items for each worker, rolled out or waiting to be written, at which no more are begun.
 WAITING = 4
 #: What a failure to write the file of groups is counted as.
@@ -36,8 +37,6 @@ class Processing:
         self._env, self._groups = env, groups
         self._running: set[asyncio.Task[bool]] = set()
         self._rolling = 0
-        self._failures = 0
-        self._why = ""
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
         self.stop = Stop()
@@ -49,6 +48,7 @@ class Processing:
         asked.add_done_callback(lambda _: self._changed.set())
         with self.stop.on_signals():
             try:
+                await self.stop.or_done(self._begin())
                 while await self._fill():
                     await self._change()
                 await self.stop.or_done(self._finish(), self.stop.forced)
@@ -57,6 +57,11 @@ class Processing:
                 for task in self._running:
                     task.cancel()
                 await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _begin(self) -> None:
+        await preflight(self._env)
+        await self._env.setup()
+        await self._env.open_wandb()
 
     async def _fill(self) -> bool:
         """Begins as many items as may run; whether there is anything to wait for."""
@@ -85,12 +90,13 @@ class Processing:
         for task in [task for task in self._running if task.done()]:
             self._running.discard(task)
             self.done += task.result()
-        if self._failures >= MOST_FAILURES:
-            raise HeadraceError(f"{self._failures} items in a row came to nothing, the last one with: {self._why}")
+        self._env.counts.give_up_after(self._env.most_failures)
 
     async def _finish(self) -> None:
-        while self._running:
-            await self._change()
+        await finished(self._running, self._env.server)
+        for task in self._running:
+            if task.done():
+                self.done += task.result()
 
     async def _item(self, item: Item) -> bool:
         """Rolls an item out and writes what comes of it; whether that counts as a group."""
@@ -100,45 +106,63 @@ class Processing:
         try:
             async with asyncio.timeout(limit if limit > 0 else None):
                 found = await env.roll_out(item)
-            self._failures = 0
+            if not found:
+                env.counts.came_to_nothing("collect_trajectories or postprocess_histories gave None, no group")
         except TimeoutError as error:
             env.counts.fail("timeout", error)
-            self._fail(f"nothing after worker_timeout, {limit:g} s")
-        except RolloutFailed as error:
-            self._fail(str(error))
+            env.counts.came_to_nothing(f"nothing after worker_timeout, {limit:g} s")
+        except RolloutFailed:
+            pass  # counted and told where it failed
         finally:
             self._rolling -= 1
             self._changed.set()
+        written = False
         if found:
             async with self._writing:
-                await self._write(found, item)
+                written = await self._write(found, item)
         with env.counts.guard("cleanup"):
             await env.cleanup()
-        return bool(found)
+        return written
 
-    def _fail(self, why: str) -> None:
-        self._failures, self._why = self._failures + 1, why
-
-    async def _write(self, found: Any, item: Item) -> None:
+    async def _write(self, found: Any, item: Item) -> bool:
+        """Writes what came of an item; whether any of it was fit to be written."""
         env = self._env
+        groups, skipped = env.counts.groups, Counter(env.counts.skipped)
         await env.handle_send_to_api(found, item, do_send_to_api=False, abort_on_any_max_length_exceeded=False)
+        left_out = env.counts.skipped - skipped
+        if left_out and env.counts.groups == groups:
+            if "rubbish" not in left_out:
+                env.counts.came_to_nothing(f"a group that is left out: {REASONS[next(iter(left_out))]}")
+            return False
+        env.counts.came_to_something()
         if env.counts.failed[FILE]:  # beside a trainer a lost line is a pity; here the file is all there is
             raise HeadraceError(f"groups cannot be written: {env.counts.tracebacks[-1].splitlines()[-1]}")
         with env.counts.guard("wandb_log"):
             await env.wandb_log()
         env.curr_step += 1
+        return True
+
+
+def _why_none(env: BaseEnv, stopped: bool) -> str:
+    """Why nothing was made, in words."""
+    last = f"; the last item came to nothing with: {env.counts.last_nothing}" if env.counts.last_nothing else ""
+    if stopped:
+        return f"it was stopped with {env.counts.items} items begun{last}"
+    return f"there are no more items after {env.counts.items}{last}" if env.counts.items else "there are no items"
 
 
 async def process(env: BaseEnv, groups: int) -> None:
     """Everything that `process` does. What was written stays, and has its page, however it ends."""
     if groups < 0:
         raise InvalidInput(f"total_steps is {groups}: without a trainer it must say how many groups are made")
-    await env.setup()
-    await env.open_wandb()
     processing = Processing(env, groups)
     try:
         await processing.run()
-        if processing.done < groups and not processing.stop.asked.is_set():
+        env.counts.tell_skipped()
+        stopped = processing.stop.asked.is_set()
+        if processing.done == 0 < groups:
+            raise HeadraceError(f"no group was made: {_why_none(env, stopped)}")
+        if processing.done < groups and not stopped:
             log.info("there are no more items: %d of %d groups", processing.done, groups)
     finally:
         await env.close()

@@ -28,6 +28,12 @@ class Registered(msgspec.Struct, frozen=True):
     num_steps: int = -1
 
 
+class NoTrainer(ApiAway):
+    """The API is there, and no trainer is."""
+
+    code = "no_trainer"
+
+
 async def register(api: ApiClient, config: BaseEnvConfig, name: str) -> Registered:
     """Registers, once the API is there and the trainer has begun."""
     asked = {
@@ -41,21 +47,25 @@ async def register(api: ApiClient, config: BaseEnvConfig, name: str) -> Register
     async def once() -> Registered:
         found = await api.post("/register-env", asked)
         if found.get("status") != "success":
-            raise ApiAway(f"{api.address} says: {found.get('status')}")
+            raise NoTrainer(
+                f"no trainer has registered at {api.address} and asked for its first batch yet; start one, such as "
+                f"`python examples/atropos_trainer.py {api.address}`, or yours (docs/environments.md, A trainer for it)"
+            )
         return _read(api, found)
 
     return await patiently(once, config.status_poll_s)
 
 
 async def patiently(ask: Callable[[], Awaitable[T]], every_s: float) -> T:
-    """Asks until the API answers. What it waits for is logged when it changes."""
+    """Asks until the API answers. What it waits for is logged once, and when it changes."""
     said = ""
     while True:
         try:
             return await ask()
         except ApiAway as error:
             if str(error) != said:
-                log.info("waiting for the API: %s", error)
+                what = "a trainer" if isinstance(error, NoTrainer) else "the Trajectory API (headrace api starts one)"
+                log.info("waiting for %s: %s", what, error)
             said = str(error)
         await asyncio.sleep(every_s)
 

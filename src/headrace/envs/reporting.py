@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from headrace.envs.config import BaseEnvConfig
 from headrace.envs.evaluate import Evaluation
 from headrace.envs.metrics import MetricsLog, Performance, drained, lengths, table
+from headrace.envs.preflight import in_thread
 from headrace.envs.types import Item, ScoredDataGroup
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ class Reporting:
     metrics_log: MetricsLog
     #: The last that `evaluate_log` was told.
     last_evaluation: Evaluation | None = None
-    _no_tokenizer = False
+    _no_tokenizer: str | None = None
+    _shown_as_ids = False
 
     @cached_property
     def _performance(self) -> Performance:
@@ -89,13 +91,13 @@ class Reporting:
         """
         if "tokenizer" not in self.__dict__:
             async with self._loading:
-                if self._no_tokenizer:
+                if self._shown_as_ids:
                     return None
                 try:
-                    await asyncio.to_thread(getattr, self, "tokenizer")
+                    await in_thread(lambda: self.tokenizer)
                 except Exception as error:
-                    self._no_tokenizer = True
-                    log.warning("rollouts are shown as ids: no tokenizer %s: %s", self.config.tokenizer_name, error)
+                    self._shown_as_ids = True
+                    log.warning("rollouts are shown as ids: %s", error)
                     return None
         return [self.tokenizer.decode(ids) for ids in sequences]
 

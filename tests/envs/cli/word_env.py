@@ -25,7 +25,9 @@ class WordEnv(BaseEnv):
 
     @classmethod
     def config_init(cls) -> tuple[WordConfig, list[APIServerConfig]]:
-        servers = [APIServerConfig(model_name="small", base_url="http://127.0.0.1:9/v1", api_key="secret")]
+        servers = [
+            APIServerConfig(model_name="small", base_url="http://127.0.0.1:9/v1", api_key="secret", health_check=False)
+        ]
         return WordConfig(group_size=2, max_num_workers=4, status_poll_s=0.01, use_wandb=False), servers
 
     async def setup(self) -> None:

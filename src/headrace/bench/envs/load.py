@@ -10,7 +10,7 @@ from typing import Any
 from headrace.envs import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataItem
 
 #: A server that is never asked: a rollout only takes its time.
-SERVER = APIServerConfig(base_url="http://127.0.0.1:9/v1", model_name="none", api_key="x")
+SERVER = APIServerConfig(base_url="http://127.0.0.1:9/v1", model_name="none", api_key="x", health_check=False)
 TOKENS = 256
 
 

@@ -9,6 +9,11 @@ from typing import Any
 
 #: The way from floor to ceiling that a policy without an answer may go before the reward counts as hackable.
 HACKABLE = 0.5
+#: Said where there is nothing to hold the policies against.
+MISSING = (
+    "nothing found, and little could be: no item carries an answer, so that nothing says what a right one earns. Give "
+    "the environment a gold_answer(item), or its items a key such as 'answer'"
+)
 COLUMNS = ("policy", "mean", "min", "max", "rollouts", "same again", "")
 
 
@@ -136,6 +141,8 @@ class Report:
 
     def _verdict(self) -> list[str]:
         found = self.findings()
+        if not found and not self._scored(knows=True):
+            return ["", MISSING]
         return ["", *(f"- {one}" for one in found)] if found else ["", "nothing found"]
 
     def _scored(self, *, knows: bool | None = None) -> list[Outcome]:

@@ -12,7 +12,7 @@ from headrace.envs.server.answers import ChatCompletion, Completion
 from headrace.envs.server.baseline import APIServer
 from headrace.envs.server.config import APIServerConfig, OpenaiConfig, ServerBaseline, ServerManagerConfig
 from headrace.envs.server.dummy import DummyManagedServer
-from headrace.envs.server.errors import NoServer, NoTokens, RequestRefused, ServerError, Unavailable
+from headrace.envs.server.errors import NoServer, NoTokenizer, NoTokens, RequestRefused, ServerError, Unavailable
 from headrace.envs.server.gateway_server import GatewayServer
 from headrace.envs.server.gateway_session import GatewaySession
 from headrace.envs.server.harness import ServerHarness, create_chat_completion, create_completion
@@ -53,5 +53,6 @@ __all__ = [
     "RequestRefused",
     "NoTokens",
     "NoServer",
+    "NoTokenizer",
     "new_group",
 ]

@@ -34,7 +34,11 @@ class APIServer(ABC):
         self.statistics = Statistics(config.rolling_buffer_length)
         self.eval_statistics = Statistics(config.rolling_buffer_length)
         self.tokenizing = Tokenizing(config.model_name, config.tokenizer_name)
+        #: Calls of environments that are not answered yet, and that this server has or could be given.
+        self.open_calls = 0
         self.trouble = ""
+        #: Seconds that calls wait for it while it is down; fewer where it has never been there.
+        self.patience_s = float(config.timeout)
         self.down_since = 0.0
         self.check_task: asyncio.Task[None] | None = None
         self._healthy = True
@@ -45,6 +49,14 @@ class APIServer(ABC):
     @abstractmethod
     async def check_server_status_task(self, chat_completion: bool = True) -> None:
         """Runs from the moment at which the server is down; sets `server_healthy` once it is back."""
+
+    async def unwell(self, within_s: float) -> str | None:
+        """Why the server does not answer within so many seconds; None where it does, or cannot be asked."""
+        return None
+
+    async def model_root(self) -> str | None:
+        """The folder or the name of the model that is served, as the server says it; None where it does not."""
+        return None
 
     @abstractmethod
     async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion: ...
@@ -105,7 +117,8 @@ class APIServer(ABC):
     @server_healthy.setter
     def server_healthy(self, healthy: bool) -> None:
         if healthy and not self._healthy:
-            logger.info("the rollout server %s is back", self.config.base_url)
+            logger.info("the rollout server %s is there", self.config.base_url)
+            self.patience_s = float(self.config.timeout)
         self._healthy = healthy
         self.changed.fire()
 

@@ -42,6 +42,12 @@ class NoTokens(ServerError, NotImplementedError):
     code = "rollout_server_no_tokens"
 
 
+class NoTokenizer(HeadraceError):
+    """The tokenizer that is configured cannot be loaded."""
+
+    code = "no_tokenizer"
+
+
 class NoServer(ServerError):
     """No server came back within the time that was allowed."""
 

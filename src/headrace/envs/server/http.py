@@ -40,21 +40,19 @@ class Http:
     ) -> Any:
         """The JSON of a 200."""
         data = orjson.dumps(plain(body), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
-        status, answer = await self._sent("POST", url, data, headers, timeout)
-        if status != 200:
-            raise _failure(url, status, answer)
-        try:
-            return orjson.loads(answer)
-        except orjson.JSONDecodeError as error:
-            raise Unavailable(f"{url} answered what is no JSON: {shown(answer)}") from error
+        return _read(url, *await self._sent("POST", url, data, headers, timeout))
 
-    async def answers(self, url: str, timeout: float) -> bool:
-        """Whether somebody is well enough there to say anything but 5xx."""
+    async def get(self, url: str, timeout: float) -> Any:
+        """The JSON of a 200."""
+        return _read(url, *await self._sent("GET", url, None, None, timeout))
+
+    async def trouble(self, url: str, timeout: float) -> str | None:
+        """Why a GET is not answered within so many seconds by anything but 5xx; None where it is."""
         try:
-            status, _ = await self._sent("GET", url, None, None, timeout)
-        except Unavailable:
-            return False
-        return status < 500
+            status, answer = await self._sent("GET", url, None, None, timeout)
+        except Unavailable as error:
+            return str(error)
+        return str(_failure(url, status, answer)) if status >= 500 else None
 
     async def _sent(
         self, method: str, url: str, data: bytes | None, headers: dict[str, str] | None, timeout: float | None
@@ -80,6 +78,15 @@ class Http:
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+
+def _read(url: str, status: int, answer: bytes) -> Any:
+    if status != 200:
+        raise _failure(url, status, answer)
+    try:
+        return orjson.loads(answer)
+    except orjson.JSONDecodeError as error:
+        raise Unavailable(f"{url} answered what is no JSON: {shown(answer)}") from error
 
 
 def _failure(url: str, status: int, answer: bytes) -> Unavailable | RequestRefused:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -27,11 +28,14 @@ from headrace.envs.server.gateway_server import GatewayServer
 from headrace.envs.server.gateway_session import GatewaySession
 from headrace.envs.server.harness import ServerHarness
 from headrace.envs.server.managed import ManagedServer
-from headrace.envs.server.openai_server import OpenAIServer, VLLMServer
+from headrace.envs.server.openai_server import PROBE_TIMEOUT_S, OpenAIServer, VLLMServer
 from headrace.envs.server.reasoning import ReasoningConfig
 from headrace.envs.server.router import NONE_CONFIGURED, Router
 from headrace.envs.server.sglang_server import SGLangServer
+from headrace.envs.server.signal import Signal
 from headrace.envs.server.trl_server import TrlVllmServer
+
+log = logging.getLogger("headrace.envs")
 
 T = TypeVar("T")
 Managed = ManagedServer | GatewaySession | DummyManagedServer
@@ -66,6 +70,8 @@ class ServerManager:
     ) -> None:
         if proxy_url or use_proxy:
             raise InvalidInput("a proxy of managed servers is not offered; use a gateway: server_type='gateway'")
+        #: Whether somebody said where the servers are; a node's usual ones may be there or not.
+        self.named_servers = isinstance(configs, APIServerConfig) or not isinstance(configs, ServerBaseline)
         self.max_n_completions = max_n_completions
         self.reasoning_config = reasoning_config
         self.tool_parser = tool_parser
@@ -90,6 +96,46 @@ class ServerManager:
     async def update_weight(self, weight: float) -> None:
         for server in self.servers:
             await server.update_weight(weight)
+
+    # -- health --------------------------------------------------------------------------------------------------------
+
+    async def ready(self, within_s: float, *, wait: bool) -> None:
+        """Tries the servers. Each that does not answer is told with its reason, and looked for from then on.
+
+        With `wait` it returns once one answers, and raises `NoServer`, with every reason, where none has within so many
+        seconds; without, calls wait that long. A server without a health check is taken to be there.
+        """
+        if not all(server.config.health_check for server in self.servers):
+            return
+        found = await asyncio.gather(*(server.unwell(min(within_s, PROBE_TIMEOUT_S)) for server in self.servers))
+        for server, why in zip(self.servers, found, strict=True):
+            if why is not None:
+                server.patience_s = within_s
+                server.went_down(why)
+        if not wait or any(server.server_healthy for server in self.servers) or not self.servers:
+            return
+        log.info("waiting for a rollout server, at most %g s", within_s)
+        try:
+            async with asyncio.timeout(within_s):
+                while not any(server.server_healthy for server in self.servers):
+                    await Signal.any_of([server.changed for server in self.servers])
+        except TimeoutError:
+            said = "; ".join(str(server.trouble) for server in self.servers)
+            raise NoServer(f"no rollout server answered within {within_s:g} s: {said}") from None
+
+    async def unanswered(self, within_s: float) -> str | None:
+        """Why nobody answers the calls that are open; None where there are none, or where a server is well."""
+        if not any(server.open_calls for server in self.servers):
+            return None
+        found = await asyncio.gather(*(server.unwell(within_s) for server in self.servers))
+        return None if None in found else "; ".join(str(why) for why in found)
+
+    async def model_root(self) -> str | None:
+        """What the first server that says it serves: a folder, or a name on the hub."""
+        for server in self.servers:
+            if server.server_healthy and (root := await server.model_root()) is not None:
+                return root
+        return None
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 

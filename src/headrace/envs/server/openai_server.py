@@ -10,7 +10,7 @@ from headrace.data.errors import InvalidInput
 from headrace.envs.server.answers import ChatCompletion, Completion, Tokens
 from headrace.envs.server.baseline import APIServer
 from headrace.envs.server.config import APIServerConfig
-from headrace.envs.server.errors import NoTokens, Unavailable
+from headrace.envs.server.errors import NoTokens, ServerError, Unavailable
 from headrace.envs.server.http import Http
 from headrace.envs.server.reasoning import ReasoningConfig
 
@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 #: Other names that environments give to max_tokens.
 LENGTH_NAMES = ("max_new_tokens", "max_completion_tokens")
+#: Seconds that a server which is looked for may take to say how it is.
 PROBE_TIMEOUT_S = 10.0
 
 
@@ -35,9 +36,23 @@ class OpenAIServer(APIServer):
         await self.http.close()
 
     async def check_server_status_task(self, chat_completion: bool = True) -> None:
-        while not await self.http.answers(f"{self.http.root}{self.health_path}", PROBE_TIMEOUT_S):
+        while (why := await self.unwell(PROBE_TIMEOUT_S)) is not None:
+            self.trouble = why
             await asyncio.sleep(self.config.probe_s)
         self.server_healthy = True
+
+    async def unwell(self, within_s: float) -> str | None:
+        return await self.http.trouble(f"{self.http.root}{self.health_path}", within_s)
+
+    async def model_root(self) -> str | None:
+        try:
+            found = await self.http.get(f"{self.http.base}/models", PROBE_TIMEOUT_S)
+        except ServerError:
+            return None
+        models = found.get("data") if isinstance(found, dict) else None
+        named = [model for model in models or [] if isinstance(model, dict) and isinstance(model.get("root"), str)]
+        ours = [model for model in named if model.get("id") == self.config.model_name]
+        return (ours or named)[0]["root"] if ours or len(named) == 1 else None
 
     async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
         return ChatCompletion.model_validate(await self._ask("chat/completions", kwargs, "messages"))

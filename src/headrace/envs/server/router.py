@@ -76,6 +76,15 @@ class Router:
         self, split: str, send: Callable[[APIServer, int], Awaitable[T]], prefer: APIServer | None = None
     ) -> T:
         """What `send` gave, on a server that has a place; called again, with the number of the attempt, if it fails."""
+        for server in self.servers:
+            server.open_calls += 1
+        try:
+            return await self._run(split, send, prefer)
+        finally:
+            for server in self.servers:
+                server.open_calls -= 1
+
+    async def _run(self, split: str, send: Callable[[APIServer, int], Awaitable[T]], prefer: APIServer | None) -> T:
         clock = asyncio.get_running_loop().time
         failed: list[APIServer] = []
         while True:
@@ -144,11 +153,11 @@ class Router:
             return
         last = max(self.servers, key=lambda server: server.down_since)
         try:
-            async with asyncio.timeout_at(last.down_since + last.config.timeout):
+            async with asyncio.timeout_at(last.down_since + last.patience_s):
                 await waiting
         except TimeoutError:
             said = "; ".join(f"{server.config.base_url} is down: {server.trouble}" for server in self.servers)
-            raise NoServer(f"no rollout server came back within {last.config.timeout} s: {said}") from None
+            raise NoServer(f"no rollout server was there within {last.patience_s:g} s: {said}") from None
 
 
 def split_of(given: Any) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.data.errors import InvalidInput
+from headrace.envs.server.errors import NoTokenizer
 
 if TYPE_CHECKING:
     from headrace.tokens import Renderer, Vocabulary
@@ -14,7 +15,9 @@ class Tokenizing:
     """`use` takes the tokenizer that an environment has already; else the configured one is loaded."""
 
     def __init__(self, model_name: str, tokenizer_name: str = "none") -> None:
-        self._name = model_name if tokenizer_name in ("", "none") else tokenizer_name
+        own = tokenizer_name not in ("", "none")
+        self._name = tokenizer_name if own else model_name
+        self._option = "--openai.tokenizer_name" if own else "--openai.tokenizer_name, taken from model_name:"
         self._tokenizer: Any = None
         self._vocabularies: dict[int, Vocabulary] = {}
         self._renderers: dict[int, Renderer] = {}
@@ -30,7 +33,7 @@ class Tokenizing:
     @property
     def tokenizer(self) -> Any:
         if self._tokenizer is None:
-            self._tokenizer = _load(self._name)
+            self._tokenizer = load_tokenizer(self._name, self._option)
         return self._tokenizer
 
     def vocabulary(self, tokenizer: Any = None) -> Vocabulary:
@@ -59,14 +62,17 @@ class Tokenizing:
         return ids
 
 
-def _load(name: str) -> Any:
+def load_tokenizer(name: str, option: str) -> Any:
+    """The tokenizer in a folder, or of a name on the hub. `option` is where the name was said, for the error."""
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        raise InvalidInput(f"the tokenizer {name!r} needs transformers: pip install 'headrace[tokens]'") from error
+        raise NoTokenizer(f"the tokenizer {name!r} needs transformers: pip install 'headrace[tokens]'") from error
+    path = Path(name).expanduser()
+    if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name):
+        raise NoTokenizer(f"{option} {name!r}: there is no such folder; name one with a tokenizer, or a model's")
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name)
     except (OSError, ValueError) as error:
-        raise InvalidInput(
-            f"no tokenizer could be loaded for {name!r}: {error}; set tokenizer_name to a model's folder or its name"
-        ) from error
+        where = "the folder holds no tokenizer" if path.is_dir() else "no folder here, and not to be had from the hub"
+        raise NoTokenizer(f"{option} {name!r}: {where}: {error}") from error
