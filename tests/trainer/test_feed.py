@@ -12,6 +12,9 @@ from headrace import DataPool
 from headrace.trainer import TrainerConfig
 from headrace.trainer.checkpoint import Leases
 from headrace.trainer.feed import Feed
+from headrace.trainer.patience import PatientPool
+from headrace.trainer.stopping import Outage, Stop
+from headrace.trainer.watch import Watcher
 
 
 @pytest.fixture
@@ -22,9 +25,13 @@ def pool() -> DataPool:
 @pytest.fixture
 def feed(pool: DataPool, tmp_path: Path) -> Iterator[Feed]:
     given = {"model": tmp_path, "run": tmp_path, "pool": {"batch_size": 1, "prefetch": False}}
-    found = Feed(pool, TrainerConfig.model_validate(given), Leases(tmp_path))
+    stop = Stop()
+    patient = PatientPool(pool, Outage("the pool", print), stop, 300.0)
+    found = Feed(patient, TrainerConfig.model_validate(given), Leases(tmp_path), stop=stop, watcher=Watcher())
     yield found
+    stop.set("the test")
     found.close()
+    patient.close()
 
 
 def test_a_batch_whose_lease_ran_out_is_not_learned_from_again(feed: Feed, pool: DataPool) -> None:

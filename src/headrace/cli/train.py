@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,18 +9,21 @@ from pydantic import BaseModel, Field
 from pydantic_settings import CliPositionalArg
 
 if TYPE_CHECKING:
-    from headrace.trainer.checkpoint import Progress
+    from headrace.trainer.config import TrainerConfig
 
 
 class Train(BaseModel):
     """Train a model from a pool, and publish its weights to the rollout servers, as a YAML file says. SIGTERM or Ctrl-C
-    ends it after the step under way, with a checkpoint; --resume goes on from the last one.
+    ends it after the step under way, with a checkpoint, and at once where it only waits; a second Ctrl-C does not wait
+    for the step. --resume goes on from the last checkpoint.
     """
 
     config: CliPositionalArg[Path] = Field(description="the YAML file; docs/trainer.md has every field")
     resume: bool = Field(False, description="go on from the run's last checkpoint")
     dry_run: bool = Field(
-        False, description="print the configuration, the memory it needs and the first batch's shape; train nothing"
+        False,
+        description="print the configuration, the memory it needs, what it would do and, where the pool answers, the "
+        "first batch's shape; train nothing",
     )
     steps: int | None = Field(None, ge=1, description="in place of the file's")
     run: Path | None = Field(None, description="the run's folder, in place of the file's")
@@ -29,7 +31,6 @@ class Train(BaseModel):
     def cli_cmd(self) -> None:
         from headrace.trainer.config import load
 
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         given = {"steps": self.steps, "run": self.run}
         config = load(self.config, **{name: value for name, value in given.items() if value is not None})
         if self.dry_run:
@@ -37,11 +38,18 @@ class Train(BaseModel):
 
             print(dry_run(config))
             return
+        self._train(config)
+
+    def _train(self, config: TrainerConfig) -> None:
+        from rich.console import Console
+
         from headrace.trainer.trainer import train
+        from headrace.trainer.view import View
 
-        done = train(config, resume=self.resume, ready=_say)
-        print(f"{done.step} steps, version {done.version}, {done.trajectories} trajectories, {done.tokens} tokens")
-
-
-def _say(progress: Progress) -> None:
-    print(f"trainer ready at step {progress.step}, version {progress.version}", flush=True)
+        with View(Console(), config) as view:
+            outcome = train(config, resume=self.resume, watcher=view)
+        for sentence in outcome.sentences():
+            print(sentence)
+        if outcome.stopped_by:
+            print(f"stopped by {outcome.stopped_by}; go on with: headrace train {self.config} --resume")
+        outcome.check()

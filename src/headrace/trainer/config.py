@@ -38,6 +38,7 @@ class PoolConfig(Section):
     max_staleness: int | None = Field(None, ge=0, description="groups further behind the policy are dropped")
     lease_s: float = Field(300.0, gt=0, description="how long a batch is ours without news; prolonged while it is used")
     prefetch: bool = Field(True, description="fetch the next batch while this one is learned from")
+    patience_s: float = Field(300.0, gt=0, description="how long a pool that does not answer is waited for")
 
     def connected(self, *, retry_s: float = 30.0) -> RemotePool:
         """The pool at this address, with its key."""
@@ -116,7 +117,7 @@ class LogConfig(Section):
 
 
 class TrainerConfig(Section):
-    model: Path = Field(description="the checkpoint to begin with, as transformers writes it")
+    model: Path = Field(description="the checkpoint to begin with: a folder as transformers writes it, or a hub name")
     run: Path = Field(description="the folder of this run: checkpoints, metrics.jsonl")
     steps: int = Field(1000, ge=1, description="most steps")
     stop_at_reward: float | None = Field(None, description="stop once the mean reward of stop_window steps is there")

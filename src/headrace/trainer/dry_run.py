@@ -1,6 +1,8 @@
-"""What a run would be, told without beginning it: its configuration, the memory it needs, the first batch's shape.
+"""What a run would be, told without beginning it: its configuration, the memory it needs, what it would do, and the
+first batch's shape where the pool answers.
 
-Nothing is changed: a batch is looked at under a lease that is given back.
+Nothing is changed: a batch is looked at under a lease that is given back. Nothing but the model's configuration must
+be there: a pool or a gateway that does not run yet is said to be missing.
 """
 
 from __future__ import annotations
@@ -10,9 +12,14 @@ from typing import Any
 import torch
 import yaml
 
-from headrace.data.errors import HeadraceError
+from headrace.pool.errors import NotFound, PoolUnreachable
+from headrace.trainer import model as models
+from headrace.trainer.checkpoint import Checkpoints
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.examples import examples_of
+from headrace.trainer.patience import plain
+from headrace.trainer.sync.errors import ServerFailed
+from headrace.trainer.sync.http import Http
 from headrace.trainer.trainer import device_of
 
 GIB = 1 << 30
@@ -20,12 +27,15 @@ GIB = 1 << 30
 LEARNING = 16
 #: A look at a batch is over within this.
 LEASE_S = 60.0
+#: Seconds that a gateway may take to answer: one that is well takes milliseconds.
+ANSWER_S = 5.0
 
 
 def dry_run(config: TrainerConfig) -> str:
     parts = {
         "configuration": config.shown(),
         "memory": memory(config),
+        "what it would do": plan(config),
         "first batch": first_batch(config),
     }
     return "\n".join(f"# {name}\n{yaml.safe_dump(part, sort_keys=False).rstrip()}" for name, part in parts.items())
@@ -35,10 +45,11 @@ def memory(config: TrainerConfig) -> dict[str, Any]:
     """GiB by what they are for. Activations are an estimate: what a layer of a Llama keeps of each token."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    models.check(config.model)
     try:
         model = AutoConfig.from_pretrained(config.model)
     except (OSError, ValueError) as error:
-        raise HeadraceError(f"model {config.model} cannot be read: {error}") from error
+        raise models.not_loaded(config.model, error) from error
     with torch.device("meta"):
         weights = AutoModelForCausalLM.from_config(model).num_parameters()
     width = 2 if config.dtype == "bfloat16" else 4
@@ -62,12 +73,48 @@ def memory(config: TrainerConfig) -> dict[str, Any]:
     }
 
 
+def plan(config: TrainerConfig) -> dict[str, Any]:
+    """A run in words, and whether what it needs answers."""
+    pool, cut, rule, kept = config.pool, config.optimizer, config.algorithm, config.checkpoint
+    updates = cut.epochs * cut.minibatches
+    latest = Checkpoints(config.run, config.model, kept.keep).latest
+    found = {
+        "run": f"{config.run}, " + ("a new one" if latest is None else f"from step {int(latest.name)}, with --resume"),
+        "each step": f"{pool.batch_size} groups from channel {pool.channel} of the pool {pool.address}",
+        "learning": f"{rule.advantage} advantages, {rule.loss} loss, {updates} updates a step at {cut.lr:g}",
+        "weights": "are published nowhere: sync is not set",
+        "checkpoints": f"every {kept.every} steps, the last {kept.keep} of them are kept",
+        "ends": f"after {config.steps} steps",
+    }
+    if config.stop_at_reward is not None:
+        found["ends"] += f", or once the reward of {config.stop_window} steps is {config.stop_at_reward:g}"
+    if config.sync is not None:
+        servers = ", ".join(config.sync.servers)
+        to = f"the gateway {config.sync.gateway}" if config.sync.gateway is not None else f"the servers {servers}"
+        found["weights"] = f"go to {to} after each step"
+        if config.sync.gateway is not None:
+            found["gateway"] = _gateway(config.sync.gateway, config.sync.presented_key)
+    return found
+
+
+def _gateway(address: str, key: str | None) -> str:
+    try:
+        Http(address, key=key, timeout_s=ANSWER_S).get("/ready")
+    except ServerFailed as error:
+        return f"is not ready: {error.reason} (the run would wait for it)"
+    return "is ready"
+
+
 def first_batch(config: TrainerConfig) -> dict[str, Any]:
+    """The shape of what the pool would hand out; in place of it, why there is none to be seen."""
     wanted = config.pool
-    pool = wanted.connected(retry_s=2.0)
-    batch = pool.fetch_batch(
-        wanted.batch_size, n_rollouts=wanted.n_rollouts, channel=wanted.channel, lease_s=LEASE_S, timeout=0
-    )
+    try:
+        pool = wanted.connected(retry_s=0.0)
+        batch = pool.fetch_batch(
+            wanted.batch_size, n_rollouts=wanted.n_rollouts, channel=wanted.channel, lease_s=LEASE_S, timeout=0
+        )
+    except (PoolUnreachable, NotFound) as error:
+        return {"groups": f"not looked at: the pool {wanted.address} does not answer: {plain(error)}"}
     if batch is None:
         ready = pool.stats(wanted.channel)["groups"]["ready"]
         return {"groups": f"{ready} of the {wanted.batch_size} that a batch takes are ready in {wanted.channel!r}"}

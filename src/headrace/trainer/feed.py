@@ -11,9 +11,10 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from headrace.data.trajectory import Group, Trajectory
 from headrace.pool.batch import Batch
@@ -21,11 +22,17 @@ from headrace.pool.errors import LeaseLost, PoolUnreachable
 from headrace.trainer.checkpoint import Leases
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.examples import Examples, examples_of
+from headrace.trainer.patience import PatientPool
+from headrace.trainer.stopping import Stop, Stopped, Worker
+from headrace.trainer.watch import Watcher
 
 log = logging.getLogger(__name__)
 
-#: Seconds that one wait in the pool lasts; between two, the trainer may be told to stop.
-PIECE_S = 2.0
+#: Seconds that one wait in the pool lasts; between two, a stop is noticed, and it is told how far the batch is.
+PIECE_S = 0.5
+#: Seconds that a fetch under way is waited for when the run ends, so that its batch can be given back: one wait in the
+#: pool and an answer. Where it takes longer, the lease runs out, or the run's next life gives the batch back.
+LAST_FETCH_S = 2.0
 
 
 class Scorer(Protocol):
@@ -53,13 +60,17 @@ class Fetched:
 class Feed:
     def __init__(
         self,
-        pool: Any,
+        pool: PatientPool,
         config: TrainerConfig,
         leases: Leases,
         repeats: Iterable[str] = (),
         scorer: Scorer | None = None,
+        *,
+        stop: Stop,
+        watcher: Watcher,
     ) -> None:
         self._pool, self._config, self._leases, self._scorer = pool, config, leases, scorer
+        self._stop, self._watcher = stop, watcher
         self._channel = config.pool.channel
         #: Trajectories that were learned from and will be handed out again.
         self.repeats = set(repeats)
@@ -69,17 +80,17 @@ class Feed:
         #: Leases on nothing but what was taken before: they end when a checkpoint holds it.
         self._again: list[str] = []
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._worker = ThreadPoolExecutor(1, "headrace-feed")
+        self._closed = threading.Event()
+        self._worker = Worker("headrace-feed")
         self._ahead: Future[Fetched | None] | None = None
         self._keeper = threading.Thread(target=self._keep, name="headrace-leases", daemon=True)
         self._keeper.start()
 
     def next(self, *, last: bool = False) -> Fetched | None:
-        """The next batch; None once the channel is shut down and empty, or `stop` was called. `last`: no other will be
-        asked for."""
-        ahead = self._ahead or self._worker.submit(self._fetch)
-        fetched = ahead.result()
+        """The next batch; None once the channel is shut down and has too little. `last`: no other will be asked for.
+        Raises `Stopped` where the run is told to stop before there is one."""
+        self._ahead = self._ahead or self._worker.submit(self._fetch)
+        fetched = self._stop.result(self._ahead)
         self._ahead = self._worker.submit(self._fetch) if self._config.pool.prefetch and not last and fetched else None
         return fetched
 
@@ -87,27 +98,27 @@ class Feed:
         """These batches are in a checkpoint. Where a lease was lost, its trajectories will come again: they are
         remembered, and passed over then."""
         again, self._again = self._again, []
+        lost: list[str] = []
         for lease, trajectories in {**leases, **{lease: [] for lease in again}}.items():
             try:
-                self._pool.ack(lease, channel=self._channel)
+                self._pool.call("ack", lease, channel=self._channel)
             except LeaseLost as error:
-                log.warning("a batch was not ours any more when it was acknowledged: %s", error)
+                lost.append(str(error))
                 self.repeats.update(trajectories)
             self._taken.pop(lease, None)
             self._hold(lease, held=False)
-
-    def stop(self) -> None:
-        self._stopping.set()
+        if lost:
+            log.warning("%d batches were not ours any more when they were acknowledged: %s", len(lost), lost[0])
 
     def close(self) -> None:
-        """Gives back what was fetched and not learned from."""
-        self.stop()
-        if self._ahead is not None:
-            fetched = self._ahead.result()
-            if fetched is not None:
+        """Gives back what was fetched and not learned from, where the pool answers. The run must have been stopped."""
+        self._closed.set()
+        self._keeper.join(LAST_FETCH_S)
+        if self._ahead is not None and not self._pool.outage.is_down:
+            wait_for([self._ahead], timeout=LAST_FETCH_S)
+            if self._ahead.done() and self._ahead.exception() is None and (fetched := self._ahead.result()) is not None:
                 self._give_back(fetched.lease_id)
-        self._worker.shutdown()
-        self._keeper.join()
+        self._worker.close()
 
     def recover(self, learned: Mapping[str, list[str]]) -> None:
         """Ends the leases of an earlier life: acknowledges what its checkpoint learned from, gives back the rest."""
@@ -125,13 +136,13 @@ class Feed:
             batch = self._take(timeout=0)
             if batch is None:
                 began = time.monotonic()
-                while batch is None and not self._stopping.is_set():
+                while batch is None:
+                    if self._stop.is_set():
+                        return None
                     batch = self._take(timeout=PIECE_S)
-                    if batch is None and self._pool.stats(self._channel)["closed"]:
+                    if batch is None and not self._wait_on():
                         return None
                 starved = (began, time.monotonic())
-            if batch is None:
-                return None
             began = time.monotonic()
             groups = [group for group in batch.groups if not self._seen(group)]
             if not groups:
@@ -139,9 +150,13 @@ class Feed:
                 continue
             trajectories = [trajectory for group in groups for trajectory in group.trajectories]
             self._taken[str(batch.lease_id)] = [trajectory.uid for trajectory in trajectories]
-            scores = self._scorer.scores(trajectories) if self._scorer is not None else {}
+            try:
+                scores = self._scored(trajectories)
+            except Stopped:
+                self._give_back(str(batch.lease_id))
+                return None
             examples = examples_of(groups, self._config.algorithm, self._config.max_length, scores)
-            queue = self._pool.stats(wanted.channel)["groups"]["ready"]
+            queue = self._pool.inline("stats", wanted.channel)["groups"]["ready"]
             return Fetched(
                 examples=examples,
                 lease_id=str(batch.lease_id),
@@ -153,9 +168,23 @@ class Feed:
                 converted=(began, time.monotonic()),
             )
 
+    def _wait_on(self) -> bool:
+        """Tells how far the next batch is; False where the channel is shut down and it will not come."""
+        stats = self._pool.inline("stats", self._channel)
+        ready, incomplete = stats["groups"]["ready"], stats["groups"]["queued"] - stats["groups"]["ready"]
+        wanted = f"{ready} of {self._config.pool.batch_size} groups ready in channel {self._channel}"
+        self._watcher.groups(f"{wanted}, {incomplete} incomplete" if incomplete else wanted)
+        return not stats["closed"]
+
+    def _scored(self, trajectories: list[Trajectory]) -> dict[str, float]:
+        """The rewards that are asked for; nobody waits for them beyond the run's end."""
+        scorer = self._scorer
+        return self._stop.call(lambda: scorer.scores(trajectories)) if scorer is not None else {}
+
     def _take(self, timeout: float) -> Batch | None:
         wanted = self._config.pool
-        batch: Batch | None = self._pool.fetch_batch(
+        batch: Batch | None = self._pool.inline(
+            "fetch_batch",
             wanted.batch_size,
             n_rollouts=wanted.n_rollouts,
             channel=wanted.channel,
@@ -191,17 +220,26 @@ class Feed:
 
     def _give_back(self, lease: str) -> None:
         try:
-            self._pool.nack(lease, channel=self._channel)
+            self._pool.call("nack", lease, channel=self._channel)
         except LeaseLost:
             pass  # it went back by itself
+        except (Stopped, PoolUnreachable):
+            if not self._stop.is_set():
+                raise
+            log.warning("a batch could not be given back: its lease runs out, or --resume gives it back")
+            return
         self._taken.pop(lease, None)
         self._hold(lease, held=False)
 
     def _keep(self) -> None:
         every = self._config.pool.lease_s / 3
-        while not self._stopping.wait(every):
-            for lease in list(self._held):
+        lost: set[str] = set()
+        while not self._closed.wait(every):
+            for lease in [lease for lease in self._held if lease not in lost]:
                 try:
-                    self._pool.extend(lease, self._config.pool.lease_s, channel=self._channel)
-                except (LeaseLost, PoolUnreachable) as error:
+                    self._pool.inline("extend", lease, self._config.pool.lease_s, channel=self._channel)
+                except LeaseLost as error:
+                    lost.add(lease)  # told once: nothing brings it back
                     log.warning("a lease could not be prolonged: %s", error)
+                except (Stopped, PoolUnreachable):
+                    break  # why is told where it is waited for

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headrace.data.errors import InvalidInput
 from headrace.trainer import attention
+from headrace.trainer import model as models
 from headrace.trainer.backends.packed import Packed
 
 #: Logits that are held at once: beyond that they are computed in parts, and again on the way back.
@@ -100,12 +101,13 @@ def _load(folder: Path, *, causal: bool) -> Any:
     from transformers import AutoModel, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
+    models.check(folder)
     disable_progress_bar()
     kind = AutoModelForCausalLM if causal else AutoModel
     try:
         model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention.register())
     except (OSError, ValueError) as error:
-        raise InvalidInput(f"model {folder} cannot be loaded: {error}") from error
+        raise models.not_loaded(folder, error) from error
     return model.train()  # nothing drops out: `attention` refuses a model that would
 
 

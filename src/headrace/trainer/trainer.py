@@ -8,36 +8,53 @@ claims a policy that did not sample it.
 from __future__ import annotations
 
 import logging
-import signal
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from headrace.data.errors import InvalidInput
+from headrace.pool.errors import PoolUnreachable
 from headrace.trainer import metrics
 from headrace.trainer.checkpoint import Checkpoints, Leases, Progress
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.feed import Feed, Fetched
 from headrace.trainer.learner import Learner
+from headrace.trainer.outcome import Outcome
+from headrace.trainer.patience import PatientPool
 from headrace.trainer.scoring import GatewayScorer
-from headrace.trainer.sync import Probe, Publisher, Report
+from headrace.trainer.stopping import Outage, Stop, Stopped, Worker, on_signals
+from headrace.trainer.sync import Probe, Publisher, Report, SyncFailed
+from headrace.trainer.watch import AWAITING_BATCH, Watcher
 
 log = logging.getLogger(__name__)
 
 #: Longest beginning of a sequence that a server is probed with.
 PROBE = 256
+#: Seconds that servers may take to load and verify the weights that they are given when the run is told to stop: so
+#: long a small or middling model takes. Beyond that what hangs is cut short, which takes servers out of the gateway.
+LAST_SYNC_S = 10.0
+#: Seconds that a publish that was cut short may take to let calls go on.
+SETTLE_S = 5.0
 
 
 class Trainer:
     """One run. `run()` returns once all steps are done, the channel is shut down and empty, or `stop()` was called."""
 
-    def __init__(self, config: TrainerConfig, *, resume: bool = False, pool: Any = None) -> None:
+    def __init__(
+        self, config: TrainerConfig, *, resume: bool = False, pool: Any = None, watcher: Watcher | None = None
+    ) -> None:
         self.config = config
+        self._watcher = watcher or Watcher()
+        self._watcher.doing(f"loading {config.model}")
+        self._stop = Stop()
+        self.outcome = Outcome()
         self.checkpoints = Checkpoints(config.run, config.model, config.checkpoint.keep)
         if not resume and self.checkpoints.latest is not None:
             raise InvalidInput(f"{config.run} holds a run already; go on with --resume, or name another folder")
@@ -47,15 +64,19 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.learner = Learner(config, device_of(config.device))
         self.progress = Progress(began=time.time())
-        self.pool = pool if pool is not None else config.pool.connected()
-        self.publisher = Publisher(config.sync) if config.sync is not None else None
-        self._publishing = ThreadPoolExecutor(1, "headrace-publish")
+        outage = Outage(f"the pool {config.pool.address}", log.warning, partial(self._watcher.down, "pool"))
+        given = pool if pool is not None else config.pool.connected(retry_s=0.0)
+        self.pool = PatientPool(given, outage, self._stop, config.pool.patience_s)
+        self.publisher: Publisher | None = None
+        if config.sync is not None:
+            self.publisher = Publisher(config.sync, partial(self._watcher.down, "gateway"))
+        self._publishing = Worker("headrace-publish")
         self._published: Future[Report] | None = None
+        self._handed_over = 0
         self._report: Report | None = None
         self._probe = _first_probe(self.learner.policy.model.config.vocab_size)
         self._times: dict[str, float] = {}
         self._told = time.monotonic()
-        self._stopped = False
         latest = self.checkpoints.latest
         if latest is not None:
             self.progress, weights, state = self.checkpoints.load(latest)
@@ -65,45 +86,63 @@ class Trainer:
         scorer = None
         if config.score_unrewarded and config.sync is not None and config.sync.gateway is not None:
             scorer = GatewayScorer(config.sync.gateway, config.sync.presented_key)
-        self.feed = Feed(self.pool, config, Leases(config.run), self.progress.repeats, scorer)
+        self.feed = Feed(
+            *(self.pool, config, Leases(config.run), self.progress.repeats, scorer),
+            stop=self._stop,
+            watcher=self._watcher,
+        )
 
-    def run(self, ready: Callable[[Progress], None] | None = None) -> Progress:
-        """`ready` is called once the servers have this run's weights."""
+    def run(self) -> Progress:
+        """How `outcome` says; a run that was stopped can be resumed."""
         try:
-            self.feed.recover(self.progress.leases)
-            self.progress.leases = {}
-            self._begin()
-            if ready is not None:
-                ready(self.progress)
-            self._told = time.monotonic()
-            while self.progress.step < self.config.steps and not self._stopped and not self._reached():
-                with self._timed("wait"):
-                    began = time.monotonic()
-                    batch = self.feed.next(last=self.progress.step + 1 == self.config.steps)
-                    ended = time.monotonic()
-                if batch is None:
-                    break
-                self._times["idle"] = _without((began, ended), batch.starved, batch.converted)
-                self._step(batch)
+            try:
+                self._learn()
+            except Stopped:
+                pass  # what it waited for had not come
             self._keep(always=True)
             self._await_published()
+            self.outcome.ended(self.progress, self._stop.by, self._watcher.standing)
             return self.progress
         finally:
             self._close()
+
+    def _learn(self) -> None:
+        if self.progress.step >= self.config.steps or self._reached():
+            self.outcome.nothing_to_do = True
+        self.feed.recover(self.progress.leases)
+        self.progress.leases = {}
+        self._begin()
+        self._watcher.ready(self.progress)
+        self._told = time.monotonic()
+        while self.progress.step < self.config.steps and not self._stop.is_set() and not self._reached():
+            self._watcher.doing(AWAITING_BATCH)
+            with self._timed("wait"):
+                began = time.monotonic()
+                batch = self.feed.next(last=self.progress.step + 1 == self.config.steps)
+                ended = time.monotonic()
+            if batch is None:
+                self.outcome.shut_down = not self._stop.is_set()
+                break
+            self._times["idle"] = _without((began, ended), batch.starved, batch.converted)
+            self._step(batch)
 
     def _reached(self) -> bool:
         """Whether the reward is where it was asked to be."""
         goal, rewards = self.config.stop_at_reward, self.progress.rewards
         return goal is not None and len(rewards) == self.config.stop_window and float(np.mean(rewards)) >= goal
 
-    def stop(self) -> None:
-        """The step under way is the last."""
-        self._stopped = True
-        self.feed.stop()
+    def stop(self, by: str = "stop()") -> None:
+        """The step under way is the last, and nothing is waited for any more. Any thread may call it."""
+        if not self._stop.is_set():
+            self._watcher.stopping(by)
+            self._stop.set(by)
+            if self.publisher is not None:
+                self.publisher.stop()
 
     def _step(self, batch: Fetched) -> None:
         progress, examples = self.progress, batch.examples
         learned: dict[str, float] = {}
+        self._watcher.doing(f"learning from {examples.groups} groups")
         with self._timed("learn"):
             if examples.sequences:
                 learned = self.learner.learn(examples.sequences, progress.step, progress.version)
@@ -121,9 +160,11 @@ class Trainer:
                 self._publish(examples.sequences[0].tokens[:PROBE].tolist())
         row |= {"step": progress.step, "version": progress.version, **self._sync()}
         if self.config.validation.every and progress.step % self.config.validation.every == 0:
+            self._watcher.doing(f"validating on channel {self.config.validation.channel}")
             row["validation"] = self._validate()
         self._times["convert"] = batch.converted[1] - batch.converted[0]
         self._tell(row)
+        self.outcome.add(row)
         with self._timed("checkpoint"):
             self._keep()
 
@@ -133,9 +174,9 @@ class Trainer:
         now = time.monotonic()
         seconds, self._told = now - self._told, now
         self.progress.seconds += seconds
-        self.metrics.write(
-            {**row, "seconds": seconds, "tokens_s": row["sequence_tokens"] / seconds, "times": self._times}
-        )
+        row |= {"seconds": seconds, "tokens_s": row["sequence_tokens"] / seconds, "times": self._times}
+        self.metrics.write(row)
+        self._watcher.step(row)
         self._times = {}
 
     # -- weights -------------------------------------------------------------------------------------------------------
@@ -143,27 +184,67 @@ class Trainer:
     def _begin(self) -> None:
         """Brings every server to this run's weights before the first batch is asked for."""
         if self.publisher is not None:
-            self.publisher.check(self.learner.policy.model.config)
-        known = int(self.pool.stats(self.config.pool.channel)["policy_version"] or 0)
+            publisher, model = self.publisher, self.learner.policy.model.config
+            self._watcher.doing("looking at the rollout servers")
+            self._stop.result(self._publishing.submit(lambda: publisher.check(model)))
+        self._watcher.doing("asking the pool for its version")
+        known = int(self.pool.call("stats", self.config.pool.channel)["policy_version"] or 0)
         if known > self.progress.version:  # what was published after the checkpoint is lost: its number is not reused
             self.progress.version = known + 1
         self._publish(self._probe)
         self._await_published()
+        if self._stop.is_set():
+            raise Stopped
 
     def _publish(self, ids: list[int]) -> None:
-        """Hands the weights over to be published while learning goes on; the last hand-over is awaited first."""
+        """Hands the weights over to be published while learning goes on; the last hand-over is awaited first. Once the
+        run is told to stop nothing is published: whoever resumes it does that first."""
         if self.publisher is None:
-            self.pool.set_version(self.progress.version, channel=self.config.pool.channel)
+            try:
+                self.pool.call("set_version", self.progress.version, channel=self.config.pool.channel)
+            except Stopped:
+                pass
             return
         self._await_published()
+        if self._stop.is_set():
+            return
+        publisher, version = self.publisher, self.progress.version
+        self._handed_over = version
         policy = self.learner.policy
         probe = Probe(ids, policy.raw_log_probs(ids), dtype=self.config.dtype)
         weights = {name: tensor.clone() for name, tensor in policy.weights().items()}
-        self._published = self._publishing.submit(self.publisher.publish, weights, self.progress.version, probe)
+
+        def publish() -> Report:
+            publisher.await_reachable()
+            return publisher.publish(weights, version, probe)
+
+        self._published = self._publishing.submit(publish)
 
     def _await_published(self) -> None:
-        if self._published is not None:
-            self._report = self._published.result()
+        """Waits for the weights that were handed over, and raises why they could not be published. A run that is told
+        to stop waits a while, and takes what comes."""
+        if self._published is None:
+            return
+        if not self._published.done():
+            self._watcher.doing(f"waiting for the rollout servers to load and verify version {self._handed_over}")
+        try:
+            self._report = self._stop.result(self._published, grace_s=LAST_SYNC_S)
+        except Stopped:
+            self._cut_short()
+        except SyncFailed as error:
+            if not self._stop.is_set():
+                raise
+            log.warning("%s", error)
+            self._published = None
+
+    def _cut_short(self) -> None:
+        """Ends a publish that hangs: calls must not stay held when this process is gone."""
+        if self._published is not None and not self._published.done():
+            assert self.publisher is not None
+            log.warning("the servers did not take version %d in time; the publish is cut short", self._handed_over)
+            self.publisher.cut()
+            wait_for([self._published], timeout=SETTLE_S)
+        self._published = None
 
     def _sync(self) -> dict[str, Any]:
         """What the last exchange of weights that has ended tells."""
@@ -187,9 +268,15 @@ class Trainer:
         if not (always or progress.step % self.config.checkpoint.every == 0):
             return
         if progress.leases:
+            self._watcher.doing("writing a checkpoint")
             progress.repeats = sorted(self.feed.repeats)
             self.checkpoints.save(progress, self.learner.policy.weights(), self.learner.state())
-        self.feed.ack(progress.leases)
+        try:
+            self.feed.ack(progress.leases)
+        except (Stopped, PoolUnreachable):
+            if not self._stop.is_set():
+                raise
+            log.warning("%d batches are in the checkpoint and not acknowledged: --resume does it", len(progress.leases))
         progress.leases = {}
 
     # -- telling -------------------------------------------------------------------------------------------------------
@@ -226,7 +313,10 @@ class Trainer:
         rewards: list[float] = []
         for number in range(wanted.groups):
             timeout = wanted.timeout_s if number == 0 else 0
-            batch = self.pool.fetch_batch(1, channel=wanted.channel, timeout=timeout)
+            try:
+                batch = self.pool.call("fetch_batch", 1, channel=wanted.channel, timeout=timeout)
+            except Stopped:
+                break
             if batch is None:
                 break
             rewards += [reward for group in batch.groups for reward in group.rewards if reward is not None]
@@ -241,22 +331,28 @@ class Trainer:
             self._times[name] = self._times.get(name, 0.0) + time.monotonic() - began
 
     def _close(self) -> None:
+        self._stop.set("its end")
+        if self.publisher is not None:
+            self.publisher.stop()
+        if self._published is not None:
+            wait_for([self._published], timeout=LAST_SYNC_S)
+            self._cut_short()
         self.feed.close()
-        self._publishing.shutdown()
+        self.pool.close()
+        self._publishing.close()
         if self.publisher is not None:
             self.publisher.close()
         self.metrics.close()
 
 
-def train(config: TrainerConfig, *, resume: bool = False, ready: Callable[[Progress], None] | None = None) -> Progress:
-    """A run from the command line: SIGTERM and SIGINT end it after the step under way, with a checkpoint."""
-    trainer = Trainer(config, resume=resume)
-    before = {number: signal.signal(number, lambda *_: trainer.stop()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        return trainer.run(ready)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def train(config: TrainerConfig, *, resume: bool = False, watcher: Watcher | None = None) -> Outcome:
+    """A run from the command line. SIGTERM and SIGINT end it after the step under way, with a checkpoint, and at once
+    where it only waits; a Ctrl-C after that ends the process there and then."""
+    watcher = watcher or Watcher()
+    trainer = Trainer(config, resume=resume, watcher=watcher)
+    with on_signals(trainer.stop, watcher.ending_at_once):
+        trainer.run()
+    return trainer.outcome
 
 
 def device_of(name: str) -> str:

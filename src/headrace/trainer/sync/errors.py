@@ -18,10 +18,11 @@ class SyncFailed(HeadraceError):
 
 
 class ServerFailed(HeadraceError):
-    """A server that did not do what it was asked; `status` is its answer's, where there was one."""
+    """A server that did not do what it was asked; `status` is its answer's, where there was one. `reason` is the
+    message without the address."""
 
     code = "server_failed"
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None, *, reason: str = "") -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.reason = status, reason or message

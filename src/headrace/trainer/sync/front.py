@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Literal, Protocol
 
+from headrace.trainer.stopping import Outage, Stop
 from headrace.trainer.sync.config import Mode, SyncConfig
 from headrace.trainer.sync.errors import ServerFailed, SyncFailed
 from headrace.trainer.sync.http import Http
@@ -23,7 +23,10 @@ PAUSES: dict[Mode, Literal["keep", "wait", "abort"]] = {"keep": "keep", "drain":
 
 class Front(Protocol):
     def await_ready(self) -> None:
-        """Returns once the servers can be asked for; `SyncFailed` where that takes too long."""
+        """Returns once the servers can be asked for; `SyncFailed` where that takes too long, or the sync is cut."""
+
+    def await_reachable(self) -> None:
+        """Returns once it answers at all; `SyncFailed` as above."""
 
     def addresses(self) -> dict[str, bool]:
         """The servers that there are, and of each whether `pause` holds what it has in flight."""
@@ -50,24 +53,33 @@ class Front(Protocol):
 class Gateway:
     """Headrace's gateway. It pauses and resumes the servers that it uses."""
 
-    def __init__(self, config: SyncConfig) -> None:
+    def __init__(self, config: SyncConfig, cut: Stop, waiting: Callable[[str | None], None]) -> None:
         assert config.gateway is not None
-        self._http = Http(config.gateway, key=config.presented_key, timeout_s=config.timeout_s)
-        self._timeout_s = config.timeout_s
+        self._http = Http(config.gateway, key=config.presented_key, timeout_s=config.timeout_s, cut=cut)
+        self._timeout_s, self._cut = config.timeout_s, cut
+        self._outage = Outage(f"the gateway {config.gateway}", log.warning, waiting)
 
     def await_ready(self) -> None:
         """A gateway that is being started loads a tokenizer first; one that is not there yet may come."""
-        give_up = time.monotonic() + self._timeout_s
+        self._await("/ready", None, 503)
+
+    def await_reachable(self) -> None:
+        """One that is started anew comes back. It need not be ready: where it has no server left, weights bring one."""
+        self._await("/policy_version", None)
+
+    def _await(self, path: str, *passing: int | None) -> None:
+        """Asks until it answers, over and over where it answers with a status that passes; None: with nothing."""
         while True:
             try:
-                self._ask("GET", "/ready", within_s=QUICK_S)
+                self._ask("GET", path, within_s=QUICK_S)
+                self._outage.answered()
                 return
             except SyncFailed as error:
-                status = error.__cause__.status if isinstance(error.__cause__, ServerFailed) else None
-                if status not in (None, 503) or time.monotonic() > give_up:
+                cause = error.__cause__
+                if not isinstance(cause, ServerFailed) or cause.status not in passing or self._cut.is_set():
                     raise
-                log.info("waiting for the gateway: %s", error)
-                time.sleep(READY_POLL_S)
+                if self._outage.failed(cause.reason) > self._timeout_s or self._cut.wait(READY_POLL_S):
+                    raise
 
     def addresses(self) -> dict[str, bool]:
         found = self._ask("GET", "/servers", within_s=QUICK_S)["servers"]
@@ -123,6 +135,9 @@ class Direct:
     def await_ready(self) -> None:
         pass  # each is asked by itself
 
+    def await_reachable(self) -> None:
+        pass
+
     def addresses(self) -> dict[str, bool]:
         return self._addresses
 
@@ -158,5 +173,6 @@ def _try_resume(server: RolloutServer) -> None:
         pass  # it is gone: the next publish says so
 
 
-def front_of(config: SyncConfig) -> Front:
-    return Direct(config) if config.gateway is None else Gateway(config)
+def front_of(config: SyncConfig, cut: Stop, waiting: Callable[[str | None], None]) -> Front:
+    """`cut` ends every wait for it; `waiting` is told what it waits for, and None when that is over."""
+    return Direct(config) if config.gateway is None else Gateway(config, cut, waiting)

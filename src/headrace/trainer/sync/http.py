@@ -1,4 +1,8 @@
-"""One HTTP server, asked one question at a time. What is not an answer with 200 is `ServerFailed`, with its words."""
+"""One HTTP server, asked one question at a time. What is not an answer with 200 is `ServerFailed`, with its words.
+
+A question is waited for until it is answered, its time is over, or the sync is cut short; then only what settles it is
+still asked, and briefly.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,21 @@ from urllib.parse import urlsplit
 import orjson
 
 from headrace.data.errors import shown
+from headrace.trainer.stopping import Stop, Stopped, in_thread
 from headrace.trainer.sync.errors import ServerFailed
+
+#: Seconds that a question may take once a sync is cut short: what is well answers in far less, and somebody waits for
+#: the process to end.
+CUT_S = 1.0
 
 
 class Http:
     """Blocking, without state: many threads may ask at once."""
 
-    def __init__(self, address: str, *, key: str | None, timeout_s: float) -> None:
+    def __init__(self, address: str, *, key: str | None, timeout_s: float, cut: Stop | None = None) -> None:
+        """`cut`, once it is set, ends every question that is not answered."""
         self.address = address
+        self._cut = cut or Stop()
         parts = urlsplit(address)
         self._make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._host, self._prefix = parts.netloc, parts.path
@@ -32,6 +43,16 @@ class Http:
     def ask(self, method: str, path: str, body: Any = None, within_s: float | None = None) -> Any:
         """The answer's JSON; None where it is empty."""
         timeout_s = self._timeout_s if within_s is None else min(within_s, self._timeout_s)
+        if self._cut.is_set():
+            timeout_s = min(timeout_s, CUT_S)
+        asked = in_thread(lambda: self._ask(method, path, body, timeout_s), "headrace-ask")
+        try:
+            return self._cut.result(asked, grace_s=CUT_S)
+        except Stopped:
+            route = path.partition("?")[0]
+            raise ServerFailed(f"{self.address} had not answered {route} when the run was stopped") from None
+
+    def _ask(self, method: str, path: str, body: Any, timeout_s: float) -> Any:
         connection = self._make(self._host, timeout=timeout_s)
         route = path.partition("?")[0]
         try:
@@ -40,10 +61,11 @@ class Http:
             answer = connection.getresponse()
             status, text = answer.status, answer.read()
         except TimeoutError:
-            raise ServerFailed(f"{self.address} did not answer {route} within {timeout_s:g} s") from None
+            why = f"did not answer {route} within {timeout_s:g} s"
+            raise ServerFailed(f"{self.address} {why}", reason=why) from None
         except (OSError, http.client.HTTPException) as error:
-            why = str(error) or type(error).__name__
-            raise ServerFailed(f"{self.address} cannot be reached for {route}: {why}") from error
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+            raise ServerFailed(f"{self.address} cannot be reached for {route}: {why}", reason=why.lower()) from error
         finally:
             connection.close()
         try:
@@ -53,7 +75,8 @@ class Http:
             if status == 200:
                 raise ServerFailed(f"{self.address} answered {route} with what is no JSON", status) from None
         if status != 200:
-            raise ServerFailed(f"{self.address} answered {route} with {status}: {_words(found)}", status)
+            words = _words(found)
+            raise ServerFailed(f"{self.address} answered {route} with {status}: {words}", status, reason=words)
         return found
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.data.errors import InvalidInput
 from headrace.data.step import INT32_MAX, count
+from headrace.trainer.stopping import Stop
 from headrace.trainer.sync.config import Mode, SyncConfig
 from headrace.trainer.sync.delivery import NO_FOLDER, Delivery
 from headrace.trainer.sync.errors import ServerFailed, SyncFailed
@@ -32,11 +34,15 @@ log = logging.getLogger("headrace.trainer.sync")
 
 
 class Publisher:
-    """Blocking; one publish at a time."""
+    """Blocking; one publish at a time. Another thread may end it: `stop`, and then `cut`."""
 
-    def __init__(self, config: SyncConfig) -> None:
+    def __init__(self, config: SyncConfig, waiting: Callable[[str | None], None] = lambda words: None) -> None:
+        """`waiting` is told what the publisher waits for, and None when that is over."""
         self.config = config
-        self._front = front_of(config)
+        self._cut = Stop()
+        self._stopped = self._exchanging = False
+        self._lock = threading.Lock()
+        self._front = front_of(config, self._cut, waiting)
         self._key = config.server_key or os.environ.get("HEADRACE_UPSTREAM_KEY")
         #: Servers that were taken out, by address, with the reason.
         self._out: dict[str, str] = {}
@@ -66,14 +72,51 @@ class Publisher:
         if self.config.folder is None and not all(server.shared for server in servers):
             raise InvalidInput(NO_FOLDER)
 
+    def await_reachable(self) -> None:
+        """Waits for a gateway that does not answer, for at most `timeout_s`; then it is `SyncFailed`."""
+        self._front.await_reachable()
+
+    def stop(self) -> None:
+        """Nothing more is published, and a publish that holds no calls yet ends at once. One that does goes on: half
+        of it would leave the gateway without servers."""
+        with self._lock:
+            self._stopped = True
+            if not self._exchanging:
+                self._cut.set("stop")
+
+    def cut(self) -> None:
+        """Ends a publish that holds calls: servers that are not known to have the weights are taken out, and calls go
+        on."""
+        self._cut.set("cut")
+
     def publish(self, weights: Mapping[str, torch.Tensor], version: int, probe: Probe) -> Report:
-        """Brings every server to these weights. Raises `SyncFailed` where none could be."""
+        """Brings every server to these weights. Raises `SyncFailed` where none could be, or where `stop` came before
+        it had begun."""
         began = time.monotonic()
         newest = self._front.newest()
         if count(version, "version", most=INT32_MAX) < newest:
             raise InvalidInput(f"version is {version}; the gateway is at {newest}, and versions do not go back")
         known = self._front.addresses()
         servers, failed = self._reached([*known, *(address for address in self._out if address not in known)])
+        with self._lock:
+            if self._stopped:
+                raise SyncFailed(f"the run was stopped before version {version} was published")
+            self._exchanging = True
+        try:
+            return self._exchange(weights, version, probe, known, servers, failed, began)
+        finally:
+            self._exchanging = False
+
+    def _exchange(
+        self,
+        weights: Mapping[str, torch.Tensor],
+        version: int,
+        probe: Probe,
+        known: dict[str, bool],
+        servers: list[RolloutServer],
+        failed: dict[str, str],
+        began: float,
+    ) -> Report:
         for address, reason in failed.items():  # before the pause, which would wait for them
             self._front.take_out(address)
             self._note(address, reason)
@@ -111,7 +154,8 @@ class Publisher:
 
         def reach(address: str) -> RolloutServer | ServerFailed:
             try:
-                return identify(Http(address, key=self._key, timeout_s=self.config.timeout_s), self.config.via)
+                http = Http(address, key=self._key, timeout_s=self.config.timeout_s, cut=self._cut)
+                return identify(http, self.config.via)
             except ServerFailed as error:
                 return error
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
+from functools import partial
 from typing import TypeVar
+
+from headrace.trainer.stopping import in_thread
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -14,5 +17,6 @@ def at_once(work: Callable[[A], T], items: Collection[A]) -> list[T]:
     """What each came to, in their order. Returns, or raises the first error, when all have ended."""
     if len(items) < 2:
         return [work(item) for item in items]
-    with ThreadPoolExecutor(len(items), thread_name_prefix="headrace-sync") as threads:
-        return [future.result() for future in [threads.submit(work, item) for item in items]]
+    futures = [in_thread(partial(work, item), "headrace-sync") for item in items]
+    wait(futures)
+    return [future.result() for future in futures]

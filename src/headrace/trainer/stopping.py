@@ -1,0 +1,186 @@
+"""How a run is ended from outside: one `Stop` that every wait of the run ends with, and the signals that set it.
+
+A wait is a future that is waited for together with the stop. Work that blocks (an HTTP call, a pool's answer) is done
+in daemon threads, so a server that hangs keeps neither the run nor the process from ending.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from headrace.command_line import INTERRUPTED
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """The run was told to stop, and what was waited for had not come."""
+
+
+class Stop:
+    """Set once, by whoever wants the run to end; `by` says who. Any thread may set it or wait."""
+
+    def __init__(self) -> None:
+        self._told: Future[None] = Future()
+        self._lock = threading.Lock()
+        self.by = ""
+
+    def set(self, by: str) -> None:
+        """Ends all waits. Who comes second changes nothing."""
+        with self._lock:
+            if not self._told.done():
+                self.by = by
+                self._told.set_result(None)
+
+    def is_set(self) -> bool:
+        return self._told.done()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits so long, or until it is set; whether it is."""
+        wait([self._told], timeout=seconds)
+        return self._told.done()
+
+    def result(self, future: Future[T], *, grace_s: float = 0.0) -> T:
+        """What a future comes to. Raises `Stopped` where it has not come `grace_s` after the stop was set."""
+        either: list[Future[Any]] = [future, self._told]
+        wait(either, return_when=FIRST_COMPLETED)
+        if not future.done():
+            wait([future], timeout=grace_s)
+            if not future.done():
+                raise Stopped
+        return future.result()
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Does some work in a thread of its own and returns what it came to; raises `Stopped` where the stop came
+        first, and leaves the work to itself."""
+        return self.result(in_thread(work))
+
+
+class Worker:
+    """One daemon thread that does what it is given, in order."""
+
+    def __init__(self, name: str) -> None:
+        self._given: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+        self._given.put(lambda: _into(future, work))
+        return future
+
+    def close(self) -> None:
+        """The thread ends after what it was given."""
+        self._given.put(_end)
+
+    def _run(self) -> None:
+        while (work := self._given.get()) is not _end:
+            work()
+            del work  # what it was about is not held while the next is waited for
+
+
+def in_thread(work: Callable[[], T], name: str = "headrace-call") -> Future[T]:
+    """Begins some work in a daemon thread of its own."""
+    future: Future[T] = Future()
+    threading.Thread(target=_into, args=(future, work), name=name, daemon=True).start()
+    return future
+
+
+def _end() -> None:
+    """What ends a `Worker`."""
+
+
+def _into(future: Future[T], work: Callable[[], T]) -> None:
+    try:
+        found = work()
+    except BaseException as error:  # whoever waits for it raises it
+        future.set_exception(error)
+    else:
+        future.set_result(found)
+
+
+@contextmanager
+def on_signals(stop: Callable[[str], None], at_once: Callable[[], None]) -> Iterator[None]:
+    """Has SIGTERM and SIGINT call `stop` with the signal's name. A Ctrl-C after that calls `at_once` and ends the
+    process there and then: nothing is closed, which a run survives as it survives a crash.
+
+    The signals are read from a socket by a thread: no handler interrupts the main thread, which may hold any lock, and
+    the second Ctrl-C counts even while the main thread is deep in a computation.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+
+    def watch() -> None:
+        told = False
+        while found := reader.recv(1):
+            number = found[0]
+            if number not in (signal.SIGTERM, signal.SIGINT):
+                continue
+            if told and number == signal.SIGINT:
+                at_once()
+                os._exit(INTERRUPTED)
+            if not told:
+                told = True
+                stop("Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name)
+
+    watcher = threading.Thread(target=watch, name="headrace-signals", daemon=True)
+    watcher.start()
+    woken = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(woken)
+        writer.close()
+        watcher.join()
+        reader.close()
+
+
+class Outage:
+    """A service that may not answer for a while. Why is logged once, again when the reason changes, and so is how long
+    it took once it answers again. Any thread may tell.
+
+    `changed` is called with what is waited for, and with None when it is over.
+    """
+
+    def __init__(
+        self, what: str, log: Callable[[str], None], changed: Callable[[str | None], None] = lambda words: None
+    ) -> None:
+        self.what = what
+        self._log, self._changed = log, changed
+        self._lock = threading.Lock()
+        self._since: float | None = None
+        self.reason = ""
+
+    @property
+    def is_down(self) -> bool:
+        return self._since is not None
+
+    def failed(self, reason: str) -> float:
+        """It did not answer, for this reason; returns for how many seconds it has not."""
+        with self._lock:
+            now = time.monotonic()
+            since = self._since if self._since is not None else now
+            new = reason != self.reason or self._since is None
+            self._since, self.reason = since, reason
+        if new:
+            self._log(f"waiting for {self.what}: {reason}")
+            self._changed(f"{self.what}: {reason}")
+        return now - since
+
+    def answered(self) -> None:
+        with self._lock:
+            since, self._since, self.reason = self._since, None, ""
+        if since is not None:
+            self._log(f"{self.what} answers again after {time.monotonic() - since:.0f} s")
+            self._changed(None)
