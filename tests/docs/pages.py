@@ -158,6 +158,11 @@ class Reader:
         elif block.language not in ("text", "yaml"):
             raise BlockFailed(f"{block.place}: a block of {block.language!r} is neither run nor saved nor text")
 
+    def finish(self) -> None:
+        """Raises BlockFailed where something that a block started in the background has failed since."""
+        if "shell" in self._sessions:
+            self.paste(Block(self.folder.name, 0, "sh", "true\n", None))
+
     def said(self) -> str:
         """All that shell and Python printed so far."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""

@@ -39,6 +39,7 @@ def test_a_page_runs_as_it_stands(page: Path, tmp_path: Path, request: pytest.Fi
         for block in blocks(page):
             if block.not_run is None:
                 reader.paste(block)
+        reader.finish()
     assert "Traceback" not in reader.said(), reader.said()
 
 
