@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 from tests.gateway.kit import Evidence, Running, await_ready, tokens, tree
 from tests.gateway.rollout import Rollout, in_front
@@ -163,27 +162,27 @@ def test_a_trainer_gets_what_agents_did(gateway: Running) -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_that_the_examples_name(tmp_path: Path) -> None:
-    """An engine and a server as a stranger starts them, each in a process of its own."""
-    with started("engine", "--port", "0") as engine:
-        (model,) = httpx.get(f"{engine}/v1/models", timeout=120, trust_env=False).json()["data"]
-        rest = ("--tokenizer-path", model["root"], "--journal", tmp_path / "pool")
-        with started("serve", "--vllm-addresses", engine, "--host", "127.0.0.1", "--port", "0", *rest) as address:
-            await_ready(address)
-            with connect(address) as pool:
-                gateway = Running(address, pool)
-                assert run("gateway_openai.py", gateway)[2] == "{'status': 'ok', 'steps': 2}"
-                (steps,) = recorded(gateway)
-                gateway.http.close()
-    assert tree(steps) == [None, 0]
+def test_examples_run_again_on_the_server_that_they_name(tmp_path: Path) -> None:
+    """`headrace serve --engine tiny` as a stranger starts it, and the examples one after the other, twice."""
+    with serving_tiny("--journal", tmp_path / "pool") as address, connect(address) as pool:
+        await_ready(address)
+        gateway = Running(address, pool)
+        for seen in (1, 2):
+            assert run("gateway_openai.py", gateway)[2] == "{'status': 'ok', 'steps': 2}"
+            assert len(run("gateway_openai_async.py", gateway)) == 4
+            assert run("gateway_http.py", gateway)[0] == "first: {'accepted': 2}"
+            assert run("gateway_curl.sh", gateway)[-1] == '{"status":"ok","steps":3}'
+            assert len(recorded(gateway)) == 7
+            assert f"'consumed': {11 * seen}," in run("gateway_trainer.py", gateway)[-1]
+            assert recorded(gateway) == []
+        gateway.http.close()
 
 
 @contextmanager
-def started(*command: str | Path) -> Iterator[str]:
-    """The address of a `headrace ...` that is ended with the block."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "headrace", *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+def serving_tiny(*flags: str | Path) -> Iterator[str]:
+    """The address of a `headrace serve --engine tiny` that is ended with the block."""
+    command = [sys.executable, "-m", "headrace", "serve", "--engine", "tiny", "--host", "127.0.0.1", "--port", "0"]
+    process = subprocess.Popen([*command, *map(str, flags)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         assert process.stdout is not None
         yield process.stdout.readline().decode().split()[-1]
