@@ -1,6 +1,6 @@
 """What an Atropos environment says on the wire: it registers, waits for the trainer, and posts groups that it scored.
 
-headrace serve --serve-channel train --vllm-addresses http://127.0.0.1:8001 --tokenizer-path DIR  # docs/atropos.md
+headrace serve --engine tiny --serve-channel train               # in another terminal; see docs/atropos.md
 python examples/atropos_environment.py [http://127.0.0.1:8100]   # beside atropos_trainer.py or atropos_fetch.py
 """
 

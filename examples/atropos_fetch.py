@@ -1,6 +1,6 @@
 """A trainer of Headrace's own kind, `fetch_batch`, fed by Atropos environments.
 
-headrace serve --serve-channel train --vllm-addresses http://127.0.0.1:8001 --tokenizer-path DIR  # docs/atropos.md
+headrace serve --engine tiny --serve-channel train               # in another terminal; see docs/atropos.md
 python examples/atropos_fetch.py [http://127.0.0.1:8100]       # and, beside it, examples/atropos_environment.py
 """
 

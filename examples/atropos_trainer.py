@@ -1,6 +1,6 @@
 """A trainer's loop as Atropos has it, fed by environments, and by agents behind the gateway where a channel is served.
 
-headrace serve --serve-channel train --vllm-addresses http://127.0.0.1:8001 --tokenizer-path DIR  # docs/atropos.md
+headrace serve --engine tiny --serve-channel train               # in another terminal; see docs/atropos.md
 python examples/atropos_trainer.py [http://127.0.0.1:8100]     # and, beside it, examples/gateway_openai_async.py
 """
 

@@ -1,10 +1,10 @@
 #!/bin/sh
 # Codex on a task in this folder: a provider with our address, and no tools but functions. Every turn becomes a step.
 #
-#   headrace serve --vllm-addresses http://127.0.0.1:8001 --tokenizer-path DIR    # see docs/gateway.md
+#   headrace serve --vllm-addresses http://127.0.0.1:8001    # a vLLM that can do the task; see docs/gateway.md
 #   sh examples/gateway_codex.sh [http://127.0.0.1:8100]
 set -eu
-base=${1:-http://127.0.0.1:8100}/my-run-1/question-7
+base=${1:-http://127.0.0.1:8100}/my-run-$(date +%s)-$$/question-7 # every run is a trajectory of its own
 curl -fsS -X POST "$base/register_trajectory" > /dev/null
 
 set -- -c model_provider=headrace -c model=any -c web_search=disabled

@@ -1,10 +1,10 @@
 #!/bin/sh
 # An agent is whatever can send HTTP. Its uid is its own; the prompt's is that of the question it tries.
 #
-# headrace engine & headrace serve --vllm-addresses http://127.0.0.1:8001 --tokenizer-path DIR    # see docs/gateway.md
+# headrace serve --engine tiny                      # in another terminal; for vLLM see docs/gateway.md
 # sh examples/gateway_curl.sh [http://127.0.0.1:8100]
 set -eu
-base=${1:-http://127.0.0.1:8100}/my-run-1/question-7
+base=${1:-http://127.0.0.1:8100}/my-run-$(date +%s)-$$/question-7 # every run is a trajectory of its own
 json='content-type: application/json'
 
 post() { curl --silent --show-error --fail-with-body --noproxy '*' -X POST "$base/v1/$1" -H "$json" -d "$2"; echo; }

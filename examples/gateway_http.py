@@ -1,6 +1,6 @@
 """A flow that handles tokens itself, over plain HTTP: sample with /generate, hand its own steps in.
 
-headrace engine & headrace serve --vllm-addresses http://127.0.0.1:8001 --tokenizer-path DIR    # see docs/gateway.md
+headrace serve --engine tiny                       # in another terminal; for vLLM see docs/gateway.md
 python examples/gateway_http.py [http://127.0.0.1:8100]
 """
 

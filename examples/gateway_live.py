@@ -1,6 +1,6 @@
 """A live service behind the gateway's root: one URL changes, and what people think of an answer comes later.
 
-headrace serve --open --vllm-addresses http://127.0.0.1:8001 --tokenizer-path DIR    # see docs/gateway.md
+headrace serve --engine tiny --open                # in another terminal; for vLLM see docs/gateway.md
 python examples/gateway_live.py [http://127.0.0.1:8100]
 """
 

@@ -1,6 +1,6 @@
 """A group of agents at once on the `openai` SDK's async client, streaming: four tries at one prompt.
 
-headrace engine & headrace serve --vllm-addresses http://127.0.0.1:8001 --tokenizer-path DIR    # see docs/gateway.md
+headrace serve --engine tiny                       # in another terminal; for vLLM see docs/gateway.md
 python examples/gateway_openai_async.py [http://127.0.0.1:8100]
 """
 

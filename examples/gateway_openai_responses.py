@@ -1,6 +1,6 @@
 """An agent's loop on OpenAI's Responses: the gateway keeps the conversation, and the agent names its last answer.
 
-headrace engine & headrace serve --vllm-addresses http://127.0.0.1:8001 --tokenizer-path DIR    # see docs/gateway.md
+headrace serve --engine tiny                       # in another terminal; for vLLM see docs/gateway.md
 python examples/gateway_openai_responses.py [http://127.0.0.1:8100]
 """
 

@@ -1,6 +1,6 @@
 """An agent's loop with tools on the `openai` SDK: call the model, run what it calls, until it calls nothing.
 
-headrace engine & headrace serve --vllm-addresses http://127.0.0.1:8001 --tokenizer-path DIR    # see docs/gateway.md
+headrace serve --engine tiny                       # in another terminal; for vLLM see docs/gateway.md
 python examples/gateway_openai_tools.py [http://127.0.0.1:8100]
 """
 

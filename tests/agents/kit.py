@@ -13,8 +13,6 @@ from tests.gateway.kit import Running, tree
 from tests.gateway.rollout import Rollout, log_probs_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-#: The trajectory that the examples name.
-UID = "my-run-1"
 #: How long an agent may take, on a machine that is busy.
 PATIENCE_S = 600
 
@@ -45,7 +43,8 @@ class Place:
 
     def holds(self, said: list[str]) -> None:
         """The recorded steps are what the server consumed and sampled, each a continuation of the one before."""
-        steps = self.gateway.steps(UID)
+        (row,) = self.gateway.pool.list_trajectories()["items"]
+        steps = self.gateway.steps(row["trajectory_uid"])
         sampled = [[*self.rollout.vocabulary.encode(text), self.rollout.end] for text in said]
         assert [step.prompt_ids.tolist() for step in steps] == [order["prompt"] for order in self.rollout.orders]
         assert [step.response_ids.tolist() for step in steps] == sampled

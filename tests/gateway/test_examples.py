@@ -112,21 +112,18 @@ def test_a_live_service(rollout: Rollout, folder: Path) -> None:
     assert (steps[-1].reward, steps[-1].note) == (1.0, "thumbs up")
 
 
-def test_curl(gateway: Running, evidence: Evidence) -> None:
-    *_, chat, response, message, done = map(json.loads, run("gateway_curl.sh", gateway))
-    assert (chat["object"], response["object"], message["type"]) == ("chat.completion", "response", "message")
-    assert done == {"status": "ok", "steps": 3}
-    (steps,) = recorded(gateway)
-    evidence.holds(steps)
-    assert len({tuple(step.prompt_ids.tolist()) for step in steps}) == 1
+def test_curl_twice(gateway: Running, evidence: Evidence) -> None:
+    for _ in range(2):
+        *_, chat, response, message, done = map(json.loads, run("gateway_curl.sh", gateway))
+        assert (chat["object"], response["object"], message["type"]) == ("chat.completion", "response", "message")
+        assert done == {"status": "ok", "steps": 3}
+    for steps in recorded(gateway):
+        assert len({tuple(step.prompt_ids.tolist()) for step in steps}) == 1
+    evidence.holds([step for steps in recorded(gateway) for step in steps])
 
 
-def test_the_page_shows_lines_that_the_examples_run() -> None:
+def test_the_page_names_every_agent() -> None:
     page = (EXAMPLES.parent / "docs" / "agents.md").read_text()
-    shown = [line for block in page.split("```")[1::2] for line in block.splitlines()[1:] if line]
-    run_lines = {line for path in EXAMPLES.glob("gateway_*") for line in path.read_text().splitlines()}
-    assert shown
-    assert [line for line in shown if line not in run_lines] == []
     assert all(path.name in page for path in EXAMPLES.glob("gateway_*") if _is_agent(path))
 
 
@@ -165,23 +162,27 @@ def test_a_trainer_gets_what_agents_did(gateway: Running) -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_that_the_examples_name(tmp_path: Path) -> None:
-    """A server and its engine as a stranger starts them: one command, two processes."""
-    rest = ("--host", "127.0.0.1", "--port", "0", "--journal", tmp_path / "pool")
-    with started("serve", "--engine", "tiny", *rest) as address, connect(address) as pool:
+def test_examples_run_again_on_the_server_that_they_name(tmp_path: Path) -> None:
+    """`headrace serve --engine tiny` as a stranger starts it, and the examples one after the other, twice."""
+    with serving_tiny("--journal", tmp_path / "pool") as address, connect(address) as pool:
+        await_ready(address)
         gateway = Running(address, pool)
-        assert run("gateway_openai.py", gateway)[2] == "{'status': 'ok', 'steps': 2}"
-        (steps,) = recorded(gateway)
+        for seen in (1, 2):
+            assert run("gateway_openai.py", gateway)[2] == "{'status': 'ok', 'steps': 2}"
+            assert len(run("gateway_openai_async.py", gateway)) == 4
+            assert run("gateway_http.py", gateway)[0] == "first: {'accepted': 2}"
+            assert run("gateway_curl.sh", gateway)[-1] == '{"status":"ok","steps":3}'
+            assert len(recorded(gateway)) == 7
+            assert f"'consumed': {11 * seen}," in run("gateway_trainer.py", gateway)[-1]
+            assert recorded(gateway) == []
         gateway.http.close()
-    assert tree(steps) == [None, 0]
 
 
 @contextmanager
-def started(*command: str | Path) -> Iterator[str]:
-    """The address of a `headrace ...` that is ready, and is ended with the block."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "headrace", *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+def serving_tiny(*flags: str | Path) -> Iterator[str]:
+    """The address of a `headrace serve --engine tiny` that is ended with the block."""
+    command = [sys.executable, "-m", "headrace", "serve", "--engine", "tiny", "--host", "127.0.0.1", "--port", "0"]
+    process = subprocess.Popen([*command, *map(str, flags)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         assert process.stdout is not None
         yield next(line for line in process.stdout if b" ready on " in line).decode().split()[-1]
