@@ -80,10 +80,10 @@ def stopped(config: TrainerConfig, words: str, pool: Any = None) -> Trainer:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words", "reason"),
+    ("changes", "reason"),
     [
-        ({"sync": {"gateway": DEAD}}, "gateway", f"the gateway {DEAD}: connection refused"),
-        ({"pool": {"address": DEAD}}, "pool", f"the pool {DEAD}: connection refused"),
+        ({"sync": {"gateway": DEAD}}, f"the gateway {DEAD}: connection refused"),
+        ({"pool": {"address": DEAD}}, f"the pool {DEAD}: connection refused"),
     ],
     ids=["gateway", "pool"],
 )
@@ -91,13 +91,12 @@ def test_a_wait_for_what_is_down_ends_with_the_run_and_is_logged_once(
     config: Callable[..., TrainerConfig],
     caplog: pytest.LogCaptureFixture,
     changes: dict[str, Any],
-    words: str,
     reason: str,
 ) -> None:
     with caplog.at_level(logging.INFO, "headrace"):
-        trainer = stopped(config(**changes), words)
+        trainer = stopped(config(**changes), reason)
     assert [record.message for record in caplog.records if "waiting" in record.message] == [f"waiting for {reason}"]
-    with pytest.raises(NothingLearned, match="stopped by Ctrl-C while waiting for the"):
+    with pytest.raises(NothingLearned, match=f"stopped by Ctrl-C while waiting for {reason}"):
         trainer.outcome.check()
 
 
@@ -142,8 +141,8 @@ def test_steps_that_taught_nothing_are_told_now_and_then_not_each(
 def test_a_channel_that_was_shut_down_before_a_batch_is_the_reason_for_nothing(
     config: Callable[..., TrainerConfig],
 ) -> None:
-    with pool_of([[0.0, 1.0]]) as pool:
-        pool.shutdown()
+    with DataPool() as pool:
+        pool.shutdown("train")
         trainer = Trainer(config(), pool=pool)
         trainer.run()
         with pytest.raises(NothingLearned, match="shut down"):
@@ -187,7 +186,9 @@ def test_a_pool_that_comes_back_is_told_and_answers() -> None:
         patient = PatientPool(Flaky(pool, 3), Outage("the pool p", said.append), Stop(), 300.0)
         assert patient.call("stats", "train")["groups"]["ready"] == 0
         patient.close()
-    assert said == ["waiting for the pool p: no answer", "the pool p answers again after 0 s"]
+    first, last = said
+    assert first == "waiting for the pool p: no answer"
+    assert last.startswith("the pool p answers again after ")
 
 
 def test_a_pool_that_stays_away_is_given_up_on() -> None:
@@ -206,7 +207,8 @@ def test_an_outage_is_logged_when_its_reason_changes() -> None:
         outage.failed(reason)
     outage.answered()
     outage.answered()
-    assert said == ["waiting for x: refused", "waiting for x: loading", "x answers again after 0 s"]
+    assert said[:2] == ["waiting for x: refused", "waiting for x: loading"]
+    assert [words.rpartition(" after ")[0] for words in said[2:]] == ["x answers again"]
     assert shown == ["x: refused", "x: loading", None]
 
 

@@ -48,8 +48,8 @@ def test_elsewhere_than_in_a_terminal_a_line_is_written_every_ten_steps(config: 
     assert first == "trainer ready at step 0, version 3"
     assert [line.split(":")[0] for line in told] == [f"step {n} of at most 50" for n in (1, 11, 21)]
     assert told[-1].endswith(
-        "reward 0.205, entropy 1.50, staleness 0.50, tokens/s 1,234, queue 7 groups, step 2.00 s, of which wait 0.50 s, "
-        "learn 1.25 s, publish 0.00 s"
+        "reward 0.205, entropy 1.50, staleness 0.50, tokens/s 1,234, queue 7 groups, "
+        "step 2.00 s, of which wait 0.50 s, learn 1.25 s, publish 0.00 s"
     )
 
 
