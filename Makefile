@@ -4,8 +4,12 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.setup-done
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# Worker processes of the tests: as many as the machine has cores, 8 at most, since each takes up to 2 GB.
+JOBS   ?= logical
+PYTEST  = $(BIN)/pytest -q --numprocesses $(JOBS) --maxprocesses 8 -o cache_dir=.pytest_cache/$@
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-vllm test-verl test-atropos test-agents bench lint format clean
+.PHONY: help setup demo test test-long test-vllm test-verl test-atropos test-agents bench lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,20 +19,23 @@ setup: $(STAMP) ## create .venv and install Headrace into it
 demo: setup ## watch an agent learn binary search from scratch, in two or three minutes
 	$(BIN)/headrace demo
 
-test: setup ## run the tests
-	$(BIN)/pytest -q $(PYTEST_ARGS)
+test: setup ## run the tests, in as many processes as there are cores (JOBS=0: in one)
+	$(PYTEST) $(PYTEST_ARGS)
+
+test-long: setup ## run the statistical and the exhaustive tests that make test leaves out
+	HEADRACE_LONG=1 $(PYTEST) -m long $(PYTEST_ARGS)
 
 test-vllm: setup ## run the tests against a real vLLM on the CPU (installed once into the user's cache, 2 GB)
-	HEADRACE_VLLM=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/vllm
+	HEADRACE_VLLM=1 $(PYTEST) $(PYTEST_ARGS) tests/vllm
 
 test-verl: setup ## run the tests against a real verl (installed once into the user's cache, 1.3 GB)
-	HEADRACE_VERL=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/verl
+	HEADRACE_VERL=1 $(PYTEST) $(PYTEST_ARGS) tests/verl
 
 test-atropos: setup ## run the tests against the original Trajectory API (installed once into the user's cache, 0.5 GB)
-	HEADRACE_ATROPOS=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/atropos tests/compat
+	HEADRACE_ATROPOS=1 $(PYTEST) -m atropos $(PYTEST_ARGS) tests/atropos tests/compat
 
 test-agents: setup ## run Claude Code and Codex against the gateway (installed once by npm into the user's cache, 0.7 GB)
-	HEADRACE_AGENTS=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/agents
+	HEADRACE_AGENTS=1 $(PYTEST) $(PYTEST_ARGS) tests/agents
 
 bench: setup ## run the quick benchmarks of pool, gateway, trainer, environments and API, into bench-*.json
 	$(BIN)/headrace bench pool --quick --json bench-pool.json

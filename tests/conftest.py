@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.schedule import ByFile, check_ids, longest_first
 
 # The same examples in every run, and no verdict by the clock of a busy machine.
 settings.register_profile("headrace", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("headrace")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    return ByFile(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without what is marked `long`, unless it is asked for (HEADRACE_LONG=1); what takes longest comes first."""
+    check_ids(items)
+    if os.environ.get("HEADRACE_LONG", "0") in ("", "0"):
+        found = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=found)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+    items[:] = longest_first(items)
 
 
 @pytest.fixture(scope="session")
