@@ -5,8 +5,13 @@ BIN    := $(VENV)/bin
 DEMO   := $(VENV)/.demo-done
 STAMP  := $(VENV)/.setup-done
 
+# Worker processes of the tests: as many as the machine has cores, 8 at most, since each takes up to 2 GB.
+JOBS   ?= logical
+PYTEST  = $(BIN)/pytest -q --numprocesses $(JOBS) --maxprocesses 8 -o cache_dir=.pytest_cache/$@
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-vllm test-verl test-atropos test-gym test-install test-agents bench lint format clean
+.PHONY: help setup demo test test-long test-vllm test-verl test-atropos test-gym test-install test-agents bench lint \
+        format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,26 +21,29 @@ setup: $(STAMP) ## make .venv with Headrace and all that tests need (PYTHON=pyth
 demo: $(DEMO) ## watch an agent learn binary search from scratch, in two or three minutes
 	$(BIN)/headrace demo
 
-test: setup ## run the tests
-	$(BIN)/pytest -q $(PYTEST_ARGS)
+test: setup ## run the tests, in as many processes as there are cores (JOBS=0: in one)
+	$(PYTEST) $(PYTEST_ARGS)
+
+test-long: setup ## run the statistical and the exhaustive tests that make test leaves out
+	HEADRACE_LONG=1 $(PYTEST) -m long $(PYTEST_ARGS)
 
 test-vllm: setup ## run the tests against a real vLLM on the CPU (installed once into the user's cache, 2 GB)
-	HEADRACE_VLLM=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/vllm
+	HEADRACE_VLLM=1 $(PYTEST) $(PYTEST_ARGS) tests/vllm
 
 test-verl: setup ## run the tests against a real verl (installed once into the user's cache, 1.3 GB)
-	HEADRACE_VERL=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/verl
+	HEADRACE_VERL=1 $(PYTEST) $(PYTEST_ARGS) tests/verl
 
 test-atropos: setup ## run the tests against the original Trajectory API (installed once into the user's cache, 0.5 GB)
-	HEADRACE_ATROPOS=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/atropos tests/compat
+	HEADRACE_ATROPOS=1 $(PYTEST) -m atropos $(PYTEST_ARGS) tests/atropos tests/compat
 
 test-gym: setup ## run the tests with the real reasoning-gym (built once from source into the user's cache, 0.3 GB)
-	HEADRACE_GYM=1 HEADRACE_ATROPOS=1 $(BIN)/pytest -q $(PYTEST_ARGS) -m gym tests/envs/shipped tests/atropos
+	HEADRACE_GYM=1 HEADRACE_ATROPOS=1 $(PYTEST) -m gym $(PYTEST_ARGS) tests/envs/shipped tests/atropos
 
 test-install: setup ## install a built wheel into clean environments, for each Python here, and start every command
-	HEADRACE_INSTALL=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/install
+	HEADRACE_INSTALL=1 $(PYTEST) $(PYTEST_ARGS) tests/install
 
 test-agents: setup ## run Claude Code and Codex against the gateway (installed once by npm into the user's cache, 0.7 GB)
-	HEADRACE_AGENTS=1 $(BIN)/pytest -q $(PYTEST_ARGS) tests/agents
+	HEADRACE_AGENTS=1 $(PYTEST) $(PYTEST_ARGS) tests/agents
 
 bench: setup ## run the quick benchmarks of pool, gateway, trainer, environments and API, into bench-*.json
 	$(BIN)/headrace bench pool --quick --json bench-pool.json

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.gym import environment as gym
+from tests.schedule import ByFile, check_ids, longest_first
 
 # The same examples in every run, and no verdict by the clock of a busy machine.
 settings.register_profile("headrace", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -19,19 +21,36 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gym: needs the real reasoning-gym (make test-gym)")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    return ByFile(config, log)
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What needs reasoning-gym runs where it is asked for (HEADRACE_GYM=1): it is built from source."""
-    found = [item for item in items if item.get_closest_marker("gym")]
-    if not found:
-        return
-    if os.environ.get("HEADRACE_GYM", "0") in ("", "0"):
-        config.hook.pytest_deselected(items=found)
-        items[:] = [item for item in items if not item.get_closest_marker("gym")]
-    elif reason := gym.lacking():
-        for item in found:
-            item.add_marker(pytest.mark.skip(reason=reason))
-    else:
-        gym.provide()
+    """Without what is marked `long` or `gym`, unless it is asked for (HEADRACE_LONG=1, HEADRACE_GYM=1); what takes
+    longest comes first."""
+    check_ids(items)
+    if not _asked("HEADRACE_LONG"):
+        _deselect(config, items, "long")
+    if not _asked("HEADRACE_GYM"):
+        _deselect(config, items, "gym")
+    elif found := [item for item in items if item.get_closest_marker("gym")]:
+        if reason := gym.lacking():
+            for item in found:
+                item.add_marker(pytest.mark.skip(reason=reason))
+        else:
+            gym.provide()
+    items[:] = longest_first(items)
+
+
+def _asked(variable: str) -> bool:
+    return os.environ.get(variable, "0") not in ("", "0")
+
+
+def _deselect(config: pytest.Config, items: list[pytest.Item], marker: str) -> None:
+    config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(marker)])
+    items[:] = [item for item in items if not item.get_closest_marker(marker)]
 
 
 @pytest.fixture(scope="session")

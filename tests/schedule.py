@@ -1,0 +1,45 @@
+"""How the tests of a run are shared out among its worker processes (`pytest -n`).
+
+What one worker is given is a file, whole: fixtures of a module are made once. What needs a Ray cluster is one share of
+its own, whatever its file: there is one cluster at a time on the machine, and `address="auto"` finds that one. The
+shares that take longest are given out first, so that no worker begins one while the others have nothing left to do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+RAY = "ray"
+#: A test that needs Ray says so in its id, which is all that the process that shares out knows of it.
+NAMES_RAY = re.compile(r"(?<![a-z])ray(?![a-z])")
+#: Markers of what takes long.
+FIRST = ("ray", "slow", "long")
+
+
+class ByFile(LoadScopeScheduling):
+    """Shares in the order in which they are collected: see `longest_first`."""
+
+    def __init__(self, config: pytest.Config, log: object) -> None:
+        config.option.loadscopereorder = False  # which would put the shares with the most tests first
+        super().__init__(config, log)  # type: ignore[arg-type]
+
+    def _split_scope(self, nodeid: str) -> str:
+        return RAY if NAMES_RAY.search(nodeid) else nodeid.partition("::")[0]
+
+
+def longest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """The same tests, those of files with a test that takes long before all others; otherwise in their order."""
+    found = list(items)
+    first = {item.path for item in found if any(item.get_closest_marker(name) for name in FIRST)}
+    return sorted(found, key=lambda item: item.path not in first)
+
+
+def check_ids(items: Iterable[pytest.Item]) -> None:
+    """Raises UsageError for a test that is marked `ray` and does not say so in its id."""
+    for item in items:
+        if item.get_closest_marker("ray") and not NAMES_RAY.search(item.nodeid):
+            raise pytest.UsageError(f"{item.nodeid} is marked ray: name the file, the test or its parameter so")
