@@ -16,7 +16,7 @@ from headrace.envs import ConversationConfig, ConversationEnv, Item
 
 
 class NumberConfig(ConversationConfig):
-    largest: int = Field(3, ge=2, le=7, description="the hidden number is from 1 to this")
+    largest: int = Field(3, ge=2, le=6, description="the hidden number is from 1 to this")
     guesses: int = Field(2, ge=1, description="guesses of a game; with 2 ** guesses - 1 numbers, binary search wins")
     answer_tokens: int = Field(1, ge=1, description="most tokens of one guess")
     group_size: int = Field(8, ge=1, description="games with the same hidden number")

@@ -165,7 +165,6 @@ def test_a_trainer_gets_what_agents_did(gateway: Running) -> None:
 def test_examples_run_again_on_the_server_that_they_name(tmp_path: Path) -> None:
     """`headrace serve --engine tiny` as a stranger starts it, and the examples one after the other, twice."""
     with serving_tiny("--journal", tmp_path / "pool") as address, connect(address) as pool:
-        await_ready(address)
         gateway = Running(address, pool)
         for seen in (1, 2):
             assert run("gateway_openai.py", gateway)[2] == "{'status': 'ok', 'steps': 2}"
