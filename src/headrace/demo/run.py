@@ -164,27 +164,21 @@ class Demo:
     def closing(self, verdict: dict[str, Any], page: Path) -> list[str]:
         """What it came to, where to read about it, and what to try next."""
         steps, most, reward = verdict["steps"], self.settled.steps, verdict["reward_end"] or 0.0
-        report = f"The report, with games before and after and their tokens: {_shown(page)}"
+        report = f"Report:   {_shown(page)}"
         if self.progress.learned:
             return [
                 f"Learned: reward {reward:.3f}, the mean of {WINDOW} steps, after {steps} steps and "
                 f"{verdict['seconds']:.0f} s.",
                 report,
-                f"Try next: headrace demo --seed {self.settled.seed + 1} (other weights, other numbers); headrace pool "
-                f"stats {shlex.quote(_shown(self.run / 'journal'))} (what was recorded); an agent of your own "
-                "(docs/agents.md).",
+                f"Try next: headrace demo --seed {self.settled.seed + 1}, with other weights and numbers",
+                f"          headrace pool stats {shlex.quote(_shown(self.run / 'journal'))}, what was recorded",
+                "          an agent of your own: docs/agents.md",
             ]
         if steps < most:
-            return [
-                f"The trainer ended after {steps} of {most} steps: reward {reward:.2f} of {BAR}; go on with: "
-                f"{resuming(self.run)}",
-                report,
-            ]
-        return [
-            f"{steps} steps were not enough: reward {reward:.2f} of {BAR}; go on with: "
-            f"{resuming(self.run, more_steps(self.settled, steps))}",
-            report,
-        ]
+            ended, going_on = f"The trainer ended after {steps} of {most} steps", resuming(self.run)
+        else:
+            ended, going_on = f"{steps} steps were not enough", resuming(self.run, more_steps(self.settled, steps))
+        return [f"{ended}: reward {reward:.2f} of {BAR}; go on with: {going_on}", report]
 
     def _ray_pool(self, ending: ExitStack) -> tuple[str, str]:
         from headrace.demo.cluster import ray_pool
