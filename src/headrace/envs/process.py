@@ -127,11 +127,12 @@ class Processing:
     async def _write(self, found: Any, item: Item) -> bool:
         """Writes what came of an item; whether any of it was fit to be written."""
         env = self._env
-        groups, skipped = env.counts.groups, Counter(env.counts.skipped)
+        groups, skipped, in_a_row = env.counts.groups, Counter(env.counts.skipped), env.counts.nothing_in_a_row
         await env.handle_send_to_api(found, item, do_send_to_api=False, abort_on_any_max_length_exceeded=False)
         left_out = env.counts.skipped - skipped
         if left_out and env.counts.groups == groups:
-            if "rubbish" not in left_out:
+            if "rubbish" not in left_out:  # which is counted; these are groups, but here the file is what counts
+                env.counts.nothing_in_a_row = in_a_row
                 env.counts.came_to_nothing(f"a group that is left out: {REASONS[next(iter(left_out))]}")
             return False
         env.counts.came_to_something()
