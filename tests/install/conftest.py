@@ -9,14 +9,14 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.install.kit import Clean, build
+from tests.install.kit import Clean, build, fetch_uv
 
 HERE = Path(__file__).parent
 #: An installation fetches what no cache has.
 TIMEOUT_S = 1800
 
 #: Fixtures that install something.
-NEED = {"built", "core", "resolver"}
+NEED = {"built", "uv"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,10 +39,16 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("built"))
 
 
+@pytest.fixture(scope="session")
+def uv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program of that name."""
+    return fetch_uv(tmp_path_factory.mktemp("uv"))
+
+
 @pytest.fixture(scope="module")
-def core(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Clean:
+def core(built: Path, uv: Path, tmp_path_factory: pytest.TempPathFactory) -> Clean:
     """An environment with the wheel and no extra."""
     (wheel,) = built.glob("*.whl")
     clean = Clean.made(tmp_path_factory.mktemp("core"))
-    clean.install(str(wheel))
+    clean.install(uv, str(wheel))
     return clean

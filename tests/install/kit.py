@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shlex
+import re
 import shutil
 import subprocess
 import sys
@@ -27,8 +27,11 @@ class Clean:
         subprocess.run([python, "-m", "venv", str(folder)], check=True)
         return cls(folder)
 
-    def install(self, *what: str) -> None:
-        self.shell(f"pip install --quiet {shlex.join(what)}")
+    def install(self, uv: Path, *what: str) -> None:
+        """Installs wheels at pinned versions by uv, which takes what pip would, in a tenth of the time."""
+        command = [str(uv), "pip", "install", "--quiet", "--python", str(self.folder), *uv_options(), *what]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **uv_index()})
+        assert done.returncode == 0, done.stderr
 
     def shell(self, line: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """What a user types with the environment activated; pip takes wheels at pinned versions there."""
@@ -54,6 +57,25 @@ class Clean:
         found = {**os.environ, **pip, "PATH": path, "VIRTUAL_ENV": str(self.folder), "COLUMNS": "200"}
         found.pop("PYTHONPATH", None)  # what is tried is what was installed
         return found
+
+
+def fetch_uv(folder: Path) -> Path:
+    """uv at the version that a set-up takes; it resolves without downloading, and installs what its cache has at once."""
+    (pin,) = re.findall(r"^uv==\S+", CONSTRAINTS.read_text(), re.MULTILINE)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
+    subprocess.run([*pip, "--target", str(folder), pin], check=True)
+    return folder / "bin" / "uv"
+
+
+def uv_options() -> list[str]:
+    return ["--only-binary", ":all:", "--constraint", str(CONSTRAINTS), "--system-certs"]
+
+
+def uv_index() -> dict[str, str]:
+    """Where pip is told to look in place of PyPI, for uv, which does not read pip's settings."""
+    asked = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    found = os.environ.get("PIP_INDEX_URL") or subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    return {"UV_DEFAULT_INDEX": found} if found else {}
 
 
 def build(folder: Path) -> Path:

@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tests.install.kit import CONSTRAINTS, ROOT, Clean, interpreter
+from tests.install.kit import CONSTRAINTS, ROOT, Clean, interpreter, uv_index, uv_options
 
 VERSIONS = ("3.11", "3.12", "3.13")
 #: Of the tests, those that show most for their seconds and need none of torch, Ray and a tokenizer.
@@ -41,35 +41,23 @@ def python_of(version: str) -> str:
     return found
 
 
-@pytest.fixture(scope="module")
-def resolver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """uv, which resolves without downloading: at the version that a set-up takes."""
-    (pin,) = re.findall(r"^uv==\S+", CONSTRAINTS.read_text(), re.MULTILINE)
-    folder = tmp_path_factory.mktemp("uv")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
-    subprocess.run([*pip, "--target", str(folder), pin], check=True)
-    return folder / "bin" / "uv"
-
-
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_whole_set_is_wheels_and_every_one_is_pinned(version: str, resolver: Path) -> None:
+def test_the_whole_set_is_wheels_and_every_one_is_pinned(version: str, uv: Path) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     wanted = [part for extra in extras if extra != "gym" for part in ("--extra", extra)]
-    command = [str(resolver), "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:"]
-    command += ["--system-certs", "--python", python_of(version), "--constraint", str(CONSTRAINTS), *wanted]
-    done = subprocess.run(
-        [*command, "pyproject.toml"], cwd=ROOT, capture_output=True, text=True, env={**os.environ, **_index()}
-    )
+    command = [str(uv), "pip", "compile", "--quiet", "--no-header", "--no-annotate", *uv_options(), *wanted]
+    command += ["--python", python_of(version), "pyproject.toml"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **uv_index()})
     assert done.returncode == 0, done.stderr
     pins = {_name(line) for line in CONSTRAINTS.read_text().splitlines() if "==" in line}
     assert [line for line in done.stdout.splitlines() if "==" in line and _name(line) not in pins] == []
 
 
 @pytest.mark.parametrize("version", [version for version in VERSIONS if not sys.version.startswith(version)])
-def test_what_needs_no_torch_runs(version: str, built: Path, tmp_path: Path) -> None:
+def test_what_needs_no_torch_runs(version: str, built: Path, uv: Path, tmp_path: Path) -> None:
     clean = Clean.made(tmp_path / "venv", python_of(version))
     (wheel,) = built.glob("*.whl")
-    clean.install(str(wheel), *TOOLS)
+    clean.install(uv, str(wheel), *TOOLS)
     assert clean.headrace("--help").returncode == 0
     assert clean.headrace("doctor").returncode == 0
     imported = clean.python("-c", IMPORT_ALL)
@@ -78,13 +66,6 @@ def test_what_needs_no_torch_runs(version: str, built: Path, tmp_path: Path) -> 
         "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib", *SUITE, cwd=ROOT
     )
     assert done.returncode == 0, done.stdout[-3000:]
-
-
-def _index() -> dict[str, str]:
-    """Where pip is told to look in place of PyPI, for uv, which does not read pip's settings."""
-    asked = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
-    found = os.environ.get("PIP_INDEX_URL") or subprocess.run(asked, capture_output=True, text=True).stdout.strip()
-    return {"UV_DEFAULT_INDEX": found} if found else {}
 
 
 def _name(line: str) -> str:
