@@ -11,10 +11,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import psutil
 import pytest
 from tests.cli.command import COMMAND, Command, spawn
 
 NEEDED = ("--vllm-addresses", "http://127.0.0.1:1", "--tokenizer-path", "nowhere")
+#: Nobody answers there, so it waits.
+WAITS = ("--vllm-addresses", "http://127.0.0.1:1")
 WRONG = {
     "no address": (
         ("gateway", "--vllm-addresses", "foo", "--tokenizer-path", "x"),
@@ -38,6 +41,12 @@ WRONG = {
     "serve elsewhere": (("serve", *NEEDED, "--data-pool-name", "p"), "serve has its pool embedded"),
     "sampling": (("serve", *NEEDED, "--sampling", "train"), "should be CHANNEL:name=value"),
     "no servers": (("serve", "--tokenizer-path", "x"), "--vllm-addresses must be given"),
+    "empty tokenizer": (
+        ("serve", "--vllm-addresses", "http://a:1", "--tokenizer-path", ""),
+        "--tokenizer-path: it is empty; name the folder of the served model, or leave it out",
+    ),
+    "two rollout servers": (("serve", *WAITS, "--engine", "tiny"), "--engine starts a rollout server and"),
+    "no such engine": (("serve", "--engine", "no/such/model"), f"there is no folder {Path.cwd() / 'no/such/model'}"),
     "models": (("serve", *NEEDED, "--models", "nowhere.yaml"), "nowhere.yaml cannot be read: No such file"),
     "tenants": (("serve", *NEEDED, "--tenants", "nowhere.toml"), "nowhere.toml cannot be read: No such file"),
     "history": (("serve", *NEEDED, "--history", "glue"), "--history"),
@@ -96,7 +105,7 @@ def listens(address: str) -> bool:
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_the_first_sigterm_waits_for_calls_under_way_and_the_second_does_not(workers: str) -> None:
-    flags = ["gateway", *NEEDED, "--host", "127.0.0.1", "--port", "0", "--workers", workers]
+    flags = ["gateway", *WAITS, "--host", "127.0.0.1", "--port", "0", "--workers", workers]
     with subprocess.Popen([*COMMAND, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -108,5 +117,75 @@ def test_the_first_sigterm_waits_for_calls_under_way_and_the_second_does_not(wor
                 assert process.poll() is None
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(120) == 0
+        finally:
+            process.kill()
+
+
+def started(*flags: str) -> subprocess.Popen[str]:
+    command = [*COMMAND, *flags, "--host", "127.0.0.1", "--port", "0"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(("how", "workers"), [(signal.SIGTERM, "1"), (signal.SIGINT, "2")])
+def test_it_says_what_it_waits_for_and_one_signal_ends_the_wait(how: signal.Signals, workers: str) -> None:
+    with started("gateway", *WAITS, "--workers", workers) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline().startswith("gateway listening on http://127.0.0.1:")
+            waiting = "waiting for rollout server http://127.0.0.1:1: connection refused\n"
+            assert waiting in iter(process.stderr.readline, "")
+            process.send_signal(how)
+            assert process.wait(120) == 0
+            assert process.stdout.read() == ""
+            assert waiting not in process.stderr.read()
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_folder_that_is_no_tokenizer_ends_it_with_the_reason(workers: str, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    done = spawn(
+        *("gateway", *WAITS, "--tokenizer-path", str(nowhere), "--workers", workers),
+        *("--host", "127.0.0.1", "--port", "0"),
+    )
+    assert done.code == 1
+    assert done.out.startswith("gateway listening on ")
+    assert "gateway ready" not in done.out
+    assert done.err.splitlines()[-1] == f"headrace: there is no folder {nowhere}"
+    assert "Traceback" not in done.err
+
+
+def test_a_server_and_its_engine_start_and_end_together(folder: Path) -> None:
+    with started("serve", "--engine", str(folder)) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            listens, ready = process.stdout.readline(), process.stdout.readline()
+            address = listens.removeprefix("gateway listening on ").strip()
+            assert ready == f"gateway ready on {address}\n"
+            assert httpx.get(f"{address}/ready", timeout=120, trust_env=False).status_code == 200
+            (server,) = httpx.get(f"{address}/servers", timeout=120, trust_env=False).json()["servers"]
+            assert (server["state"], server["log_prob_mode"]) == ("up", "processed")
+            (engine,) = psutil.Process(process.pid).children()
+            process.kill()
+            engine.wait(120)
+            said = process.stderr.read()
+            assert f"loading the tokenizer {folder} (the root of the model at {server['address']})" in said
+        finally:
+            process.kill()
+
+
+def test_an_engine_that_dies_ends_its_server_with_the_reason(folder: Path) -> None:
+    with started("serve", "--engine", str(folder)) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline().startswith("gateway listening on ")
+            (engine,) = psutil.Process(process.pid).children()
+            engine.kill()
+            assert process.wait(120) == 1
+            assert "headrace: engine was ended by SIGKILL" in process.stderr.read()
         finally:
             process.kill()

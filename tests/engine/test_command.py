@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -21,8 +22,9 @@ def test_it_says_where_it_is_serves_and_ends_on_sigterm(folder: Path) -> None:
     args = ["--model", str(folder), "--port", "0", "--served-model-name", "small", "--threads", "1"]
     with subprocess.Popen([*COMMAND, *args], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        found = re.fullmatch(r"engine ready on (http://127\.0\.0\.1:\d+)\n", process.stdout.readline())
+        found = re.fullmatch(r"engine listening on (http://127\.0\.0\.1:\d+)\n", process.stdout.readline())
         assert found is not None
+        assert process.stdout.readline() == f"engine ready on {found[1]}\n"
         with urllib.request.urlopen(f"{found[1]}/v1/models", timeout=120) as answer:
             card = json.loads(answer.read())["data"][0]
         assert (card["id"], card["root"], card["max_model_len"]) == ("small", str(folder), 2048)
@@ -33,7 +35,10 @@ def test_it_says_where_it_is_serves_and_ends_on_sigterm(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--model", "nowhere"], "it is a checkpoint's folder"),
+        (["--model", "no/such/model"], f"there is no folder {Path.cwd() / 'no/such/model'}"),
+        (["--model", "./nowhere"], f"there is no folder {Path.cwd() / 'nowhere'}"),
+        (["--model", __file__], f"{__file__} is a file"),
+        (["--model", str(Path(__file__).parent)], "it has no config.json"),
         (["--max-model-len", "4096"], "longest context is 2048"),
         (["--dtype", "int8"], "--dtype"),
     ],
@@ -48,3 +53,24 @@ def test_what_cannot_be_served_is_said_in_one_line(
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
+
+
+def test_a_name_is_looked_for_on_the_hub(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(SystemExit) as ended:
+        main(["engine", "--model", "someone/no-such-model", "--port", "0"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "and no model someone/no-such-model could be fetched from the hub" in said
+
+
+def test_it_answers_503_while_it_loads_and_a_signal_ends_it() -> None:
+    with subprocess.Popen([*COMMAND, "--port", "0"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        with pytest.raises(urllib.error.HTTPError, match="503") as loading:
+            urllib.request.urlopen(f"{address}/health", timeout=120)
+        assert json.loads(loading.value.read())["error"]["message"] == "the model tiny is being loaded"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 0
+        assert process.stdout.read() == ""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.gateway.kit import Evidence, Running, await_ready, tokens, tree
+from tests.gateway.kit import Evidence, Running, tokens, tree
 from tests.gateway.rollout import Rollout, in_front
 
 from headrace import Step, connect
@@ -165,7 +165,6 @@ def test_a_trainer_gets_what_agents_did(gateway: Running) -> None:
 def test_examples_run_again_on_the_server_that_they_name(tmp_path: Path) -> None:
     """`headrace serve --engine tiny` as a stranger starts it, and the examples one after the other, twice."""
     with serving_tiny("--journal", tmp_path / "pool") as address, connect(address) as pool:
-        await_ready(address)
         gateway = Running(address, pool)
         for seen in (1, 2):
             assert run("gateway_openai.py", gateway)[2] == "{'status': 'ok', 'steps': 2}"
@@ -180,12 +179,12 @@ def test_examples_run_again_on_the_server_that_they_name(tmp_path: Path) -> None
 
 @contextmanager
 def serving_tiny(*flags: str | Path) -> Iterator[str]:
-    """The address of a `headrace serve --engine tiny` that is ended with the block."""
+    """The address of a `headrace serve --engine tiny` that is ready, and is ended with the block."""
     command = [sys.executable, "-m", "headrace", "serve", "--engine", "tiny", "--host", "127.0.0.1", "--port", "0"]
     process = subprocess.Popen([*command, *map(str, flags)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         assert process.stdout is not None
-        yield process.stdout.readline().decode().split()[-1]
+        yield next(line for line in process.stdout if b" ready on " in line).decode().split()[-1]
     finally:
         process.terminate()
         process.communicate(timeout=240)

@@ -39,7 +39,7 @@ def test_the_seeds_command_line_records_into_a_named_actor(ray_cluster: str, eng
     try:
         assert process.stdout is not None
         said = process.stdout.readline()
-        assert said.startswith("gateway ready on "), said
+        assert said.startswith("gateway listening on "), said
         address = said.split()[-1]
         await_ready(address)
         evidence = Evidence(engine)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from tests.gateway.kit import await_ready, running_gateway, told
+from tests.gateway.kit import await_ready, running_gateway, told, until
 from tests.gateway.rollout import Rollout, chat, error_of, in_front, scripted
 
 from headrace import DataPool
@@ -83,16 +83,20 @@ def test_versions_that_were_told_before_the_tokenizer_was_loaded_are_kept(
 
 
 def test_a_server_that_comes_later_is_found(rollout: Rollout, folder: Path) -> None:
+    waiting = f"Gateway not ready (waiting for rollout server {rollout.address}: connection refused)"
     rollout.die()
     try:
-        with in_front(rollout, folder) as running:
+        with in_front(rollout, folder, until_ready=False) as running:
             base = running.init()["base_url"]
+            until(lambda: running.get("/ready").json() == {"detail": waiting})
             refused = chat(running, base, "hi")
             assert error_of(refused, 503)["code"] == "no_server"
             rollout.revive()
-            while told(running.get("/servers"))["servers"][0]["state"] != "up":
-                pass
+            await_ready(running.address)
             told(chat(running, base, "hi"))
+            rollout.die()
+            assert error_of(chat(running, base, "more"), 503)["code"] == "no_server"
+            assert running.get("/ready").status_code == 200  # a trainer that brings it back must not wait for it
     finally:
         rollout.die()
         rollout.revive()
@@ -112,6 +116,8 @@ def test_without_another_word_the_contracts_defaults_hold() -> None:
         ({"vllm_addresses": " , "}, "at least one"),
         ({"vllm_addresses": "host:8001"}, "host:8001"),
         ({"vllm_addresses": "http://a:1,http://a:1/"}, "twice"),
+        ({"tokenizer_path": ""}, "tokenizer_path"),
+        ({"tokenizer_path": " "}, "it is empty"),
         ({"prompt_length": 0}, "prompt_length"),
         ({"response_length": -1}, "response_length"),
         ({"balance": "random"}, "balance"),
@@ -134,8 +140,10 @@ def test_a_setting_that_could_not_work_is_named(given: dict[str, Any], named: st
         Settings(**{"vllm_addresses": "http://127.0.0.1:1", "tokenizer_path": "x", **given})
 
 
-@pytest.mark.parametrize("given", [{}, {"prompt_length": 8}, {"response_length": 8}])
-def test_on_a_ray_pool_the_lengths_are_required(given: dict[str, int]) -> None:
-    named = {"vllm_addresses": "http://127.0.0.1:1", "tokenizer_path": "x", "data_pool_name": "data_pool"}
-    with pytest.raises(ValidationError, match="must be given too"):
-        GatewayCommand(**{**named, **given})
+@pytest.mark.parametrize("missing", ["tokenizer_path", "prompt_length", "response_length"])
+def test_on_a_ray_pool_the_tokenizer_and_the_lengths_are_required(missing: str) -> None:
+    named = {"vllm_addresses": "http://127.0.0.1:1", "data_pool_name": "data_pool"}
+    required = {"tokenizer_path": "x", "prompt_length": 8, "response_length": 8}
+    del required[missing]
+    with pytest.raises(ValidationError, match=f"--{missing.replace('_', '-')} must be given too"):
+        GatewayCommand(**named, **required)

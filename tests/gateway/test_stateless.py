@@ -42,7 +42,7 @@ class Child:
         self.process = subprocess.Popen([*module, *where, *flags], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline().strip()
-        assert line.startswith("gateway ready on http://"), line
+        assert line.startswith("gateway listening on http://"), line
         self.address = line.rpartition(" ")[2]
         await_ready(self.address)
         self.http = httpx.Client(base_url=self.address, timeout=240, trust_env=False)

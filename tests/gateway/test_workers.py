@@ -34,7 +34,7 @@ class Gateway:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         said = self.process.stdout.readline()
-        assert said.startswith("gateway ready on "), said
+        assert said.startswith("gateway listening on "), said
         self.address = said.split()[-1]
 
     @property

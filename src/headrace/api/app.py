@@ -18,6 +18,7 @@ from headrace.api.answers import Answer, answer, deliver, packed
 from headrace.api.routes import Routes
 from headrace.api.settings import Settings
 from headrace.data.errors import HeadraceError
+from headrace.front_page import KEY_NEEDED, KIND, channels, links, page, table, text, wants_page
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Unauthorized
 from headrace.pool.remote import RemotePool
@@ -30,6 +31,14 @@ STATUS = {"invalid_input": 422, "bad_gzip": 400, "not_found": 404, "unauthorized
 ELSE = 503
 
 Handler = Callable[[Request], Awaitable[Answer]]
+Page = Callable[[Request], Awaitable[bytes]]
+#: What a front page points to.
+LINKS = {
+    "/status": "the step and the queue",
+    "/info": "what the trainer registered",
+    "/wandb_info": "its group and project at Weights & Biases",
+    "/latest_example": "the newest group that waits",
+}
 
 
 class Api:
@@ -41,11 +50,14 @@ class Api:
         settings: Settings | None = None,
         *,
         authorize: Callable[[Request], None] | None = None,
+        front_page: Page | None = None,
     ) -> None:
-        """`authorize` raises `Unauthorized` for who may not; without it, whoever has the key may."""
+        """`authorize` raises `Unauthorized` for who may not; without it, whoever has the key may. `front_page` is what
+        a browser sees at the root; it shows no more than its caller may see."""
         self._pool = pool
         self._settings = settings or Settings()
         self._authorize = authorize if authorize is not None else self._check_key
+        self._front_page = front_page if front_page is not None else self._own_page
         self._routes = Routes(pool.aio, self._settings)
 
     async def start(self) -> None:
@@ -62,7 +74,6 @@ class Api:
         """The routes, to put into any Starlette or FastAPI application, which then starts and closes the API."""
         do = self._routes
         handlers: dict[str, dict[str, Handler]] = {
-            "/": {"GET": do.root},
             "/register": {"POST": do.register},
             "/register-env": {"POST": do.register_env},
             "/disconnect-env": {"POST": do.disconnect_env},
@@ -76,7 +87,9 @@ class Api:
             "/status-env": {"GET": do.status_env},
             "/reset_data": {"GET": do.reset_data, "POST": do.reset_data},
         }
-        return [Route(path, _open(self._endpoint(by_method))) for path, by_method in handlers.items()]
+        found: list[BaseRoute] = [Route(path, _open(self._endpoint(by_method))) for path, by_method in handlers.items()]
+        root = _Endpoint({"GET": do.root}, self._root, self._settings.answer_s)
+        return [Route("/", _open(root)), *found]
 
     def _endpoint(self, by_method: Mapping[str, Handler]) -> _Endpoint:
         return _Endpoint(by_method, self._answer, self._settings.answer_s)
@@ -89,6 +102,26 @@ class Api:
             return _refused(str(error), STATUS.get(error.code, ELSE))
         except BodyTooLarge:
             return _refused(f"the body is larger than {self._settings.max_body_mb:g} MB; send it in parts", 413)
+
+    async def _root(self, handler: Handler, request: Request) -> Answer:
+        """A page for a browser, which needs no key; what the original answers for everybody else."""
+        if wants_page(request):
+            return packed(Answer(await self._front_page(request), kind=KIND.encode()), request)
+        return await self._answer(handler, request)
+
+    async def _own_page(self, request: Request) -> bytes:
+        try:
+            self._authorize(request)
+            stats = await self._pool.aio.stats()
+            desk = {name: stats["desk"][name] for name in ("step", "environments", "posted", "served", "duplicates")}
+            numbers = [table("Groups of environments", [desk], ""), channels(stats)]
+        except Unauthorized:
+            numbers = [text("Groups and channels", KEY_NEEDED)]
+        except HeadraceError as error:
+            numbers = [text("Groups and channels", f"The pool does not answer: {error}")]
+        return page(
+            "Trajectory API", "Ready: environments post, trainers take.", [*numbers, links("Where to look", LINKS)]
+        )
 
     def _check_key(self, request: Request) -> None:
         key = self._settings.api_key

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from headrace.gateway.dialects.openai_completions import OpenAICompletions
 from headrace.gateway.dialects.openai_responses import OpenAIResponses
 from headrace.gateway.errors import Refusal
 from headrace.gateway.front import Front
+from headrace.gateway.front_page import gateway_page
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.hub import DROP
 from headrace.gateway.live.live import Live
@@ -106,7 +108,7 @@ def _trajectory_api(pool: DataPool | RemotePool, settings: Settings, gateway: Ga
         gateway.access.check(request, Role.REWARD)
 
     told = {name: getattr(settings, name) for name in ("serve_channel", "heartbeat_s", "max_body_mb")}
-    return Api(pool, ApiSettings(**told), authorize=authorize)
+    return Api(pool, ApiSettings(**told), authorize=authorize, front_page=partial(gateway_page, gateway))
 
 
 def _add_routes(app: Front, gateway: Gateway, live: Live | None) -> None:

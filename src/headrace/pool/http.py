@@ -1,8 +1,8 @@
 """The pool over HTTP: routes to mount, an application of its own, and the client's transport.
 
 `POST /pool/call` takes and answers frames (see `wire`); that is what `connect("http://...")` speaks. The `GET` routes
-answer JSON, for people and scripts. With a key, every route but `/health` asks for it, as `Authorization: Bearer` or
-`x-api-key`.
+answer JSON, for people and scripts. With a key, every route but `/health` and the front page asks for it, as
+`Authorization: Bearer` or `x-api-key`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from starlette.routing import BaseRoute, Route
 from headrace import serving
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.data.json import to_json
+from headrace.front_page import KEY_NEEDED, KIND, channels, links, page, text, wants_page
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Unauthorized
 from headrace.pool.remote import RemotePool, Unreachable
@@ -46,6 +47,15 @@ STATUS = {
     "pool_closed": 503,
     "disk_full": 507,
     "unauthorized": 401,
+}
+
+#: What the front page of a pool that is served alone points to.
+LINKS = {
+    "/health": "200 while it serves",
+    "/pool/stats": "its ledger and its channels",
+    "/pool/groups": "groups of a channel (?channel=train)",
+    "/pool/trajectories": "trajectories of a channel",
+    "/pool/events": "what happened, newest last",
 }
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -121,7 +131,19 @@ def create_app(pool: DataPool, *, key: str | None = None, max_body_mb: float = 5
     async def health(request: Request) -> Response:
         return _json({"status": "ok"})
 
-    return Starlette(routes=[Route("/health", health), *pool_routes(pool, key=key, max_body_mb=max_body_mb)])
+    async def root(request: Request) -> Response:
+        if not wants_page(request):
+            return _json({"message": "Headrace pool"})
+        try:
+            _authorize(request, key)
+            numbers = channels(await pool.aio.stats())
+        except Unauthorized:
+            numbers = text("Channels", KEY_NEEDED)
+        return Response(page("Pool", "Ready.", [numbers, links("Where to look", LINKS)]), media_type=KIND)
+
+    return Starlette(
+        routes=[Route("/", root), Route("/health", health), *pool_routes(pool, key=key, max_body_mb=max_body_mb)]
+    )
 
 
 class Server(serving.Server):
