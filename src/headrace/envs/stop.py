@@ -57,7 +57,7 @@ class Stop:
             self._unheard = True
             loop.call_soon_threadsafe(heard)
 
-        before = {number: signal.signal(number, hear) for number in SIGNALS}
+        before = {number: signal.signal(number, hear) or signal.SIG_DFL for number in SIGNALS}
         try:
             yield
         finally:
