@@ -15,6 +15,9 @@ from tests.trainer.kit import submit_group
 
 from headrace import DataPool
 
+#: Nothing listens there.
+DEAD = "http://127.0.0.1:9"
+
 
 @pytest.fixture
 def pool() -> Iterator[DataPool]:
@@ -107,4 +110,40 @@ def test_a_model_that_is_not_there_is_said(headrace: Command, tmp_path: Path) ->
     path.write_text(f"model: {tmp_path / 'nothing'}\nrun: {tmp_path / 'run'}\n")
     done = headrace("train", path)
     assert done.code == 2
-    assert "nothing cannot be loaded" in done.err
+    assert f"there is no folder {tmp_path / 'nothing'}" in done.err
+    assert "hub name" in done.err
+
+
+def test_a_folder_without_a_checkpoint_is_said(headrace: Command, tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(f"model: {tmp_path}\nrun: {tmp_path / 'run'}\n")
+    done = headrace("train", path, "--dry-run")
+    assert done.code == 2
+    assert "has no config.json" in done.err
+
+
+def test_a_dry_run_needs_neither_gateway_nor_pool(headrace: Command, folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "train.yaml"
+    given: dict[str, Any] = {"model": str(folder), "run": str(tmp_path / "run"), "pool": {"address": DEAD}}
+    path.write_text(yaml.safe_dump({**given, "sync": {"gateway": DEAD}}))
+    done = headrace("train", path, "--dry-run")
+    assert done.code == 0, done.err
+    assert "GiB on" in done.out
+    assert "gateway: 'is not ready: connection refused" in done.out
+    assert f"the pool {DEAD} does not answer: connection" in " ".join(done.out.split())
+    assert f"go to the gateway {DEAD} after each step" in " ".join(done.out.split())
+
+
+def test_a_run_that_learned_nothing_fails_and_says_why(
+    headrace: Command, config: Path, pool: DataPool, tmp_path: Path
+) -> None:
+    for at in range(2):
+        submit_group(pool, f"g{at}", [1.0, 1.0], vocabulary=300)
+    done = headrace("train", config)
+    assert done.code == 1
+    assert "left out of 2 groups: 2 groups whose rewards are all equal" in done.out
+    assert "headrace: nothing was learned in 1 step: left out were 2 groups whose rewards are all equal" in done.err
+    assert "nothing was learned in step 1" in done.err  # and while it ran
+    again = headrace("train", config, "--resume")  # its one step is done
+    assert again.code == 0, again.err
+    assert "nothing to do" in again.out

@@ -93,12 +93,13 @@ class Trainer:
         )
 
     def run(self) -> Progress:
-        """How `outcome` says; a run that was stopped can be resumed."""
+        """Where it got to; `outcome` says how. A run that was stopped can be resumed."""
         try:
             try:
                 self._learn()
-            except Stopped:
-                pass  # what it waited for had not come
+            except (Stopped, SyncFailed, PoolUnreachable):
+                if not self._stop.is_set():
+                    raise  # else it is what was waited for and had not come
             self._keep(always=True)
             self._await_published()
             self.outcome.ended(self.progress, self._stop.by, self._watcher.standing)

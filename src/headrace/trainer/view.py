@@ -114,7 +114,7 @@ class View(Watcher):
             self.say(f"step {self._done} of at most {self._config.steps}: {figures}")
 
     def stopping(self, by: str) -> None:
-        self._stopping = f"{by}: ends after this step; Ctrl-C ends it at once"
+        self._stopping = f"stopping ({by}): after the step under way; Ctrl-C again does not wait for it"
         if self._live is None:
             self.say(f"stopping ({by}), while {self.standing}")
 
