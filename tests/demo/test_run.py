@@ -255,6 +255,6 @@ def test_an_unknown_task_is_refused_with_those_there_are(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("wrong", [{"engine": "vllm"}, {"vllm_addresses": "http://127.0.0.1:1"}])
-def test_vllm_and_its_addresses_go_together(tmp_path: Path, wrong: dict[str, str]) -> None:
+def test_vllm_and_its_addresses_go_together(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="go together"):
         play(Options(**wrong), tmp_path / "run")
