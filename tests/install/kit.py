@@ -60,7 +60,7 @@ class Clean:
 
 
 def fetch_uv(folder: Path) -> Path:
-    """uv at the version that a set-up takes; it resolves without downloading, and installs what its cache has at once."""
+    """uv at the version that a set-up takes. It resolves without downloading, and keeps a cache of what it unpacked."""
     (pin,) = re.findall(r"^uv==\S+", CONSTRAINTS.read_text(), re.MULTILINE)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
     subprocess.run([*pip, "--target", str(folder), pin], check=True)
