@@ -18,7 +18,7 @@ help: ## show this list
 
 setup: $(STAMP) ## make .venv with Headrace and all that tests need (PYTHON=python3.12, TORCH=cpu or cuda)
 
-demo: $(DEMO) ## watch an agent learn binary search from scratch, in two or three minutes
+demo: $(DEMO) ## watch an agent learn binary search from scratch, in about two minutes
 	$(BIN)/headrace demo
 
 test: setup ## run the tests, in as many processes as there are cores (JOBS=0: in one)
