@@ -10,14 +10,14 @@ from headrace.trainer.checkpoint import Progress
 
 log = logging.getLogger(__name__)
 
-#: What a row of the metrics counts as left out, by its name there, in words.
+#: What a row of the metrics counts as left out, by its name there: what it is, and why.
 LEFT_OUT = {
-    "skipped_zero_variance": "groups whose rewards are all equal",
-    "skipped_unrewarded": "trajectories without a reward",
-    "skipped_untrainable": "trajectories without a token to learn from",
-    "skipped_long": "sequences longer than max_length",
-    "skipped_media": "sequences with images or other media",
-    "skipped_repeated": "groups that were learned from before",
+    "skipped_zero_variance": ("group", "with equal rewards only"),
+    "skipped_unrewarded": ("trajectory", "without a reward"),
+    "skipped_untrainable": ("trajectory", "without a token to learn from"),
+    "skipped_long": ("sequence", "longer than max_length"),
+    "skipped_media": ("sequence", "with images or other media"),
+    "skipped_repeated": ("group", "learned from before"),
 }
 #: What to do about it.
 WAY_OUT = {
@@ -97,7 +97,7 @@ class Outcome:
 
 
 def left_out(counts: dict[str, Any]) -> str:
-    return ", ".join(f"{counts[name]} {words}" for name, words in LEFT_OUT.items() if counts[name])
+    return ", ".join(f"{_number(counts[name], what)} {why}" for name, (what, why) in LEFT_OUT.items() if counts[name])
 
 
 def explained(counts: dict[str, Any]) -> str:
@@ -108,4 +108,6 @@ def explained(counts: dict[str, Any]) -> str:
 
 
 def _number(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    if count == 1:
+        return f"1 {what}"
+    return f"{count} {what.removesuffix('y')}ies" if what.endswith("y") else f"{count} {what}s"

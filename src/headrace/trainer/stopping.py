@@ -21,6 +21,9 @@ from headrace.command_line import INTERRUPTED
 
 T = TypeVar("T")
 
+#: Seconds that a process which ends at once has for its last words: a terminal that is held (Ctrl-S) takes none.
+LAST_WORDS_S = 0.5
+
 
 class Stopped(Exception):
     """The run was told to stop, and what was waited for had not come."""
@@ -125,7 +128,7 @@ def on_signals(stop: Callable[[str], None], at_once: Callable[[], None]) -> Iter
             if number not in (signal.SIGTERM, signal.SIGINT):
                 continue
             if told and number == signal.SIGINT:
-                at_once()
+                wait([in_thread(at_once)], timeout=LAST_WORDS_S)
                 os._exit(INTERRUPTED)
             if not told:
                 told = True

@@ -64,12 +64,15 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.learner = Learner(config, device_of(config.device))
         self.progress = Progress(began=time.time())
-        outage = Outage(f"the pool {config.pool.address}", log.warning, partial(self._watcher.down, "pool"))
         given = pool if pool is not None else config.pool.connected(retry_s=0.0)
-        self.pool = PatientPool(given, outage, self._stop, config.pool.patience_s)
+        outage = self._outage("pool", config.pool.address)
         self.publisher: Publisher | None = None
         if config.sync is not None:
-            self.publisher = Publisher(config.sync, partial(self._watcher.down, "gateway"))
+            gateway = self._outage("gateway", config.sync.gateway or "")
+            self.publisher = Publisher(config.sync, gateway)
+            if config.sync.gateway == config.pool.address.rstrip("/"):
+                outage = gateway  # the pool is the gateway's own: what is down is down once
+        self.pool = PatientPool(given, outage, self._stop, config.pool.patience_s)
         self._publishing = Worker("headrace-publish")
         self._published: Future[Report] | None = None
         self._handed_over = 0
@@ -126,6 +129,9 @@ class Trainer:
                 break
             self._times["idle"] = _without((began, ended), batch.starved, batch.converted)
             self._step(batch)
+
+    def _outage(self, service: str, address: str) -> Outage:
+        return Outage(f"the {service} {address}", log.warning, partial(self._watcher.down, service))
 
     def _reached(self) -> bool:
         """Whether the reward is where it was asked to be."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, Literal, Protocol
 
 from headrace.trainer.stopping import Outage, Stop
@@ -12,8 +11,6 @@ from headrace.trainer.sync.errors import ServerFailed, SyncFailed
 from headrace.trainer.sync.http import Http
 from headrace.trainer.sync.servers import QUICK_S, RolloutServer
 from headrace.trainer.sync.threads import at_once
-
-log = logging.getLogger("headrace.trainer.sync")
 
 #: Seconds between two questions to a gateway that is not ready.
 READY_POLL_S = 0.25
@@ -53,11 +50,10 @@ class Front(Protocol):
 class Gateway:
     """Headrace's gateway. It pauses and resumes the servers that it uses."""
 
-    def __init__(self, config: SyncConfig, cut: Stop, waiting: Callable[[str | None], None]) -> None:
+    def __init__(self, config: SyncConfig, cut: Stop, outage: Outage) -> None:
         assert config.gateway is not None
         self._http = Http(config.gateway, key=config.presented_key, timeout_s=config.timeout_s, cut=cut)
-        self._timeout_s, self._cut = config.timeout_s, cut
-        self._outage = Outage(f"the gateway {config.gateway}", log.warning, waiting)
+        self._timeout_s, self._cut, self._outage = config.timeout_s, cut, outage
 
     def await_ready(self) -> None:
         """A gateway that is being started loads a tokenizer first; one that is not there yet may come."""
@@ -173,6 +169,6 @@ def _try_resume(server: RolloutServer) -> None:
         pass  # it is gone: the next publish says so
 
 
-def front_of(config: SyncConfig, cut: Stop, waiting: Callable[[str | None], None]) -> Front:
-    """`cut` ends every wait for it; `waiting` is told what it waits for, and None when that is over."""
-    return Direct(config) if config.gateway is None else Gateway(config, cut, waiting)
+def front_of(config: SyncConfig, cut: Stop, outage: Outage) -> Front:
+    """`cut` ends every wait for it; `outage` is told where it does not answer."""
+    return Direct(config) if config.gateway is None else Gateway(config, cut, outage)

@@ -10,12 +10,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.data.errors import InvalidInput
 from headrace.data.step import INT32_MAX, count
-from headrace.trainer.stopping import Stop
+from headrace.trainer.stopping import Outage, Stop
 from headrace.trainer.sync.config import Mode, SyncConfig
 from headrace.trainer.sync.delivery import NO_FOLDER, Delivery
 from headrace.trainer.sync.errors import ServerFailed, SyncFailed
@@ -36,13 +36,14 @@ log = logging.getLogger("headrace.trainer.sync")
 class Publisher:
     """Blocking; one publish at a time. Another thread may end it: `stop`, and then `cut`."""
 
-    def __init__(self, config: SyncConfig, waiting: Callable[[str | None], None] = lambda words: None) -> None:
-        """`waiting` is told what the publisher waits for, and None when that is over."""
+    def __init__(self, config: SyncConfig, outage: Outage | None = None) -> None:
+        """`outage` is told where the gateway does not answer; by default that is logged."""
         self.config = config
         self._cut = Stop()
         self._stopped = self._exchanging = False
         self._lock = threading.Lock()
-        self._front = front_of(config, self._cut, waiting)
+        outage = outage or Outage(f"the gateway {config.gateway}", log.warning)
+        self._front = front_of(config, self._cut, outage)
         self._key = config.server_key or os.environ.get("HEADRACE_UPSTREAM_KEY")
         #: Servers that were taken out, by address, with the reason.
         self._out: dict[str, str] = {}
