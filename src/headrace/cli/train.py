@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,8 +50,11 @@ class Train(BaseModel):
         from headrace.trainer.trainer import train
         from headrace.trainer.view import View
 
-        with View(Console(), config) as view:
-            outcome = train(config, resume=self.resume, watcher=view)
+        try:
+            with View(Console(), config) as view:
+                outcome = train(config, resume=self.resume, watcher=view)
+        finally:
+            gc.freeze()  # the interpreter's last collection would go through all of torch, for more than a second
         for sentence in outcome.sentences():
             print(sentence)
         if outcome.stopped_by:
