@@ -1,6 +1,6 @@
 """An agent on the OpenAI Agents SDK, with a tool: its client's base_url is all that changes.
 
-headrace serve --engine tiny                       # in another terminal; for vLLM see docs/gateway.md
+headrace serve --vllm-addresses http://127.0.0.1:8001    # a vLLM, whose model ends its answers; see docs/gateway.md
 python examples/gateway_agents_sdk.py [http://127.0.0.1:8100]
 """
 

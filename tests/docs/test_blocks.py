@@ -6,41 +6,50 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.cli.command import Command
-from tests.docs.pages import PAGES, REASONS, SHELL, Block, Reader, blocks
+from tests.docs.pages import PAGES, REASONS, SHELL, Block, blocks
+from tests.docs.reader import Reader
 
 #: The page that says how `headrace` comes onto the path. Who reads the others has done it.
 ENTRANCE = "README.md"
 #: The page for those who have a cluster.
 CLUSTER = "ray.md"
-BIN = str(Path(sys.prefix) / "bin")
+BIN = Path(sys.prefix) / "bin"
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 #: Commands whose second word is one too.
 FAMILIES = ("pool", "bench")
 
 
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    with Reader(tmp_path_factory.mktemp("pages")) as found:
+        yield found
+
+
 def _pages() -> list[object]:
     marks = {CLUSTER: [pytest.mark.ray]}
-    return [pytest.param(page, id=page.name, marks=marks.get(page.name, [])) for page in PAGES if blocks(page)]
+    return [
+        pytest.param(page, id=page.name, marks=[pytest.mark.slow, *marks.get(page.name, [])])
+        for page in PAGES
+        if blocks(page)
+    ]
 
 
 @pytest.mark.parametrize("page", _pages())
-def test_a_page_runs_as_it_stands(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    path = [folder for folder in os.environ["PATH"].split(os.pathsep) if Path(folder).resolve() != Path(BIN).resolve()]
-    env = {"PATH": os.pathsep.join(path if page.name == ENTRANCE else [BIN, *path])}
+def test_a_page_runs_as_it_stands(page: Path, reader: Reader, request: pytest.FixtureRequest) -> None:
+    env = None
+    if page.name == ENTRANCE:
+        path = [folder for folder in os.environ["PATH"].split(os.pathsep) if Path(folder).resolve() != BIN.resolve()]
+        env = {"PATH": os.pathsep.join(path)}
     if page.name == CLUSTER:
-        env["RAY_ADDRESS"] = request.getfixturevalue("ray_cluster")
-    folder = tmp_path / page.stem
-    folder.mkdir()
-    with Reader(folder, env=env) as reader:
-        for block in blocks(page):
-            if block.not_run is None:
-                reader.paste(block)
-        reader.finish()
-    assert "Traceback" not in reader.said(), reader.said()
+        env = {"RAY_ADDRESS": request.getfixturevalue("ray_cluster")}
+    with reader.page(page.stem, env=env) as opened:
+        opened.read(blocks(page))
+    assert "Traceback" not in opened.said(), opened.said()
 
 
 def test_most_blocks_run() -> None:
