@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 DEMO   := $(VENV)/.demo-done
 STAMP  := $(VENV)/.setup-done
 
+# Tests and benchmarks start hundreds of processes: what they import is compiled once, wherever the environment says never.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Worker processes of the tests: as many as the machine has cores, 8 at most, since each takes up to 2 GB.
 JOBS   ?= logical
 PYTEST  = $(BIN)/pytest -q --numprocesses $(JOBS) --maxprocesses 8 -o cache_dir=.pytest_cache/$@

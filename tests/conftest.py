@@ -12,6 +12,10 @@ from hypothesis import HealthCheck, settings
 from tests.gym import environment as gym
 from tests.schedule import ByFile, check_ids, longest_first
 
+# Small models are slower with more threads than one, here and in every process that a test starts; and the machine's
+# other cores have tests of their own.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # The same examples in every run, and no verdict by the clock of a busy machine.
 settings.register_profile("headrace", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("headrace")

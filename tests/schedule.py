@@ -1,8 +1,9 @@
 """How the tests of a run are shared out among its worker processes (`pytest -n`).
 
 What one worker is given is a file, whole: fixtures of a module are made once. What needs a Ray cluster is one share of
-its own, whatever its file: there is one cluster at a time on the machine, and `address="auto"` finds that one. The
-shares that take longest are given out first, so that no worker begins one while the others have nothing left to do.
+its own, whatever its file: there is one cluster at a time on the machine, and `address="auto"` finds that one. Of a few
+files every test is a share. The shares that take longest are given out first, so that no worker begins one while the
+others have nothing left to do.
 """
 
 from __future__ import annotations
@@ -16,6 +17,12 @@ from xdist.scheduler import LoadScopeScheduling
 RAY = "ray"
 #: A test that needs Ray says so in its id, which is all that the process that shares out knows of it.
 NAMES_RAY = re.compile(r"(?<![a-z])ray(?![a-z])")
+#: How the ids of tests begin that take long and have no fixture in common.
+APART = (
+    "tests/bench/test_gateway.py::test_a_part_measures_its_keys",
+    "tests/demo/test_run.py",
+    "tests/docs/test_blocks.py::test_a_page_runs_as_it_stands",
+)
 #: Markers of what takes long.
 FIRST = ("ray", "slow", "long")
 
@@ -28,7 +35,9 @@ class ByFile(LoadScopeScheduling):
         super().__init__(config, log)  # type: ignore[arg-type]
 
     def _split_scope(self, nodeid: str) -> str:
-        return RAY if NAMES_RAY.search(nodeid) else nodeid.partition("::")[0]
+        if NAMES_RAY.search(nodeid):
+            return RAY
+        return nodeid if nodeid.startswith(APART) else nodeid.partition("::")[0]
 
 
 def longest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
