@@ -65,13 +65,13 @@ class Tokenizing:
 
 def load_tokenizer(name: str, option: str) -> Any:
     """The tokenizer in a folder, or of a name on the hub. `option` is where the name was said, for the error."""
+    path = Path(name).expanduser()
+    if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name):
+        raise NoTokenizer(f"{option} {name!r}: there is no such folder; name one with a tokenizer, or a model's")
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise NoTokenizer(f"the tokenizer {name!r} needs transformers: {install_command('tokens')}") from error
-    path = Path(name).expanduser()
-    if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name):
-        raise NoTokenizer(f"{option} {name!r}: there is no such folder; name one with a tokenizer, or a model's")
     try:
         return AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name)
     except (OSError, ValueError) as error:
