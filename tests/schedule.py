@@ -21,7 +21,6 @@ NAMES_RAY = re.compile(r"(?<![a-z])ray(?![a-z])")
 APART = (
     "tests/bench/test_gateway.py::test_a_part_measures_its_keys",
     "tests/demo/test_run.py",
-    "tests/docs/test_blocks.py::test_a_page_runs_as_it_stands",
 )
 #: Markers of what takes long.
 FIRST = ("ray", "slow", "long")

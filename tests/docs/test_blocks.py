@@ -39,7 +39,6 @@ def _pages() -> list[object]:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page", _pages())
 def test_a_page_runs_as_it_stands(page: Path, reader: Reader, request: pytest.FixtureRequest) -> None:
     env = None
