@@ -11,7 +11,7 @@ import pytest
 from tests.install.kit import ROOT, Clean
 
 #: What `make setup` adds, and the demo must do without.
-OTHERS = ("ray", "pyarrow", "pytest", "openai", "math_verify", "wandb")
+OTHERS = ("ray", "pyarrow", "pytest", "math_verify", "wandb", "anthropic")
 
 
 @pytest.mark.usefixtures("built")
