@@ -15,6 +15,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +31,8 @@ END_S = 20.0
 #: Lines of a log that are shown when its process has died.
 TAIL = 12
 POLL_S = 0.02
+#: What tells a command to end.
+ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 class ChildDied(HeadraceError):
@@ -57,7 +61,7 @@ class Child:
                 stderr=into,
                 env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
                 start_new_session=True,
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+                preexec_fn=_begin_as_child,
             )
 
     def said(self) -> str:
@@ -122,8 +126,9 @@ class Processes:
         self.cpu_s: dict[str, float] = {}
 
     def start(self, name: str, *args: Any, env: dict[str, str] | None = None) -> Child:
-        child = Child(name, [str(arg) for arg in args], self._logs / f"{name}.log", env)
-        self.children.append(child)
+        with _signals_held():
+            child = Child(name, [str(arg) for arg in args], self._logs / f"{name}.log", env)
+            self.children.append(child)
         return child
 
     def check(self) -> None:
@@ -152,5 +157,18 @@ def _cpu_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """What would interrupt the block comes after it: a child that it forks is known to whoever ends children."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _begin_as_child() -> None:
+    """Runs in the child before its program does: it ends with its parent, and hears the signals that were held."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
