@@ -25,8 +25,10 @@ from headrace.data.errors import HeadraceError
 
 __all__ = ["Child", "ChildDied", "Processes"]
 
-#: How long a process may take to say that it is ready, and to end once it is told to.
-READY_S = 120.0
+#: Seconds that a process may take to say that it listens, or is ready. Ten are usual; a machine that is busy with other
+#: things has needed dozens of times that.
+READY_S = 900.0
+#: Seconds that a process may take to end once it is told to.
 END_S = 20.0
 #: Lines of a log that are shown when its process has died.
 TAIL = 12

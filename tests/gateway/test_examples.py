@@ -181,7 +181,7 @@ def test_examples_run_again_on_the_server_that_they_name(tmp_path: Path) -> None
 def serving_tiny(*flags: str | Path) -> Iterator[str]:
     """The address of a `headrace serve --engine tiny` that is ready, and is ended with the block."""
     command = [sys.executable, "-m", "headrace", "serve", "--engine", "tiny", "--host", "127.0.0.1", "--port", "0"]
-    process = subprocess.Popen([*command, *map(str, flags)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([*command, *map(str, flags)], stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None
         yield next(line for line in process.stdout if b" ready on " in line).decode().split()[-1]
