@@ -16,7 +16,7 @@ VERSIONS = ("3.11", "3.12", "3.13")
 #: Of the tests, those that show most for their seconds and need none of torch, Ray and a tokenizer.
 SUITE = ("tests/data", "tests/pool/test_policies.py", "tests/pool/test_http.py", "tests/pool/test_time.py")
 #: What these need beside the core.
-TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "httpx", "psutil")
+TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis", "httpx", "psutil")
 #: Imports every module of the package, but for those that lack a library of an extra, which it prints.
 IMPORT_ALL = """
 import importlib, pkgutil, sys
