@@ -147,7 +147,7 @@ async def test_when_none_comes_back_each_is_named_with_its_trouble(make: Make, o
         await asyncio.to_thread(rollout.die)
         server.went_down("unplugged")
         server.down_since -= 2 * server.config.timeout  # long ago
-    with pytest.raises(NoServer, match=f"{one.address}.*is down: unplugged.*{two.address}"):
+    with pytest.raises(NoServer, match=f"{one.address}.* is down: .+{two.address}.* is down: .+"):
         await say(manager)
 
 
