@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,11 +49,8 @@ class Train(BaseModel):
         from headrace.trainer.trainer import train
         from headrace.trainer.view import View
 
-        try:
-            with View(Console(), config) as view:
-                outcome = train(config, resume=self.resume, watcher=view)
-        finally:
-            gc.freeze()  # the interpreter's last collection would go through all of torch, for more than a second
+        with View(Console(), config) as view:
+            outcome = train(config, resume=self.resume, watcher=view)
         for sentence in outcome.sentences():
             print(sentence)
         if outcome.stopped_by:
