@@ -8,7 +8,7 @@ from pathlib import Path
 from headrace.data.errors import InvalidInput
 
 #: What a name on the hub can be: `name` or `owner/name`. Anything else is a path.
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w-][\w.-]*)?")
 #: The files of a model that are fetched: weights as safetensors, configuration, tokenizer and chat template.
 FETCHED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 

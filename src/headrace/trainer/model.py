@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
+from headrace.checkpoints import HUB_NAME
 from headrace.data.errors import InvalidInput
 
-#: What a name on the hub looks like: OWNER/NAME, or NAME alone.
-HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 WAYS = "give the folder of a checkpoint (config.json, *.safetensors), or a hub name such as Qwen/Qwen3-0.6B"
 
 

@@ -23,6 +23,9 @@ T = TypeVar("T")
 
 #: Seconds that a process which ends at once has for its last words: a terminal that is held (Ctrl-S) takes none.
 LAST_WORDS_S = 0.5
+#: Seconds that a worker which is closed may take to end: one that has nothing to do ends at once, one whose call hangs
+#: is left to itself.
+CLOSING_S = 0.5
 
 
 class Stopped(Exception):
@@ -73,7 +76,8 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._given: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
@@ -81,8 +85,10 @@ class Worker:
         return future
 
     def close(self) -> None:
-        """The thread ends after what it was given."""
+        """The thread ends after what it was given, and is waited for a moment: a process that ends while a thread frees
+        tensors is aborted."""
         self._given.put(_end)
+        self._thread.join(CLOSING_S)
 
     def _run(self) -> None:
         while (work := self._given.get()) is not _end:
