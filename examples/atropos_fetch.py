@@ -20,9 +20,10 @@ run = {
 }
 run |= {"batch_size": BATCH_SIZE, "max_token_len": 4096, "starting_step": 0, "num_steps": 1}
 
-# Environments wait until a trainer has registered and asked once.
-httpx.post(f"{address}/register", json=run).raise_for_status()
-httpx.get(f"{address}/batch").raise_for_status()
+# Environments wait until a trainer has registered and asked once; a later /batch would take what they have sent since.
+if httpx.get(f"{address}/info").raise_for_status().json()["batch_size"] == -1:
+    httpx.post(f"{address}/register", json=run).raise_for_status()
+    httpx.get(f"{address}/batch").raise_for_status()
 
 with connect(address) as pool:
     for _ in range(GROUPS):

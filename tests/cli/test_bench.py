@@ -17,11 +17,14 @@ def test_flags_reach_the_benchmark_and_its_code_comes_back(
 ) -> None:
     asked: list[Any] = []
 
-    def run(name: str, *, quick: bool, json_path: Path | None) -> int:
-        asked.append((name, quick, json_path))
+    def run(name: str, **flags: Any) -> int:
+        asked.append((name, flags))
         return code
 
     monkeypatch.setattr(bench, "run", run)
     assert headrace("bench", "pool", "--quick", "--json", tmp_path / "bench.json").code == code
-    assert headrace("bench", "pool").code == code
-    assert asked == [("pool", True, tmp_path / "bench.json"), ("pool", False, None)]
+    assert headrace("bench", "trainer", "--runs", "3", "--busy", "2").code == code
+    assert asked == [
+        ("pool", {"quick": True, "json_path": tmp_path / "bench.json", "runs": None, "busy": 0}),
+        ("trainer", {"quick": False, "json_path": None, "runs": 3, "busy": 2}),
+    ]

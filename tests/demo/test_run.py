@@ -222,14 +222,14 @@ def test_a_run_is_not_resumed_as_another(tmp_path: Path, asked: dict[str, Any], 
 
 def test_a_run_that_made_all_its_steps_goes_on_with_more_only(tmp_path: Path) -> None:
     begun(tmp_path, ended=3)
-    with pytest.raises(InvalidInput, match=f"has made its 3 steps.*--run {tmp_path} --steps 100"):
+    with pytest.raises(InvalidInput, match=f"has made its 3 steps.*--run {tmp_path} --steps 200"):
         play(Options(), tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(
     ("rewards", "most", "first", "next_"),
     [
-        ([0.12] * 3, 3, "3 steps were not enough: reward 0.12 of 0.95", "--steps 100"),
+        ([0.12] * 3, 3, "3 steps were not enough: reward 0.12 of 0.95", "--steps 200"),
         ([0.12] * 200, 200, "200 steps were not enough: reward 0.12 of 0.95", "--steps 400"),
         ([0.12] * 3, 50, "The trainer ended after 3 of 50 steps: reward 0.12 of 0.95", "--resume"),
         ([0.97] * 12, 50, "Learned: reward 0.970", "headrace demo --seed 1"),

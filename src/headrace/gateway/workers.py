@@ -150,8 +150,8 @@ class Workers:
         self._tell(start)
 
     def _tell(self, start: Start) -> None:
-        """Tells what the workers' first starts come to: all listen; what the first waits for that is not ready; all are
-        ready."""
+        """Tells what the workers' first starts come to: all listen; what the first of them waits for that is not ready;
+        all are ready."""
         if self._announced or len(self._listening) < self._count:
             return
         if self._told is None:
@@ -161,7 +161,8 @@ class Workers:
             self._announced = True
             start.ready(self.address)
             return
-        reason = next((self._reasons[n] for n in sorted(self._reasons) if n not in self._ready), self._told)
+        first = min(number for number in range(self._count) if number not in self._ready)
+        reason = self._reasons.get(first, self._told)
         if reason != self._told:
             self._told = reason
             start.waiting(reason)
