@@ -8,8 +8,9 @@ STAMP  := $(VENV)/.setup-done
 # Tests and benchmarks start hundreds of processes: what they import is compiled once, wherever the environment says never.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Worker processes of the tests: as many as the machine has cores, 8 at most, since each takes up to 2 GB.
-JOBS   ?= logical
+# Worker processes of the tests: half as many again as there are cores, since tests wait for what they start; 8 at most,
+# since each takes up to 2 GB.
+JOBS   ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 3 / 2 )))
 PYTEST  = $(BIN)/pytest -q --numprocesses $(JOBS) --maxprocesses 8 -o cache_dir=.pytest_cache/$@
 
 .DEFAULT_GOAL := help
@@ -24,7 +25,7 @@ setup: $(STAMP) ## make .venv with Headrace and all that tests need (PYTHON=pyth
 demo: $(DEMO) ## watch an agent learn binary search from scratch, in about two minutes
 	$(BIN)/headrace demo
 
-test: setup ## run the tests, in as many processes as there are cores (JOBS=0: in one)
+test: setup ## run the tests, several at a time (JOBS=0: one by one)
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-long: setup ## run the statistical and the exhaustive tests that make test leaves out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from tests.schedule import ByFile, check_ids, longest_first
 # Small models are slower with more threads than one, here and in every process that a test starts; and the machine's
 # other cores have tests of their own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A job in a shell's background ignores Ctrl-C, and so would every process that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run, and no verdict by the clock of a busy machine.
 settings.register_profile("headrace", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

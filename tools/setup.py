@@ -36,6 +36,11 @@ SETS = {
     "demo": ("demo", 1.2),
     "all": ("demo,ray,export,envs,dev", 2.1),
 }
+#: Half of what is installed, which none of our commands imports, or little of it: paths, as a regular expression.
+SELDOM = (
+    r"site-packages/(.*/tests?/|transformers/models/|ray/(rllib|data|serve|tune|train|llm)/|networkx/|pip/"
+    r"|torch/(_inductor|testing|onnx)/|langsmith/|mypyc?/)"
+)
 #: What torch for CUDA takes beyond its CPU build, in GB.
 CUDA_GB = 3.9
 
@@ -97,11 +102,12 @@ def install(name: str, venv: Path, *, cpu: bool) -> None:
 
 
 def compile_all(python: Path) -> None:
-    """Compiles what was installed, on all cores: pip would take one, and the first start should not have to."""
+    """Compiles what was installed, on all cores: pip would take one, and the first start should not have to. What is in
+    `SELDOM` is left to whoever imports it first."""
     packages = asked(python, "import sysconfig; print(sysconfig.get_path('purelib'))")
     print(f"  {time.monotonic() - BEGAN:4.0f} s  compiling", flush=True)
     # Files that no Python of today reads, such as templates and tests of other versions, are no failure.
-    subprocess.run([str(python), "-m", "compileall", "-q", "-j", "0", packages], capture_output=True)
+    subprocess.run([str(python), "-m", "compileall", "-q", "-j", "0", "-x", SELDOM, packages], capture_output=True)
 
 
 def make_venv(venv: Path) -> None:

@@ -59,10 +59,12 @@ SIGNED = {"added_p50_ms_vs_passthrough"}
 RECORDED = Path(__file__).parents[1] / "engine" / "vllm"
 
 
+#: Parts that make bench, which CI runs too, shows to work.
+MARKS = {"ray": [pytest.mark.ray, pytest.mark.long], "history": [pytest.mark.long], "dialects": [pytest.mark.long]}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.ray) if name == "ray" else name for name in PARTS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, [])) for name in PARTS])
 @pytest.mark.timeout(1800)
 def test_a_part_measures_its_keys(name: str, tmp_path: Path) -> None:
     part = importlib.import_module(f"headrace.bench.gateway.{name}").measure(TINY, tmp_path)

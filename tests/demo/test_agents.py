@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from tests.site import Site
 
 from headrace.demo import agents, counters
 from headrace.demo.agents import Agents
@@ -50,17 +51,14 @@ class Gateway:
 @pytest.fixture
 async def gateway() -> AsyncIterator[Gateway]:
     found = Gateway()
-    app = web.Application()
-    app.router.add_post("/{uid}/{group}/v1/chat/completions", found.chat)
-    app.router.add_post("/{uid}/{group}/v1/complete_trajectory", found.complete)
-    app.router.add_get("/pool/stats", found.stats)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    found.address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    site = Site(
+        web.post("/{uid}/{group}/v1/chat/completions", found.chat),
+        web.post("/{uid}/{group}/v1/complete_trajectory", found.complete),
+        web.get("/pool/stats", found.stats),
+    )
+    found.address = f"http://127.0.0.1:{await site.start()}"
     yield found
-    await runner.cleanup()
+    await site.end()
 
 
 class Playing:

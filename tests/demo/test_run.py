@@ -94,8 +94,9 @@ def test_agents_learn_the_small_game(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @contextmanager
-def started(run: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "headrace", "demo", "--task", "number3", "--steps", "24", "--run", str(run), *args]
+def started(run: Path, *args: str, steps: int = 8) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "headrace", "demo", "--task", "number3", "--run", str(run), "--steps", str(steps)]
+    command += args
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield process
@@ -142,7 +143,7 @@ def test_ctrl_c_ends_every_process_and_says_how_to_go_on(tmp_path: Path) -> None
 @pytest.mark.timeout(1800)
 def test_a_run_goes_on_after_anything_was_killed(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    for command, name, after in (("train", "trainer", 4), ("serve", "gateway", 8), ("engine", "engine", 12)):
+    for command, name, after in (("train", "trainer", 2), ("serve", "gateway", 4), ("engine", "engine", 6)):
         with started(run, *(["--resume"] if run.exists() else [])) as process:
             kill(process, run, command, after)
             _, said = process.communicate(timeout=800)
@@ -153,8 +154,8 @@ def test_a_run_goes_on_after_anything_was_killed(tmp_path: Path) -> None:
         out, said = process.communicate(timeout=800)
     verdict = json.loads(out.splitlines()[-1])
     rows = metrics(run)
-    assert verdict["steps"] == len(rows) == 24, said
-    assert [row["step"] for row in rows] == list(range(1, 25))
+    assert verdict["steps"] == len(rows) == 8, said
+    assert [row["step"] for row in rows] == list(range(1, 9))
     assert all(after["version"] > before["version"] for before, after in pairwise(rows))
     # A call is a step of one token: what was learned from is what was consumed, to the token, so nothing was twice.
     assert ledger(run)["consumed"] == sum(row["tokens"] for row in rows)
@@ -163,10 +164,11 @@ def test_a_run_goes_on_after_anything_was_killed(tmp_path: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_on_ray_a_run_goes_on_after_the_pools_actor_was_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [6, pytest.param(24, marks=pytest.mark.long)])
+def test_on_ray_a_run_goes_on_after_the_pools_actor_was_killed(tmp_path: Path, steps: int) -> None:
     run = tmp_path / "run"
-    with started(run, "--ray") as process:
-        until_step(process, run, 4)
+    with started(run, "--ray", steps=steps) as process:
+        until_step(process, run, 3)
         (victim,) = [
             child
             for child in psutil.Process(process.pid).children(recursive=True)
@@ -175,12 +177,12 @@ def test_on_ray_a_run_goes_on_after_the_pools_actor_was_killed(tmp_path: Path) -
         os.kill(victim.pid, signal.SIGKILL)
         out, said = process.communicate(timeout=800)
     if process.returncode != 0 and not out.splitlines()[-1].startswith("{"):
-        with started(run, "--resume", "--ray") as process:
+        with started(run, "--resume", "--ray", steps=steps) as process:
             out, said = process.communicate(timeout=800)
     verdict = json.loads(out.splitlines()[-1])
     rows = metrics(run)
-    assert verdict["steps"] == len(rows) == 24, said
-    assert mean(rows[:5]) < mean(rows[-5:])
+    assert verdict["steps"] == len(rows) == steps, said
+    assert steps < 24 or mean(rows[:5]) < mean(rows[-5:])
     assert ledger(run)["consumed"] == sum(row["tokens"] for row in rows)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
+from tests.site import Site
 
 Json = dict[str, Any]
 
@@ -36,7 +37,7 @@ class Api:
         #: Answers that are lost on the way, after the post was taken.
         self.lose_answers = 0
         self._changed = asyncio.Condition()
-        self._runner: web.AppRunner | None = None
+        self._site: Site | None = None
         self._port = 0
 
     @property
@@ -44,24 +45,21 @@ class Api:
         return f"http://127.0.0.1:{self._port}"
 
     async def start(self) -> None:
-        app = web.Application(client_max_size=1 << 30)
-        app.router.add_post("/register-env", self._register)
-        app.router.add_post("/disconnect-env", self._disconnect)
-        app.router.add_get("/info", self._info)
-        app.router.add_get("/wandb_info", self._wandb)
-        app.router.add_get("/status-env", self._status)
-        app.router.add_post("/scored_data", self._post)
-        app.router.add_post("/scored_data_list", self._post)
-        self._runner = web.AppRunner(app, shutdown_timeout=0)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
-        await site.start()
-        self._port = self._runner.addresses[0][1]
+        self._site = Site(
+            web.post("/register-env", self._register),
+            web.post("/disconnect-env", self._disconnect),
+            web.get("/info", self._info),
+            web.get("/wandb_info", self._wandb),
+            web.get("/status-env", self._status),
+            web.post("/scored_data", self._post),
+            web.post("/scored_data_list", self._post),
+        )
+        self._port = await self._site.start(self._port)
 
     async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        if self._site is not None:
+            await self._site.end()
+            self._site = None
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Returns once something holds, looked at whenever the API was asked for anything."""

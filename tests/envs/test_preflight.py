@@ -12,6 +12,7 @@ from aiohttp import web
 from tests.envs.api import Api
 from tests.envs.cli.word_env import WordEnv
 from tests.envs.kit import CountingEnv, config, running
+from tests.site import Site
 
 from headrace.data.errors import HeadraceError
 from headrace.envs import APIServerConfig, BaseEnvConfig
@@ -32,24 +33,21 @@ class Server:
         self.well, self.asked, self.answering = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.looked_for = asyncio.Event()
         self.root = "nowhere"
-        self._runner: web.AppRunner | None = None
+        self._site: Site | None = None
 
     async def start(self) -> APIServerConfig:
-        app = web.Application()
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/completions", self._complete)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.01)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = self._runner.addresses[0][:2]
-        return DEAD.model_copy(update={"base_url": f"http://{host}:{port}/v1", "server_type": "vllm"})
+        self._site = Site(
+            web.get("/health", self._health),
+            web.get("/v1/models", self._models),
+            web.post("/v1/completions", self._complete),
+        )
+        port = await self._site.start()
+        return DEAD.model_copy(update={"base_url": f"http://127.0.0.1:{port}/v1", "server_type": "vllm"})
 
     async def die(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        if self._site is not None:
+            await self._site.end()
+            self._site = None
 
     async def _health(self, request: web.Request) -> web.Response:
         self.looked_for.set()

@@ -65,7 +65,6 @@ class Model:
 
     def __init__(self, folder: Path, *, dtype: torch.dtype, device: torch.device) -> None:
         from transformers import AutoConfig
-        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
         config = AutoConfig.from_pretrained(folder)
         _refuse_unknown(folder, config)
@@ -90,14 +89,14 @@ class Model:
             views[HEAD] = self.head.t()
         self.weights = Weights(views, tied=tied)
         self.weights.load(checkpoint(folder))
-        rotary = LlamaRotaryEmbedding(config)
-        angles = torch.outer(torch.arange(self.context, dtype=torch.float32), rotary.inv_freq.float())
+        frequencies, scaling = _rotary(config, self.head_dim)
+        angles = torch.outer(torch.arange(self.context, dtype=torch.float32), frequencies)
         angles = torch.cat([angles, angles], -1)
-        self._cos = (angles.cos() * rotary.attention_scaling).to(**options)[:, None]
+        self._cos = (angles.cos() * scaling).to(**options)[:, None]
         # The sign of the rotation is kept in the table, so that turning is one roll.
         half = self.head_dim // 2
         sign = torch.cat([-torch.ones(half), torch.ones(half)])
-        self._sin = (angles.sin() * sign * rotary.attention_scaling).to(**options)[:, None]
+        self._sin = (angles.sin() * sign * scaling).to(**options)[:, None]
 
     @property
     def size(self) -> int:
@@ -169,6 +168,18 @@ class Model:
 
 def _times(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     return x @ weight if bias is None else torch.addmm(bias, x, weight)
+
+
+def _rotary(config: Any, head_dim: int) -> tuple[torch.Tensor, float]:
+    """The frequencies by which positions turn a head's pairs, and the factor on cosines and sines: as transformers'
+    Llama computes them, without its module, which takes seconds to import."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    asked = config.rope_parameters
+    if asked["rope_type"] == "default":
+        return 1.0 / (asked["rope_theta"] ** (torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim)), 1.0
+    frequencies, scaling = ROPE_INIT_FUNCTIONS[asked["rope_type"]](config)
+    return frequencies.float(), scaling
 
 
 def _refuse_unknown(folder: Path, config: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.site import Site
 
 from headrace.envs.server import (
     APIServerConfig,
@@ -29,23 +30,19 @@ Serve = Callable[[str, Callable[[Json], Any]], Awaitable[str]]
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
     """One route that answers as told; its address."""
-    runners = []
+    sites = []
 
     async def started(path: str, answer: Callable[[Json], Any]) -> str:
         async def handle(request: web.Request) -> web.Response:
             return web.json_response(answer(await request.json()))
 
-        app = web.Application()
-        app.router.add_post(path, handle)
-        runner = web.AppRunner(app, shutdown_timeout=0)
-        await runner.setup()
-        runners.append(runner)
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+        site = Site(web.post(path, handle))
+        sites.append(site)
+        return f"http://127.0.0.1:{await site.start()}"
 
     yield started
-    for runner in runners:
-        await runner.cleanup()
+    for site in sites:
+        await site.end()
 
 
 async def test_sglang_is_asked_for_ids_and_tells_what_it_sampled(serve: Serve, tokenizer: Any) -> None:

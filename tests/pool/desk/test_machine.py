@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -256,10 +257,8 @@ class Machine(RuleBasedStateMachine):
         assert not self.kept & self.gone
 
 
-def test_whatever_happens_the_desk_keeps_what_it_acknowledged() -> None:
-    run_state_machine_as_test(
-        Machine,
-        settings=settings(
-            settings(), max_examples=100, stateful_step_count=50, suppress_health_check=list(HealthCheck)
-        ),
-    )
+@pytest.mark.parametrize("stories", [30, pytest.param(300, marks=pytest.mark.long)])
+def test_whatever_happens_the_desk_keeps_what_it_acknowledged(stories: int) -> None:
+    checks = list(HealthCheck)
+    told = settings(settings(), max_examples=stories, stateful_step_count=50, suppress_health_check=checks)
+    run_state_machine_as_test(Machine, settings=told)
