@@ -44,15 +44,21 @@ def test_a_command_that_fails_is_named_with_what_it_said() -> None:
 
 def test_the_share_of_runs_that_learned_and_the_slowest_quiet_one_are_told() -> None:
     runs = [
-        {"seed": 0, "busy": False, "reward_end": 0.953, "steps": 120, "calls": 100, "seconds": 80.0},
-        {"seed": 1, "busy": False, "reward_end": 0.95, "steps": 140, "calls": 200, "seconds": 90.0},
-        {"seed": 2, "busy": True, "reward_end": 0.8545, "steps": 400, "calls": 900, "seconds": 467.0},
+        {"seed": 0, "busy": False, "stolen": None, "reward_end": 0.953, "steps": 120, "calls": 100, "seconds": 80.0},
+        {"seed": 1, "busy": False, "stolen": 0.25, "reward_end": 0.95, "steps": 140, "calls": 200, "seconds": 90.0},
+        {"seed": 2, "busy": True, "stolen": 0.0, "reward_end": 0.8545, "steps": 400, "calls": 900, "seconds": 467.0},
     ]
     found = demo._report("number", runs)
     assert found.ratios == {"learned_share": pytest.approx(2 / 3), "quiet_seconds_max": 90.0}
     assert found.absolute["busy_runs"] == 1
     assert found.absolute["steps_max"] == 400
+    assert found.absolute["stolen_max"] == 0.25
     assert found.as_dict()["environment"]["demo_runs"] == runs
+
+
+def test_what_other_machines_took_of_the_cpu_is_a_share_of_all() -> None:
+    assert demo._stolen([0, 0, 0, 100, 0, 0, 0, 10], [40, 0, 10, 120, 0, 0, 0, 40]) == 0.3
+    assert demo._stolen(None, None) is None
 
 
 def test_more_busy_runs_than_runs_are_refused() -> None:

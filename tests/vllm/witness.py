@@ -107,7 +107,9 @@ def witnessed(address: str) -> Iterator[tuple[str, Witness]]:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(600)) as session:
+        # A connection is used once: a server may close one that was idle in the moment in which it is used again.
+        once, patience = aiohttp.TCPConnector(limit=0, force_close=True), aiohttp.ClientTimeout(600)
+        async with aiohttp.ClientSession(connector=once, timeout=patience) as session:
             sessions.append(session)
             yield
 

@@ -27,19 +27,25 @@ RUNS_BARS = {
 }
 
 
+#: The place of what a virtual machine wanted and did not get.
+STEAL = 7
+
+
 def measure_runs(runs: int, busy: int = 0, *, task: str = "number") -> Report:
     """Plays the demo with the seeds 0 to `runs` - 1, one after the other, the last `busy` of them beside one process a
     core that only computes. Each run is told on stderr as it ends.
 
-    The report's details hold one row a run, in order: seed, whether it ran beside a load, and the demo's own verdict.
+    The report's details hold one row a run, in order: seed, whether it ran beside a load, the share of the CPU that
+    other machines on the same host took meanwhile (None where the system does not tell), and the demo's own verdict.
     """
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as scratch:
         for seed in range(runs):
             loaded = seed >= runs - busy
+            before = _ticks()
             with _load(_cores() if loaded else 0):
                 verdict = played(Path(scratch) / f"demo-{seed}", task, seed=seed)
-            found.append({"seed": seed, "busy": loaded, **verdict})
+            found.append({"seed": seed, "busy": loaded, "stolen": _stolen(before, _ticks()), **verdict})
             print(
                 f"seed {seed}{', cores busy' if loaded else ''}: reward {verdict['reward_end']:.3f} after "
                 f"{verdict['steps']} steps, {verdict['seconds']:.0f} s",
@@ -56,8 +62,8 @@ def _report(task: str, found: Sequence[dict[str, Any]]) -> Report:
     if quiet:
         ratios["quiet_seconds_max"] = max(quiet)
     figures: dict[str, float] = {"runs": len(found), "busy_runs": len(found) - len(quiet)}
-    for name in ("steps", "calls", "seconds"):
-        values = [row[name] for row in found]
+    for name in ("steps", "calls", "seconds", "stolen"):
+        values = [row[name] for row in found if row[name] is not None] or [0.0]
         figures |= {f"{name}_p50": float(np.median(values)), f"{name}_max": float(max(values))}
     report = Report("trainer, the demo run after run", bars, details={"task": task, "demo_runs": list(found)})
     report.add(Part(ratios, figures))
@@ -102,6 +108,21 @@ def _load(processes: int) -> Iterator[None]:
 def _spin() -> None:
     while True:
         pass
+
+
+def _ticks() -> list[int] | None:
+    """What the CPUs did since the start of the system, in Linux' order: user, nice, system, idle, ..."""
+    try:
+        return [int(ticks) for ticks in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    except OSError:
+        return None
+
+
+def _stolen(before: list[int] | None, after: list[int] | None) -> float | None:
+    if before is None or after is None:
+        return None
+    spent = [late - early for early, late in zip(before, after, strict=True)]
+    return round(spent[STEAL] / max(1, sum(spent)), 3)
 
 
 def _cores() -> int:
