@@ -38,6 +38,7 @@ class Site:
         assert isinstance(transport, asyncio.Transport)
         if self._ended:
             transport.abort()
+            raise web.HTTPServiceUnavailable  # which nobody hears, and what was asked is not done
         self._asking.add(transport)
         try:
             answer: web.StreamResponse = await handler(request)

@@ -34,11 +34,11 @@ CONSTRAINTS = ROOT / "constraints.txt"
 #: The extras of each set, and what it takes on disk with torch's CPU build, in GB, as measured.
 SETS = {
     "demo": ("demo", 1.2),
-    "all": ("demo,ray,export,envs,dev", 2.1),
+    "all": ("demo,ray,export,envs,dev", 2.0),
 }
-#: Half of what is installed, which none of our commands imports, or little of it: paths, as a regular expression.
+#: Paths, as a regular expression, of the larger parts of libraries of which no command of ours imports much.
 SELDOM = (
-    r"site-packages/(.*/tests?/|transformers/models/|ray/(rllib|data|serve|tune|train|llm)/|networkx/|pip/"
+    r"site-packages/(.*/tests?/|transformers/models/(?!auto/|llama/|__init__)|ray/(rllib|data|serve|tune|train|llm)/|networkx/|pip/"
     r"|torch/(_inductor|testing|onnx)/|langsmith/|mypyc?/)"
 )
 #: What torch for CUDA takes beyond its CPU build, in GB.

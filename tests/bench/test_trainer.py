@@ -54,6 +54,7 @@ def test_the_share_of_runs_that_learned_and_the_slowest_quiet_one_are_told() -> 
     assert found.absolute["steps_max"] == 400
     assert found.absolute["stolen_max"] == 0.25
     assert found.as_dict()["environment"]["demo_runs"] == runs
+    assert "stolen_max" not in demo._report("number", runs[:1]).absolute  # what no system told is no figure
 
 
 def test_what_other_machines_took_of_the_cpu_is_a_share_of_all() -> None:

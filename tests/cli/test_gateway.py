@@ -100,8 +100,8 @@ def listens(address: str) -> bool:
         socket.create_connection((where.hostname, where.port)).close()
     except ConnectionRefusedError:
         return False
-    except ConnectionResetError:  # one of its processes closed its end in between; another may still listen
-        return True
+    except ConnectionResetError:
+        pass  # one of its processes closed its end in between; another may still listen
     return True
 
 

@@ -93,6 +93,22 @@ def test_a_driver_without_a_gpu_is_none(setup: ModuleType, tmp_path: Path, monke
     assert setup.has_gpu() is True
 
 
+@pytest.mark.parametrize(
+    ("path", "left"),
+    [
+        ("torch/nn/modules/linear.py", False),
+        ("transformers/models/llama/modeling_llama.py", False),
+        ("transformers/models/auto/tokenization_auto.py", False),
+        ("transformers/models/bert/modeling_bert.py", True),
+        ("ray/_private/worker.py", False),
+        ("ray/rllib/algorithms/ppo.py", True),
+        ("numpy/linalg/tests/test_linalg.py", True),
+    ],
+)
+def test_what_our_commands_import_is_compiled_wherever_the_clone_lies(setup: ModuleType, path: str, left: bool) -> None:
+    assert bool(re.search(setup.SELDOM, f"/home/me/tests/headrace/.venv/lib/python3.11/site-packages/{path}")) is left
+
+
 def test_a_cpu_build_that_pip_finds_is_taken_from_there(setup: ModuleType) -> None:
     pip = Pip(lambda what: True)
     setup.install_cpu_torch(pip)

@@ -25,9 +25,7 @@ RUNS_BARS = {
     "learned_share": Bar(f"runs whose last ten steps have a mean reward of {BAR} or more, of all runs", at_least=1),
     "quiet_seconds_max": Bar("the slowest run beside which nothing else ran, starts included", at_most=120),
 }
-
-
-#: The place of what a virtual machine wanted and did not get.
+#: The place of what a virtual machine wanted and did not get, in the first line of /proc/stat.
 STEAL = 7
 
 
@@ -63,8 +61,8 @@ def _report(task: str, found: Sequence[dict[str, Any]]) -> Report:
         ratios["quiet_seconds_max"] = max(quiet)
     figures: dict[str, float] = {"runs": len(found), "busy_runs": len(found) - len(quiet)}
     for name in ("steps", "calls", "seconds", "stolen"):
-        values = [row[name] for row in found if row[name] is not None] or [0.0]
-        figures |= {f"{name}_p50": float(np.median(values)), f"{name}_max": float(max(values))}
+        if values := [row[name] for row in found if row[name] is not None]:
+            figures |= {f"{name}_p50": float(np.median(values)), f"{name}_max": float(max(values))}
     report = Report("trainer, the demo run after run", bars, details={"task": task, "demo_runs": list(found)})
     report.add(Part(ratios, figures))
     return report
