@@ -63,6 +63,24 @@ def test_everything_is_there_again(tmp_path: Path, compacted: bool) -> None:
         assert (left.env_id, left.wandb_name) == (2, "maze_1")
 
 
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_reopened_desk_condemns_no_group_that_was_not_condemned_before(tmp_path: Path, compacted: bool) -> None:
+    with DataPool(tmp_path, durability="os") as pool:
+        started(pool, batch_size=6)
+        pool.desk_post([posting(name, None, size) for name, size in enumerate([5, 5, 1, 5])])
+        batch = pool.desk_batch()
+        assert (names(batch), desk(pool)["dead_letters"]) == ([0, 2], {}), "those that are out may come back"
+        assert batch is not None
+        pool.desk_ack(batch.lease)
+        if compacted:
+            pool.compact()
+        before, counted = dump(pool._state), desk(pool)
+        assert counted["dead_letters"] == {"unmatched": 2}, "five and five are never six"
+    with DataPool(tmp_path, durability="os") as pool:
+        assert desk(pool) == counted
+        assert same(before, dump(pool._state))
+
+
 def test_a_snapshot_is_taken_while_groups_come_and_go(tmp_path: Path) -> None:
     """What the snapshot refers to stays readable, though the desk has let it go by the time that it is written."""
     with DataPool(tmp_path, durability="os") as pool:

@@ -159,6 +159,7 @@ class Desk:
         self.counts["moved"] += self._forget(numbers)
 
     def _forget(self, numbers: Iterable[int]) -> int:
+        self.dubious = True
         known = [number for number in numbers if self.batching.knows(number)]
         self.batching.forget(known)
         self.unfit.difference_update(known)
@@ -170,7 +171,7 @@ class Desk:
 
     def hand_out(self, lease: Lease) -> None:
         self.batching.hand_out(lease.groups)
-        self.started = True
+        self.started = self.dubious = True
         self.step += 1
         self.restore_lease(lease)
 

@@ -29,6 +29,18 @@ def test_a_size_that_a_connected_environment_can_complete_is_waited_for() -> Non
     assert set(batching.dead_letters(8)) == {0, 1, 2, 3}
 
 
+def test_a_size_that_groups_which_are_out_can_complete_is_waited_for() -> None:
+    batching = queued([(0, 3)] * 5 + [(1, 2)])
+    batching.disconnect(1)
+    batch = batching.take(8)
+    assert batch is not None
+    assert batching.dead_letters(8) == {}
+    batching.give_back(batch)
+    assert batching.dead_letters(8) == {}
+    batching.forget(batch)
+    assert set(batching.dead_letters(8)) == set(range(5)).difference(batch)
+
+
 def test_a_buffered_group_larger_than_its_environments_groups() -> None:
     batching = Batching()
     batching.connect(0, group_size=4, max_token_length=1)

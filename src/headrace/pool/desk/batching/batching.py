@@ -7,6 +7,7 @@ more as the queue grows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
@@ -41,6 +42,7 @@ class Batching:
         self._buffers = Buffers()
         self._groups: dict[int, Group] = {}  # by number: queued, buffered and out
         self._out: set[int] = set()
+        self._out_sizes: Counter[int] = Counter()  # how many groups of each are out
         self._next_place = 0
         self._passed = 0  # batches in a row that passed over the oldest group
 
@@ -188,7 +190,7 @@ class Batching:
         oldest = self._queue.oldest(sum(group.size for group in groups))
         for group in groups:
             self._queue.remove(group)
-            self._out.add(group.number)
+            self._leave(group)
         passed_over = oldest is not None and oldest.number not in self._out
         self._passed = self._passed + 1 if passed_over and self._passed < PASSES else 0
 
@@ -198,7 +200,7 @@ class Batching:
         if astray := [number for number in known if number not in self._out]:
             raise InvalidInput(f"groups {astray} were not handed out; only those that were can be given back")
         for number in known:
-            self._out.remove(number)
+            self._return(self._groups[number])
             self._queue.add(self._groups[number])
 
     def forget(self, numbers: Iterable[int]) -> None:
@@ -206,15 +208,26 @@ class Batching:
         for number in self._known(numbers):
             group = self._groups.pop(number)
             if number in self._out:
-                self._out.remove(number)
+                self._return(group)
             elif group in self._buffers:
                 self._buffers.remove(group)
             else:
                 self._queue.remove(group)
 
+    def _leave(self, group: Group) -> None:
+        self._out.add(group.number)
+        self._out_sizes[group.size] += 1
+
+    def _return(self, group: Group) -> None:
+        self._out.remove(group.number)
+        self._out_sizes[group.size] -= 1
+        if not self._out_sizes[group.size]:
+            del self._out_sizes[group.size]
+
     def dead_letters(self, batch_size: int) -> dict[int, DeadLetter]:
         """Groups that can never be served, each with the reason. Changes nothing: `forget` them."""
-        dead = list(dead_letters.unservable(self._queue, self._environments, batch_size))
+        coming = self._environments.group_sizes.union(self._out_sizes)
+        dead = list(dead_letters.unservable(self._queue, coming, batch_size))
         for env, buffer in self._buffers.by_env.items():
             if env is not None:
                 dead += dead_letters.unmatched(buffer, self._environments[env].group_size)
@@ -251,7 +264,7 @@ class Batching:
             batching._buffers.add(group)
         for group in _groups(state["out"]):
             batching._groups[group.number] = group
-            batching._out.add(group.number)
+            batching._leave(group)
         batching._next_place, batching._passed = state["next_place"], state["passed"]
         return batching
 

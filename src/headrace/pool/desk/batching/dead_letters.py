@@ -1,8 +1,9 @@
 """Groups that can never be served: larger than the batch, or of a size that no full batch can hold.
 
-What may still come is judged by what is there: the sizes in line and the group sizes of connected environments. Sizes
-are condemned only once a batch's worth is in line, so that the first environment's groups outlast the second's late
-start; those that wait in a buffer, once it holds `PATIENCE` times the group size.
+What may still come is judged by what is there: the sizes in line, those that are out and may come back, and the group
+sizes of connected environments. Sizes are condemned only once a batch's worth is in line, so that the first
+environment's groups outlast the second's late start; those that wait in a buffer, once it holds `PATIENCE` times the
+group size.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Literal
 
 import msgspec
 
-from headrace.pool.desk.batching.environments import Environments
 from headrace.pool.desk.batching.queue import Group, Queue
 from headrace.pool.desk.batching.subset import endless_sums
 
@@ -27,9 +27,9 @@ class DeadLetter(msgspec.Struct, frozen=True):
     reason: str
 
 
-def unservable(queue: Queue, environments: Environments, batch_size: int) -> Iterator[tuple[Group, DeadLetter]]:
-    """The queued groups that no batch of this size can hold, each with the reason."""
-    return _unservable(queue, environments.group_sizes, batch_size, "batch_size", patience=1)
+def unservable(queue: Queue, coming: Iterable[int], batch_size: int) -> Iterator[tuple[Group, DeadLetter]]:
+    """The queued groups that no batch of this size can hold, with those of the sizes that may come; each with why."""
+    return _unservable(queue, coming, batch_size, "batch_size", patience=1)
 
 
 def unmatched(buffer: Queue, group_size: int) -> Iterator[tuple[Group, DeadLetter]]:
