@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-
-def cache() -> Path:
-    """`~/.cache/headrace`, or `$HEADRACE_CACHE`."""
-    return Path(os.environ.get("HEADRACE_CACHE") or Path.home() / ".cache" / "headrace")
 
 
 @contextmanager

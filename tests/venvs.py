@@ -16,7 +16,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cached import cache, locked
+from tests.cached import locked
+
+from headrace.files import cache_folder
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Venv:
         made_of = [self.wheel, self.requirements.read_text(), platform.machine(), *map(str, sys.version_info[:2])]
         made_of += self.build_tools
         key = hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:12]
-        return cache() / "venvs" / f"{self.name}-{key}"
+        return cache_folder() / "venvs" / f"{self.name}-{key}"
 
     def _make(self, folder: Path) -> None:
         """To be called with the lock: what lies under the temporary name is then nobody's."""

@@ -22,6 +22,7 @@ import msgspec
 
 from headrace import __version__
 from headrace.extras import NEEDS, clone, install_command, installed, missing
+from headrace.files import cache_folder
 
 #: The Pythons that Headrace is tried with.
 PYTHONS = ((3, 11), (3, 13))
@@ -216,8 +217,7 @@ def ray_token(variables: Mapping[str, str], home: Path) -> str:
 
 def _folders() -> list[Path]:
     """The current folder and, where it is on another disk, the one of caches."""
-    here, home = Path.cwd(), Path.home()
-    cache = Path(os.environ.get("HEADRACE_CACHE") or home / ".cache" / "headrace")
+    here, cache = Path.cwd(), cache_folder()
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
     return [here] if existing.stat().st_dev == here.stat().st_dev else [here, existing]
 

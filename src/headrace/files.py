@@ -1,4 +1,4 @@
-"""Files of every part: configurations that are read, lines that are appended.
+"""Files of every part: configurations that are read, lines that are appended, the folder of caches.
 
 A configuration is YAML, JSON or TOML, read as one mapping and checked by a model. A key that stands twice is refused,
 since one of its two values would be lost without a word. What a model does not know is answered with the nearest name
@@ -53,6 +53,13 @@ def checked(model: type[Model], values: Mapping[str, Any], source: object) -> Mo
         return model.model_validate(values)
     except ValidationError as error:
         raise InvalidInput(f"{source}: {'; '.join(explained(error, model))}") from None
+
+
+def cache_folder() -> Path:
+    """What can be made again is kept here for a user: `$HEADRACE_CACHE`, or `headrace` in the system's cache folder."""
+    if named := os.environ.get("HEADRACE_CACHE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
 
 
 def append(fd: int, data: bytes) -> None:

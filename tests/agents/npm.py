@@ -12,7 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cached import cache, locked
+from tests.cached import locked
+
+from headrace.files import cache_folder
 
 PINS = Path(__file__).with_name("package.json")
 #: Some npm run no package's own script unless they are told to; this one puts the program into its place.
@@ -22,7 +24,7 @@ CLAUDE_SCRIPT = Path("node_modules", "@anthropic-ai", "claude-code", "install.cj
 def programs() -> Path:
     """The folder of the agents' programs, which are installed where they are not there yet."""
     key = hashlib.sha256(PINS.read_bytes() + platform.machine().encode()).hexdigest()[:12]
-    folder = cache() / "npm" / f"agents-{key}"
+    folder = cache_folder() / "npm" / f"agents-{key}"
     if not folder.exists():
         with locked(folder.with_name(folder.name + ".lock")):
             if not folder.exists():  # another process may have made it while this one waited

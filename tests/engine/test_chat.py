@@ -71,7 +71,7 @@ def test_the_root_of_the_model_is_a_folder_that_transformers_loads(engine: Clien
 
 
 def test_tiny_is_built_once_and_by_its_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
     first = tiny.folder(3)
     stamp = (first / "model.safetensors").stat().st_mtime_ns
     assert tiny.folder(3) == first

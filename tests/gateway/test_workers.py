@@ -145,6 +145,14 @@ def test_a_worker_that_dies_is_replaced_and_knows_what_the_others_know(gateway: 
     assert steps[5].prompt_ids.tolist()[: len(steps[4].prompt_ids)] == steps[4].prompt_ids.tolist()
 
 
+def test_no_process_of_a_gateway_loads_torch(gateway: Gateway) -> None:
+    await_ready(gateway.address)
+    parent = psutil.Process(gateway.process.pid)
+    libraries = [{Path(found.path).name for found in one.memory_maps()} for one in (parent, *gateway.workers)]
+    assert any("tokenizers" in name for name in set.union(*libraries))
+    assert not [name for name in set.union(*libraries) if "torch" in name]
+
+
 def test_the_end_of_the_parent_is_the_end_of_its_workers(engine: Client, folder: Path, tmp_path: Path) -> None:
     with started(engine, folder, tmp_path / "journal") as gateway:
         workers = gateway.workers

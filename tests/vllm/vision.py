@@ -14,9 +14,11 @@ import sys
 from pathlib import Path
 
 import torch
-from tests.cached import cache, locked
+from tests.cached import locked
 from tests.gateway.images.kit import PROCESSOR, write_tokenizer
 from transformers import GenerationConfig, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+from headrace.files import cache_folder
 
 #: That of vLLM's torch.
 TORCHVISION = "0.28.0"
@@ -25,7 +27,7 @@ CONTEXT = 2048
 
 def torchvision() -> Path:
     """A folder for vLLM's PYTHONPATH; made once for a user."""
-    found = cache() / "venvs" / f"torchvision-{TORCHVISION}"
+    found = cache_folder() / "venvs" / f"torchvision-{TORCHVISION}"
     with locked(found.with_name(found.name + ".lock")):
         if not found.exists():
             part = found.with_name(found.name + ".part")

@@ -19,6 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from headrace.files import cache_folder
+
 BOS, EOS, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
 #: Tokens of their own that are text all the same: a parser must see them.
 MARKS = ("<tool_call>", "</tool_call>")
@@ -81,7 +83,7 @@ def folder(seed: int = 0) -> Path:
 
     recipe = json.dumps([CONFIG, TEMPLATE, CORPUS, VOCABULARY, transformers.__version__, seed])
     name = f"tiny-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
+    home = cache_folder()
     try:
         home.mkdir(parents=True, exist_ok=True)
         home = home if os.access(home, os.W_OK) else Path(tempfile.gettempdir())

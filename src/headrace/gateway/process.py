@@ -16,6 +16,7 @@ from headrace.pool.connect import connect
 from headrace.pool.embedded import DataPool
 from headrace.pool.remote import RemotePool
 from headrace.serving import Server, settle_memory
+from headrace.tokens import do_without_torch
 
 #: The outbox's file, in the folder that --journal names, where the pool is elsewhere.
 OUTBOX = "outbox"
@@ -52,6 +53,7 @@ class Process:
     def run(self, start: Start) -> None:
         """Serves until SIGTERM or SIGINT; calls under way end first. A second signal ends it at once. Raises why it can
         never take calls, and what `stop` was told."""
+        do_without_torch()
         with self._pool() as pool:
             if self._workers > 1:
                 self._several(pool, start)

@@ -17,12 +17,14 @@ from headrace.gateway.starting import Lines
 from headrace.gateway.workers import RETRY_S, Task
 from headrace.pool.connect import connect
 from headrace.serving import Server, settle_memory
+from headrace.tokens import do_without_torch
 
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(name)s[{os.getpid()}]: %(message)s")
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         task = msgspec.json.decode(stdin.readline(), type=Task)
+    do_without_torch()
     threading.Thread(target=_watch_parent, name="headrace-parent", daemon=True).start()
     with connect(task.pool, key=task.pool_key, retry_s=RETRY_S) as pool:
         app = create_app(pool, Settings.model_validate(task.settings), drain_s=task.drain_s)

@@ -1,4 +1,4 @@
-"""Messages to token ids and back: render, bridge, parse, check. Imports `headrace.data` only.
+"""Messages to token ids and back: render, bridge, parse, check.
 
 renderer = load_renderer("/path/to/model")
 request = Request(read_messages(body["messages"]), body.get("tools"), body.get("chat_template_kwargs"))
@@ -13,7 +13,7 @@ from headrace.tokens.check import Quarantine, check_step, same_text
 from headrace.tokens.detokenize import Detokenizer, text_of
 from headrace.tokens.history import RECORD, RECORD_ONLY, Cause, History, Match, Node, Record, Request
 from headrace.tokens.images import Image, Placed
-from headrace.tokens.load import load_renderer
+from headrace.tokens.load import do_without_torch, load_renderer
 from headrace.tokens.messages import Message, ToolCall, read_message, read_messages
 from headrace.tokens.parse import Delta, Grammar, Parsed
 from headrace.tokens.plan import HistoryMode, PromptPlan, plan_prompt
@@ -23,6 +23,7 @@ from headrace.tokens.vocabulary import Vocabulary, load_vocabulary
 
 __all__ = [
     "load_renderer",
+    "do_without_torch",
     "Renderer",
     "Unrenderable",
     "Vocabulary",

@@ -6,12 +6,16 @@ same ids as the model's own template, over conversations with every kind of turn
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from headrace.data.errors import InvalidInput
+from headrace.files import cache_folder
 from headrace.tokens.lean import LeanTokenizer
 from headrace.tokens.messages import Message, ToolCall, read_arguments, to_dict
 from headrace.tokens.parse import Delta, Grammar, NewId, Parsed, StopCut
@@ -232,23 +236,47 @@ def _create(family: str, vocabulary: Vocabulary, options: Mapping[str, Any]) -> 
 
 
 def proven_family(template: TemplateRenderer) -> FamilyRenderer | None:
-    """The family that writes the same ids as the model's own template; None where there is none."""
+    """The family that writes the same ids as the model's own template; None where there is none, which is kept in the
+    user's cache: the next to ask need not import the library, which takes longer than all else at a start."""
+    disproven = cache_folder() / "no-family" / _proof_key(template)
+    if disproven.exists():
+        return None
+    certain = True
     for family in _candidates(template.vocabulary):
         if family in NEEDS and template.vocabulary.id_of(NEEDS[family]) is None:
             continue
         try:
             renderer = FamilyRenderer(family, template.vocabulary)
-        except Exception:  # each family says in its own way that its tokens are not in this vocabulary
+        except Exception as error:  # each family says in its own way that its tokens are not in this vocabulary
+            certain = certain and not isinstance(error, OSError | ImportError | MemoryError)
             continue
         if _same_ids(renderer, template):
             return FamilyRenderer(family, template.vocabulary, looks_back=_safe_tail(renderer))
+    if certain:
+        with suppress(OSError):
+            disproven.parent.mkdir(parents=True, exist_ok=True)
+            disproven.touch()
     return None
+
+
+def _proof_key(template: TemplateRenderer) -> str:
+    """A digest of all that a proof depends on: tokenizer, template, whether it sees, and the code that compares."""
+    vocabulary = template.vocabulary
+    parts = [vocabulary.serialised(), str(vocabulary.hf.chat_template), repr(vocabulary.hf.special_tokens_map)]
+    parts += ["sees" if _sees(vocabulary) else "reads"]
+    parts += [f"{name} {version(name)}" for name in ("renderers", "transformers", "jinja2")]
+    parts += [Path(__file__).with_name(name).read_text() for name in ("families.py", "template.py", "lean.py")]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _sees(vocabulary: Vocabulary) -> bool:
+    return (Path(vocabulary.folder) / CONFIG).is_file()
 
 
 def _candidates(vocabulary: Vocabulary) -> list[str]:
     """All families, in the order in which they are tried: a text-only one may write the same ids as one with images."""
-    sees = (Path(vocabulary.folder) / CONFIG).is_file()
-    return sorted(families(), key=lambda family: family not in WITH_IMAGES) if sees else families()
+    found = families()
+    return sorted(found, key=lambda family: family not in WITH_IMAGES) if _sees(vocabulary) else found
 
 
 def named_family(family: str, vocabulary: Vocabulary) -> FamilyRenderer:

@@ -64,6 +64,11 @@ class Vocabulary:
         except KeyError:  # an added token, which is text and not spelt in the byte alphabet
             return token.encode()
 
+    def serialised(self) -> str:
+        """All of the tokenizer, as its `tokenizer.json` would have it."""
+        text: str = self._backend.to_str()
+        return text
+
     def marked_special(self, token_id: int) -> bool:
         return token_id in self.special
 

@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 from headrace.bench.gateway.child import Child
+from headrace.files import cache_folder
 
 #: Names the Python of an environment with atroposlib, where it is not the one that the tests made.
 VARIABLE = "HEADRACE_ATROPOS_PYTHON"
@@ -20,8 +21,7 @@ def original_python() -> Path | None:
     """The Python that has atroposlib: the one that is named, or the newest that the tests made in the user's cache."""
     if named := os.environ.get(VARIABLE):
         return Path(named)
-    cache = Path(os.environ.get("HEADRACE_CACHE") or Path.home() / ".cache" / "headrace")
-    found = [path for path in (cache / "venvs").glob("atropos-*/bin/python") if ".part" not in str(path)]
+    found = [path for path in (cache_folder() / "venvs").glob("atropos-*/bin/python") if ".part" not in str(path)]
     return max(found, key=lambda path: path.parent.stat().st_mtime, default=None)
 
 
