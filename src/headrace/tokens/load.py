@@ -16,7 +16,7 @@ def do_without_torch() -> None:
     """For a process that only tokenises, before it loads its first tokenizer: transformers would import torch for
     nothing, which takes seconds and 250 MB. Afterwards nothing in this process can import it."""
     for name in ("torch", "torchvision"):
-        sys.modules.setdefault(name, None)  # type: ignore[arg-type] - as the import system has it: not to be found
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # not to be found
     logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not found" not in record.getMessage())
 
 
