@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -29,8 +31,9 @@ class Clean:
 
     def install(self, uv: Path, *what: str) -> None:
         """Installs wheels at pinned versions by uv, which takes what pip would, in a tenth of the time."""
-        command = [str(uv), "pip", "install", "--quiet", "--python", str(self.folder), *uv_options(), *what]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **uv_index()})
+        options, variables = uv_settings()
+        command = [str(uv), "pip", "install", "--quiet", "--python", str(self.folder), *options, *what]
+        done = subprocess.run(command, capture_output=True, text=True, env=variables)
         assert done.returncode == 0, done.stderr
 
     def shell(self, line: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -59,23 +62,30 @@ class Clean:
         return found
 
 
+@cache
+def setup_script() -> ModuleType:
+    """`tools/setup.py`, which is no module: it runs before anything is installed."""
+    spec = importlib.util.spec_from_file_location("setup_script", ROOT / "tools" / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def uv_settings() -> tuple[list[str], dict[str, str]]:
+    """Options and variables with which uv takes wheels at pinned versions from where pip would, but from its cache."""
+    script = setup_script()
+    options, variables = script.uv_settings(script.pip_settings(sys.executable))
+    return [*script.WHEELS, *(option for option in options if option != "--no-cache")], {**os.environ, **variables}
+
+
 def fetch_uv(folder: Path) -> Path:
     """uv at the version that a set-up takes. It resolves without downloading, and keeps a cache of what it unpacked."""
-    (pin,) = re.findall(r"^uv==\S+", CONSTRAINTS.read_text(), re.MULTILINE)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
-    subprocess.run([*pip, "--target", str(folder), pin], check=True)
-    return folder / "bin" / "uv"
-
-
-def uv_options() -> list[str]:
-    return ["--only-binary", ":all:", "--constraint", str(CONSTRAINTS), "--system-certs"]
-
-
-def uv_index() -> dict[str, str]:
-    """Where pip is told to look in place of PyPI, for uv, which does not read pip's settings."""
-    asked = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
-    found = os.environ.get("PIP_INDEX_URL") or subprocess.run(asked, capture_output=True, text=True).stdout.strip()
-    return {"UV_DEFAULT_INDEX": found} if found else {}
+    found = setup_script().fetch_uv(Path(sys.executable), folder)
+    assert isinstance(found, Path), "pip could not fetch uv"
+    return found
 
 
 def build(folder: Path) -> Path:

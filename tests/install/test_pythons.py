@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tests.install.kit import CONSTRAINTS, ROOT, Clean, interpreter, uv_index, uv_options
+from tests.install.kit import CONSTRAINTS, ROOT, Clean, interpreter, uv_settings
 
 VERSIONS = ("3.11", "3.12", "3.13")
 #: Of the tests, those that show most for their seconds and need none of torch, Ray and a tokenizer.
@@ -45,9 +44,10 @@ def python_of(version: str) -> str:
 def test_the_whole_set_is_wheels_and_every_one_is_pinned(version: str, uv: Path) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     wanted = [part for extra in extras if extra != "gym" for part in ("--extra", extra)]
-    command = [str(uv), "pip", "compile", "--quiet", "--no-header", "--no-annotate", *uv_options(), *wanted]
+    options, variables = uv_settings()
+    command = [str(uv), "pip", "compile", "--quiet", "--no-header", "--no-annotate", *options, *wanted]
     command += ["--python", python_of(version), "pyproject.toml"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **uv_index()})
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=variables)
     assert done.returncode == 0, done.stderr
     pins = {_name(line) for line in CONSTRAINTS.read_text().splitlines() if "==" in line}
     assert [line for line in done.stdout.splitlines() if "==" in line and _name(line) not in pins] == []

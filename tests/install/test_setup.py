@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import os
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.install.kit import CONSTRAINTS, ROOT
+from tests.install.kit import CONSTRAINTS, ROOT, setup_script
 
 from headrace.extras import EXTRAS
 
@@ -26,26 +25,21 @@ MODULES = {"pillow": "PIL", "math-verify": "math_verify", "reasoning-gym": "reas
 
 @pytest.fixture(scope="module")
 def setup() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("setup_script", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return setup_script()
 
 
-class Pip:
-    """A pip that finds what `finds` says, and remembers what it was asked for."""
+class Installer:
+    """An installer that finds what it is told to, and remembers what it was asked for."""
 
-    python = Path("python")
-
-    def __init__(self, finds: Callable[[str], bool]) -> None:
-        self.finds = finds
+    def __init__(self, *found: str) -> None:
+        self.found = found
         self.asked: list[str] = []
 
     def tries(self, *what: str) -> bool:
-        self.asked.append(what[-1])
-        return self.finds(what[-1])
+        self.asked.append(" ".join(what))
+        return self.asked[-1] in self.found
+
+    uv_tries = tries
 
 
 def test_an_older_python_is_told_so_in_one_sentence_before_anything_happens(tmp_path: Path) -> None:
@@ -109,18 +103,19 @@ def test_what_our_commands_import_is_compiled_wherever_the_clone_lies(setup: Mod
     assert bool(re.search(setup.SELDOM, f"/home/me/tests/headrace/.venv/lib/python3.11/site-packages/{path}")) is left
 
 
-def test_a_cpu_build_that_pip_finds_is_taken_from_there(setup: ModuleType) -> None:
-    pip = Pip(lambda what: True)
-    setup.install_cpu_torch(pip)
-    assert pip.asked == [f"torch=={setup.pinned('torch')}+cpu"]
+def test_a_cpu_build_is_taken_from_where_pip_looks_or_from_pytorchs_own_index(setup: ModuleType) -> None:
+    version = setup.pinned("torch")
+    own, theirs = f"torch=={version}+cpu", f"--torch-backend cpu torch=={version}"
+    for found, asked in ((own, [own]), (theirs, [own, theirs])):
+        installer = Installer(found)
+        setup.install_cpu_torch(installer)
+        assert installer.asked == asked
 
 
 def test_where_no_cpu_build_can_be_had_it_says_what_comes_instead_and_how_to_avoid_it(
     setup: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pip = Pip(lambda what: False)
-    setup.install_cpu_torch(pip)
-    assert pip.asked == [f"torch=={setup.pinned('torch')}+cpu", f"uv=={setup.pinned('uv')}"]
+    setup.install_cpu_torch(Installer())
     said = capsys.readouterr().out
     assert "3.9 GB" in said
     assert "PIP_FIND_LINKS=FOLDER make setup" in said
@@ -142,9 +137,64 @@ def test_pips_lines_become_few(setup: ModuleType, capsys: pytest.CaptureFixture[
     assert said == ["2 fetched,     73 MB  ray 2.60.0 (72 MB)", "2 fetched,     73 MB  unpacking 2 packages"]
 
 
-def test_a_failed_pip_says_why(setup: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_uvs_lines_become_few(setup: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = setup.Progress()
+    for line in (
+        "Using Python 3.11.7 environment at: .venv",
+        "Resolved 16 packages in 801ms",
+        "Downloading pyarrow (52.5MiB)",
+        "Downloading rich (900.0KiB)",
+        " Downloaded pyarrow",
+        "Prepared 16 packages in 11.25s",
+        "Uninstalled 1 package in 55ms",
+        "Installed 16 packages in 958ms",
+        " - setuptools==65.5.0",
+        " + torch==2.13.0+cpu",
+    ):
+        progress.take(line)
+    said = [re.sub(r"^ +\d+ s +", "", line) for line in capsys.readouterr().out.splitlines()]
+    assert said == [
+        "0 fetched,      0 MB  fetching 16 packages",
+        "1 fetched,     52 MB  pyarrow (52 MB)",
+        "16 fetched,     53 MB  unpacking 16 packages",
+    ]
+
+
+def test_uv_looks_where_pip_is_told_to(setup: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    config = tmp_path / "pip.conf"
+    config.write_text(
+        "[global]\nindex-url = http://files.test/all\nextra-index-url =\n  http://a.test/x\n  http://b.test/y\n"
+        "trusted-host = files.test\n[install]\nfind-links = /wheels\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    monkeypatch.setenv("PIP_FIND_LINKS", "/others")
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    monkeypatch.setenv("PIP_CERT", "/certs.pem")
+    options, variables = setup.uv_settings(setup.pip_settings(sys.executable))
+    assert options == [
+        *("--system-certs", "--default-index", "http://files.test/all"),
+        *("--index", "http://a.test/x", "--index", "http://b.test/y"),
+        *("--find-links", "/others", "--allow-insecure-host", "files.test"),
+        *("--index-strategy", "unsafe-best-match", "--no-cache"),
+    ]
+    assert variables == {"SSL_CERT_FILE": "/certs.pem"}
+    assert setup.uv_settings({}) == (["--system-certs"], {})
+
+
+def test_what_uv_cannot_install_pip_does_and_says_why_if_it_cannot_either(
+    setup: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "uv"
+    broken.write_text("#!/bin/sh\nexit 2\n")
+    broken.chmod(0o755)
+    installer = setup.Installer(Path(sys.executable), broken)
+    assert not installer.uv_tries("pytest")
+    installer.install("--no-index", "pytest")  # it is there
+    assert installer.tries("--no-index", "pytest")
     with pytest.raises(subprocess.CalledProcessError):
-        setup.Pip(Path(sys.executable)).install("--no-index", "no-such-package")
+        installer.install("--no-index", "no-such-package")
     assert "no-such-package" in capsys.readouterr().err
 
 
