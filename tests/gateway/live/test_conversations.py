@@ -173,7 +173,8 @@ def test_a_retry_of_a_first_call_is_the_same_conversation(
     service: Running, rollout: Rollout, threads: ThreadPoolExecutor
 ) -> None:
     first = told(say(service, "hi"))
-    assert told(say(service, "hi", headers=RETRY)) == first
+    again = told(say(service, "hi", headers=RETRY))
+    assert {**again, "created": 0} == {**first, "created": 0}  # a recorded answer was created when it was whole
     told(say(service, [user("hi"), first["choices"][0]["message"], user("more")]))
     told(say(service, "hi"))  # on purpose: another
     assert lines(service) == [[None, 0], [None]]
