@@ -233,10 +233,10 @@ def test_steps_that_pay_or_end_need_the_reward_key(gateway: Running, beyond: dic
 
 def test_an_agents_key_adds_metadata_and_changes_none(gateway: Running, base: str) -> None:
     uid, register = uid_of(base), f"{base}/v1/register_trajectory"
-    told(gateway.post(register, {"metadata": {"truth": "43"}}, headers=bearer(ADMIN)))
-    told(gateway.post(register, {"metadata": {"note": 1, "truth": "43"}}, headers=bearer(AGENT)))
+    told(gateway.post(register, {"metadata": {"truth": "forty-three"}}, headers=bearer(ADMIN)))
+    told(gateway.post(register, {"metadata": {"note": 1, "truth": "forty-three"}}, headers=bearer(AGENT)))
     answer = gateway.post(register, {"metadata": {"truth": "1", "other": 2}}, headers=bearer(AGENT))
-    assert (answer.status_code, "43" in answer.text) == (409, False)
+    assert (answer.status_code, "forty-three" in answer.text) == (409, False)
     body = {"trajectory_uid": uid, "metadata": {"truth": "1"}}
     assert gateway.post("/init_trajectory", body, headers=bearer(AGENT)).status_code == 409
-    assert gateway.pool.trajectory(uid).metadata == {"truth": "43", "note": 1}
+    assert gateway.pool.trajectory(uid).metadata == {"truth": "forty-three", "note": 1}
