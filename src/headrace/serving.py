@@ -15,6 +15,8 @@ from typing import Any
 import uvicorn
 from starlette.requests import ClientDisconnect, Request
 
+from headrace.connections import Connection
+
 #: Seconds that calls under way may take to end once a server is told to stop.
 GRACE_S = 5
 
@@ -47,6 +49,7 @@ class Server:
             access_log=False,
             timeout_graceful_shutdown=grace_s,
             ws="none",
+            http=Connection,
             lifespan="on" if lifespan else "off",
         )
         self._server = _Announcing(config)

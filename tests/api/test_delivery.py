@@ -24,14 +24,71 @@ def test_a_trainer_that_timed_out_gets_the_batch_again(pool: DataPool) -> None:
         assert api.get("/status") == {"current_step": 1, "queue_size": 1}
 
 
-def test_who_has_a_batch_can_rely_on_it(pool: DataPool) -> None:
-    """It is consumed by the time that its last byte is read."""
+def test_a_batch_is_consumed_once_it_is_written(pool: DataPool) -> None:
     with api_on(pool) as api:
         api.opened(4, 4)
         for n in range(5):
             api.send(group(n, 4, 0, images="x" * 300_000 * n))
-            api.batch()
-            assert pool.stats()["desk"]["leases"] == 0
+            assert api.batch() == [n]
+            until(lambda: pool.stats()["desk"]["leases"] == 0)
+            assert pool.stats()["desk"]["served"] == n + 1
+
+
+@pytest.mark.parametrize("size", [0, 300_000])
+def test_a_batch_is_recorded_as_consumed_only_after_its_last_byte_was_written(pool: DataPool, size: int) -> None:
+    """So that a server that is killed in between loses nothing: see `test_kill`."""
+    held = Held(pool, "desk_ack")
+    with api_on(held) as api:
+        api.opened(4, 4)
+        api.send(group(1, 4, 0, images="x" * size))
+        held.arm()
+        assert api.batch() == [1]  # all of it is there, and nothing is recorded yet
+        assert held.reached.wait(120)
+        assert pool.stats()["desk"]["out"] == 1
+        held.go.set()
+        until(lambda: pool.stats()["desk"]["served"] == 1)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_batch_whose_delivery_was_not_recorded_comes_again_unless_the_trainer_says_it_has_it(
+    pool: DataPool, told: bool
+) -> None:
+    with api_on(pool) as api:
+        api.opened(4, 4)
+        api.send(group(1, 4, 0), group(2, 4, 0))
+        out = pool.desk_batch()
+        assert out is not None
+        pool.desk_release()  # as a server does that was killed after it had written the answer
+        headers = {"Headrace-Received": out.lease} if told else {}
+        answer = api.client.get("/batch", headers=headers)
+        found = [one["tokens"][0][0] for one in answer.json()["batch"]]
+        assert (found, answer.headers.get("headrace-repeated")) == (([2], None) if told else ([1], "true"))
+        until(lambda: pool.stats()["desk"]["leases"] == 0)
+        assert api.get("/status") == {"current_step": 2 if told else 1, "queue_size": 0 if told else 1}
+        again = api.client.get("/batch", headers={"Headrace-Received": answer.headers["headrace-batch"]})
+        assert again.json() == {"batch": None} if told else again.json()["batch"][0]["tokens"][0][0] == 2
+
+
+def test_a_batch_that_is_named_as_received_is_forgotten_once_and_a_strange_name_changes_nothing(pool: DataPool) -> None:
+    with api_on(pool) as api:
+        api.opened(4, 4)
+        api.send(*(group(n, 4, 0) for n in range(3)))
+        first = pool.desk_batch()
+        assert first is not None
+        pool.desk_received(first.lease)  # it is out: as good as acknowledged
+        pool.desk_received(first.lease)
+        pool.desk_received("desk-77")
+        assert api.batch() == [1]
+        until(lambda: pool.stats()["desk"]["leases"] == 0)
+        second = pool.desk_batch()
+        assert second is not None
+        pool.desk_nack(second.lease)
+        third = pool.desk_batch()  # to another trainer
+        assert third is not None
+        assert third.repeated
+        pool.desk_received(second.lease)
+        found = pool.stats()["desk"]
+        assert (found["out"], found["served"], found["step"]) == (1, 2, 3), "what another has is not taken from it"
 
 
 @pytest.mark.parametrize("path", ["/scored_data", "/scored_data_list"])

@@ -235,6 +235,16 @@ def test_requests_are_remembered_in_number(pool: Any) -> None:
     assert prompts(fetched(pool, request_id="r1")) == ["c"]
 
 
+def test_requests_of_one_consumer_do_not_displace_anothers(pool: Any) -> None:
+    pool.configure(replies_kept=1)
+    ready(pool, *"abcdefgh")
+    first = {consumer: prompts(fetched(pool, request_id=f"{consumer}/1")) for consumer in "uvwxyz"}
+    for consumer in "uvwxyz":  # none of them has its answer
+        assert prompts(fetched(pool, request_id=f"{consumer}/1")) == first[consumer]
+    assert prompts(fetched(pool, request_id="u/2")) == ["g"]
+    assert prompts(fetched(pool, request_id="u/1")) == ["h"], "who asks for another has the one before"
+
+
 def test_single_steps_by_request_are_the_same_again(pool: Any) -> None:
     pool.submit_steps(trajectory("t", 3))
     first = fetched(pool, 2, request_id="r", unit="step")

@@ -90,6 +90,28 @@ def test_single_steps_are_given_back_by_a_nack(pool: Any) -> None:
     assert [event["reason"] for event in events(pool, "redelivery")] == ["nack"]
 
 
+@pytest.mark.parametrize("end", ["nack", "expired"])
+def test_a_group_whose_single_steps_are_all_back_is_a_group_again(pool: Any, end: str) -> None:
+    pool.configure(n_rollouts=2)
+    pool.submit_steps([*trajectory("a", 2, "p"), *trajectory("b", 2, "p")])
+    batch = single(pool, 2, lease_s=0.05 if end == "expired" else 600)
+    assert drain(pool) == []
+    if end == "nack":
+        batch.nack()
+    (found,) = fetched(pool, 1, timeout=SOON).groups
+    assert [len(one.steps) for one in found.trajectories] == [2, 2]
+
+
+def test_a_group_without_the_trajectory_whose_steps_were_out_is_a_group_again(pool: Any) -> None:
+    pool.configure(n_rollouts=2)
+    pool.submit_steps([*trajectory("a", 2, "p"), *trajectory("b", 2, "p")])
+    single(pool, 1, lease_s=600)
+    pool.forget("a")
+    pool.submit_steps(trajectory("c", 2, "p"))
+    (found,) = fetched(pool, 1, timeout=SOON).groups
+    assert [one.uid for one in found.trajectories] == ["b", "c"]
+
+
 def test_the_reward_of_a_step_that_was_handed_out_is_late(pool: Any) -> None:
     pool.submit_steps([step("t", 0), step("t", 1)])
     batch = single(pool, lease_s=600)

@@ -13,6 +13,8 @@ from isal import isal_zlib
 from starlette.requests import Request
 from starlette.types import Send
 
+from headrace.connections import flushed
+
 log = logging.getLogger("headrace.api")
 
 JSON = b"application/json"
@@ -32,15 +34,15 @@ Settle = Callable[[bool], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Answer:
-    """`early`: it counts as arrived when only its last byte is left to write, so that who has all of it can rely on
-    what hangs on it, even if this process dies the moment after."""
+    """What is sent. `settle` is told once the system has all of it, or that nobody was there: a process that dies in
+    between has told nobody, and what hangs on the answer is as if it had not been given."""
 
     body: bytes
     status: int = 200
     kind: bytes = JSON
     packed: bool = False
+    headers: tuple[tuple[bytes, bytes], ...] = ()
     settle: Settle | None = None
-    early: bool = False
 
 
 def answer(value: Any, status: int = 200, settle: Settle | None = None) -> Answer:
@@ -68,35 +70,28 @@ async def deliver(found: Answer, request: Request, send: Send, within_s: float) 
         await _begin(found, send)
         await _write(send, found.body, more=False)
         return
-    settling: asyncio.Future[None] | None = None
     arrived = False
     try:
         async with asyncio.timeout(within_s):
-            last = await _all_but_the_last(found, request, send)
-            if last is not None:
-                if found.early:
-                    settling = asyncio.ensure_future(found.settle(True))
-                    await asyncio.sleep(0)  # it is begun now, and written down where the pool is in this process
-                await _write(send, last, more=False)
-                arrived = True
+            arrived = await _written(found, request, send)
     except TimeoutError:
         log.warning("an answer of %d bytes was not read within %g s", len(found.body), within_s)
     finally:
-        await asyncio.shield(settling or asyncio.ensure_future(found.settle(arrived)))
+        await asyncio.shield(asyncio.ensure_future(found.settle(arrived)))
 
 
-async def _all_but_the_last(found: Answer, request: Request, send: Send) -> bytes | None:
-    """Writes what comes before the last part, which it gives; None where nobody is there any more."""
+async def _written(found: Answer, request: Request, send: Send) -> bool:
+    """Writes the answer; whether the system took all of it while somebody was there."""
     if await _hung_up(request):
-        return None
+        return False
     await _begin(found, send)
-    if len(found.body) <= PART:
-        return found.body
-    whole = len(found.body) - 1
-    for at in range(0, whole, PART):
-        await _write(send, found.body[at : min(at + PART, whole)])
-    await _write(send, b"")  # waits until the connection has taken the rest
-    return None if await _hung_up(request) else found.body[whole:]
+    last = max(0, len(found.body) - PART)
+    for at in range(0, last, PART):
+        await _write(send, found.body[at : min(at + PART, last)])
+    if last and await _hung_up(request):
+        return False
+    await _write(send, found.body[last:], more=False)
+    return await flushed(request.scope)
 
 
 async def _hung_up(request: Request) -> bool:
@@ -110,7 +105,7 @@ async def _write(send: Send, part: bytes, more: bool = True) -> None:
 
 
 async def _begin(found: Answer, send: Send) -> None:
-    headers = [(b"content-type", found.kind), (b"content-length", b"%d" % len(found.body))]
+    headers = [(b"content-type", found.kind), (b"content-length", b"%d" % len(found.body)), *found.headers]
     if found.packed:
         headers += [(b"content-encoding", b"gzip"), (b"vary", b"Accept-Encoding")]
     await send({"type": "http.response.start", "status": found.status, "headers": headers})

@@ -18,6 +18,10 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 _GZIP = 31  # zlib's word for a gzip member
 _ERROR: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # a class, which its types do not say
+#: Members that a gzip body may have: who compresses it whole makes one.
+MOST_MEMBERS = 1000
+#: Bytes of a member that are read at first.
+FIRST_WINDOW = 64 * 1024
 #: What an object of settings may weigh.
 OBJECT_MB = 1.0
 
@@ -38,19 +42,37 @@ def unpack(body: bytes, max_mb: float) -> bytes:
     """What a gzip body holds: never more than is allowed in memory, whatever it would grow to."""
     limit = int(max_mb * 1e6)
     found: list[bytes] = []
+    at, members = 0, 0
     try:
-        while body:
-            member = isal_zlib.decompressobj(_GZIP)
-            found.append(member.decompress(body, limit + 1))
-            limit -= len(found[-1])
-            if limit < 0:
-                raise BodyTooLarge
-            if not member.eof:
-                raise BadGzip("the body is gzip that ends too early; send it again, whole")
-            body = member.unused_data
+        while at < len(body):
+            members += 1
+            if members > MOST_MEMBERS:
+                raise BadGzip(f"the body is gzip of more than {MOST_MEMBERS} members; send it as one")
+            at, limit = _unpack_member(memoryview(body), at, limit, found)
     except _ERROR as error:
         raise BadGzip(f"the body is no gzip, though its content-encoding says so: {error}") from None
     return found[0] if len(found) == 1 else b"".join(found)
+
+
+def _unpack_member(body: memoryview, at: int, limit: int, found: list[bytes]) -> tuple[int, int]:
+    """Unpacks the member that begins at a place into `found`; where it ends, and how many bytes more there may be.
+
+    What lies behind a member is copied with it, so a member gets no more of the body at a time than it has shown need
+    of: many small ones cost no more than one large one.
+    """
+    member = isal_zlib.decompressobj(_GZIP)
+    window = FIRST_WINDOW
+    while not member.eof:
+        if at >= len(body):
+            raise BadGzip("the body is gzip that ends too early; send it again, whole")
+        part = body[at : at + window]
+        found.append(member.decompress(part, limit + 1))
+        limit -= len(found[-1])
+        if limit < 0 or member.unconsumed_tail:
+            raise BodyTooLarge
+        at += len(part) - len(member.unused_data)
+        window *= 2
+    return at, limit
 
 
 async def object_of(request: Request) -> dict[str, Any]:

@@ -24,6 +24,9 @@ log = logging.getLogger("headrace.api")
 
 NOT_REGISTERED = {"status": "error", "message": "Trainer not registered. Call /register first.", "batch": []}
 WAIT = {"status": "wait for trainer to start"}
+#: A batch's name, and whether some of it may have been delivered before; and, on a request, the last batch received.
+BATCH, REPEATED = b"headrace-batch", b"headrace-repeated"
+LAST_RECEIVED = "headrace-received"
 #: What the newest group looks like before there is any.
 NO_EXAMPLE: dict[str, list[Any]] = {
     key: []
@@ -75,6 +78,8 @@ class Routes:
     async def batch(self, request: Request) -> Answer:
         await body_of(request, self._settings.max_body_mb)  # nobody sends one; until it is read, nobody can hang up
         try:
+            if last := request.headers.get(LAST_RECEIVED):
+                await self._pool.desk_received(last)
             found = await self._hand_out()
         except NotRegistered:
             return answer(NOT_REGISTERED)
@@ -82,7 +87,8 @@ class Routes:
             return answer({"batch": None})
         packed = sum(piece.size for piece in found.pieces) >= GZIP_FROM and takes_gzip(request)
         body = join_gzip(found.pieces) if packed else join(found.pieces)
-        return Answer(body, packed=packed, settle=self._consumed(found.lease), early=True)
+        named = [(BATCH, found.lease.encode()), *([(REPEATED, b"true")] if found.repeated else [])]
+        return Answer(body, packed=packed, headers=tuple(named), settle=self._consumed(found.lease))
 
     async def _hand_out(self) -> DeskBatch | None:
         """The next batch. Where the call ends while it is handed out, it goes back."""

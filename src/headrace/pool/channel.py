@@ -222,6 +222,7 @@ class Channel(Index):
             self.ledger.queued += 1
             self._wait_again(trajectory.group)
             self._offer(trajectory, index)
+            self._mend(trajectory.group)
         self.ledger.counts["redelivered"] += len(lease.groups) + len(lease.steps)
         self.changed = True
 
@@ -440,6 +441,13 @@ class Channel(Index):
         if not group.leased:
             self.waiting.add(group.seq)
             self._watch(group)
+            self._mend(group)
+
+    def _mend(self, group: GroupState) -> None:
+        """A group of which every step that was handed out by itself is back is a group again."""
+        if group.broken and not any(other.given or other.consumed for other in group.trajectories.values()):
+            group.broken = False
+            self.place(group)
 
     def _close_if_spent(self, group: GroupState) -> None:
         """A group whose steps all went one by one, and whose trajectories all ended, is consumed."""

@@ -32,7 +32,8 @@ class ChannelConfig(msgspec.Struct, frozen=True, kw_only=True):
     replay_share      the share of a mixed batch that comes from history
     grace_s           how long after `complete` a call that was still running may join
     tombstones        consumed and dropped trajectories remembered, against late retries
-    replies_kept      hand-outs remembered by `request_id`, so that a lost answer can be asked for again
+    replies_kept      hand-outs remembered by `request_id`, of each consumer (what stands before the last slash of an
+                      id), so that a lost answer can be asked for again
     """
 
     max_queue_size: int = 100_000

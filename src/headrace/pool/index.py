@@ -6,7 +6,8 @@ It holds that `waiting` has the groups that are not leased, `ready` those of the
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Collection
 from heapq import heappop, heappush
 from typing import TypeVar
 
@@ -22,6 +23,8 @@ Key = TypeVar("Key", int, str)
 
 #: Acknowledged leases that are remembered, so that an ack sent again is not refused.
 ACKS_KEPT = 1024
+#: Hand-outs that are remembered by their requests, of all consumers.
+REPLIES_KEPT = 1024
 
 
 class Index:
@@ -206,8 +209,8 @@ class Index:
             self.gone.append(self.history.popitem(last=False)[1])
         while len(self.acked) > ACKS_KEPT:
             self.acked.popitem(last=False)
-        while len(self.replies) > config.replies_kept:
-            _, reply = self.replies.popitem(last=False)
+        for request in too_many(self.replies, config.replies_kept):
+            reply = self.replies.pop(request)
             self.gone += (*reply.groups, *reply.replayed, *(trajectory.group for trajectory, _ in reply.steps))
 
     def let_go(self) -> None:
@@ -233,3 +236,16 @@ class Index:
             if group.seq not in held and group.seq not in self.history and group.seq not in self.groups:
                 group.trajectories.clear()
         self.gone.clear()
+
+
+def too_many(requests: Collection[str], most: int) -> list[str]:
+    """Of requests from the oldest on, those that are too many: each consumer has its `most` newest, and `REPLIES_KEPT`
+    are kept in all. Who the consumer is stands before the last slash; those without one are one consumer."""
+    newest: Counter[str] = Counter()
+    found: list[str] = []
+    for at, request in enumerate(reversed(list(requests))):
+        consumer = request.rpartition("/")[0]
+        newest[consumer] += 1
+        if newest[consumer] > most or at >= REPLIES_KEPT:
+            found.append(request)
+    return found

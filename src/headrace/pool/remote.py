@@ -56,6 +56,7 @@ class RemotePool(Calls):
     def __init__(self, transport: Transport, *, retry_s: float = 30.0) -> None:
         self._transport = transport
         self._retry_s = retry_s
+        self._consumer = uuid.uuid4().hex  # whose hand-outs are remembered apart from others'
         self.aio: AsyncPool = cast(AsyncPool, _Awaitable(self))
 
     def __repr__(self) -> str:
@@ -78,7 +79,7 @@ class RemotePool(Calls):
     def _do(
         self, op: str, args: dict[str, Any], block: Block | None = None, then: Callable[[Any], Any] | None = None
     ) -> Any:
-        call = _Call(op, args, block, self._retry_s)
+        call = _Call(op, args, block, retry_s=self._retry_s, consumer=self._consumer)
         while not call.done:
             try:
                 call.answered(self._transport.call(op, call.body(), call.patience))
@@ -89,7 +90,7 @@ class RemotePool(Calls):
     async def _do_async(
         self, op: str, args: dict[str, Any], block: Block | None = None, then: Callable[[Any], Any] | None = None
     ) -> Any:
-        call = _Call(op, args, block, self._retry_s)
+        call = _Call(op, args, block, retry_s=self._retry_s, consumer=self._consumer)
         while not call.done:
             try:
                 waits = call.may_wait
@@ -114,7 +115,9 @@ class _Awaitable(Calls):
 class _Call:
     """One call until its answer: what to send next, how long to wait for it, when to give up."""
 
-    def __init__(self, op: str, args: dict[str, Any], block: Block | None, retry_s: float) -> None:
+    def __init__(
+        self, op: str, args: dict[str, Any], block: Block | None, *, retry_s: float, consumer: str
+    ) -> None:
         self.op = op
         self.args = args
         self.block = block
@@ -129,7 +132,7 @@ class _Call:
         self._relayed = bool(args.get("pieces"))  # for a caller who asks in pieces itself
         self._until = time.monotonic() + timeout if self._waits and timeout is not None else None
         if args.get("request_id") == "":
-            args["request_id"] = uuid.uuid4().hex
+            args["request_id"] = f"{consumer}/{uuid.uuid4().hex}"
         if block is not None:
             _identify(block)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from headrace import DataPool
 from headrace.data.scored import Piece, decode, read_group
 from headrace.pool.calls import Calls
 from headrace.pool.desk.types import DeskBatch, EnvRegistered, EnvRegistration, Posted, Posting, Registration
@@ -73,6 +74,12 @@ def desk(pool: Calls) -> dict[str, Any]:
     placed = [found[name] for name in ("queued", "buffered", "out", "served", "moved", "cleared")]
     assert found["posted"] == sum(placed) + sum(found["dead_letters"].values()), found
     return found
+
+
+def queued(pool: DataPool) -> set[int]:
+    """The names of the groups in the queue."""
+    found = pool._state.desk
+    return {name_of(found.shelf.piece(number)) for number in found.batching.oldest_first()}
 
 
 def drained(pool: Calls) -> list[int]:

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.pool.desk.kit import desk, environment, names, posting, trainer
+from tests.pool.desk.kit import desk, environment, names, posting, queued, trainer
 from tests.pool.journal.kit import Crashing, check_rules, dump, same
 
 from headrace import DataPool, Step
@@ -46,6 +46,7 @@ class Machine(RuleBasedStateMachine):
         self.gone: set[int] = set()  # acknowledged by a trainer, or fetched
         self.buried = 0  # dead letters before the last reset
         self.out: dict[str, tuple[float, list[int]]] = {}
+        self.back: dict[str, list[int]] = {}  # what was out, and was taken back
         self.keys: dict[tuple[int | None, str], tuple[int, Posted]] = {}
         self.step = 0
         self.pool: DataPool
@@ -190,8 +191,23 @@ class Machine(RuleBasedStateMachine):
             self.give_back(lease)
 
     def give_back(self, lease: str) -> None:
-        del self.out[lease]
+        self.back[lease] = self.out.pop(lease)[1]
         self.step -= 1
+
+    @precondition(lambda self: self.out or self.back)
+    @rule(data=st.data())
+    def receive(self, data: st.DataObject) -> None:
+        """The trainer says that it has a batch, which is out or was taken back."""
+        self.settled()
+        lease = data.draw(st.sampled_from(sorted([*self.out, *self.back])))
+        waiting = queued(self.pool)
+        self.pool.desk_received(lease)
+        if lease in self.out:
+            self.forget(self.out.pop(lease)[1])
+            return
+        found = [name for name in self.back.pop(lease) if name in waiting]  # others are elsewhere by now
+        self.step += 1 if found else 0
+        self.forget(found)
 
     def forget(self, taken: list[int]) -> None:
         self.kept.difference_update(taken)
@@ -207,7 +223,7 @@ class Machine(RuleBasedStateMachine):
             pass  # what is in the channel stays there: only the desk is reset
         self.pool.desk_reset()
         self.buried = sum(desk(self.pool)["dead_letters"].values())
-        self.kept, self.out, self.keys, self.envs = set(), {}, {}, []
+        self.kept, self.out, self.back, self.keys, self.envs = set(), {}, {}, {}, []
         self.step, self.started = 0, False
         self.pool.desk_register(trainer(batch_size=self.batch_size))
 

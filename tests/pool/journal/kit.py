@@ -84,8 +84,9 @@ def dump(state: State) -> dict[str, Any]:
 
 def _desk(d: Desk) -> dict[str, Any]:
     plain = ("registration", "uuids", "started", "step", "environments", "joined", "names", "keys", "ended", "serving")
+    numbers = ("returned", "repeated", "counts", "dead", "next_number", "next_lease")
     return {
-        **{name: getattr(d, name) for name in (*plain, "counts", "dead", "next_number", "next_lease")},
+        **{name: getattr(d, name) for name in (*plain, *numbers)},
         "batching": d.batching.state(),
         "pieces": {number: d.shelf.piece(number) for number in d.batching.numbers()},
         "leases": {id: msgspec.structs.astuple(lease) for id, lease in d.leases.items()},

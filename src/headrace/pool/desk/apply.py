@@ -90,6 +90,13 @@ def _returned(state: State, _: None, fact: f.Returned, block: Block | None) -> N
     state.record("redelivery", "", fact.at, lease=fact.lease, reason=fact.reason)
 
 
+def _received(state: State, _: None, fact: f.Received, block: Block | None) -> None:
+    if fact.lease not in state.desk.returned:
+        return state.orphan(fact)
+    state.desk.receive(fact.lease)
+    state.record("received", "", fact.at, lease=fact.lease)
+
+
 def _dropped(state: State, _: None, fact: f.Dropped, block: Block | None) -> None:
     for number in fact.groups:
         if not state.desk.batching.knows(number):
@@ -140,6 +147,7 @@ APPLY: dict[type, Callable[..., None]] = {
     f.HandedOut: _handed_out,
     f.Acked: _acked,
     f.Returned: _returned,
+    f.Received: _received,
     f.Dropped: _dropped,
     f.Moved: _moved,
     f.Serving: _serving,

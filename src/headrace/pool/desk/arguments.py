@@ -63,6 +63,7 @@ BY_OPERATION: dict[str, type[Arguments]] = {
     "desk_batch": Take,
     "desk_ack": Leased,
     "desk_nack": Leased,
+    "desk_received": Leased,
     "desk_release": Arguments,
     "desk_serve": Serve,
     "desk_reset": Arguments,

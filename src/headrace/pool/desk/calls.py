@@ -62,6 +62,10 @@ class DeskCalls(ABC):
         """The batch did not arrive: its groups go out again, and it does not count as a step."""
         return self._do("desk_nack", {"lease_id": lease_id})
 
+    def desk_received(self, lease_id: str) -> None:
+        """The trainer has this batch, whatever became of its lease: what still waits of it does not go out again."""
+        return self._do("desk_received", {"lease_id": lease_id})
+
     def desk_release(self) -> None:
         """Every batch that is out goes back at once: for an API that was started anew and is the pool's only one."""
         return self._do("desk_release", {})

@@ -43,6 +43,7 @@ class Desk:
         self.counts: Counter[str] = Counter()  # posted, served, moved, cleared
         self.dead: Counter[str] = Counter()
         self.ended: OrderedDict[str, str] = OrderedDict()  # leases that were acknowledged or given back
+        self.returned: OrderedDict[str, tuple[int, ...]] = OrderedDict()  # the groups of those that were given back
         self.duplicates = 0  # since the pool was opened: a retry is not worth a line in the journal
         self.answers: list[Posted] = []  # to the post that was applied last
         self._begin()
@@ -64,6 +65,7 @@ class Desk:
         self.keys: OrderedDict[str, int] = OrderedDict()
         self.latest: Held | None = None
         self.unfit: set[int] = set()  # groups that no channel can take, as far as anybody tried
+        self.repeated: set[int] = set()  # groups that were out before
         self.dubious = False  # something has happened since the last look for groups that can never be served
 
     @property
@@ -163,6 +165,7 @@ class Desk:
         known = [number for number in numbers if self.batching.knows(number)]
         self.batching.forget(known)
         self.unfit.difference_update(known)
+        self.repeated.difference_update(known)
         for number in known:
             self.shelf.drop(number)
         return len(known)
@@ -188,10 +191,22 @@ class Desk:
 
     def give_back(self, lease: Lease) -> None:
         self._end(lease, "returned")
-        self.batching.give_back(number for number in lease.groups if self.batching.is_out(number))
+        back = [number for number in lease.groups if self.batching.is_out(number)]
+        self.batching.give_back(back)
+        self.repeated.update(back)
+        _remember(self.returned, lease.id, tuple(back), REQUESTS_KEPT)
         if lease.counted:
             self.step -= 1
         self.dubious = True
+
+    def receive(self, lease_id: str) -> None:
+        """The batch of a lease that was given back had arrived: what nobody else has of it is gone, and it was a step
+        if anything is."""
+        waiting = [number for number in self.returned.pop(lease_id) if self.batching.is_queued(number)]
+        _remember(self.ended, lease_id, "acked", REQUESTS_KEPT)
+        if waiting:
+            self.step += 1
+            self.counts["served"] += self._forget(waiting)
 
     def free(self, number: int) -> None:
         """Takes a group out of a lease whose end was lost."""
@@ -213,6 +228,7 @@ class Desk:
         self.counts["cleared"] += len(self.batching.numbers())
         for lease in self.leases.values():
             _remember(self.ended, lease.id, "returned", REQUESTS_KEPT)
+        self.returned.clear()
         self.shelf.clear()
         self._begin()
 

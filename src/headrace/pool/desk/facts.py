@@ -72,6 +72,12 @@ class Returned(Fact, tag="desk_return", frozen=True):
     reason: str = "expired"
 
 
+class Received(Fact, tag="desk_received", frozen=True):
+    """The trainer had the batch of a lease that was returned: those of its groups that still wait are gone."""
+
+    lease: str = ""
+
+
 class Dropped(Fact, tag="desk_drop", frozen=True):
     """Groups that no batch will ever hold (`too_large`, `unmatched`), or that the journal lost (`damaged`)."""
 
@@ -107,6 +113,8 @@ class DeskImage(Fact, tag="desk", frozen=True):
     batching: dict[str, Any] = msgspec.field(default_factory=dict)
     leases: tuple[tuple[str, float, str, tuple[int, ...], bool], ...] = ()
     ended: tuple[tuple[str, str], ...] = ()
+    returned: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    repeated: tuple[int, ...] = ()
     keys: tuple[tuple[str, int], ...] = ()
     counts: dict[str, int] = msgspec.field(default_factory=dict)
     dead: dict[str, int] = msgspec.field(default_factory=dict)
@@ -133,6 +141,7 @@ DeskFact = (
     | HandedOut
     | Acked
     | Returned
+    | Received
     | Dropped
     | Moved
     | Serving

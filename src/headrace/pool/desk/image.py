@@ -64,6 +64,8 @@ def _image(desk: Desk, cursor: int, now: float) -> DeskImage:
         batching=desk.batching.state(),
         leases=tuple(leases),
         ended=tuple(desk.ended.items()),
+        returned=tuple(desk.returned.items()),
+        repeated=tuple(sorted(desk.repeated)),
         keys=tuple(desk.keys.items()),
         counts=dict(desk.counts),
         dead=dict(desk.dead),
@@ -86,6 +88,7 @@ def restore(desk: Desk, image: DeskImage) -> None:
         silent = desk.batching.is_silent(env)
         (desk.silent if silent else desk.heard)[env] = heard
     desk.ended, desk.keys = OrderedDict(image.ended), OrderedDict(image.keys)
+    desk.returned, desk.repeated = OrderedDict(image.returned), set(image.repeated)
     desk.counts, desk.dead = Counter(image.counts), Counter(image.dead)
     desk.latest = Piece(*image.latest) if image.latest is not None else None
     desk.serving = image.serving

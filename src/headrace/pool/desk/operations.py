@@ -22,6 +22,7 @@ PLANS: dict[str, Operation] = {
     "desk_batch": lambda c, now, a, _: plans.batch(c.state, now, a["request_id"], a["lease_s"]),
     "desk_ack": lambda c, now, a, _: plans.ack(c.state, now, a["lease_id"]),
     "desk_nack": lambda c, now, a, _: plans.nack(c.state, now, a["lease_id"]),
+    "desk_received": lambda c, now, a, _: plans.received(c.state, now, a["lease_id"]),
     "desk_release": lambda c, now, a, _: plans.release(c.state, now),
     "desk_serve": lambda c, now, a, _: plans.serve(c.state, now, a["channel"]),
     "desk_reset": lambda c, now, a, _: plans.reset(c.state, now),

@@ -96,7 +96,8 @@ def batch(state: State, now: float, request: str, lease_s: Any) -> Plan:
 
 
 def _handed_out(desk: Desk, lease: Lease) -> DeskBatch:
-    return DeskBatch(lease.id, [desk.shelf.piece(number) for number in lease.groups], desk.step)
+    pieces = [desk.shelf.piece(number) for number in lease.groups]
+    return DeskBatch(lease.id, pieces, desk.step, not desk.repeated.isdisjoint(lease.groups))
 
 
 def _seconds(lease_s: Any) -> float:
@@ -116,6 +117,14 @@ def nack(state: State, now: float, lease: str) -> Plan:
     if state.desk.ended.get(lease) == "returned":
         return Plan()
     return Plan([f.Returned("", now, _lease(state.desk, lease).id, "nack")])
+
+
+def received(state: State, now: float, lease: str) -> Plan:
+    """The trainer names the last batch that it has. One that this desk does not know any more changes nothing."""
+    desk = state.desk
+    if lease in desk.leases:
+        return Plan([f.Acked("", now, lease)])
+    return Plan([f.Received("", now, lease)] if lease in desk.returned else [])
 
 
 def release(state: State, now: float) -> Plan:

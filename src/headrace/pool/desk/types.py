@@ -84,11 +84,13 @@ class Posted(msgspec.Struct, frozen=True):
 
 
 class DeskBatch(msgspec.Struct, frozen=True):
-    """Scored groups for a trainer, out under a lease: `desk_ack` once they arrived, `desk_nack` where they did not."""
+    """Scored groups for a trainer, out under a lease: `desk_ack` once they arrived, `desk_nack` where they did not.
+    `repeated`: some were out before, and nobody knows whether they arrived."""
 
     lease: str
     pieces: list[Piece]
     step: int
+    repeated: bool = False
 
 
 class DeskInfo(msgspec.Struct, frozen=True):

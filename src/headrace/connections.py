@@ -1,0 +1,110 @@
+"""HTTP connections as our servers hold them, on top of uvicorn's.
+
+A request's head is bounded in bytes and in time, and a body that stops coming ends its connection: whoever only opens
+connections, or never ends a line, holds nothing up. `flushed` tells an application when the system has taken all that it
+wrote, which no message of ASGI does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+#: Bytes that a request's line and headers may have.
+HEAD_BYTES = 64 * 1024
+#: Seconds that they may take, and seconds without another byte of a body.
+HEAD_S = 30.0
+BODY_S = 60.0
+
+#: Where an application finds `Connection.flushed` in its scope.
+EXTENSION = "headrace.flushed"
+
+
+class Connection(HttpToolsProtocol):
+    """One client's connection. What it waits for (a request's head, the rest of a body, or nothing) has a deadline."""
+
+    head_s = HEAD_S
+    body_s = BODY_S
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # writing goes on once the system has all that was written
+        self._failed = False
+        self._awaits("head", self.head_s)
+        self._timer = self.loop.call_later(self.head_s, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._failed = exc is not None
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    async def flushed(self) -> bool:
+        """Waits until nothing is left to write; False where the connection broke before."""
+        if self.flow.write_paused:
+            await self.flow.drain()
+        return not self._failed
+
+    # -- what comes ----------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._awaited == "body":
+            self._awaits("body", self.body_s)
+        self._head += len(data)
+        super().data_received(data)
+        if self._awaited == "head" and self._head > HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(431, f"the request's line and headers are longer than {HEAD_BYTES} bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {EXTENSION: self.flushed}  # type: ignore[typeddict-item]
+        self._awaits("head", self.head_s)
+
+    def on_headers_complete(self) -> None:
+        self._awaits("body", self.body_s)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._awaited = None
+        super().on_message_complete()
+
+    # -- what does not -------------------------------------------------------------------------------------------------
+
+    def _awaits(self, what: Literal["head", "body"], within_s: float) -> None:
+        if what == "head":
+            self._head = 0
+        self._awaited: Literal["head", "body"] | None = what
+        self._deadline = self.loop.time() + within_s
+
+    def _look(self) -> None:
+        """Ends what kept its deadline not; one timer a connection, set anew no more often than it has to be."""
+        now = self.loop.time()
+        if self._awaited == "body" and self.flow.read_paused:
+            self._deadline = now + self.body_s  # it is the application that does not read on
+        if self._awaited is not None and self._deadline <= now and not self.transport.is_closing():
+            if self._awaited == "head" and not self._head:
+                self.transport.close()  # nobody asked anything
+            else:
+                self._refuse(408, f"the rest of the request's {self._awaited} did not come in time")
+            return
+        wait_s = self._deadline - now if self._awaited is not None else self.head_s
+        self._timer = self.loop.call_later(max(wait_s, 0.01), self._look)
+
+    def _refuse(self, status: int, why: str) -> None:
+        """Answers where no answer has begun, and hangs up."""
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            text = why.encode()
+            head = f"HTTP/1.1 {status} {REASONS[status]}\r\ncontent-type: text/plain\r\ncontent-length: {len(text)}\r\n"
+            self.transport.write(head.encode() + b"connection: close\r\n\r\n" + text)
+        self.transport.close()
+
+
+REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
+
+
+async def flushed(scope: Any) -> bool:
+    """Waits until the system has taken all of the answer to a request; False where its connection broke before. True
+    at once under a server that cannot tell."""
+    wait = scope.get("extensions", {}).get(EXTENSION)
+    return True if wait is None else bool(await wait())
