@@ -1,8 +1,9 @@
-"""The outbox's file: half a record, whoever left it, hides nothing that is written later."""
+"""The outbox's file: damage costs what it touches, half a record hides nothing that is written later."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from headrace import Step
 from headrace.data.block import Block
 from headrace.data.packing import pack
-from headrace.gateway.outbox import Spool
+from headrace.gateway.spool import MARK, Spool
+from headrace.pool.errors import JournalLocked
 
 
 @pytest.fixture
@@ -39,15 +41,55 @@ def uids(path: Path) -> list[str]:
         reader.close()
 
 
-async def test_what_is_written_behind_a_torn_tail_is_read_again(path: Path, spool: Spool) -> None:
-    await spool.append("train", call("first"))
-    with path.open("ab") as file:
-        file.write((1000).to_bytes(8, "little") + b"half of it")
-    next_life = Spool(path)
-    assert [block.heads[0].trajectory_uid for _, block in next_life.read()] == ["first"]
-    await next_life.append("train", call("second"))
-    next_life.close()
+async def written(path: Path, *names: str) -> bytes:
+    """The file after calls of these trajectories were written down."""
+    spool = Spool(path)
+    for name in names:
+        await spool.append("train", call(name))
+    spool.close()
+    return path.read_bytes()
+
+
+async def test_what_is_written_behind_a_torn_tail_is_read_again(path: Path) -> None:
+    whole = await written(path, "first", "torn")
+    path.write_bytes(whole[:-7])
+    assert uids(path) == ["first"]
+    await written(path, "second")
     assert uids(path) == ["first", "second"]
+    assert not Spool(path).aside.exists(), "what was never acknowledged is no damage"
+
+
+async def test_a_flipped_bit_costs_the_call_that_it_is_in_and_is_kept_aside(path: Path) -> None:
+    names = [f"t{n}" for n in range(8)]
+    whole = bytearray(await written(path, *names))
+    at = whole.index(b"t2")
+    whole[at] ^= 1
+    path.write_bytes(whole)
+    spool = Spool(path)
+    assert [block.heads[0].trajectory_uid for _, block in spool.read()] == [name for name in names if name != "t2"]
+    assert spool.damaged == spool.aside.stat().st_size > 0
+    spool.close()
+
+
+@pytest.mark.parametrize("lost", [0, 3, 7])
+async def test_a_mark_or_a_length_that_is_damaged_hides_no_other_call(path: Path, lost: int) -> None:
+    names = [f"t{n}" for n in range(8)]
+    whole = bytearray(await written(path, *names))
+    starts = [found.start() for found in re.finditer(re.escape(MARK), whole)]
+    for at in (starts[lost], starts[lost] + len(MARK) + 3):  # its mark, or its length
+        broken = bytearray(whole)
+        broken[at] ^= 0x40
+        path.write_bytes(broken)
+        assert uids(path) == [name for n, name in enumerate(names) if n != lost]
+
+
+async def test_two_processes_never_share_a_file(path: Path, spool: Spool) -> None:
+    await spool.append("train", call("first"))
+    with pytest.raises(JournalLocked, match="in use by another gateway"):
+        Spool(path)
+    spool.close()
+    assert uids(path) == ["first"]
+    spool.__init__(path)  # type: ignore[misc]  # for the fixture to close
 
 
 async def test_a_write_that_fails_halfway_leaves_nothing_behind(
@@ -65,4 +107,6 @@ async def test_a_write_that_fails_halfway_leaves_nothing_behind(
         await spool.append("train", call("lost"))
     monkeypatch.undo()
     await spool.append("train", call("second"))
+    spool.close()
     assert uids(path) == ["first", "second"]
+    spool.__init__(path)  # type: ignore[misc]  # for the fixture to close

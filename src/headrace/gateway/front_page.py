@@ -25,7 +25,7 @@ LINKS = {
 
 async def gateway_page(gateway: Gateway, request: Request) -> bytes:
     """What runs here. Readiness is for everyone, as `/ready` and `/health` are; servers and the pool for the admin."""
-    waits, trouble = gateway.why_not_ready, gateway.recorder.trouble
+    waits, trouble = gateway.why_not_ready, gateway.trouble
     state = waits or (f"Ready, but degraded: {trouble}" if trouble else "Ready: calls are taken.")
     own = " and pool" if isinstance(gateway.pool, DataPool) else ""
     origin = str(request.base_url).rstrip("/")

@@ -33,6 +33,7 @@ from headrace.gateway.upstream import Upstream
 from headrace.pool.embedded import DataPool
 from headrace.pool.remote import RemotePool
 from headrace.serving import BodyTooLarge, read_body
+from headrace.supervised import Supervised
 
 log = logging.getLogger("headrace.gateway")
 
@@ -68,6 +69,7 @@ class Gateway:
         self.others: Others | None = None  # the other workers, where this process is one of several
         self.told: Told | None = Logged()  # who hears of the start; None: whoever calls `tell`
         self.in_flight = 0
+        self.supervised: list[Supervised] = []  # tasks of parts that come and go with it
         self._starting: list[asyncio.Task[None]] = []
 
     # -- its life ------------------------------------------------------------------------------------------------------
@@ -122,6 +124,16 @@ class Gateway:
     def failure(self) -> Exception | None:
         """Why calls will never be taken."""
         return next((policy.failure for policy in self.models if policy.failure is not None), None)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it is degraded: steps wait for the pool or are lost, or a task of its own fails; None while it is not."""
+        tasks = (*(policy.upstream.watch for policy in self.models), *self.supervised)
+        return self.recorder.trouble or next((task.trouble for task in tasks if task.trouble), None)
+
+    async def flushed(self, uid: str) -> None:
+        """Returns once the pool has what was handed over of a trajectory, for whichever model."""
+        await self.recorder.flushed(*dict.fromkeys(policy.uid_of(uid) for policy in self.models))
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -184,7 +196,7 @@ class Gateway:
             "held": sum(policy.upstream.waiting for policy in self.models),
             "sessions": {"count": len(self.sessions), "tokens": self.sessions.tokens},
             "outbox": {"calls": self.recorder.outbox.waiting, "bytes": self.recorder.outbox.bytes},
-            "trouble": self.recorder.trouble,
+            "trouble": self.trouble,
             "upstream": dict(sum((policy.upstream.counters for policy in self.models), Counter())),
             "servers": self.models.servers(),
         }
@@ -198,7 +210,7 @@ class Gateway:
             "outbox_calls": ("calls whose steps wait for the pool", self.recorder.outbox.waiting),
             "outbox_bytes": ("their size", self.recorder.outbox.bytes),
             "ready": ("1 where calls are taken", int(self.why_not_ready is None)),
-            "degraded": ("1 where steps wait for the pool or are lost", int(self.recorder.trouble is not None)),
+            "degraded": ("1 where steps wait for the pool or are lost, or a task fails", int(self.trouble is not None)),
         }
         gauges: dict[str, tuple[str, list[tuple[dict[str, str], float]]]] = {
             name: (meaning, [({}, float(value))]) for name, (meaning, value) in one.items()

@@ -1,41 +1,45 @@
-"""Steps on their way to a pool that is elsewhere: a bounded queue, sent in order, many at once.
+"""Steps on their way to a pool that is elsewhere: bounded queues, one a channel, each sent in order, many at once.
 
-With a file, what was put is on disk before `put` returns, and a process that starts on the same file sends it again;
-the pool knows steps by their call id, so what had arrived counts once. The file is cut to nothing whenever everything
-in it has arrived.
+A channel that takes nothing holds up its own steps and nobody else's. With a file, what was put is on disk before `put`
+returns, and a process that starts on the same file sends it again; the pool knows steps by their call id, so what had
+arrived counts once. The file is cut to nothing whenever everything in it has arrived.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from headrace.data.block import Block
 from headrace.data.errors import HeadraceError
+from headrace.gateway.spool import Spool
 from headrace.pool.embedded import DataPool
-from headrace.pool.errors import JournalError, PoolClosed, PoolFull, PoolUnreachable, Unauthorized
+from headrace.pool.errors import InternalError, JournalError, PoolClosed, PoolFull, PoolUnreachable, Unauthorized
 from headrace.pool.plan import Receipt
 from headrace.pool.remote import RemotePool
-from headrace.pool.wire import decode_call, encode_call
+from headrace.supervised import Supervised
 
 log = logging.getLogger("headrace.gateway")
 
 #: Steps and bytes that go in one call.
 MOST_STEPS = 256
 MOST_BYTES = 16_000_000
-#: Seconds that a caller waits for the queue to empty before it is told that the pool is out of reach.
+#: Seconds that a caller waits for steps to arrive before it is told that the pool is out of reach.
 FLUSH_S = 10.0
 #: Seconds between tries at a pool that has no room, or is gone.
 RETRY_S = 0.2
+#: Tries at a call at which the pool itself fails, before it is taken for the fault of what was sent.
+TRIES = 5
 #: What passes: the pool is full, away, locked up, or its disk is full.
 PASSING = (PoolFull, PoolUnreachable, PoolClosed, JournalError, Unauthorized)
 
 Lost = Callable[[str, int, str, Any], None]
+Submit = Callable[["list[Entry]"], Awaitable["list[Receipt | None]"]]
+Ended = Callable[["Entry", "Receipt | None"], Awaitable[None]]
 
 
 class Entry:
@@ -46,6 +50,7 @@ class Entry:
         self.block = block
         self.count = len(self.block.heads)
         self.size = len(self.block.ids) + len(self.block.log_probs) + sum(len(head.extra) for head in self.block.heads)
+        self.uids = {head.trajectory_uid for head in self.block.heads}
         self.done = done
         self.sent = asyncio.Event()
 
@@ -55,23 +60,27 @@ class Entry:
 
 
 class Outbox:
-    """The queue and the task that empties it."""
+    """The queues of all channels, and how much they may hold together."""
 
     def __init__(self, pool: DataPool | RemotePool, *, most: int, file: Path | None, lost: Lost) -> None:
         self._pool = pool
         self._most = most
         self._spool = Spool(file) if file is not None else None
         self._lost = lost
-        self._queue: deque[Entry] = deque()
+        self._lanes: dict[str, Lane] = {}
+        self._last: dict[str, Entry] = {}  # by trajectory, the entry that was put last and is not in the pool yet
         self._bytes = 0
-        self._filled = asyncio.Event()
-        self._sender: asyncio.Task[None] | None = None
-        self.trouble: str | None = None
+        self._trouble: str | None = None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why steps wait or are lost; None while all is well."""
+        return next((lane.trouble for lane in self._lanes.values() if lane.trouble), self._trouble)
 
     @property
     def waiting(self) -> int:
         """Entries that are not in the pool yet."""
-        return len(self._queue)
+        return sum(len(lane.queue) for lane in self._lanes.values())
 
     @property
     def bytes(self) -> int:
@@ -81,12 +90,13 @@ class Outbox:
         if self._spool is not None:
             for channel, block in self._spool.read():
                 self._add(Entry(channel, block, lambda receipt: None))
-        self._sender = asyncio.ensure_future(self._send())
+            if self._spool.damaged:
+                self._trouble = f"{self._spool.damaged} bytes of the outbox were damaged: see {self._spool.aside}"
 
     async def put(self, entry: Entry) -> bool:
         """Queues an entry; False where there is no room, and it is lost."""
         if self._bytes + entry.size > self._most:
-            self.trouble = "the outbox is full: steps are being lost"
+            self._trouble = "the outbox is full: steps are being lost"
             self._lost(entry.channel, entry.count, "outbox_full", "the outbox is full")
             entry.ended(None)
             return False
@@ -94,79 +104,65 @@ class Outbox:
             try:
                 await self._spool.append(entry.channel, entry.block)
             except OSError as error:
-                self.trouble = f"the outbox cannot be written: {error}"
+                self._trouble = f"the outbox cannot be written: {error}"
                 self._lost(entry.channel, entry.count, "outbox_file", error)
                 entry.ended(None)
                 return False
+        self._trouble = None
         self._add(entry)
         return True
 
-    def _add(self, entry: Entry) -> None:
-        self._queue.append(entry)
-        self._bytes += entry.size
-        self._filled.set()
+    def waits(self, channel: str) -> bool:
+        """Whether something of a channel is not in the pool yet: what comes next must stand behind it."""
+        return channel in self._lanes and bool(self._lanes[channel].queue)
 
-    async def flushed(self) -> None:
-        """Returns once what waits now is in the pool."""
-        last = self._queue[-1] if self._queue else None
-        if last is None:
-            return
+    def _add(self, entry: Entry) -> None:
+        lane = self._lanes.get(entry.channel)
+        if lane is None:
+            lane = self._lanes[entry.channel] = Lane(entry.channel, self._submit, self._ended, self._lost)
+        self._bytes += entry.size
+        for uid in entry.uids:
+            self._last[uid] = entry
+        lane.add(entry)
+
+    async def _ended(self, entry: Entry, receipt: Receipt | None) -> None:
+        self._bytes -= entry.size
+        for uid in entry.uids:
+            if self._last.get(uid) is entry:
+                del self._last[uid]
+        entry.ended(receipt)
+        if self._spool is not None and not self.waiting:
+            await self._spool.clear_unless(lambda: bool(self.waiting))
+
+    async def flushed(self, *uids: str) -> None:
+        """Returns once what waits now of these trajectories is in the pool; of all of them, where none is named."""
+        waiting = {self._last[uid] for uid in (uids or self._last) if uid in self._last}
         try:
-            await asyncio.wait_for(last.sent.wait(), FLUSH_S)
+            async with asyncio.timeout(FLUSH_S):
+                for entry in waiting:
+                    await entry.sent.wait()
         except TimeoutError:
             raise PoolUnreachable(f"{self.waiting} calls wait for the pool: {self.trouble or 'it is slow'}") from None
 
     async def close(self, patience: float | None) -> int:
         """Sends what waits, for so long; how many steps are left."""
-        if self._queue:
-            try:
-                await asyncio.wait_for(self._queue[-1].sent.wait(), patience)
-            except TimeoutError:
-                pass
-        if self._sender is not None:
-            self._sender.cancel()
-            await asyncio.gather(self._sender, return_exceptions=True)
+        try:
+            async with asyncio.timeout(patience):
+                for entry in [lane.queue[-1] for lane in self._lanes.values() if lane.queue]:
+                    await entry.sent.wait()
+        except TimeoutError:
+            pass
+        for lane in self._lanes.values():
+            await lane.close()
         if self._spool is not None:
             self._spool.close()
-        return sum(entry.count for entry in self._queue)
-
-    async def _send(self) -> None:
-        while True:
-            await self._filled.wait()
-            self._filled.clear()
-            while self._queue:
-                batch = list(self._batch())
-                try:
-                    receipts = await self._submit(batch)
-                except PASSING as error:
-                    if self.trouble is None:
-                        log.warning("steps wait for the pool: %s", error)
-                    self.trouble = f"the pool is out of reach: {error}"
-                    await asyncio.sleep(RETRY_S)
-                    continue
-                self.trouble = None
-                for entry, receipt in zip(batch, receipts, strict=True):
-                    self._queue.popleft()
-                    self._bytes -= entry.size
-                    entry.ended(receipt)
-            if self._spool is not None:
-                await self._spool.clear_unless(lambda: bool(self._queue))
-
-    def _batch(self) -> Iterator[Entry]:
-        """The entries that go next, in one call: of one channel."""
-        steps = size = 0
-        first = self._queue[0]
-        for entry in self._queue:
-            steps, size = steps + entry.count, size + entry.size
-            if entry is not first and (entry.channel != first.channel or steps > MOST_STEPS or size > MOST_BYTES):
-                return
-            yield entry
+        return sum(entry.count for lane in self._lanes.values() for entry in lane.queue)
 
     async def _submit(self, batch: list[Entry]) -> list[Receipt | None]:
         try:
             block = batch[0].block if len(batch) == 1 else joined([entry.block for entry in batch])
             receipt = await self._pool._do_async("submit", {"channel": batch[0].channel, "timeout": 0}, block)
-        except PASSING:
+        except (*PASSING, InternalError):
             raise
         except HeadraceError as error:
             if len(batch) > 1:  # one of them is at fault; the others must not suffer
@@ -174,6 +170,78 @@ class Outbox:
             self._lost(batch[0].channel, batch[0].count, error.code, error)
             return [None]
         return _shares(receipt, batch)
+
+
+class Lane:
+    """One channel's queue and the task that empties it, which nothing but the outbox's end ends."""
+
+    def __init__(self, channel: str, submit: Submit, ended: Ended, lost: Lost) -> None:
+        self.queue: deque[Entry] = deque()
+        self._channel = channel
+        self._submit = submit
+        self._ended = ended
+        self._lost = lost
+        self._filled = asyncio.Event()
+        self._trouble: str | None = None
+        self._failures = 0  # of the pool's own, in a row
+        self._narrow = False  # one entry a call, to find the one at which the pool fails
+        self._sender = Supervised(f"the sender of channel {channel!r}", self._send)
+        self._sender.start()
+
+    @property
+    def trouble(self) -> str | None:
+        return self._sender.trouble or self._trouble
+
+    def add(self, entry: Entry) -> None:
+        self.queue.append(entry)
+        self._filled.set()
+
+    async def close(self) -> None:
+        await self._sender.stop()
+
+    async def _send(self) -> None:
+        while True:
+            if not self.queue:
+                self._filled.clear()
+                await self._filled.wait()
+            batch = list(self._batch())
+            try:
+                receipts = await self._submit(batch)
+            except (*PASSING, InternalError) as error:
+                self._say(error)
+                if not isinstance(error, InternalError) or not self._is_at_fault(batch):
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                self._lost(self._channel, batch[0].count, error.code, error)
+                receipts = [None]
+            self._trouble, self._failures, self._narrow = None, 0, False
+            for entry, receipt in zip(batch, receipts, strict=True):
+                self.queue.popleft()
+                await self._ended(entry, receipt)
+
+    def _say(self, error: HeadraceError) -> None:
+        if self._trouble is None:
+            log.warning("steps of channel %r wait for the pool: %s", self._channel, error)
+        self._trouble = f"the pool is out of reach: {error}"
+
+    def _is_at_fault(self, batch: list[Entry]) -> bool:
+        """Whether the pool fails at this one entry again and again. Many are sent one by one first."""
+        self._failures += 1
+        if self._failures < TRIES:
+            return False
+        self._failures, alone = 0, self._narrow or len(batch) == 1
+        self._narrow = True
+        return alone
+
+    def _batch(self) -> Iterator[Entry]:
+        """The entries that go next, in one call."""
+        steps = size = 0
+        first = self.queue[0]
+        for entry in self.queue:
+            steps, size = steps + entry.count, size + entry.size
+            if entry is not first and (self._narrow or steps > MOST_STEPS or size > MOST_BYTES):
+                return
+            yield entry
 
 
 def joined(blocks: Sequence[Block]) -> Block:
@@ -192,62 +260,3 @@ def _shares(receipt: Receipt, batch: list[Entry]) -> list[Receipt | None]:
         found.append(Receipt(len(indices) - late, 0, late, indices))
         at += entry.count
     return found
-
-
-class Spool:
-    """The outbox's file: calls as they will be sent, each behind its length."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        self._size = os.fstat(self._fd).st_size
-        self._lock = asyncio.Lock()
-
-    def read(self) -> Iterator[tuple[str, Block]]:
-        """What an earlier process left. A torn tail was never acknowledged; it is cut off, so that what is written
-        next stands behind a whole record."""
-        data = self._path.read_bytes()
-        at = 0
-        while at + 8 <= len(data):
-            length = int.from_bytes(data[at : at + 8], "little")
-            frame = data[at + 8 : at + 8 + length]
-            try:
-                _, args, block = decode_call(frame)
-            except HeadraceError as error:
-                log.warning("outbox %s: %d bytes at its end are torn: %s", self._path, len(data) - at, error)
-                break
-            assert block is not None
-            yield args["channel"], block
-            at += 8 + length
-        if at < len(data):
-            os.ftruncate(self._fd, at)
-            self._size = at
-
-    async def append(self, channel: str, block: Block) -> None:
-        """Writes a call down; returns once it is on disk."""
-        frame = encode_call("submit", {"channel": channel, "timeout": None}, block)
-        record = len(frame).to_bytes(8, "little") + frame
-        async with self._lock:
-            await asyncio.get_running_loop().run_in_executor(None, self._write, record)
-
-    def _write(self, record: bytes) -> None:
-        view = memoryview(record)
-        try:
-            while view:
-                view = view[os.write(self._fd, view) :]
-            os.fdatasync(self._fd)
-        except OSError:
-            os.ftruncate(self._fd, self._size)  # half a record would hide every later one
-            raise
-        self._size += len(record)
-
-    async def clear_unless(self, busy: Callable[[], bool]) -> None:
-        """Cuts the file to nothing, unless something came in meanwhile."""
-        async with self._lock:
-            if self._size and not busy():
-                os.ftruncate(self._fd, 0)
-                self._size = 0
-
-    def close(self) -> None:
-        os.close(self._fd)

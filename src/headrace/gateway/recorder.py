@@ -1,12 +1,15 @@
 """Handing steps over: to an embedded pool at once, to one that is elsewhere or full through the outbox.
 
 Handing over never waits for a pool that does not answer. What could not be kept is counted and said, never hidden; the
-agents are served all the same.
+agents are served all the same. Only a journal of our own that cannot be written is waited for, and then the call is
+refused: nothing else would keep what was answered.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,15 +18,18 @@ from headrace.data.errors import HeadraceError
 from headrace.data.packing import pack
 from headrace.data.step import Step
 from headrace.gateway.counters import Counters
-from headrace.gateway.outbox import Entry, Outbox
+from headrace.gateway.outbox import RETRY_S, Entry, Outbox
 from headrace.gateway.session import Session
 from headrace.pool.embedded import DataPool
-from headrace.pool.errors import PoolFull
+from headrace.pool.errors import DiskFull, JournalError, PoolFull
 from headrace.pool.plan import Receipt
 from headrace.pool.remote import RemotePool
 from headrace.tokens import Node
 
 log = logging.getLogger("headrace.gateway")
+
+#: Seconds that a call waits for room on a full disk before it is refused.
+KEEP_S = 10.0
 
 
 class Recorder:
@@ -54,11 +60,14 @@ class Recorder:
     async def hand_over(self, session: Session, steps: Sequence[Step], nodes: Sequence[Node | None]) -> None:
         """Returns once the steps are kept, as safely as promised. `nodes` learn the indices of their steps."""
         self._counters.add("steps", session.channel, by=len(steps))
-        if self._direct and not self.outbox.waiting:
+        if self._direct and not self.outbox.waits(session.channel):
             try:
-                receipt = await self._pool.aio.submit_steps(steps, session.channel, timeout=0)
+                receipt = await self._submitted(steps, session.channel)
             except PoolFull:
                 pass  # a channel that makes producers wait: the outbox does that for the agent
+            except JournalError as error:
+                self._lost(session.channel, len(steps), error.code, error)
+                raise
             except HeadraceError as error:
                 self.broken = f"steps cannot be kept: {error}"
                 self._lost(session.channel, len(steps), error.code, error)
@@ -78,10 +87,23 @@ class Recorder:
         if await self.outbox.put(entry) and self._ack_pool and not self._direct:
             await entry.sent.wait()
 
-    async def flushed(self) -> None:
-        """Returns once everything handed over so far is in the pool; `PoolUnreachable` where that takes too long."""
+    async def _submitted(self, steps: Sequence[Step], channel: str) -> Receipt:
+        """Submits to the embedded pool. A full disk may have room again: it is tried for `KEEP_S`."""
+        until = time.monotonic() + KEEP_S
+        while True:
+            try:
+                return await self._pool.aio.submit_steps(steps, channel, timeout=0)
+            except JournalError as error:
+                self.broken = f"steps cannot be kept: {error}"
+                if not isinstance(error, DiskFull) or time.monotonic() >= until:
+                    raise
+            await asyncio.sleep(RETRY_S)
+
+    async def flushed(self, *uids: str) -> None:
+        """Returns once what was handed over so far of these trajectories, or of all, is in the pool;
+        `PoolUnreachable` where that takes too long."""
         if self.outbox.waiting:
-            await self.outbox.flushed()
+            await self.outbox.flushed(*uids)
 
     def _taken(self, session: Session, nodes: Sequence[Node | None], receipt: Receipt) -> None:
         if receipt.late:

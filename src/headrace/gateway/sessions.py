@@ -21,9 +21,9 @@ class Sessions:
     """A cache over the pool's running trajectories. `open_unknown`: a call for an unknown one begins it."""
 
     def __init__(
-        self, pool: AsyncPool, flushed: Callable[[], Awaitable[None]], *, most_tokens: int, open_unknown: bool
+        self, pool: AsyncPool, flushed: Callable[[str], Awaitable[None]], *, most_tokens: int, open_unknown: bool
     ) -> None:
-        """`flushed` returns once the pool has everything that was handed over."""
+        """`flushed` returns once the pool has everything that was handed over of a trajectory."""
         self._pool = pool
         self._flushed = flushed
         self._most_tokens = most_tokens
@@ -77,7 +77,7 @@ class Sessions:
             except NotFound:
                 if not begin:
                     return Session(uid, session.prompt_uid, channel)
-                await self._flushed()
+                await self._flushed(session.uid)
                 agents = await self._pool.trajectory(session.uid, session.channel)
                 await self._pool.open(uid, session.prompt_uid, channel, agents.metadata, agents.n_rollouts)
                 known = self.add(Session(uid, session.prompt_uid, channel))
@@ -98,7 +98,7 @@ class Sessions:
 
     async def refresh(self, session: Session) -> None:
         """Reads a session anew: another process may have gone on with it."""
-        await self._flushed()
+        await self._flushed(session.uid)
         trajectory = await self._pool.trajectory(session.uid, session.channel)
         before = session.tokens
         session.read(trajectory.steps)
@@ -107,7 +107,7 @@ class Sessions:
 
     async def answered(self, session: Session, request: str) -> list[Step]:
         """The steps that a request made, whoever sampled them."""
-        await self._flushed()
+        await self._flushed(session.uid)
         trajectory = await self._pool.trajectory(session.uid, session.channel)
         return [step for step in trajectory.steps if step.metadata.get(REQUEST) == request]
 
@@ -140,7 +140,7 @@ class Sessions:
             self._trim()
 
     async def _load(self, uid: str) -> Session:
-        await self._flushed()
+        await self._flushed(uid)
         return self.add(Session.of(await self._pool.trajectory(uid)))
 
     async def _begun(self, uid: str, prompt_uid: str, channel: str, begin: bool) -> Session:

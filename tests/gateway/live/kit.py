@@ -26,7 +26,7 @@ def idle(gateway: Running, clock: Clock, seconds: float = IDLE_S) -> None:
     """Time goes on, and the timer wakes up."""
     clock.now += seconds
     live = gateway.app.state.live
-    asyncio.run_coroutine_threadsafe(live.endings.sweep(), live.timer.get_loop()).result(PATIENCE_S)
+    asyncio.run_coroutine_threadsafe(live.endings.sweep(), live.timer.loop).result(PATIENCE_S)
 
 
 def say(gateway: Running, messages: list[Json] | str, **fields: Any) -> httpx.Response:

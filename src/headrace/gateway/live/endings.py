@@ -117,6 +117,6 @@ class Endings:
         await self._gateway.forget(held)
 
     async def _steps(self, held: str) -> int:
-        await self._gateway.recorder.flushed()
+        await self._gateway.flushed(held)
         counts = [await self._beside.steps(policy.uid_of(held)) for policy in self._gateway.models]
         return sum(count or 0 for count in counts)

@@ -29,7 +29,7 @@ async def give(gateway: Gateway, caller: Caller, asked: Feedback) -> dict[str, A
     if asked.comment is not None and len(asked.comment) > MOST_COMMENT:
         raise Refusal(f"comment has {len(asked.comment)} characters; at most {MOST_COMMENT} are taken", 400)
     root = caller.uid(uid_of(call))
-    await gateway.recorder.flushed()
+    await gateway.flushed(root)
     gone: str | None = None
     for policy in gateway.models:
         held = policy.uid_of(root)

@@ -7,7 +7,6 @@ can be read from the pool again: what a process remembers only saves it asking.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from headrace.gateway.text_key import TextKey
 from headrace.gateway.turn import Turn
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Gone, NotFound
+from headrace.supervised import Supervised
 from headrace.tokens import RECORD, Record, Request
 
 #: Where a conversation's metadata says which session it belongs to, and which part of it it is.
@@ -45,16 +45,15 @@ class Live:
         self._shared = not isinstance(gateway.pool, DataPool)
         self._parts: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._tries: OrderedDict[str, str] = OrderedDict()
-        self.timer: asyncio.Task[None] | None = None
+        self.timer = Supervised("the timer of live conversations", lambda: self.endings.run(self._discovery.complete))
+        gateway.supervised.append(self.timer)
         gateway.dropping = self._dropped
 
     async def start(self) -> None:
-        self.timer = asyncio.create_task(self.endings.run(self._discovery.complete), name="headrace-live")
+        self.timer.start()
 
     async def close(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            await asyncio.gather(self.timer, return_exceptions=True)
+        await self.timer.stop()
 
     # -- finding -------------------------------------------------------------------------------------------------------
 

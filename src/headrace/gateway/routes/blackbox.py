@@ -133,7 +133,7 @@ class BlackBox:
         if session is not None and session.complete:
             raise Refusal(f"trajectory {uid!r} is complete; choose another uid", 409, code="trajectory_complete")
         channel = session.channel if session is not None and asked.channel is None else usual
-        await gateway.recorder.flushed()
+        await gateway.flushed(uid)
         await self.beside.place(uid, prompt, channel, asked, keep=not caller.trusted)
         moves = session is not None and session.channel != channel
         told = asked.metadata, asked.n_rollouts
@@ -157,7 +157,7 @@ class BlackBox:
         with caller.admitted():
             asked = read(await gateway.body(request, caller), Reward)
             finite(asked.reward, "reward")
-            await gateway.recorder.flushed()
+            await gateway.flushed(uid)
             return json_response({"status": await self.beside.reward(uid, asked.reward, asked.step_index)})
 
     async def complete_trajectory(self, request: Request) -> Response:
@@ -172,7 +172,7 @@ class BlackBox:
         gateway = self.gateway
         if asked.reward is not None:
             finite(asked.reward, "reward")
-        await gateway.recorder.flushed()
+        await gateway.flushed(uid)
         if asked.channel is not None:
             await self._check_channel(uid, asked.channel)
         gateway.models.check(uid)

@@ -102,8 +102,9 @@ class Control:
     async def trajectory(self, request: Request) -> Response:
         """A trajectory and its steps, each with its whole prompt."""
         self.gateway.access.check(request, Role.ADMIN)
-        await self.gateway.recorder.flushed()
-        found = await self.gateway.pool.aio.trajectory(path_uid(request, "trajectory_uid"))
+        uid = path_uid(request, "trajectory_uid")
+        await self.gateway.recorder.flushed(uid)
+        found = await self.gateway.pool.aio.trajectory(uid)
         return json_response(found.to_dict())
 
     async def stats(self, request: Request) -> Response:

@@ -101,7 +101,7 @@ class WhiteBox:
         for step in steps:
             gateway.models.check(step.trajectory_uid)
         kept = [step if await gateway.redaction.keeps(step, channel) else void(step) for step in steps]
-        await gateway.recorder.flushed()
+        await gateway.recorder.flushed(*{step.trajectory_uid for step in kept})
         receipt = await gateway.pool.aio.submit_steps(kept, channel, timeout=0)
         dropped = sum(step.quarantined == REDACTED for step in kept)
         said: dict[str, Any] = {"accepted": receipt.accepted}

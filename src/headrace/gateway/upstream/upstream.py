@@ -27,6 +27,7 @@ from headrace.gateway.upstream.patience import Patience
 from headrace.gateway.upstream.server import Server
 from headrace.gateway.upstream.types import Answer, Order, Sampled
 from headrace.gateway.upstream.wire import Asked
+from headrace.supervised import Supervised
 from headrace.tokens.vocabulary import Vocabulary
 
 T = TypeVar("T")
@@ -47,13 +48,13 @@ class Upstream:
         self._dispatch = Dispatch(self._fleet, options, self.counters)
         self._control = Control(self._fleet, self._gate, options, self._patient)
         self._client: Client | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self.watch = Supervised("the watch over the rollout servers", self._fleet.watch)
         self._models: tuple[float, dict[str, Any]] | None = None
 
     async def start(self, vocabulary: Vocabulary) -> None:
         """Verifies every server, each within `verify_s`; from then on, those that are down are probed."""
         await self._fleet.start(self._connected(), vocabulary)
-        self._watch = asyncio.create_task(self._fleet.watch(), name="headrace-upstream-watch")
+        self.watch.start()
 
     async def root(self) -> tuple[str, str]:
         """Before `start`: a server's address and where its model lies, as soon as one answers."""
@@ -65,10 +66,7 @@ class Upstream:
         return self._client
 
     async def close(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.wait([self._watch])
-            self._watch = None
+        await self.watch.stop()
         if self._client is not None:
             await self._client.close()
             self._client = None
