@@ -1,8 +1,8 @@
 """HTTP connections as our servers hold them, on top of uvicorn's.
 
 A request's head is bounded in bytes and in time, and a body that stops coming ends its connection: whoever only opens
-connections, or never ends a line, holds nothing up. `flushed` tells an application when the system has taken all that it
-wrote, which no message of ASGI does.
+connections, or never ends a line, holds nothing up. `flushed` tells an application when the system has taken all that
+it wrote, which no message of ASGI does.
 """
 
 from __future__ import annotations

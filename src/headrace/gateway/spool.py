@@ -40,7 +40,9 @@ class Spool:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._fd)
-            raise JournalLocked(f"outbox {path} is in use by another gateway; give each a --journal of its own") from None
+            raise JournalLocked(
+                f"outbox {path} is in use by another gateway; give each a --journal of its own"
+            ) from None
         self._size = os.fstat(self._fd).st_size
         self._lock = asyncio.Lock()
 

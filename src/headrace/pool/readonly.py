@@ -17,7 +17,7 @@ from headrace.data.block import Block
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import JournalDamaged, JournalLocked, NotFound, PoolError
 from headrace.pool.journal.journal import Journal, Take
-from headrace.pool.journal.layout import LOCK, read_layout
+from headrace.pool.journal.layout import read_layout
 from headrace.pool.journal.repair import holder
 from headrace.pool.journal.scan import Scan, scan
 from headrace.pool.operations import READS
@@ -28,7 +28,7 @@ class JournalView(DataPool):
 
     def __init__(self, directory: str | os.PathLike[str], *, clock: Callable[[], float] = time.time) -> None:
         self.directory = Path(directory)
-        self._held = hold(self.directory)
+        self._held: int | None = hold(self.directory)
         try:
             super().__init__(clock=clock)
             # Without a journal of its own: what recovery sets right, it sets right in memory.
@@ -67,8 +67,9 @@ class JournalView(DataPool):
         self._let_go()
 
     def _let_go(self) -> None:
-        release(self._held)
-        self._held = None
+        if self._held is not None:
+            release(self._held)
+            self._held = None
 
 
 class _AtRest(Journal):
@@ -87,32 +88,28 @@ class _AtRest(Journal):
         return self.found
 
 
-def hold(directory: Path) -> int | None:
+def hold(directory: Path) -> int:
     """Keeps pools away from a journal for as long as the descriptor lives; `JournalLocked` where one is there."""
     if not directory.is_dir():
         raise NotFound(f"no journal at {directory}: there is no such folder")
     layout = read_layout(directory)
     if not layout.segments and layout.snapshot is None:
         raise NotFound(f"no journal in {directory}: it holds no segment and no snapshot")
-    try:
-        held = os.open(directory / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None  # a backup: nobody has opened it yet
+    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(held)
         raise JournalLocked(
-            f"journal {directory} is open in {holder(directory / LOCK)}; connect to that pool (http://... or "
+            f"journal {directory} is open in {holder(directory)}; connect to that pool (http://... or "
             "ray-actor://...) instead, or stop it first"
         ) from None
     return held
 
 
-def release(held: int | None) -> None:
-    if held is not None:
-        fcntl.flock(held, fcntl.LOCK_UN)
-        os.close(held)
+def release(held: int) -> None:
+    fcntl.flock(held, fcntl.LOCK_UN)
+    os.close(held)
 
 
 def _only_read(op: str, directory: Path) -> None:

@@ -245,8 +245,8 @@ class Crashing(Unsynced):
     def append_to(self, path: Path) -> int:
         return self._keep(super().append_to(path))
 
-    def lock(self, path: Path) -> int:
-        return self._keep(super().lock(path))
+    def lock(self, directory: Path) -> int:
+        return self._keep(super().lock(directory))
 
     def close(self, fd: int) -> None:
         self.open.discard(fd)

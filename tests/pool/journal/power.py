@@ -111,9 +111,9 @@ class Disk(Files):
         del self._fds[fd]
         super().close(fd)
 
-    def lock(self, path: Path) -> int:
+    def lock(self, directory: Path) -> int:
         self._work()
-        fd = super().lock(path)
+        fd = super().lock(directory)
         self._fds[fd] = None
         return fd
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from headrace.data.frame import Buffer
+from headrace.pool.journal.layout import LOCK
 
 #: Buffers that one `writev` takes (IOV_MAX is at least this on Linux and macOS).
 BUFFERS_A_WRITE = 512
+#: What a journal holds is nobody's but its user's.
+PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
 
 
 class Files:
@@ -23,10 +27,10 @@ class Files:
             self.sync_dir(parent)
 
     def mkdir(self, path: Path) -> None:
-        path.mkdir(exist_ok=True)
+        path.mkdir(PRIVATE_FOLDER, exist_ok=True)
 
     def create(self, path: Path) -> int:
-        return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, PRIVATE)
 
     def append_to(self, path: Path) -> int:
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -71,28 +75,38 @@ class Files:
     def close(self, fd: int) -> None:
         os.close(fd)
 
-    def lock(self, path: Path) -> int:
-        """Locks the file until `unlock`, or the process's end; `BlockingIOError` where another has it."""
-        fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    def lock(self, directory: Path) -> int:
+        """Locks the directory until `unlock`, or the process's end; `BlockingIOError` where another has it. The file
+        `LOCK` in it only says who: whoever deletes that frees nothing."""
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(fd, 0)
-            os.write(fd, str(os.getpid()).encode())
+            _sign(fd, str(os.getpid()))
         except BaseException:
             os.close(fd)
             raise
         return fd
 
     def unlock(self, fd: int) -> None:
-        os.ftruncate(fd, 0)
+        _sign(fd, "")
         # A forked child shares the lock: closing alone would leave it held for as long as the child lives.
         fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
     def reserve(self, path: Path, size: int) -> None:
         """Takes room on the disk that `unlink` gives back."""
-        fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, PRIVATE)
         try:
             os.posix_fallocate(fd, 0, size)
+        finally:
+            os.close(fd)
+
+
+def _sign(directory: int, text: str) -> None:
+    """Writes down who has a directory's lock, where the disk has room for it."""
+    with suppress(OSError):
+        fd = os.open(LOCK, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, PRIVATE, dir_fd=directory)
+        try:
+            os.write(fd, text.encode())
         finally:
             os.close(fd)

@@ -23,8 +23,8 @@ from headrace.pool.errors import DiskFull, JournalDamaged, JournalError, Journal
 from headrace.pool.facts import Fact
 from headrace.pool.journal import records
 from headrace.pool.journal.draft import Draft
-from headrace.pool.journal.files import Files
-from headrace.pool.journal.layout import LOCK, RESERVE, number_of, read_layout, segment_path
+from headrace.pool.journal.files import PRIVATE, Files
+from headrace.pool.journal.layout import RESERVE, number_of, read_layout, segment_path
 from headrace.pool.journal.repair import holder, save_around
 from headrace.pool.journal.scan import Scan, scan
 from headrace.pool.journal.snapshot import Captured
@@ -95,13 +95,12 @@ class Journal:
         return found
 
     def _acquire(self) -> None:
-        path = self.directory / LOCK
         try:
             self.files.make_directory(self.directory)
-            self._lock_fd = self.files.lock(path)
+            self._lock_fd = self.files.lock(self.directory)
         except BlockingIOError:
             raise JournalLocked(
-                f"journal {self.directory} is open in {holder(path)}; connect to that pool, or close it first"
+                f"journal {self.directory} is open in {holder(self.directory)}; connect to that pool, or close it first"
             ) from None
         except OSError as error:
             raise self._error(f"journal {self.directory} cannot be locked", error) from error
@@ -171,7 +170,7 @@ class Journal:
             cut = file.read(size)
         if cut.strip(b"\0"):
             try:
-                path.with_name(f"{path.stem}-{sound}.torn").write_bytes(cut)
+                self._keep_aside(path.with_name(f"{path.stem}-{sound}.torn"), cut)
             except OSError as error:
                 self.torn = f"{self.torn}; they could not be kept aside ({error})"
         fd = self.files.append_to(path)
@@ -180,6 +179,10 @@ class Journal:
             self.files.sync(fd)
         finally:
             self.files.close(fd)
+
+    def _keep_aside(self, path: Path, data: bytes) -> None:
+        path.touch(PRIVATE)
+        path.write_bytes(data)
 
     def close(self) -> None:
         """Syncs what was written, and lets go of the directory, whatever happens."""

@@ -27,9 +27,10 @@ class Saved:
     commits: int
 
 
-def holder(lock: Path) -> str:
+def holder(directory: Path) -> str:
     """Who has a journal open, as its lock file says."""
-    pid = lock.read_text().strip()
+    lock = directory / LOCK
+    pid = lock.read_text().strip() if lock.exists() else ""
     return f"process {pid}" if pid else "another process"
 
 
@@ -76,9 +77,9 @@ def repair(directory: Path, files: Files | None = None) -> Scan:
     """
     files = files or Files()
     try:
-        lock = files.lock(directory / LOCK)
+        lock = files.lock(directory)
     except BlockingIOError:
-        who = holder(directory / LOCK)
+        who = holder(directory)
         raise JournalLocked(f"journal {directory} is open in {who}; close that pool first") from None
     try:
         found = verify(directory)
