@@ -154,7 +154,7 @@ class Sessions:
         if not begin:
             return Session(uid, prompt_uid, channel)
         await self._pool.open(uid, prompt_uid, channel)
-        return await self.find(uid)
+        return await self._load(uid)  # not with another call's, which may have begun before it was opened
 
     def _trim(self) -> None:
         if self._tokens <= self._most_tokens and len(self._known) <= MOST:

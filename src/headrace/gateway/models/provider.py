@@ -5,11 +5,14 @@ It may be a judge, or somebody's API: the agent's trajectory does not hear of it
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 import aiohttp
 import msgspec
 from starlette.datastructures import Headers
 from yarl import URL
 
+from headrace.gateway.errors import Refusal
 from headrace.gateway.models.spec import ModelSpec
 from headrace.gateway.sending import Sending
 from headrace.gateway.settings import Settings
@@ -34,6 +37,7 @@ class Provider:
         self.name = name
         (self._address,) = spec.servers
         self._served = spec.served
+        self._passed = spec.passed
         self._key = spec.key()
         self._keyed = settings.keyed
         self._timeout = aiohttp.ClientTimeout(
@@ -75,9 +79,19 @@ class Provider:
         return self._session
 
     def _url(self, rest: str) -> URL:
-        """An address with a path is the SDK's whole base URL; to a bare one, `/v1` is added."""
+        """Where a call goes; a refusal where its path is none that is passed on. An address with a path is the SDK's
+        whole base URL; to a bare one, `/v1` is added."""
+        path, _, query = rest.partition("?")
+        path = unquote(path).removeprefix("v1/")
+        if path not in self._passed:
+            raise Refusal(
+                f"model {self.name!r} is passed on to its provider for {', '.join(sorted(self._passed))}, not for "
+                f"{path[:200]!r}; `paths` of the model in the --models file says what else",
+                404,
+                code="path_not_passed",
+            )
         base = self._address if URL(self._address).path.strip("/") else f"{self._address}/v1"
-        return URL(f"{base}/{rest.removeprefix('v1/')}", encoded=True)
+        return URL(f"{base}/{path}{f'?{query}' if query else ''}", encoded=True)
 
     def _named(self, body: bytes) -> bytes:
         """The body as it came, unless the provider knows the model by another name."""

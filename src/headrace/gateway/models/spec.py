@@ -22,6 +22,14 @@ from headrace.pool.config import DEFAULT_CHANNEL
 #: What stands between a trajectory's or a channel's name and the model whose steps these are.
 MARK = "@"
 
+#: What a provider may be asked for unless its model says otherwise: calls of models, nothing of its account.
+PASSED = frozenset(
+    {
+        *("chat/completions", "completions", "responses", "messages", "messages/count_tokens"),
+        *("embeddings", "rerank", "score", "moderations"),
+    }
+)
+
 Names = str | list[str]
 Length = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -37,6 +45,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     channel     where its steps go, for trajectories that name no channel
     key_env     the environment variable that holds its servers' key
     pattern     other names that mean it, with * and ?
+    paths       of a provider: what it may be asked for, behind `/v1`; the calls of SDKs where none are given
     The rest is what the flags of the same names say, for this model alone.
     """
 
@@ -47,6 +56,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     channel: str | None = None
     key_env: str | None = None
     pattern: Names | None = None
+    paths: Names | None = None
     prompt_length: Length | None = None
     response_length: Length | None = None
     history: Literal["bridge", "template"] | None = None
@@ -66,6 +76,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def patterns(self) -> list[str]:
         return _listed(self.pattern)
+
+    @property
+    def passed(self) -> frozenset[str]:
+        """The paths that are passed on to a provider."""
+        return PASSED if self.paths is None else frozenset(path.strip("/") for path in _listed(self.paths))
 
     def key(self) -> str | None:
         """The key for its servers; an error where the variable is not there."""
@@ -155,6 +170,8 @@ def _check_one(name: str, spec: ModelSpec) -> None:
     if spec.recorded:
         if spec.channel is not None:
             check_uid(spec.channel, "channel")
+        if spec.paths is not None:
+            raise InvalidInput("paths says nothing of a model that is recorded; leave it out, or set mode: pass")
         return
     if len(spec.servers) != 1:
         raise InvalidInput(f"mode pass needs one address in addresses, not {shown(spec.addresses)}")
