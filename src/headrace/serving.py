@@ -8,12 +8,15 @@ from __future__ import annotations
 import gc
 import ipaddress
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any
+from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.connections import Connection
 
@@ -108,6 +111,46 @@ def loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def usual_host(*, keyed: bool) -> str:
+    """Where a server listens that was not told: everywhere where a key is asked for, else on this machine alone."""
+    return "0.0.0.0" if keyed else "127.0.0.1"
+
+
+class LocalOnly:
+    """An application without keys, for callers on this machine that mean it: not for a web page of somebody's that
+    the same machine's browser shows, whether it calls from its own origin or under a name that leads here.
+    `origins` are those whose pages may."""
+
+    def __init__(self, app: ASGIApp, origins: Collection[str] = ()) -> None:
+        self._app = app
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (why := _foreign(dict(scope["headers"]), self._origins)) is not None:
+            said = f"{why}, and this server has no key and is for this machine alone; set a key, or name --host"
+            await JSONResponse({"detail": said}, 403)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def _foreign(headers: dict[bytes, bytes], origins: Collection[str]) -> str | None:
+    """Why a request does not come from this machine's own programs; None where nothing speaks against it."""
+    host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin", b"").decode("latin-1")
+    if host and not _names_this_machine(f"//{host}"):
+        return f"the request names {host[:200]!r} as its host"
+    if origin and origin not in origins and not _names_this_machine(origin):
+        return f"the request comes from a page of {origin[:200]!r}"
+    return None
+
+
+def _names_this_machine(url: str) -> bool:
+    try:
+        name = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
+    return loopback(name) or name.endswith(".localhost")
 
 
 def settle_memory() -> None:

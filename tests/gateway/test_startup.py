@@ -15,6 +15,7 @@ from headrace import DataPool
 from headrace.cli.gateway import GatewayCommand
 from headrace.gateway import Settings
 from headrace.gateway.models import renderers
+from headrace.serving import usual_host
 from headrace.tokens import load_renderer
 
 
@@ -104,7 +105,8 @@ def test_a_server_that_comes_later_is_found(rollout: Rollout, folder: Path) -> N
 
 def test_without_another_word_the_contracts_defaults_hold() -> None:
     found = GatewayCommand(vllm_addresses="http://127.0.0.1:1", tokenizer_path="x")
-    assert (found.host, found.port, found.ray_address, found.ray_namespace) == ("0.0.0.0", 8100, "auto", "default")
+    assert (found.port, found.ray_address, found.ray_namespace) == (8100, "auto", "default")
+    assert (usual_host(keyed=found.settings().keyed), usual_host(keyed=True)) == ("127.0.0.1", "0.0.0.0")
     assert found.settings().balance == "round-robin"
     assert found.settings().history == "bridge"
 

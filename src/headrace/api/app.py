@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.api.answers import Answer, answer, deliver, packed
 from headrace.api.routes import Routes
@@ -87,9 +87,16 @@ class Api:
             "/status-env": {"GET": do.status_env},
             "/reset_data": {"GET": do.reset_data, "POST": do.reset_data},
         }
-        found: list[BaseRoute] = [Route(path, _open(self._endpoint(by_method))) for path, by_method in handlers.items()]
+        found: list[BaseRoute] = [Route(path, self._open(self._endpoint(each))) for path, each in handlers.items()]
         root = _Endpoint({"GET": do.root}, self._root, self._settings.answer_s)
-        return [Route("/", _open(root)), *found]
+        return [Route("/", self._open(root)), *found]
+
+    def _open(self, endpoint: _Endpoint) -> ASGIApp:
+        """Pages of the origins that were named may call; no other's."""
+        origins = self._settings.allow_origin
+        if not origins:
+            return endpoint
+        return CORSMiddleware(endpoint, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
 
     def _endpoint(self, by_method: Mapping[str, Handler]) -> _Endpoint:
         return _Endpoint(by_method, self._answer, self._settings.answer_s)
@@ -179,10 +186,3 @@ async def _nothing_here(request: Request, error: Exception) -> Response:
 
 def _refused(detail: str, status: int) -> Answer:
     return answer({"detail": detail}, status)
-
-
-def _open(endpoint: _Endpoint) -> CORSMiddleware:
-    """Pages of any origin may call, as they may the original."""
-    return CORSMiddleware(
-        endpoint, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"], allow_credentials=True
-    )

@@ -16,6 +16,9 @@ class Settings(BaseModel):
         description="a channel of the pool whose groups are served here too, and which these feed; it is kept",
     )
     heartbeat_s: float = Field(300, gt=0, description="an environment that did not call for so long has no weight")
+    allow_origin: list[str] = Field(
+        [], description="an origin whose web pages may call, as http://host:port; none unless it is named. Repeat it"
+    )
     max_body_mb: float = Field(64, gt=0, description="largest body that is taken, unpacked")
     answer_s: float = Field(
         60, gt=0, description="most seconds that a trainer may take to read a batch before others may have it"

@@ -18,6 +18,8 @@ from headrace.pool import KEY_VARIABLE
 from headrace.serving import loopback
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
     from headrace.pool.embedded import DataPool
     from headrace.pool.remote import RemotePool
 
@@ -33,7 +35,7 @@ class ApiCommand(Settings, PoolOptions):
     The pool is embedded, and --journal makes it durable; with --pool it is one that runs elsewhere.
     """
 
-    host: str = Field("0.0.0.0", description="address to listen on")
+    host: str | None = Field(None, description="address to listen on; 0.0.0.0 where a key is set, else 127.0.0.1")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: a free one")
     pool: str | None = Field(
         None,
@@ -49,23 +51,25 @@ class ApiCommand(Settings, PoolOptions):
 
     def cli_cmd(self) -> None:
         from headrace.api.app import create_app
-        from headrace.serving import Server, settle_memory
+        from headrace.serving import LocalOnly, Server, settle_memory, usual_host
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         settings = Settings(**{name: getattr(self, name) for name in Settings.model_fields})
         settings.api_key = settings.api_key or os.environ.get(KEY) or None
-        if settings.api_key is None and not loopback(self.host):
+        host = self.host or usual_host(keyed=settings.api_key is not None)
+        if settings.api_key is None and not loopback(host):
             say(
-                f"warning: {self.host} can be reached from other machines and there is no key: whoever reaches it can "
+                f"warning: {host} can be reached from other machines and there is no key: whoever reaches it can "
                 f"post, take and reset. Set {KEY} or --api-key"
             )
         with self._opened() as pool:
             try:
-                server = Server(create_app(pool, settings), self.host, self.port, lifespan=True)
+                app: ASGIApp = create_app(pool, settings)
+                if settings.api_key is None and loopback(host):
+                    app = LocalOnly(app, settings.allow_origin)
+                server = Server(app, host, self.port, lifespan=True)
             except OSError as error:
-                raise HeadraceError(
-                    f"cannot listen on {self.host} port {self.port}: {error.strerror or error}"
-                ) from error
+                raise HeadraceError(f"cannot listen on {host} port {self.port}: {error.strerror or error}") from error
             settle_memory()
             server.run(lambda address: print(f"api ready on {address}", flush=True))
 

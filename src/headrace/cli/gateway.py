@@ -16,7 +16,7 @@ from headrace.data.errors import HeadraceError
 from headrace.extras import require_for
 from headrace.gateway.settings import Settings
 from headrace.pool import KEY_VARIABLE
-from headrace.serving import loopback
+from headrace.serving import loopback, usual_host
 
 if TYPE_CHECKING:
     from headrace.gateway.process import Process
@@ -41,7 +41,7 @@ class GatewayCommand(Settings, PoolOptions):
     durable.
     """
 
-    host: str = Field("0.0.0.0", description="address to listen on")
+    host: str | None = Field(None, description="address to listen on; 0.0.0.0 where a key is set, else 127.0.0.1")
     port: int = Field(8100, ge=0, le=65535, description="port to listen on; 0: a free one")
     workers: int = Field(1, ge=1, le=64, description="processes that serve the port")
     data_pool_name: str | None = Field(None, description="the pool's Ray actor")
@@ -73,14 +73,15 @@ class GatewayCommand(Settings, PoolOptions):
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         require_for("gateway")
-        if not settings.keyed and not loopback(self.host):
+        host = self.host or usual_host(keyed=settings.keyed)
+        if not settings.keyed and not loopback(host):
             say(
-                f"warning: {self.host} can be reached from other machines and there is no key: whoever reaches it can "
+                f"warning: {host} can be reached from other machines and there is no key: whoever reaches it can "
                 "call models, pay trajectories and read the pool. Set --api-key, --reward-key and --admin-key"
             )
         process = Process(
             settings,
-            host=self.host,
+            host=host,
             port=self.port,
             workers=self.workers,
             journal=self.journal,
@@ -93,7 +94,7 @@ class GatewayCommand(Settings, PoolOptions):
         try:
             process.run(_Console())
         except OSError as error:
-            raise HeadraceError(f"cannot listen on {self.host} port {self.port}: {error.strerror or error}") from error
+            raise HeadraceError(f"cannot listen on {host} port {self.port}: {error.strerror or error}") from error
 
     def settings(self, **own: Any) -> Settings:
         """What the gateway itself needs; keys from the environment where no flag gave them. `own` overrides flags."""

@@ -15,7 +15,7 @@ from headrace.gateway.workers import RETRY_S, Workers
 from headrace.pool.connect import connect
 from headrace.pool.embedded import DataPool
 from headrace.pool.remote import RemotePool
-from headrace.serving import Server, settle_memory
+from headrace.serving import LocalOnly, Server, loopback, settle_memory
 from headrace.tokens import do_without_torch
 
 #: The outbox's file, in the folder that --journal names, where the pool is elsewhere.
@@ -74,7 +74,8 @@ class Process:
         gateway: Gateway = app.state.gateway
         gateway.loaded = settle_memory
         gateway.told = None
-        server = Server(app, self._host, self._port, lifespan=True, grace_s=None)
+        local = not self._settings.keyed and loopback(self._host)
+        server = Server(LocalOnly(app) if local else app, self._host, self._port, lifespan=True, grace_s=None)
         self._end = server.stop
 
         def serves(address: str) -> None:

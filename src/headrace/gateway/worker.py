@@ -16,7 +16,7 @@ from headrace.gateway.settings import Settings
 from headrace.gateway.starting import Lines
 from headrace.gateway.workers import RETRY_S, Task
 from headrace.pool.connect import connect
-from headrace.serving import Server, settle_memory
+from headrace.serving import LocalOnly, Server, loopback, settle_memory
 from headrace.tokens import do_without_torch
 
 
@@ -27,13 +27,16 @@ def main() -> None:
     do_without_torch()
     threading.Thread(target=_watch_parent, name="headrace-parent", daemon=True).start()
     with connect(task.pool, key=task.pool_key, retry_s=RETRY_S) as pool:
-        app = create_app(pool, Settings.model_validate(task.settings), drain_s=task.drain_s)
+        settings = Settings.model_validate(task.settings)
+        app = create_app(pool, settings, drain_s=task.drain_s)
         hub = ToHub(app, socket=task.hub, secret=task.secret)
         gateway: Gateway = app.state.gateway
         gateway.others = hub
         gateway.loaded = settle_memory
         gateway.told = None
-        server = Server(hub, task.host, task.port, lifespan=True, grace_s=None, shared=True)
+        local = not settings.keyed and loopback(task.host)
+        front = LocalOnly(hub) if local else hub
+        server = Server(front, task.host, task.port, lifespan=True, grace_s=None, shared=True)
         lines = Lines()
 
         def serves(address: str) -> None:
