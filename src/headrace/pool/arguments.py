@@ -127,12 +127,13 @@ BY_OPERATION: dict[str, type[msgspec.Struct]] = {
 }
 
 
-def check(op: str, args: dict[str, Any]) -> None:
-    """`InvalidInput` where an operation is unknown, or an argument is missing, unknown or of another type."""
+def checked(op: str, args: dict[str, Any]) -> dict[str, Any]:
+    """All of an operation's arguments, those that were left out by their defaults. `InvalidInput` where the operation
+    is unknown, or an argument is missing, unknown or of another type."""
     expected = BY_OPERATION.get(op)
     if expected is None:
         raise InvalidInput(f"no operation {op!r}; known: {', '.join(BY_OPERATION)}")
     try:
-        msgspec.convert(args, expected)
+        return msgspec.structs.asdict(msgspec.convert(args, expected))
     except msgspec.ValidationError as error:
         raise InvalidInput(f"operation {op!r}: {error}") from None

@@ -25,9 +25,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from headrace import serving
-from headrace.data.errors import HeadraceError, InvalidInput
+from headrace.data.errors import HeadraceError, InvalidInput, shown
 from headrace.data.json import to_json
 from headrace.front_page import KEY_NEEDED, KIND, channels, links, page, text, wants_page
+from headrace.pool.config import DEFAULT_CHANNEL
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Unauthorized
 from headrace.pool.remote import RemotePool, Unreachable
@@ -57,6 +58,9 @@ LINKS = {
     "/pool/trajectories": "trajectories of a channel",
     "/pool/events": "what happened, newest last",
 }
+
+#: Query parameters that are text, whatever they look like.
+TEXTS = ("channel", "prompt_uid", "trajectory_uid", "tag", "state", "cursor")
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -96,9 +100,10 @@ def pool_routes(
 
     def listing(name: str) -> Handler:
         async def rows(request: Request) -> Response:
-            filters: dict[str, Any] = {k: _value(v) for k, v in request.query_params.items()}
-            channel = str(filters.pop("channel", "train"))
-            return _json(await getattr(pool.aio, f"list_{name}")(channel, **filters))
+            asked = request.query_params.items()
+            filters: dict[str, Any] = {key: text if key in TEXTS else _value(text) for key, text in asked}
+            channel = filters.pop("channel", DEFAULT_CHANNEL)
+            return _json(await pool._do_async(f"list_{name}", {"channel": channel, "filters": filters}))
 
         return rows
 
@@ -186,8 +191,8 @@ def _number(request: Request, name: str, default: int) -> int:
     value = request.query_params.get(name)
     if value is None:
         return default
-    if not value.isdigit():
-        raise InvalidInput(f"{name} must be an integer of at least 0, not {value!r}")
+    if not (value.isascii() and value.isdigit() and len(value) < 19):
+        raise InvalidInput(f"{name} must be an integer of at least 0 and below 10^18, not {shown(value)}")
     return int(value)
 
 

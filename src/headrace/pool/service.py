@@ -46,7 +46,7 @@ async def answer(
     """
     try:
         op, args, block = decode_call(data)
-        arguments.check(op, args)
+        args = arguments.checked(op, args)
         reply = pool._do_async(op, args, block, encode_reply)
         return await (reply if gone is None or not args.get("timeout") else _unless(gone(), reply)), None
     except HeadraceError as error:

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.data.errors import InvalidInput, shown
 from headrace.data.frame import Frame, Kind
 from headrace.data.frame import encode as encode_frame
 from headrace.pool.errors import JournalDamaged, JournalError, JournalLocked
@@ -144,11 +145,14 @@ def _begin_segment(files: Files, directory: Path, number: int, first_serial: int
 def backup(directory: Path, target: Path, files: Files | None = None) -> Scan:
     """Copies a journal, which may be in use, to an empty folder, and checks the copy."""
     files = files or Files()
-    if target.exists() and any(target.iterdir()):
-        raise JournalError(f"{target} is not empty; a backup needs a folder of its own")
     if not _files_of(directory):
         raise JournalError(f"no journal in {directory}: it holds no segment and no snapshot")
-    files.make_directory(target)
+    try:
+        if target.exists() and any(target.iterdir()):
+            raise JournalError(f"{target} is not empty; a backup needs a folder of its own")
+        files.make_directory(target)
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"no backup can be made in {shown(str(target))}: {error}") from error
     copied: set[Path] = set()
     while True:
         there = _files_of(directory)
