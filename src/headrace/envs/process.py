@@ -139,7 +139,7 @@ class Processing:
         if env.counts.failed[FILE]:  # beside a trainer a lost line is a pity; here the file is all there is
             raise HeadraceError(f"groups cannot be written: {env.counts.tracebacks[-1].splitlines()[-1]}")
         with env.counts.guard("wandb_log"):
-            await env.wandb_log()
+            await env.wandb_log({})
         env.curr_step += 1
         return True
 
