@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from tests.envs.kit import CountingEnv
 
 from headrace.envs import BaseEnvConfig
@@ -51,6 +52,26 @@ class Telling(CountingEnv):
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         await super().wandb_log({**(wandb_metrics or {}), "eval/mean": self.found})
+
+
+class Wanting(Returning):
+    """As many files of Atropos' have it: the metrics must be given."""
+
+    async def wandb_log(self, wandb_metrics: dict[str, Any]) -> None:  # type: ignore[override]
+        await super().wandb_log({**wandb_metrics, "eval/other": 1.0})
+
+
+class Failing(Returning):
+    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
+        raise RuntimeError("in the author's code")
+
+
+@pytest.mark.parametrize("kind", [Wanting, Failing])
+async def test_an_evaluation_is_written_whatever_its_author_does_when_it_is_told(
+    tmp_path: Path, kind: type[CountingEnv]
+) -> None:
+    await evaluate(made(tmp_path, kind))
+    assert results(tmp_path)["all"] == {"eval/mean": 0.25}
 
 
 async def test_metrics_that_are_returned_are_written(tmp_path: Path) -> None:
