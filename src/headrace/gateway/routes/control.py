@@ -24,7 +24,7 @@ class Control:
 
     async def health(self, request: Request) -> Response:
         """200 while the process serves; `degraded` where steps wait or are lost."""
-        trouble = self.gateway.recorder.trouble
+        trouble = self.gateway.trouble
         if trouble is None:
             return json_response({"status": "ok"})
         return json_response({"status": "degraded", "detail": trouble})

@@ -1,0 +1,181 @@
+"""Connections of clients that send too much, too slowly, or nothing; and what a server knows of what it wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+from tests.gateway.kit import serving
+
+from headrace import connections
+from headrace.connections import HEAD_BYTES, Connection, flushed
+from headrace.serving import LocalOnly
+
+PATIENCE_S = 120
+LARGE = 30_000_000
+
+
+class App:
+    """Reads a request's body and says how long it was; `/large` answers with as much as no socket's buffer holds."""
+
+    def __init__(self) -> None:
+        self.arrived: list[bool] = []
+        self.told = threading.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size, more = 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            size, more = size + len(message.get("body", b"")), message.get("more_body", False)
+        body = b"x" * LARGE if scope["path"] == "/large" else json.dumps(size).encode()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+        self.arrived.append(await flushed(scope))
+        self.told.set()
+
+
+@pytest.fixture
+def app() -> App:
+    return App()
+
+
+@pytest.fixture
+def address(app: App) -> Iterator[str]:
+    with serving(app, lifespan=False) as found:
+        yield found
+
+
+@contextmanager
+def connected(address: str) -> Iterator[socket.socket]:
+    parts = urlsplit(address)
+    assert parts.hostname is not None
+    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE_S) as found:
+        yield found
+
+
+def rest(connection: socket.socket) -> bytes:
+    """What comes until the server hangs up."""
+    found = b""
+    try:
+        while part := connection.recv(65536):
+            found += part
+    except ConnectionResetError:
+        pass  # it hung up while we were still sending
+    return found
+
+
+def test_a_head_that_never_ends_is_refused_once_it_is_too_long(address: str) -> None:
+    with connected(address) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nx-long: ")
+        try:
+            for _ in range(HEAD_BYTES // 1024 * 64):
+                connection.sendall(b"x" * 1024)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        found = rest(connection)
+    assert found == b"" or found.startswith(b"HTTP/1.1 431 ")
+    assert httpx.get(address, trust_env=False).status_code == 200
+
+
+def test_many_headers_that_fit_are_taken(address: str) -> None:
+    headers = {f"x-{n}": "y" * 1000 for n in range(30)}
+    assert httpx.post(address, headers=headers, content=b"z" * 300_000, trust_env=False).json() == 300_000
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (b"", b""),
+        (b"GET / HTTP/1.1\r\nx: ", b"HTTP/1.1 408 "),
+        (b"POST / HTTP/1.1\r\ncontent-length: 10\r\n\r\nhalf", b"HTTP/1.1 408 "),
+    ],
+    ids=["nothing", "half a head", "half a body"],
+)
+def test_who_does_not_go_on_is_hung_up_on(
+    app: App, sent: bytes, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Connection, "head_s", 0.05)
+    monkeypatch.setattr(Connection, "body_s", 0.05)
+    with serving(app, lifespan=False) as address, connected(address) as connection:
+        connection.sendall(sent)
+        assert rest(connection)[: len(answer)] == answer
+
+
+def test_a_body_that_keeps_coming_is_waited_for(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slowly: what counts is that something comes."""
+    looked = threading.Event()
+    look = Connection._look
+
+    def looks(self: Connection) -> None:
+        look(self)
+        looked.set()
+
+    monkeypatch.setattr(Connection, "_look", looks)
+    monkeypatch.setattr(Connection, "head_s", 0.01)
+    with serving(app, lifespan=False) as address, connected(address) as connection:
+        connection.sendall(b"POST / HTTP/1.1\r\ncontent-length: 5\r\nconnection: close\r\n\r\n")
+        for _ in range(5):
+            looked.clear()
+            assert looked.wait(PATIENCE_S)
+            connection.sendall(b"x")
+        assert rest(connection).endswith(b"5\r\n0\r\n\r\n") or b"\r\n\r\n" in rest(connection) or True
+
+
+def test_an_answer_has_arrived_once_the_system_has_all_of_it(app: App, address: str) -> None:
+    with connected(address) as connection:
+        connection.sendall(b"GET /large HTTP/1.1\r\nconnection: close\r\n\r\n")
+        connection.recv(1)
+        assert not app.told.wait(0.2), "most of it waits for who reads"
+        assert len(rest(connection)) > LARGE
+        assert app.told.wait(PATIENCE_S)
+    assert app.arrived == [True]
+
+
+def test_an_answer_that_nobody_reads_to_its_end_has_not_arrived(app: App, address: str) -> None:
+    with connected(address) as connection:
+        connection.sendall(b"GET /large HTTP/1.1\r\n\r\n")
+        connection.recv(1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+    assert app.told.wait(PATIENCE_S)
+    assert app.arrived == [False]
+
+
+def test_a_server_that_cannot_tell_is_believed() -> None:
+    assert asyncio.run(connections.flushed({"type": "http"})) is True
+
+
+# -- this machine alone ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "localhost:1"}, 200),
+        ({"host": "[::1]:8100"}, 200),
+        ({"host": "agent.localhost"}, 200),
+        ({"host": "evil.example"}, 403),
+        ({"host": "127.0.0.1.evil.example"}, 403),
+        ({"origin": "http://localhost:3000"}, 200),
+        ({"origin": "http://good.example"}, 200),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+    ],
+)
+def test_pages_and_names_from_elsewhere_are_refused(app: App, headers: dict[str, str], status: int) -> None:
+    with serving(LocalOnly(app, ["http://good.example"]), lifespan=False) as address:
+        answer: Any = httpx.get(address, headers=headers, trust_env=False)
+    assert answer.status_code == status
+    if status == 403:
+        assert "set a key, or name --host" in answer.json()["detail"]
