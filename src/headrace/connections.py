@@ -32,11 +32,12 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # writing goes on once the system has all that was written
         self._failed = False
+        self._head = 0
         self._awaits("head", self.head_s)
         self._timer = self.loop.call_later(self.head_s, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._failed = exc is not None
+        self._failed = exc is not None or self.flow.write_paused  # something was left to write
         self._timer.cancel()
         super().connection_lost(exc)
 
@@ -66,14 +67,12 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._awaited = None
+        self._awaited, self._head = None, 0
         super().on_message_complete()
 
     # -- what does not -------------------------------------------------------------------------------------------------
 
     def _awaits(self, what: Literal["head", "body"], within_s: float) -> None:
-        if what == "head":
-            self._head = 0
         self._awaited: Literal["head", "body"] | None = what
         self._deadline = self.loop.time() + within_s
 

@@ -74,12 +74,14 @@ def api_on(pool: Any, **settings: Any) -> Iterator[Api]:
 
 
 class Held:
-    """A pool of which the next call of a kind, once it was carried out, keeps its answer back until it is let go."""
+    """A pool of which the next call of a kind, once it was carried out, keeps its answer back until it is let go; with
+    `before`, it is not carried out before that."""
 
-    def __init__(self, pool: DataPool, call: str) -> None:
+    def __init__(self, pool: DataPool, call: str, *, before: bool = False) -> None:
         self.aio = self
         self._pool = pool
         self._call = call
+        self._before = before
         self._armed = False
         self.reached = threading.Event()
         self.go = threading.Event()
@@ -96,10 +98,10 @@ class Held:
         self._armed = False
 
         async def held(*args: Any, **options: Any) -> Any:
-            answer = await call(*args, **options)
+            answer = None if self._before else await call(*args, **options)
             self.reached.set()
             await asyncio.to_thread(self.go.wait)
-            return answer
+            return await call(*args, **options) if self._before else answer
 
         return held
 

@@ -37,7 +37,7 @@ def test_a_batch_is_consumed_once_it_is_written(pool: DataPool) -> None:
 @pytest.mark.parametrize("size", [0, 300_000])
 def test_a_batch_is_recorded_as_consumed_only_after_its_last_byte_was_written(pool: DataPool, size: int) -> None:
     """So that a server that is killed in between loses nothing: see `test_kill`."""
-    held = Held(pool, "desk_ack")
+    held = Held(pool, "desk_ack", before=True)
     with api_on(held) as api:
         api.opened(4, 4)
         api.send(group(1, 4, 0, images="x" * size))
