@@ -113,12 +113,15 @@ class Feed:
     def close(self) -> None:
         """Gives back what was fetched and not learned from, where the pool answers. The run must have been stopped."""
         self._closed.set()
-        self._keeper.join(LAST_FETCH_S)
-        if self._ahead is not None and not self._pool.outage.is_down:
-            wait_for([self._ahead], timeout=LAST_FETCH_S)
-            if self._ahead.done() and self._ahead.exception() is None and (fetched := self._ahead.result()) is not None:
-                self._give_back(fetched.lease_id)
-        self._worker.close()
+        try:
+            self._keeper.join(LAST_FETCH_S)
+            if self._ahead is not None and not self._pool.outage.is_down:
+                wait_for([self._ahead], timeout=LAST_FETCH_S)
+                fetched = self._ahead.result() if self._ahead.done() and self._ahead.exception() is None else None
+                if fetched is not None:
+                    self._give_back(fetched.lease_id)
+        finally:
+            self._worker.close()
 
     def recover(self, learned: Mapping[str, list[str]]) -> None:
         """Ends the leases of an earlier life: acknowledges what its checkpoint learned from, gives back the rest."""
@@ -243,3 +246,5 @@ class Feed:
                     log.warning("a lease could not be prolonged: %s", error)
                 except (Stopped, PoolUnreachable):
                     break  # why is told where it is waited for
+                except Exception as error:  # a full disk, or what nobody thought of: the next round tries again
+                    log.warning("a lease could not be prolonged yet: %s: %s", type(error).__name__, error)
