@@ -131,7 +131,7 @@ def test_while_paused_new_calls_are_held_without_an_error(
     front: Running, rollout: Rollout, threads: ThreadPoolExecutor
 ) -> None:
     base = front.init()["base_url"]
-    assert told(front.post("/pause")) == {"status": "paused", "mode": "drain"}
+    assert told(front.post("/pause")) == {"status": "paused", "mode": "drain", "lease_s": 900.0}
     try:
         calls = [later(threads, base, stream=stream) for stream in (True, False)]
         until(lambda: front.counted("held") == 2)

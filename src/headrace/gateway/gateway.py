@@ -129,7 +129,8 @@ class Gateway:
     def trouble(self) -> str | None:
         """Why it is degraded: steps wait for the pool or are lost, or a task of its own fails; None while it is not."""
         tasks = (*(policy.upstream.watch for policy in self.models), *self.supervised)
-        return self.recorder.trouble or next((task.trouble for task in tasks if task.trouble), None)
+        overdue = next((policy.upstream.overdue for policy in self.models if policy.upstream.overdue), None)
+        return self.recorder.trouble or next((task.trouble for task in tasks if task.trouble), overdue)
 
     async def flushed(self, uid: str) -> None:
         """Returns once the pool has what was handed over of a trajectory, for whichever model."""

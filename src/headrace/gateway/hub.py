@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import math
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs
@@ -33,8 +35,8 @@ SHARED = frozenset(
 )
 #: Seconds that a worker may take: a drain waits for calls under way.
 PATIENCE_S = 3600
-#: Its number, and the method, path and body that made it.
-Change = tuple[int, str, str, bytes]
+#: Its number, the method, path and body that made it, and until when it holds.
+Change = tuple[int, str, str, bytes, float]
 
 
 class Hub:
@@ -60,7 +62,7 @@ class Hub:
             return refused(Refusal("the workers of this gateway are starting", 503, code="starting", retry_after=1))
         wrong = next((answer for answer in answers if answer[0] != 200), None)
         if wrong is None and request.method != "GET":
-            self._remember(request.method, path, body)
+            self._remember(request.method, path, body, _lasts_s(request.url.path, answers[0][2]))
         status, kind, data = wrong if wrong is not None else (200, answers[0][1], joined(request.url.path, answers))
         return Response(data, status, media_type=kind)
 
@@ -69,8 +71,9 @@ class Hub:
         told = 0
         while todo := [change for change in self._changes.values() if change[0] > told]:  # more may come meanwhile
             told = self._changed
-            for _, method, path, body in todo:
-                await self._ask(worker, method, path, body, {TRUSTED_HEADER: "yes"})
+            for _, method, path, body, until in todo:
+                if time.monotonic() < until:
+                    await self._ask(worker, method, path, body, {TRUSTED_HEADER: "yes"})
         self._workers[number] = worker
 
     async def close(self) -> None:
@@ -92,12 +95,12 @@ class Hub:
             said = Refusal(f"a worker of this gateway is starting: {error}", 503, code="worker_starting", retry_after=1)
             return 503, "application/json", bytes(refused(said).body)
 
-    def _remember(self, method: str, path: str, body: bytes) -> None:
+    def _remember(self, method: str, path: str, body: bytes, lasts_s: float) -> None:
         route = path.partition("?")[0]
         if route == DROP:
             return
         self._changed += 1
-        change = (self._changed, method, path, body)
+        change = (self._changed, method, path, body, time.monotonic() + lasts_s)
         if route in ("/pause", "/resume"):  # a resume is remembered too: a worker may be hearing of the pause just now
             model = parse_qs(path.partition("?")[2]).get("model", [""])[0]
             self._replace(("pause", model), change, over=("pause", model) if model else ("pause",))
@@ -111,6 +114,11 @@ class Hub:
         """Remembers a change as the last, in place of those whose key begins so: it says what they said, anew."""
         self._changes = {known: kept for known, kept in self._changes.items() if known[: len(over)] != over}
         self._changes[key] = change
+
+
+def _lasts_s(route: str, answer: bytes) -> float:
+    """For how long a change holds that a worker answered so: a pause ends by itself."""
+    return float(orjson.loads(answer)["lease_s"]) if route == "/pause" else math.inf
 
 
 class ToHub:

@@ -75,6 +75,36 @@ async def test_new_orders_wait_for_the_end_of_a_pause(puppet: Make, vocabulary: 
         assert (upstream.paused, upstream.waiting) == (False, 0)
 
 
+async def test_a_pause_that_nobody_ends_ends_by_itself_and_that_is_said(puppet: Make, vocabulary: Vocabulary) -> None:
+    server = await puppet()
+    async with connected(vocabulary, server) as upstream:
+        await upstream.pause("keep", 0.05)
+        await upstream.sample(order())  # which waits for the end
+        assert not upstream.paused
+        assert [request.path for request in server.seen].count("/resume") == 1
+        assert upstream.overdue is not None
+        assert "nobody resumed within the 0.05 s" in upstream.overdue
+        await upstream.pause("keep")
+        assert upstream.overdue is None
+        await upstream.resume()
+
+
+async def test_a_pause_that_is_asked_for_again_lasts_anew_and_a_resume_ends_its_lease(
+    puppet: Make, vocabulary: Vocabulary
+) -> None:
+    server = await puppet()
+    async with connected(vocabulary, server) as upstream:
+        await upstream.pause("keep", 3600)
+        await upstream.pause("keep", 0.05)
+        await until(lambda: not upstream.paused)
+        await upstream.pause("keep", 0.05)
+        await upstream.resume()
+        await upstream.pause("keep", 3600)
+        await asyncio.sleep(0.1)  # a lease that had not ended would end this pause
+        assert upstream.paused
+        await upstream.resume()
+
+
 async def test_drain_returns_when_everything_in_flight_has_ended(own: Client, vocabulary: Vocabulary) -> None:
     async with connected(vocabulary, own.host) as upstream:
         running = asyncio.create_task(upstream.sample(order(**LONG)))

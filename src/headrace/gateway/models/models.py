@@ -59,12 +59,12 @@ class Models:
         for provider in self._providers.values():
             await provider.close()
 
-    async def pause(self, mode: str, name: str | None) -> None:
+    async def pause(self, mode: str, name: str | None, lease_s: float) -> None:
         """Holds the calls of one recorded model, or of all; where one cannot be held, none is."""
         held: list[Policy] = []
         try:
             for policy in self._concerned(name):
-                await policy.upstream.pause(mode)
+                await policy.upstream.pause(mode, lease_s)
                 held.append(policy)
         except HeadraceError:
             for policy in held:

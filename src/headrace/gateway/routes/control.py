@@ -12,6 +12,7 @@ from headrace.gateway.errors import Refusal
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.responses import json_response
 from headrace.gateway.routing import path_uid, read
+from headrace.gateway.upstream.control import LEASE_S, MOST_LEASE_S
 
 
 class Control:
@@ -57,9 +58,10 @@ class Control:
     async def pause(self, request: Request) -> Response:
         """Holds new calls; those in flight end (drain), freeze (keep), or are cut and continued (abort-resume)."""
         self.gateway.access.check(request, Role.ADMIN)
-        mode = request.query_params.get("mode", "drain")
-        await self.gateway.models.pause(mode, request.query_params.get("model"))
-        return json_response({"status": "paused", "mode": mode})
+        asked = request.query_params
+        mode, lease_s = asked.get("mode", "drain"), _lease_s(asked.get("lease_s"))
+        await self.gateway.models.pause(mode, asked.get("model"), lease_s)
+        return json_response({"status": "paused", "mode": mode, "lease_s": lease_s})
 
     async def resume(self, request: Request) -> Response:
         """Lets calls through again."""
@@ -116,3 +118,16 @@ class Control:
         """For Prometheus."""
         self.gateway.access.check(request, Role.ADMIN)
         return Response(self.gateway.metrics(), media_type="text/plain; version=0.0.4")
+
+
+def _lease_s(given: str | None) -> float:
+    """The seconds after which a pause that nobody ends does so itself."""
+    if given is None:
+        return LEASE_S
+    try:
+        found = float(given)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= MOST_LEASE_S:
+        raise Refusal(f"lease_s is {given[:50]!r}; it must be a number of seconds above 0, {MOST_LEASE_S} at most", 400)
+    return found

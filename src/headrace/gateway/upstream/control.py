@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 
 from headrace.data.errors import InvalidInput, shown
@@ -15,6 +16,10 @@ from headrace.gateway.upstream.patience import Patience
 from headrace.gateway.upstream.server import Server
 from headrace.gateway.upstream.wire import said
 
+log = logging.getLogger("headrace.gateway")
+
+#: Seconds after which a pause that nobody ends does so itself, where nothing else was asked for, and at most.
+LEASE_S, MOST_LEASE_S = 900.0, 86_400
 #: What becomes of calls in flight: they end, freeze on the servers, or are cut and continued from their tokens.
 PAUSES = ("drain", "keep", "abort-resume")
 
@@ -27,12 +32,18 @@ class Control:
         self._fleet, self._gate, self._options, self._patient = fleet, gate, options, patient
         self._paused: list[Server] = []
         self._one_at_a_time = asyncio.Lock()
+        self._lease: asyncio.TimerHandle | None = None
+        self._ending: asyncio.Future[None] | None = None
+        #: What became of the last pause, where nobody ended it.
+        self.overdue: str | None = None
 
-    async def pause(self, mode: str) -> None:
+    async def pause(self, mode: str, lease_s: float) -> None:
+        """Holds new orders, for so long at most: who paused may be gone. Pausing again begins the time anew."""
         if mode not in PAUSES:
             raise InvalidInput(f"mode is {shown(mode)}; it must be one of {', '.join(PAUSES)}")
         async with self._one_at_a_time:
             self._gate.close()
+            self._end_after(lease_s)
             if mode != "drain":
                 await self._freeze(mode)
                 return
@@ -43,6 +54,21 @@ class Control:
     async def resume(self) -> None:
         async with self._one_at_a_time:
             await self._release()
+
+    def close(self) -> None:
+        if self._lease is not None:
+            self._lease.cancel()
+
+    def _end_after(self, lease_s: float) -> None:
+        if self._lease is not None:
+            self._lease.cancel()
+        self.overdue = None
+        self._lease = asyncio.get_running_loop().call_later(lease_s, self._expire, lease_s)
+
+    def _expire(self, lease_s: float) -> None:
+        self.overdue = f"nobody resumed within the {lease_s:g} s that a pause was for: calls go on without a word"
+        log.error("%s", self.overdue)
+        self._ending = asyncio.ensure_future(self.resume())
 
     async def _freeze(self, mode: str) -> None:
         for patience in self._patient:
@@ -59,6 +85,9 @@ class Control:
             raise failed[0]
 
     async def _release(self) -> None:
+        if self._lease is not None:
+            self._lease.cancel()
+            self._lease = None
         servers, self._paused = self._paused, []
         found = await asyncio.gather(*(self._ask(server, "/resume") for server in servers), return_exceptions=True)
         for server, error in zip(servers, found, strict=True):

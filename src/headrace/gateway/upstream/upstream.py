@@ -17,7 +17,7 @@ from headrace.data.step import INT32_MAX, count
 from headrace.gateway.upstream.call import Call
 from headrace.gateway.upstream.client import Client
 from headrace.gateway.upstream.continuation import begins_anew, continues, joined, rest_of
-from headrace.gateway.upstream.control import Control
+from headrace.gateway.upstream.control import LEASE_S, Control
 from headrace.gateway.upstream.dispatch import Dispatch
 from headrace.gateway.upstream.errors import Failed
 from headrace.gateway.upstream.fleet import Fleet
@@ -67,6 +67,7 @@ class Upstream:
 
     async def close(self) -> None:
         await self.watch.stop()
+        self._control.close()
         if self._client is not None:
             await self._client.close()
             self._client = None
@@ -199,12 +200,17 @@ class Upstream:
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
-    async def pause(self, mode: str) -> None:
-        """Holds new orders; those in flight end (`drain`), freeze (`keep`), or are cut and later continued."""
-        await self._control.pause(mode)
+    async def pause(self, mode: str, lease_s: float = LEASE_S) -> None:
+        """Holds new orders; those in flight end (`drain`), freeze (`keep`), or are cut and later continued. After
+        `lease_s` without a `resume` it ends by itself, and `overdue` says so."""
+        await self._control.pause(mode, lease_s)
 
     async def resume(self) -> None:
         await self._control.resume()
+
+    @property
+    def overdue(self) -> str | None:
+        return self._control.overdue
 
     @property
     def paused(self) -> bool:

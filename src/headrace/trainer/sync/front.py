@@ -14,6 +14,8 @@ from headrace.trainer.sync.threads import at_once
 
 #: Seconds between two questions to a gateway that is not ready.
 READY_POLL_S = 0.25
+#: How many times as long as one answer may take a pause lasts that its trainer does not end.
+PAUSE_LEASE = 3
 #: A server's own word for what becomes of calls in flight.
 PAUSES: dict[Mode, Literal["keep", "wait", "abort"]] = {"keep": "keep", "drain": "wait", "abort-resume": "abort"}
 
@@ -87,7 +89,7 @@ class Gateway:
 
     def pause(self, mode: Mode, servers: Collection[RolloutServer]) -> None:
         try:
-            self._ask("POST", f"/pause?mode={mode}")
+            self._ask("POST", f"/pause?mode={mode}&lease_s={PAUSE_LEASE * self._timeout_s:g}")
         except BaseException:
             try:
                 self._ask("POST", "/resume", within_s=QUICK_S)
