@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from tests.engine.kit import Client
 from tests.gateway.kit import await_ready, told
 
 from headrace import connect
+from headrace.gateway.workers import MOST_LINE, lines_of
 from headrace.pool.readonly import JournalView
 
 WORKERS = 2
@@ -143,6 +145,21 @@ def test_a_worker_that_dies_is_replaced_and_knows_what_the_others_know(gateway: 
     steps = connect(gateway.address).trajectory(begun["trajectory_uid"]).steps
     assert len(steps) == 6
     assert steps[5].prompt_ids.tolist()[: len(steps[4].prompt_ids)] == steps[4].prompt_ids.tolist()
+
+
+def test_a_large_body_is_refused_before_it_is_handed_to_all(gateway: Gateway) -> None:
+    for path in ("/pause", "/servers", "/policy_version"):
+        answer = httpx.post(f"{gateway.address}{path}", content=b"x" * 2_000_000, timeout=PATIENCE_S, trust_env=False)
+        assert answer.status_code == 413, answer.text
+
+
+async def test_whatever_a_worker_prints_is_read() -> None:
+    stream = asyncio.StreamReader(limit=64)
+    stream.feed_data(b'{"a": 1}\n' + b"x" * 3 * MOST_LINE + b'\n{"b": 2}\nlast')
+    stream.feed_eof()
+    found = [line async for line in lines_of(stream)]
+    assert (found[0], found[-2:]) == (b'{"a": 1}', [b'{"b": 2}', b"last"])
+    assert b"".join(found[1:-2]) == b"x" * 3 * MOST_LINE
 
 
 def test_no_process_of_a_gateway_loads_torch(gateway: Gateway) -> None:

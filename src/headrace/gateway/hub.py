@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.gateway.errors import Refusal
 from headrace.gateway.responses import refused
+from headrace.serving import BodyTooLarge, read_body
 
 SECRET_HEADER = "x-headrace-hub"
 #: Beside the secret: the hub asks for itself, and needs no key.
@@ -33,6 +34,8 @@ DROP = "/sessions/drop"
 SHARED = frozenset(
     {"/health", "/ready", "/policy_version", "/pause", "/resume", "/servers", "/stats", "/metrics", DROP}
 )
+#: Bytes of a body that goes to all of them, which is read before anybody has looked at a key.
+MOST_BODY = 1_000_000
 #: Seconds that a worker may take: a drain waits for calls under way.
 PATIENCE_S = 3600
 #: Its number, the method, path and body that made it, and until when it holds.
@@ -144,7 +147,10 @@ class ToHub:
     async def _relayed(self, request: Request) -> Response:
         if request.url.path == DROP:
             return refused(Refusal("there is no such route", 404))
-        path, headers, body = await _handed_on(request)
+        try:
+            path, headers, body = await _handed_on(request)
+        except BodyTooLarge:
+            return refused(Refusal(f"the body is larger than {MOST_BODY} bytes", 413, code="body_too_large"))
         return await self.ask(request.method, path, body, headers)
 
     async def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
@@ -168,7 +174,7 @@ async def _handed_on(request: Request) -> tuple[str, dict[str, str], bytes]:
     """What of a request goes along: its path with its query, its key, its body."""
     path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     headers = {name: value for name, value in request.headers.items() if name in ("authorization", "x-api-key")}
-    return path, headers, await request.body()
+    return path, headers, await read_body(request, MOST_BODY)
 
 
 def joined(path: str, answers: list[tuple[int, str, bytes]]) -> bytes:

@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -31,6 +31,8 @@ from headrace.serving import address_of, listener
 
 log = logging.getLogger("headrace.gateway")
 
+#: Bytes of a line of a worker's.
+MOST_LINE = 64 * 1024
 #: Seconds for which one call to a pool elsewhere is tried again; the outbox goes on after that.
 RETRY_S = 5
 #: Seconds before a worker that died is started again, doubled each time up to the most.
@@ -197,8 +199,12 @@ class Workers:
             child.stdin.write(task)
             if self._ending.is_set():
                 child.terminate()
-            async for said in child.stdout:
-                line = msgspec.json.decode(said, type=Line)
+            async for said in lines_of(child.stdout):
+                try:
+                    line = msgspec.json.decode(said, type=Line)
+                except msgspec.MsgspecError:  # a library's own word
+                    log.info("worker %d: %s", number, said.decode(errors="replace"))
+                    continue
                 if line.what == "listening":
                     await hub.joined_by(number, line.text)
                 self._heard(number, line, start)
@@ -219,6 +225,20 @@ class Workers:
         for child in self._children.values():
             if child.returncode is None:
                 child.kill() if again else child.terminate()
+
+
+async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """A child's lines as they come. One that never ends is given in parts: nobody fills the pipe, and no memory."""
+    rest = b""
+    while part := await stream.read(MOST_LINE):
+        *whole, rest = (rest + part).split(b"\n")
+        for line in whole:
+            yield line
+        if len(rest) > MOST_LINE:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest
 
 
 def _socket_folder() -> tempfile.TemporaryDirectory[str]:
