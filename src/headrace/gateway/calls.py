@@ -102,10 +102,12 @@ class Calls:
         for turn in turns:
             for choice in turn.choices:
                 step, node = self._step(session, turn, choice, first=not steps)
-                whole = step if step.builds_on is None else replace(step, prompt_ids=turn.plan.ids, builds_on=None)
-                if await self._redaction.keeps(whole, session.channel):
-                    steps.append(step)
-                    nodes.append(node)
+                if self._redaction.asked_for:
+                    whole = step if step.builds_on is None else replace(step, prompt_ids=turn.plan.ids, builds_on=None)
+                    if not await self._redaction.keeps(whole, session.channel):
+                        continue
+                steps.append(step)
+                nodes.append(node)
         if steps:
             await self._recorder.hand_over(session, steps, nodes)
 

@@ -38,6 +38,10 @@ class Redaction:
         self._hook = None if spec is None else load_hook(spec)
         self._counters = counters
 
+    @property
+    def asked_for(self) -> bool:
+        return self._hook is not None
+
     async def keeps(self, step: Step, channel: str) -> bool:
         """Whether a step, which must be whole, is to be kept."""
         if self._hook is None:

@@ -157,9 +157,14 @@ class Sessions:
         return await self._load(uid)  # not with another call's, which may have begun before it was opened
 
     def _trim(self) -> None:
-        if self._tokens <= self._most_tokens and len(self._known) <= MOST:
-            return
-        for uid in [uid for uid, session in self._known.items() if not session.busy]:
-            if self._tokens <= self._most_tokens and len(self._known) <= MOST:
+        """Forgets the least used, as many as are too many: it looks at no more than these and those in use."""
+        tokens, sessions = self._tokens - self._most_tokens, len(self._known) - MOST
+        dropped: list[str] = []
+        for uid, session in self._known.items():
+            if tokens <= 0 and sessions <= 0:
                 break
+            if not session.busy:
+                dropped.append(uid)
+                tokens, sessions = tokens - session.tokens, sessions - 1
+        for uid in dropped:
             self.drop(uid)

@@ -57,7 +57,7 @@ class PoolActor:
 
     async def call_many(self, bodies: list[bytes]) -> list[bytes]:
         """Several calls in one: an actor call costs more than what most of them do."""
-        return [await self.call(body) for body in bodies]
+        return await asyncio.gather(*map(self.call, bodies))
 
     async def submit_step(self, step: Step | dict[str, Any], channel: str = DEFAULT_CHANNEL) -> Receipt:
         return await self._pool.aio.submit_step(step, channel)
@@ -211,10 +211,11 @@ class _Gathering:
                 some, self._next = self._next[:MOST_TOGETHER], self._next[MOST_TOGETHER:]
                 try:
                     answers = await self._actor.call_many.remote([body for body, _ in some])
-                except LOST as error:
+                except Exception as error:  # also what nobody thought of: whoever waits must hear of it
+                    failed = Unreachable(_cause(error)) if isinstance(error, LOST) else error
                     for _, waiting in some:
                         if not waiting.done():
-                            waiting.set_exception(Unreachable(_cause(error)))
+                            waiting.set_exception(failed)
                     continue
                 for (_, waiting), answer in zip(some, answers, strict=True):
                     if not waiting.done():
