@@ -1,10 +1,12 @@
 """What an environment runs with: flags before the file, the file before `config_init`.
 
-A value that cannot be is refused by the name it has where it was given: a flag, or a file and a key.
+A value that cannot be is refused by the name it has where it was given: a flag, or a file and a key. A flag that is not
+known is refused, a file's key is warned of.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,6 +17,8 @@ from headrace.data.errors import InvalidInput
 from headrace.envs.config import BaseEnvConfig
 from headrace.envs.server.config import APIServerConfig, ServerBaseline
 from headrace.files import FieldPath, dotted, explained, nearest
+
+log = logging.getLogger("headrace.envs")
 
 Model = TypeVar("Model", bound=BaseModel)
 Servers = ServerBaseline | Sequence[APIServerConfig]
@@ -67,7 +71,7 @@ def settings(env: BaseEnvConfig, servers: Servers, given: Given) -> Settings:
         if key not in (ENV, OPENAI, *SWITCHES):
             known = ", ".join((ENV, OPENAI, *SWITCHES))
             near = nearest(str(key), (ENV, OPENAI, *SWITCHES))
-            raise InvalidInput(f"{given.source}: {key} is not known{near or f'; it may hold {known}'}")
+            log.warning("%s: %s is not known and changes nothing%s", given.source, key, near or f"; known: {known}")
     file = {name: given.file[name] for name in SWITCHES if name in given.file}
     switches = _layered(_Switches, {}, file, given.switches, given.source)
     found = _layered(type(env), _values(env), given.file_env, given.env, given.source, ENV)
@@ -113,9 +117,11 @@ def _values(model: BaseModel) -> dict[str, Any]:
 def _layered(model: type[Model], base: Values, file: Values, flags: Values, source: str, *section: str | int) -> Model:
     """A model of the values, flags first. `source` is what the file is called, and `section` where in it they stand."""
     if model.model_config.get("extra") != "allow":
-        for key in (key for key in file if key not in model.model_fields):
+        unknown = [key for key in file if key not in model.model_fields]
+        for key in unknown:  # files of Atropos' carry such keys, which it never minded
             near = nearest(str(key), model.model_fields)
-            raise InvalidInput(f"{source}: {dotted((*section, key))} is not known{near}")
+            log.warning("%s: %s is not known and changes nothing%s", source, dotted((*section, key)), near)
+        file = {key: value for key, value in file.items() if key not in unknown}
     try:
         return model.model_validate(_merged(_merged(base, file), flags), by_alias=True, by_name=True)
     except ValidationError as error:
