@@ -66,6 +66,18 @@ def test_flags_are_read_as_the_fields_types(ask: Ask) -> None:
     assert found.env.min_batch_allocation == 0.5
 
 
+def test_keys_of_a_file_that_are_like_none_are_warned_of_and_change_nothing(
+    ask: Ask, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = "env: {group_size: 3, zzz_qqq: 1}\nopenai: {model_name: filed, xyzzy: 2}\nplugh: {}\n"
+    found = ask(file=file)
+    assert (found.env.group_size, server(found).model_name) == (3, "filed")
+    warned = [record.getMessage() for record in caplog.records]
+    assert [line.partition(": ")[2] for line in warned] == [
+        f"{name} is not known, and changes nothing" for name in ("plugh", "env.zzz_qqq", "openai.xyzzy")
+    ]
+
+
 def test_a_port_is_short_for_the_apis_address(ask: Ask) -> None:
     assert ask("--port", "8123").env.rollout_server_url == "http://localhost:8123"
 

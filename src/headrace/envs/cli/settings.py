@@ -1,13 +1,13 @@
 """What an environment runs with: flags before the file, the file before `config_init`.
 
-A value that cannot be is refused by the name it has where it was given: a flag, or a file and a key. A flag that is not
-known is refused, a file's key is warned of.
+A value that cannot be is refused by the name it has where it was given: a flag, or a file and a key. So is a name that
+is nearly one that is known; a file's key that is like none is warned of.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -67,11 +67,7 @@ class Given:
 
 def settings(env: BaseEnvConfig, servers: Servers, given: Given) -> Settings:
     """Everything together, checked."""
-    for key in given.file:
-        if key not in (ENV, OPENAI, *SWITCHES):
-            known = ", ".join((ENV, OPENAI, *SWITCHES))
-            near = nearest(str(key), (ENV, OPENAI, *SWITCHES))
-            log.warning("%s: %s is not known and changes nothing%s", given.source, key, near or f"; known: {known}")
+    _known(given.file, (ENV, OPENAI, *SWITCHES), given.source)
     file = {name: given.file[name] for name in SWITCHES if name in given.file}
     switches = _layered(_Switches, {}, file, given.switches, given.source)
     found = _layered(type(env), _values(env), given.file_env, given.env, given.source, ENV)
@@ -117,11 +113,7 @@ def _values(model: BaseModel) -> dict[str, Any]:
 def _layered(model: type[Model], base: Values, file: Values, flags: Values, source: str, *section: str | int) -> Model:
     """A model of the values, flags first. `source` is what the file is called, and `section` where in it they stand."""
     if model.model_config.get("extra") != "allow":
-        unknown = [key for key in file if key not in model.model_fields]
-        for key in unknown:  # files of Atropos' carry such keys, which it never minded
-            near = nearest(str(key), model.model_fields)
-            log.warning("%s: %s is not known and changes nothing%s", source, dotted((*section, key)), near)
-        file = {key: value for key, value in file.items() if key not in unknown}
+        file = _known(file, model.model_fields, source, *section)
     try:
         return model.model_validate(_merged(_merged(base, file), flags), by_alias=True, by_name=True)
     except ValidationError as error:
@@ -133,6 +125,17 @@ def _layered(model: type[Model], base: Values, file: Values, flags: Values, sour
             return f"{source}: {where}" if _holds(file, path) else where
 
         raise InvalidInput("; ".join(explained(error, model, named))) from None
+
+
+def _known(values: Values, names: Collection[str], source: str, *section: str | int) -> dict[str, Any]:
+    """What of a file's values has a known name. One that is nearly known is a slip, and refused; others are warned of:
+    files of Atropos' carry such keys, which it never minded."""
+    for key in (key for key in values if key not in names):
+        where, near = f"{source}: {dotted((*section, key))}", nearest(str(key), names)
+        if near:
+            raise InvalidInput(f"{where} is not known{near}")
+        log.warning("%s is not known, and changes nothing", where)
+    return {key: value for key, value in values.items() if key in names}
 
 
 def _holds(values: Any, path: FieldPath) -> bool:
