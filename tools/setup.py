@@ -350,7 +350,8 @@ class Progress:
     def show(self, *, now: bool = False) -> None:
         """Writes where it is: on a terminal always, elsewhere where `now` or after long silence."""
         clock = time.monotonic()
-        line = f"  {clock - BEGAN:4.0f} s  {self.packages:3} fetched, {self.mb:6.0f} MB  {self.doing}"
+        fetched = f"{self.packages:3} fetched, {self.mb:6.0f} MB  " if self.packages else ""
+        line = f"  {clock - BEGAN:4.0f} s  {fetched}{self.doing}"
         if sys.stdout.isatty():
             print("\r\033[K" + line[: shutil.get_terminal_size().columns - 1], end="", flush=True)
         elif now or clock - self.told > PATIENCE_S:

@@ -154,7 +154,7 @@ def test_uvs_lines_become_few(setup: ModuleType, capsys: pytest.CaptureFixture[s
         progress.take(line)
     said = [re.sub(r"^ +\d+ s +", "", line) for line in capsys.readouterr().out.splitlines()]
     assert said == [
-        "0 fetched,      0 MB  fetching 16 packages",
+        "fetching 16 packages",
         "1 fetched,     52 MB  pyarrow (52 MB)",
         "16 fetched,     53 MB  unpacking 16 packages",
     ]
