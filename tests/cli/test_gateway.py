@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 from tests.cli.command import COMMAND, Command, spawn
+from tests.gateway.kit import until
 
 NEEDED = ("--vllm-addresses", "http://127.0.0.1:1", "--tokenizer-path", "nowhere")
 #: Nobody answers there, so it waits.
@@ -89,8 +90,7 @@ def half_asked(address: str) -> Iterator[None]:
     where = urlsplit(address)
     with socket.create_connection((where.hostname, where.port)) as agent:
         agent.sendall(b"POST /t/p/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{")
-        while httpx.get(f"{address}/stats", timeout=120, trust_env=False).json()["gateway"]["in_flight"] < 1:
-            pass
+        until(lambda: httpx.get(f"{address}/stats", timeout=120, trust_env=False).json()["gateway"]["in_flight"] >= 1)
         yield
 
 
@@ -114,8 +114,7 @@ def test_the_first_sigterm_waits_for_calls_under_way_and_the_second_does_not(wor
             address = process.stdout.readline().split()[-1]
             with half_asked(address):
                 process.send_signal(signal.SIGTERM)
-                while listens(address):
-                    pass
+                until(lambda: not listens(address))
                 assert process.poll() is None
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(120) == 0

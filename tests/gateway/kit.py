@@ -24,8 +24,8 @@ from headrace.serving import Server
 
 Json = dict[str, Any]
 
-#: How often, and how many times, it is asked whether something holds.
-EVERY_S, TIMES = 0.002, 50_000
+#: Seconds between two questions whether something holds, at first and at most; and for how long it is asked.
+SOON_S, SELDOM_S, PATIENCE_S = 0.002, 0.05, 300
 
 
 @contextmanager
@@ -120,11 +120,11 @@ def await_ready(address: str) -> None:
 
 def until(holds: Callable[[], bool]) -> None:
     """Asks until something that others see to holds."""
-    for _ in range(TIMES):
-        if holds():
-            return
-        time.sleep(EVERY_S)
-    raise AssertionError("it never came to that")
+    pause_s, end = SOON_S, time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.2, SELDOM_S)
 
 
 class Evidence:

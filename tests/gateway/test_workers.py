@@ -18,7 +18,7 @@ import httpx
 import psutil
 import pytest
 from tests.engine.kit import Client
-from tests.gateway.kit import await_ready, told
+from tests.gateway.kit import await_ready, told, until
 
 from headrace import connect
 from headrace.gateway.workers import MOST_LINE, lines_of
@@ -129,6 +129,11 @@ def test_what_is_said_to_one_worker_holds_in_all(gateway: Gateway) -> None:
     assert connect(gateway.address).trajectory(begun["trajectory_uid"]).steps[0].policy_version == 7
 
 
+def await_all(gateway: Gateway) -> None:
+    """Returns once all workers are there and have their tokenizers."""
+    until(lambda: fresh("GET", f"{gateway.address}/ready").status_code == 200 and len(gateway.workers) == WORKERS)
+
+
 def test_a_worker_that_dies_is_replaced_and_knows_what_the_others_know(gateway: Gateway) -> None:
     told(fresh("POST", f"{gateway.address}/policy_version", {"version": 9}))
     begun = told(fresh("POST", f"{gateway.address}/init_trajectory"))
@@ -137,9 +142,7 @@ def test_a_worker_that_dies_is_replaced_and_knows_what_the_others_know(gateway: 
     victim = gateway.workers[0]
     victim.kill()
     psutil.wait_procs([victim], PATIENCE_S)
-    for _ in range(20_000):  # until the other one is there and has loaded its tokenizer
-        if fresh("GET", f"{gateway.address}/ready").status_code == 200 and len(gateway.workers) == WORKERS:
-            break
+    await_all(gateway)
     assert set(by_worker(gateway, "policy_version").values()) == {9.0}
     converse(gateway, begun["base_url"], 3, messages)
     steps = connect(gateway.address).trajectory(begun["trajectory_uid"]).steps

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 from tests.engine.kit import Client
 from tests.gateway.kit import told
-from tests.gateway.test_workers import PATIENCE_S, WORKERS, fresh, started
+from tests.gateway.test_workers import PATIENCE_S, await_all, fresh, started
 
 from headrace import connect
 
@@ -25,9 +25,7 @@ def test_a_worker_that_is_replaced_knows_the_models_and_the_version_of_each(
         victim = gateway.workers[0]
         victim.kill()
         psutil.wait_procs([victim], PATIENCE_S)
-        for _ in range(20_000):
-            if fresh("GET", f"{gateway.address}/ready").status_code == 200 and len(gateway.workers) == WORKERS:
-                break
+        await_all(gateway)
         begun = told(fresh("POST", f"{gateway.address}/init_trajectory"))
         for _ in range(6):
             for model in ("first", "second"):
