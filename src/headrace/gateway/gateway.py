@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from starlette.requests import Request
 
+from headrace.data.errors import HeadraceError
 from headrace.gateway.access import Access, Caller
 from headrace.gateway.calls import Calls
 from headrace.gateway.counters import Counters
@@ -76,9 +77,18 @@ class Gateway:
 
     async def start(self) -> None:
         await self.recorder.start()
+        await self._share_channels()
         self._starting.append(asyncio.create_task(self._load(), name="headrace-load"))
         if self.told is not None:
             self.tell(self.told)
+
+    async def _share_channels(self) -> None:
+        """Where tenants share a channel, none of them can displace another's groups by its own."""
+        for channel in {channel for tenant in self.access.tenants for channel in tenant.spec.channels}:
+            try:
+                await self.pool.aio.configure(channel, by_owner=True)
+            except HeadraceError as error:
+                log.warning("channel %r could not be shared out among tenants: %s", channel, error)
 
     def tell(self, told: Told) -> None:
         """Tells someone how the start goes, from here on. Called in the loop that the gateway runs in."""

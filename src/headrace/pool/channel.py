@@ -29,6 +29,7 @@ class Channel(Index):
             self.ripen(trajectory, at)
             self.place(trajectory.group)
         self.single_steps = None
+        self.crowd = None
         self._trim()
         self.changed = True
 
@@ -51,7 +52,7 @@ class Channel(Index):
         self.groups[group.seq] = group
         if opened:
             self.open_groups[group.uid] = group
-        self.waiting.add(group.seq)
+        self.wait(group)
         if self.config.group_timeout_s is not None:
             self._watch(group)
         return group
@@ -98,6 +99,8 @@ class Channel(Index):
         else:
             ledger.queued += 1
             group.queued += 1
+            if self.crowd is not None and group.queued == 1:
+                self.crowd.filled(group)
             version = head.policy_version
             if group.oldest is None or version < group.oldest or self.ages is not None:
                 self.age(group, version)
@@ -362,7 +365,7 @@ class Channel(Index):
         self.ledger.leased += sign * n
         self.ledger.queued -= sign * n
         if not leased:
-            self.waiting.add(group.seq)
+            self.wait(group)
 
     def live_steps(self, trajectory: TrajectoryState) -> int:
         """Steps that can still be trained on: neither quarantined nor consumed one by one."""
@@ -439,7 +442,7 @@ class Channel(Index):
         self.ledger.leased -= n
         self.ledger.queued += n
         if not group.leased:
-            self.waiting.add(group.seq)
+            self.wait(group)
             self._watch(group)
             self._mend(group)
 

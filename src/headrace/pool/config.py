@@ -22,7 +22,10 @@ class ChannelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How one channel behaves.
 
     max_queue_size    groups held, leased ones included
-    overflow          what a new group meets in a full channel: the oldest makes room, an error, or a wait
+    overflow          what a new group meets in a full channel: another makes room (an empty one, else the oldest), an
+                      error, or a wait
+    by_owner          groups belong to whoever stands before the first slash of their prompt's uid, and where one makes
+                      room it is one of those who have the most
     n_rollouts        trajectories that make a group ready, where a trajectory does not say itself
     require_reward    a trajectory counts only once one of its steps has a reward
     group_timeout_s   an incomplete group without news for so long is dropped, or served partial
@@ -48,6 +51,7 @@ class ChannelConfig(msgspec.Struct, frozen=True, kw_only=True):
     grace_s: float = 0.0
     tombstones: int = 200_000
     replies_kept: int = 4
+    by_owner: bool = False
 
     def __post_init__(self) -> None:
         _check(self, "max_queue_size", int, 1)
@@ -61,8 +65,9 @@ class ChannelConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check(self, "replay_share", float, 0)
         if self.replay_share >= 1:
             raise InvalidInput(f"replay_share is {self.replay_share}; it must be at least 0 and below 1, such as 0.25")
-        if type(self.require_reward) is not bool:
-            raise InvalidInput(f"require_reward must be true or false, not {shown(self.require_reward)}")
+        for name in ("require_reward", "by_owner"):
+            if type(getattr(self, name)) is not bool:
+                raise InvalidInput(f"{name} must be true or false, not {shown(getattr(self, name))}")
         choice(self.overflow, Overflow, "overflow")
         choice(self.on_timeout, OnTimeout, "on_timeout")
 

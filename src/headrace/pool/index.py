@@ -15,6 +15,7 @@ from sortedcontainers import SortedList
 
 from headrace.pool.ages import ByAge
 from headrace.pool.config import ChannelConfig
+from headrace.pool.crowd import Crowd
 from headrace.pool.debts import PATIENCE_S, Debts
 from headrace.pool.entities import DIGEST, FULL, GroupState, Lease, Tomb, TrajectoryState, fingerprint
 from headrace.pool.ledger import Ledger
@@ -57,6 +58,7 @@ class Index:
         # Made when they are first asked for: most channels never need them.
         self.ages: list[tuple[int, int]] | None = None
         self.single_steps: SortedList | None = None
+        self.crowd: Crowd | None = None
         self.gone: list[GroupState] = []  # since the last `sweep`
         self.changed = False  # something a blocked caller may wait for has happened
 
@@ -134,11 +136,26 @@ class Index:
     def unplace(self, group: GroupState) -> None:
         self._unready(group)
         self.waiting.discard(group.seq)
+        if self.crowd is not None:
+            self.crowd.discard(group)
+
+    def wait(self, group: GroupState) -> None:
+        """Puts a group among those that may time out, grow stale or be dropped."""
+        self.waiting.add(group.seq)
+        if self.crowd is not None:
+            self.crowd.add(group)
+
+    def least(self, count: int) -> list[int]:
+        """The groups that make room in a full channel."""
+        if self.crowd is None:
+            waiting = (self.groups[seq] for seq in self.waiting)
+            self.crowd = Crowd(waiting, by_owner=self.config.by_owner)
+        return self.crowd.least(count)
 
     def _wait_again(self, group: GroupState) -> None:
-        """Puts a group of which no step is out any more among those that may time out, grow stale or be dropped."""
+        """The same for a group of which no step is out any more."""
         if not group.leased and group.seq not in self.waiting:
-            self.waiting.add(group.seq)
+            self.wait(group)
             self._watch(group)
             self.age(group, group.oldest)
 

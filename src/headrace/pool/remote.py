@@ -115,9 +115,7 @@ class _Awaitable(Calls):
 class _Call:
     """One call until its answer: what to send next, how long to wait for it, when to give up."""
 
-    def __init__(
-        self, op: str, args: dict[str, Any], block: Block | None, *, retry_s: float, consumer: str
-    ) -> None:
+    def __init__(self, op: str, args: dict[str, Any], block: Block | None, *, retry_s: float, consumer: str) -> None:
         self.op = op
         self.args = args
         self.block = block

@@ -6,7 +6,6 @@ Called before and after every call, so nothing waits for a timer; a caller that 
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from itertools import islice
 
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
@@ -72,11 +71,11 @@ stale = _stale
 
 
 def _overflow(channel: Channel, now: float) -> f.Fact | None:
-    """The oldest groups that are not leased make room; with all the room leased, the newcomers go."""
+    """Groups that are not leased make room, see `crowd`; with all the room leased, the newcomers go."""
     if channel.config.overflow != "drop_oldest":
         return None  # what is there stays: newcomers are held back until there is room
     excess = len(channel.groups) - channel.config.max_queue_size
     if excess <= 0:
         return None
-    oldest = tuple(islice(channel.waiting, excess))
-    return f.Dropped(channel.name, now, oldest, "capacity") if oldest else None
+    found = tuple(channel.least(excess))
+    return f.Dropped(channel.name, now, found, "capacity") if found else None
