@@ -7,6 +7,7 @@ that it knows.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import os
@@ -26,8 +27,19 @@ FieldPath = tuple[int | str, ...]
 MERGE = "tag:yaml.org,2002:merge"
 
 
+#: What files held when another process read them, by their paths.
+_handed_on: dict[str, dict[str, Any]] = {}
+
+
+def hand_on(path: str, held: dict[str, Any]) -> None:
+    """Lets `read` find in a file what another process found there, whatever became of it since."""
+    _handed_on[path] = held
+
+
 def read(path: Path) -> dict[str, Any]:
     """The mapping in a file: JSON or TOML where its name ends so, YAML otherwise. An empty file is an empty mapping."""
+    if str(path) in _handed_on:
+        return copy.deepcopy(_handed_on[str(path)])
     try:
         text = path.read_text(encoding="utf-8")
         if path.suffix.lower() == ".json":

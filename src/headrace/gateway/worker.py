@@ -9,6 +9,7 @@ import threading
 
 import msgspec
 
+from headrace import files
 from headrace.gateway.app import create_app
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.hub import ToHub
@@ -24,6 +25,8 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(name)s[{os.getpid()}]: %(message)s")
     with open(0, "rb", buffering=0, closefd=False) as stdin:
         task = msgspec.json.decode(stdin.readline(), type=Task)
+    for path, held in task.files.items():
+        files.hand_on(path, held)
     do_without_torch()
     threading.Thread(target=_watch_parent, name="headrace-parent", daemon=True).start()
     with connect(task.pool, key=task.pool_key, retry_s=RETRY_S) as pool:

@@ -11,16 +11,17 @@ import contextlib
 import logging
 import os
 import secrets
-import shutil
 import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import uvicorn
 
+from headrace import files
 from headrace.data.errors import HeadraceError
 from headrace.gateway.hub import Hub, hub_app
 from headrace.gateway.settings import Settings
@@ -59,6 +60,7 @@ class Task(msgspec.Struct):
     hub: str
     secret: str
     drain_s: float
+    files: dict[str, dict[str, Any]]  # what those that the settings name held
 
 
 class Workers:
@@ -171,16 +173,13 @@ class Workers:
 
     def _task(self, hub: str) -> bytes:
         # Another worker must find what this one answered: steps are acknowledged by the pool itself.
-        settings = {**self._settings.model_dump(), **self._kept(Path(hub).parent), "ack": "pool"}
+        settings = {**self._settings.model_dump(), "ack": "pool"}
         port = self._reserved.getsockname()[1]
         pool = self._pool_address or f"unix://{hub}"
-        task = Task(settings, self._host, port, pool, self._pool_key, hub, self._secret, self._drain_s)
+        # A worker that is started later reads what the first one read; tenants' keys are written nowhere.
+        held = {path: files.read(Path(path)) for name in FILES if (path := getattr(self._settings, name))}
+        task = Task(settings, self._host, port, pool, self._pool_key, hub, self._secret, self._drain_s, held)
         return msgspec.json.encode(task) + b"\n"
-
-    def _kept(self, folder: Path) -> dict[str, str]:
-        """Copies of the files that were read at the start: a worker that is started later reads the same."""
-        given = {name: getattr(self._settings, name) for name in FILES}
-        return {name: shutil.copy(path, f"{folder}/{name}{Path(path).suffix}") for name, path in given.items() if path}
 
     async def _keep(self, number: int, task: bytes, hub: Hub, start: Start) -> None:
         """Runs one worker, again and again, until the end."""
