@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -35,6 +36,8 @@ from headrace.tokens.vision import images_of
 #: Characters that are tokenised on the spot. More, about half a millisecond's worth, go to a thread: the tokenizer lets
 #: others run meanwhile, on another core where there is one.
 LONG = 1_500
+#: Characters from which on a text is tokenised apart from all others: it takes a second or more.
+HUGE = 1_000_000
 #: Seconds that a call waits for the pool to say what other processes sampled.
 REFRESH_S = 1.0
 #: The same of a call that names an answer, and cannot be planned without it.
@@ -71,9 +74,14 @@ class Planner:
         self._prompts = Prompts()
         self._seen: dict[str, None] = {}  # images that are whole
         self._threads = ThreadPoolExecutor(1, "headrace-tokenize")
+        self._for_huge = ThreadPoolExecutor(1, "headrace-tokenize-huge")  # which hold up nobody but each other
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._for_huge):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def _threads_for(self, characters: int) -> ThreadPoolExecutor:
+        return self._for_huge if characters > HUGE else self._threads
 
     def settle(self, ask: Ask) -> None:
         """Turns whether to reason into the template's option for it, where it has one."""
@@ -87,9 +95,12 @@ class Planner:
             if ask.previous is not None:
                 conversation = await self._continued(session, conversation, ask.opening, ask.previous)
                 ask = msgspec.structs.replace(ask, conversation=conversation)
+            self._check_length([message.content for message in conversation.messages], context)
             plan = await self.conversation(conversation, session, ask.previous)
             return [self.turn(session.channel, ask, plan, call_id, request, context, sticky=session.uid)]
         turns: list[Turn] = []
+        for prompt in ask.prompts:
+            self._check_length([prompt] if isinstance(prompt, str) else [], context)
         for at, prompt in enumerate(ask.prompts):
             plan = await self._completion(session, prompt)
             named = call_id if len(ask.prompts) == 1 else f"{call_id}-{at}"
@@ -98,6 +109,12 @@ class Planner:
             turn.text = prompt if isinstance(prompt, str) else None
             turns.append(turn)
         return turns
+
+    def _check_length(self, texts: Sequence[str], context: int | None) -> None:
+        """Refuses texts that no tokenizer could make short enough, before one tries: the longest token is so long."""
+        longest = self.renderer.vocabulary.longest
+        if longest is not None:
+            self._sampling.check_length(-(-sum(map(len, texts)) // longest), context, at_least=True)
 
     async def length(self, session: Session, ask: Ask) -> int:
         """How many tokens the prompt of a conversation has, if it is asked next."""
@@ -182,10 +199,11 @@ class Planner:
                     del self._seen[next(iter(self._seen))]
 
     async def _planned(self, history: History, conversation: Request, match: Match) -> PromptPlan:
-        if _size(conversation, match) < LONG:
+        size = _size(conversation, match)
+        if size < LONG:
             return plan_prompt(self.renderer, history, conversation, self._mode, match)
         return await asyncio.get_running_loop().run_in_executor(
-            self._threads, plan_prompt, self.renderer, history, conversation, self._mode, match
+            self._threads_for(size), plan_prompt, self.renderer, history, conversation, self._mode, match
         )
 
     async def _continued(self, session: Session, given: Request, opening: int, previous: str) -> Request:
@@ -250,7 +268,7 @@ class Planner:
         encode = self.renderer.vocabulary.encode_prompt if special else self.renderer.vocabulary.encode
         if len(text) < LONG:
             return encode(text)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, encode, text)
+        return await asyncio.get_running_loop().run_in_executor(self._threads_for(len(text)), encode, text)
 
     def checked(self, prompt: IntArray) -> IntArray:
         """Ids that the model can read."""

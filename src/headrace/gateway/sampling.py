@@ -43,19 +43,23 @@ class Sampling:
             given["stop_token_ids"] = sorted(set(ends))
         return given
 
-    def _room(self, prompt: int, context: int | None) -> int:
-        """How many tokens an answer may have."""
+    def check_length(self, prompt: int, context: int | None, *, at_least: bool = False) -> None:
+        """Refuses a prompt of so many tokens, or of `at_least` so many, that is too long."""
         longest = self._prompt_length
         if context is not None:
             longest = min(longest, context - 1) if longest is not None else context - 1
         if longest is not None and prompt > longest:
             raise Refusal(
-                f"the prompt has {prompt} tokens; at most {longest} are taken. Shorten the conversation: "
-                "nothing is ever cut here",
+                f"the prompt has {'at least ' if at_least else ''}{prompt} tokens; at most {longest} are taken. "
+                "Shorten the conversation: nothing is ever cut here",
                 400,
                 code="context_length_exceeded",
                 param="messages",
             )
+
+    def _room(self, prompt: int, context: int | None) -> int:
+        """How many tokens an answer may have."""
+        self.check_length(prompt, context)
         room = context - prompt if context is not None else None
         caps = [cap for cap in (self._response_length, room) if cap is not None]
         return min(caps) if caps else DEFAULT_ROOM

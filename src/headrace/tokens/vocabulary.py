@@ -6,6 +6,7 @@ Nothing here adds or cleans up: no begin-of-text that nobody asked for, no space
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ class Vocabulary:
         self.size = int(backend.get_vocab_size(with_added_tokens=True))
         self.bytewise = type(backend.decoder).__name__ == "ByteLevel"
         self._bytes = _Bytes(self._bytes_of)
+
+    @cached_property
+    def longest(self) -> int | None:
+        """Characters that a token holds at most, so that a text's length bounds its tokens from below; None where a
+        tokenizer may leave characters out."""
+        if not self.bytewise or self._backend.normalizer is not None:
+            return None
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     def encode(self, text: str) -> list[int]:
         # A batch of one: unlike a single text, it lets other threads run meanwhile. `fast` leaves out offsets.
