@@ -391,15 +391,19 @@ class DataPool(Calls):
             return
         if op == "forget" and self._state.unerased:
             self.compact()
-        elif self._journal.bytes > self._check_at and self._compacting.acquire(blocking=False):
+        elif (
+            self._journal.bytes > self._check_at or self._journal.alarm
+        ) and self._compacting.acquire(blocking=False):
             threading.Thread(target=self._compact_if_worth, name="headrace-compact", daemon=True).start()
 
     def _compact_if_worth(self) -> None:
         assert self._journal is not None
         try:
             with self._lock:
-                self._check_at = 2 * live_bytes(self._state) + COMPACT_FROM
-                worth = self._closed is None and self._journal.bytes > self._check_at
+                live, alarm, self._journal.alarm = live_bytes(self._state), self._journal.alarm, False
+                self._check_at = 2 * live + COMPACT_FROM
+                worth = self._journal.bytes > self._check_at or (alarm and self._journal.bytes >= WORTH_IT * live)
+                worth = worth and self._closed is None
             if worth:
                 self._compact()
         except HeadraceError as error:
@@ -441,7 +445,8 @@ class DataPool(Calls):
         with self._lock:
             if self._closed is not None:
                 raise PoolClosed(self._closed)
-            number = journal.rotate()
+            # A segment that nothing was written to since the last try is as good as a new one.
+            number = journal.number if journal.empty else journal.rotate(spare=True)
             first_serial = journal.serial
             captured = capture(self._state, self._time.now())
             unerased, self._state.unerased = self._state.unerased, False

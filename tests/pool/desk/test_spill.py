@@ -104,6 +104,19 @@ class Full(Files):
         super().write(fd, buffers)
 
 
+def test_a_queue_that_did_not_fit_into_memory_opens_again_on_a_full_disk(tmp_path: Path) -> None:
+    files = Full()
+    with DataPool(tmp_path, durability="os", limits=LIMITS, files=files) as pool:
+        started(pool)
+        pool.desk_post([group(name) for name in range(30)])
+        before = dump(pool._state)
+    files.full = True
+    with DataPool(tmp_path, durability="os", limits=LIMITS, files=files) as pool:
+        assert same(before, dump(pool._state))
+        assert desk(pool)["queued"] == 30
+        assert pool.desk_batch() is not None
+
+
 @pytest.mark.parametrize("journal", [False, True])
 def test_a_full_disk_refuses_what_does_not_fit_and_keeps_the_rest(tmp_path: Path, journal: bool) -> None:
     files = Full()

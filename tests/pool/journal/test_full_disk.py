@@ -134,6 +134,42 @@ def test_the_room_kept_for_acknowledgements_is_not_given_to_steps(tmp_path: Path
         assert reserve.exists()
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_disk_that_was_full_takes_steps_again_once_they_were_fetched(tmp_path: Path, restart: bool) -> None:
+    """Nobody makes room but those who fetch: what they took is compacted away, with the room that was kept."""
+    disk = Small(tmp_path, 3 * MB)
+    pool = DataPool(tmp_path / "pool", durability="os", files=disk)
+    taken, _ = fill(pool)
+    disk.take_the_rest()
+    if restart:
+        pool.close()
+        pool = DataPool(tmp_path / "pool", durability="os", files=disk)
+    for _ in taken:
+        pool.fetch_batch(1, lease_s=1e6, timeout=0).ack()
+    for n in range(len(taken) // 2):
+        assert pool.submit_step(big(f"again{n}")).accepted == 1
+    check_rules(pool._state)
+    before = uids(pool)
+    pool.close()
+    with DataPool(tmp_path / "pool", durability="os", files=disk) as pool:
+        assert uids(pool) == before
+
+
+def test_a_compaction_that_finds_no_room_leaves_nothing_behind_and_the_reserve_in_place(tmp_path: Path) -> None:
+    disk = Small(tmp_path, 3 * MB)
+    with DataPool(tmp_path / "pool", durability="os", files=disk) as pool:
+        fill(pool)
+        disk.take_the_rest()
+        for _ in range(3):
+            with pytest.raises(DiskFull):
+                pool.compact()
+        left = sorted(path.name for path in (tmp_path / "pool").iterdir())
+        assert [name for name in left if name.endswith(".seg")] == ["000000000001.seg", "000000000002.seg"]
+        assert "reserve" in left
+        pool.fetch_batch(1, lease_s=1e6, timeout=0).ack()
+        check_rules(pool._state)
+
+
 def test_reading_goes_on_when_what_is_due_cannot_be_written_down(tmp_path: Path) -> None:
     now = [1000.0]
     disk = Small(tmp_path, 2 * MB)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
 from headrace.data.scored.piece import Piece
 from headrace.pool.desk.spill import Scratch, Spill, read_back
+from headrace.pool.errors import DiskFull
 
 
 class Spilled(msgspec.Struct, frozen=True, gc=False):
@@ -52,9 +54,11 @@ class Shelf:
                 memory += len(piece.data)
 
     def put(self, number: int, piece: Piece) -> None:
+        """Takes a piece in, whatever the disk has room for: it was acknowledged, and may be read back from a journal."""
         staged = self._staged.pop(number, None)
         if staged is None and self.memory + len(piece.data) > self._limit:
-            staged = self._written(piece)
+            with suppress(DiskFull):
+                staged = self._written(piece)
         if staged is None:
             self.memory += len(piece.data)
         else:

@@ -31,6 +31,8 @@ from headrace.pool.journal.snapshot import Captured
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 RESERVE_BYTES = 1 << 20
+#: While the reserve is being used, a compaction is called for once so much of it was.
+ALARM_BYTES = RESERVE_BYTES // 10
 
 Take = Callable[[Frame], None]
 
@@ -60,10 +62,18 @@ class Journal:
         self._lock_fd = -1
         self._process = 0
         self._spent = False  # the reserve was given up, and has not been taken again
+        self._used = 0  # bytes written since, or since the last alarm
+        #: The room for acknowledgements is running out: whoever compacts next sets it back.
+        self.alarm = False
         self._broken: str | None = None
         self._written = 0  # the last serial handed to the kernel
         self._synced = 0  # the last serial known to be on the disk
         self._sync_lock = threading.Lock()  # held while the last segment is synced, replaced or closed
+
+    @property
+    def empty(self) -> bool:
+        """Whether the last segment has no commit yet."""
+        return self._empty
 
     @property
     def bytes(self) -> int:
@@ -217,6 +227,9 @@ class Journal:
                 pass  # the segment grows past its size: where its commit has room, nothing is refused
         self._write(buffers, size, spare=block is None)
         self._offset += size
+        if self._spent:
+            self._used += size
+            self.alarm |= self._used > ALARM_BYTES
         self._empty = False
         self._written = self.serial
         self.serial += 1
@@ -263,14 +276,20 @@ class Journal:
 
     def _use_reserve(self, error: OSError) -> bool:
         """Acknowledgements free room: they may use what was kept for them. Whether there may be room now."""
-        held = not self._spent and (self.directory / RESERVE).exists()
-        if held:
-            self.files.unlink(self.directory / RESERVE)
-            self._spent = True
+        held = self._give_up_reserve()
         if error.errno == errno.EFBIG:
             self.rotate()  # it is the file that may not grow
             return True
         return held
+
+    def _give_up_reserve(self) -> bool:
+        """Makes the room that was kept for acknowledgements usable; False where there is none."""
+        if self._spent or not (self.directory / RESERVE).exists():
+            return False
+        self.files.unlink(self.directory / RESERVE)
+        self._spent = self.alarm = True
+        self._used = 0
+        return True
 
     def _take_reserve(self) -> None:
         path = self.directory / RESERVE
@@ -322,17 +341,23 @@ class Journal:
 
     # -- segments and snapshots ----------------------------------------------------------------------------------------
 
-    def rotate(self) -> int:
-        """Begins the next segment. With `fsync`, the old one is on the disk before anything is written to the new."""
+    def rotate(self, *, spare: bool = False) -> int:
+        """Begins the next segment. With `fsync`, the old one is on the disk before anything is written to the new.
+        `spare`: it may use the room that is kept for acknowledgements."""
         with self._sync_lock:
             self._check()
             if self.durability == "fsync":
                 self._sync()
             old, size = self._fd, self._offset
-            self._start_segment(self.number + 1)
+            try:
+                self._start_segment(self.number + 1)
+            except DiskFull:
+                if not spare or not self._give_up_reserve():
+                    raise
+                self._start_segment(self.number + 1)
             self._before += size + self._end_segment(old, size)
             self.files.close(old)
-            if self._spent:
+            if self._spent and not spare:
                 self._take_reserve()
         return self.number
 
@@ -365,29 +390,44 @@ class Journal:
         return sum(map(len, end))
 
     def write_snapshot(self, number: int, first_serial: int, captured: Sequence[Captured]) -> None:
-        """Writes the state that segment `number` begins with; everything older is deleted once it is on the disk."""
+        """Writes the state that segment `number` begins with; everything older is deleted once it is on the disk. It
+        may use the room that is kept for acknowledgements: it makes more."""
+        self.alarm, self._used = False, 0
+        try:
+            path = self._draft(number, first_serial, captured)
+        except DiskFull:
+            if not self._give_up_reserve():
+                raise
+            try:
+                path = self._draft(number, first_serial, captured)
+            except DiskFull:
+                self._take_reserve()  # it was of no use, and acknowledgements must have it
+                raise
+        try:
+            for outdated in read_layout(self.directory).outdated:
+                self.files.unlink(outdated)
+            self.files.sync_dir(self.directory)
+        except OSError as error:
+            raise JournalError(f"what {path} replaces could not be deleted: {error}") from error
+        with self._sync_lock:
+            layout = read_layout(self.directory)
+            older = [segment for segment in layout.segments if number_of(segment) < self.number]
+            self._before = sum(each.stat().st_size for each in (path, *older))
+            self._take_reserve()
+
+    def _draft(self, number: int, first_serial: int, captured: Sequence[Captured]) -> Path:
+        """Writes a snapshot and puts it in place."""
         try:
             draft = Draft(self.files, self.directory, number, first_serial)
             try:
                 for header, body in captured:
                     draft.add(header, body() if callable(body) else body)
-                draft.finish()
+                return draft.finish()
             except BaseException:
                 draft.abandon()
                 raise
         except OSError as error:
             raise self._error(f"no snapshot in {self.directory}, the segments are untouched", error) from error
-        try:
-            for path in read_layout(self.directory).outdated:
-                self.files.unlink(path)
-            self.files.sync_dir(self.directory)
-        except OSError as error:
-            raise JournalError(f"what {draft.path} replaces could not be deleted: {error}") from error
-        with self._sync_lock:
-            layout = read_layout(self.directory)
-            older = [path for path in layout.segments if number_of(path) < self.number]
-            self._before = sum(path.stat().st_size for path in (draft.path, *older))
-            self._take_reserve()
 
     def _error(self, what: str, error: OSError) -> HeadraceError:
         kind = DiskFull if error.errno in NO_ROOM else JournalError
