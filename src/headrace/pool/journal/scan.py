@@ -15,7 +15,7 @@ from pathlib import Path
 from headrace.data.errors import ForeignFrame, FrameError
 from headrace.data.frame import Frame, Kind
 from headrace.pool.errors import JournalError
-from headrace.pool.journal.layout import Layout, number_of, read_layout, segment_path
+from headrace.pool.journal.layout import RESERVE, Layout, number_of, read_layout, segment_path
 from headrace.pool.journal.records import (
     Reader,
     decode_head,
@@ -219,6 +219,8 @@ class _Reading:
             return False
         if at == 0 and (self.open_end is not None or (reader.size > HEAD_ROOM and not reader.blank(0))):
             return False  # the segment before it, and then its head, are whole before anything else is written
+        if at == 0 and self._had_a_head(reader.path):
+            return False
         behind = reader.next_frame(at)
         while behind is not None:
             frame = reader.frame_at(behind)
@@ -227,6 +229,13 @@ class _Reading:
             behind = reader.next_frame(behind + frame.size)
         self.found.torn = (reader.path, at, reader.size - at, why)
         return True
+
+    def _had_a_head(self, path: Path) -> bool:
+        """Whether a segment that does not begin with its head once did: what is only written after that is there."""
+        number, snapshot = number_of(path), self.found.layout.snapshot
+        if self.promised_number == number or (snapshot is not None and number_of(snapshot) == number):
+            return True
+        return number == 1 and (path.parent / RESERVE).exists()
 
     def _skip(self, reader: Reader, at: int, why: str) -> int:
         """Notes the damage at `at`; where to go on."""
