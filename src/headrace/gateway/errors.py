@@ -52,6 +52,10 @@ def not_ready(why: str) -> Refusal:
     return Refusal(why, 503, code="not_ready", retry_after=RETRY_AFTER_S)
 
 
+def too_deep() -> Refusal:
+    return Refusal("the body is nested too deep", 400, code="invalid_json")
+
+
 def refusal(error: HeadraceError) -> Refusal:
     """The refusal that an error amounts to."""
     said = str(error)

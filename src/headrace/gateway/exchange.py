@@ -21,7 +21,7 @@ from headrace.gateway import replay
 from headrace.gateway.access import Caller
 from headrace.gateway.ask import Ask
 from headrace.gateway.dialects import Dialect, Events
-from headrace.gateway.errors import Refusal, refusal
+from headrace.gateway.errors import Refusal, refusal, too_deep
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.models.policy import Policy
 from headrace.gateway.places import Place
@@ -77,6 +77,8 @@ class Exchange:
             status = 499
         except HeadraceError as error:
             status = await self._refuse(error, sending)
+        except RecursionError:
+            status = await self._refuse(too_deep(), sending)
         except Exception as error:
             log.exception("a call failed")
             status = await self._refuse(

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import request_response
 
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.gateway.errors import Refusal, refusal
+from headrace.gateway.errors import Refusal, refusal, too_deep
 from headrace.gateway.responses import refused
 
 log = logging.getLogger("headrace.gateway")
@@ -52,6 +52,8 @@ def plain(handler: Handler) -> Handler:
             return Response(status_code=499)
         except HeadraceError as error:
             return refused(refusal(error))
+        except RecursionError:
+            return refused(too_deep())
         except Exception as error:
             log.exception("a request failed")
             return refused(Refusal(f"the gateway failed at this ({type(error).__name__}); its log says where", 500))
@@ -72,4 +74,4 @@ def read(data: bytes, kind: type[T], *, empty: bool = False) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refusal(f"the body is no JSON: {error}", 400, code="invalid_json") from None
     except RecursionError:
-        raise Refusal("the body is nested too deep", 400, code="invalid_json") from None
+        raise too_deep() from None
