@@ -280,7 +280,10 @@ def check_spans(value: Any, tokens: int) -> tuple[tuple[int, int], ...]:
 
 def narrow(value: Any, field: str) -> npt.NDArray[Any]:
     """An integer array in the narrowest unsigned type that holds it."""
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError) as error:  # rows of unequal lengths, numbers beyond 64 bits
+        raise InvalidInput(f"{field} must be an array of integers, not {shown(value)}: {error}") from None
     if array.dtype.kind not in "iu" or not array.size or int(array.min()) < 0:
         raise InvalidInput(f"{field} must be a non-empty array of integers of at least 0, not {shown(value)}")
     return np.ascontiguousarray(array.astype(np.min_scalar_type(int(array.max()))))
