@@ -8,8 +8,9 @@ STAMP  := $(VENV)/.setup-done
 # Tests and benchmarks start hundreds of processes: what they import is compiled once, wherever the environment says never.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Worker processes of the tests: two a core, since tests wait for what they start; 8 at most, since each takes up to 2 GB.
-JOBS   ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 2 )))
+# Worker processes of the tests: half as many again as there are cores, since tests wait for what they start; 8 at most,
+# since each takes up to 2 GB.
+JOBS   ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 3 / 2 )))
 PYTEST  = $(BIN)/pytest -q --numprocesses $(JOBS) --maxprocesses 8 -o cache_dir=.pytest_cache/$@
 
 .DEFAULT_GOAL := help
