@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.engine.kit import Client, Reference, serving
 from tests.vllm.kit import reach
-from tests.vllm.server import CONTEXT, MAX_NUM_SEQS, NAME, vllm
+from tests.vllm.server import MAX_NUM_SEQS, NAME, vllm
 
 from headrace.engine import tiny
 
@@ -45,7 +45,7 @@ def one_thread() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint that both servers serve."""
     found = tmp_path_factory.mktemp("tiny")
-    tiny.build(found, seed=0, head_dim=HEAD, max_position_embeddings=CONTEXT)
+    tiny.build(found, seed=0, head_dim=HEAD)
     return found
 
 
@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model with other weights."""
     found = tmp_path_factory.mktemp("other")
-    tiny.build(found, seed=1, head_dim=HEAD, max_position_embeddings=CONTEXT)
+    tiny.build(found, seed=1, head_dim=HEAD)
     return found
 
 
@@ -76,7 +76,7 @@ def ours(folder: Path) -> Iterator[Client]:
     with serving(
         model=str(folder),
         served_model_name=NAME,
-        max_model_len=CONTEXT,
+        max_model_len=2048,
         max_num_seqs=MAX_NUM_SEQS,
         logprobs_mode="processed_logprobs",
     ) as client:

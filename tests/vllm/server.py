@@ -20,12 +20,6 @@ STOP_S = 30
 NAME = "tiny"
 #: Calls that are answered at once; more wait.
 MAX_NUM_SEQS = 16
-#: Tokens that a model has room for.
-CONTEXT = 8192
-#: Tokens of an answer that is stopped on its way: it takes long enough for a test on a busy machine to stop it.
-STOPPED = 8000
-#: Tokens of an answer that goes on after something has happened, and is waited for.
-STRADDLING = 3000
 
 #: The control routes are open, nothing is asked of a hub, and the machine's other tests keep their cores.
 VARIABLES = {
@@ -47,7 +41,7 @@ FLAGS = (
 
 @contextmanager
 def vllm(
-    model: Path, log: Path, *, max_model_len: int = CONTEXT, variables: Mapping[str, str] | None = None
+    model: Path, log: Path, *, max_model_len: int = 2048, variables: Mapping[str, str] | None = None
 ) -> Iterator[str]:
     """The address of a server of this checkpoint under the name `tiny`; what it says goes to `log`."""
     port = _free_port()

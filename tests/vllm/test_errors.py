@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from tests.engine.kit import Client, Json
 from tests.vllm.kit import PROMPT
-from tests.vllm.server import CONTEXT
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"
 USER: Json = {"role": "user", "content": "x"}
@@ -20,7 +19,7 @@ REFUSED: dict[str, tuple[str, Json]] = {
     "no sampling parameters": (GENERATE, {"token_ids": PROMPT}),
     "a prompt longer than the context": (COMPLETIONS, {"prompt": [67] * 2049}),
     "a prompt longer than the context to generate": (GENERATE, {"token_ids": [67] * 2049, "sampling_params": {}}),
-    "a prompt as long as the context to generate": (GENERATE, {"token_ids": [67] * CONTEXT, "sampling_params": {}}),
+    "a prompt as long as the context to generate": (GENERATE, {"token_ids": [67] * 2048, "sampling_params": {}}),
     "more tokens than the context": (COMPLETIONS, {"prompt": PROMPT, "max_tokens": 2049}),
     "more tokens than the context in a chat": (CHAT, {"messages": [USER], "max_tokens": 2049}),
     "no prompt": (COMPLETIONS, {"prompt": []}),
@@ -85,7 +84,7 @@ def test_a_sampling_parameter_of_generate_may_not_be_null(ours: Client, theirs: 
 def test_a_prompt_as_long_as_the_context_is_refused_by_both(ours: Client, theirs: Client) -> None:
     """vLLM finds fault with max_tokens, of which none are left; the engine with the prompt."""
     for server in (ours, theirs):
-        assert server.refused(COMPLETIONS, {"prompt": [67] * CONTEXT})[0] == 400
+        assert server.refused(COMPLETIONS, {"prompt": [67] * 2048})[0] == 400
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/nowhere"), ("GET", COMPLETIONS), ("POST", "/v1/models")])

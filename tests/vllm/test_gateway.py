@@ -17,7 +17,7 @@ import pytest
 from tests.engine.kit import Client, Json, Reference, gap
 from tests.gateway.kit import Running, running_gateway, tokens, told, tree
 from tests.vllm.kit import TOLERANCE, agree
-from tests.vllm.server import MAX_NUM_SEQS, STOPPED, STRADDLING
+from tests.vllm.server import MAX_NUM_SEQS
 from tests.vllm.test_chat import ANSWERS
 from tests.vllm.test_control import running
 from tests.vllm.witness import Witness, witnessed
@@ -53,6 +53,8 @@ TOOLS: list[Any] = [
 ]
 
 
+#: Tokens of an answer that is stopped on its way: nearly all that the context has room for.
+LONG = 2000
 #: Calls that the gateway reads and vLLM does not, or takes for text.
 MORE_LENIENT = {"a call without arguments", "a call and one that is none", "a call with arguments in a string"}
 
@@ -291,7 +293,7 @@ def test_agents_at_once_are_recorded_each_by_itself(gateway: Running, witness: W
 def test_a_prompt_past_the_context_is_refused_with_openais_code(gateway: Running, witness: Witness) -> None:
     agent = Agent(gateway, stream=False)
     with pytest.raises(openai.BadRequestError) as refused:
-        agent.says("number " * 9000)
+        agent.says("number " * 3000)
     assert refused.value.code == "context_length_exceeded"
     assert gateway.steps(agent.uid) == []
     assert witness.calls == []
@@ -301,7 +303,7 @@ def test_an_agent_that_hangs_up_leaves_no_step_and_ends_the_answer(
     gateway: Running, witness: Witness, theirs: Client
 ) -> None:
     agent = Agent(gateway, stream=True)
-    given: Any = {"messages": [{"role": "user", "content": "go on"}], "max_tokens": STOPPED, "model": "tiny"}
+    given: Any = {"messages": [{"role": "user", "content": "go on"}], "max_tokens": LONG, "model": "tiny"}
     given["extra_body"] = {"ignore_eos": True}
     stream = agent.client.chat.completions.create(**given, stream=True)
     chunks = iter(stream)
@@ -312,7 +314,7 @@ def test_an_agent_that_hangs_up_leaves_no_step_and_ends_the_answer(
         pass
     assert [step for step in gateway.steps(agent.uid) if step.quarantined is None] == []
     (cut,) = [choice for _, choices in witness.calls for choice in choices]
-    assert len(cut.ids) < STOPPED
+    assert len(cut.ids) < LONG
     assert cut.finish_reason is None
 
 
@@ -322,7 +324,7 @@ def test_an_answer_goes_on_over_a_pause_under_the_new_weights(
 ) -> None:
     """Its tokens are those of the old weights up to the pause, and of the new ones after it."""
     agent = Agent(gateway, stream=True, temperature=1.0, seed=3)
-    given: Any = {"messages": [{"role": "user", "content": "go on"}], "max_tokens": STRADDLING, "model": "tiny"}
+    given: Any = {"messages": [{"role": "user", "content": "go on"}], "max_tokens": LONG, "model": "tiny"}
     given["extra_body"] = {"ignore_eos": True}
     try:
         told(gateway.post("/policy_version", {"version": 1}))
@@ -343,7 +345,7 @@ def test_an_answer_goes_on_over_a_pause_under_the_new_weights(
     (step,) = gateway.steps(agent.uid)
     (first, one), (cut, two) = step.version_spans
     assert (first, one, two, step.policy_version) == (0, 1, 2, 1)
-    assert 0 < cut < len(step.response_ids) == STRADDLING
+    assert 0 < cut < len(step.response_ids) == LONG
     ids, prompt = step.response_ids.tolist(), step.prompt_ids.tolist()
     before, after = Reference(folder), Reference(other)
     expected = before.logprobs(prompt, ids[:cut], 1.0) + after.logprobs(prompt + ids[:cut], ids[cut:], 1.0)

@@ -65,10 +65,7 @@ def eyes(sighted: Path) -> Eyes:
 @pytest.fixture(scope="module")
 def watched(sighted: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Witness]]:
     log = tmp_path_factory.mktemp("vllm") / "vllm.log"
-    with (
-        vllm(sighted, log, max_model_len=vision.CONTEXT, variables=vision.variables()) as address,
-        witnessed(address) as found,
-    ):
+    with vllm(sighted, log, variables=vision.variables()) as address, witnessed(address) as found:
         yield found
 
 

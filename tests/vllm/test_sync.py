@@ -13,7 +13,7 @@ from tests.gateway.rollout import chat
 from tests.trainer.sync.kit import Stream, Trained, address, publisher, states
 from tests.vllm.conftest import HEAD
 from tests.vllm.kit import PROMPT, TOLERANCE, reach
-from tests.vllm.server import STRADDLING, vllm
+from tests.vllm.server import vllm
 
 from headrace import DataPool
 from headrace.engine import tiny
@@ -86,7 +86,7 @@ def test_an_answer_in_flight_straddles_a_publish(
     with publisher(gateway, mode=mode, folder=tmp_path) as found:
         found.publish(policy.weights, 1, policy.probe)
         learn(policy, 1)
-        stream = Stream(gateway, base, STRADDLING)
+        stream = Stream(gateway, base, 1500)
         found.publish(policy.weights, 2, policy.probe)
         stream.ended()
     assert stream.error is None
@@ -109,7 +109,7 @@ def test_tied_embeddings_are_refused_and_a_head_that_stayed_old_is_found(
     weights = dict(policy.reference.model.named_parameters())
     assert "lm_head.weight" not in weights
     with (
-        vllm(tmp_path / "tied", tmp_path / "tied.log", max_model_len=tiny.CONTEXT) as served,
+        vllm(tmp_path / "tied", tmp_path / "tied.log") as served,
         publisher(servers=[served], folder=tmp_path / "files") as found,
     ):
         with pytest.raises(SyncFailed, match=r"ties lm_head.*headrace\.trainer\.sync\.untie"):
@@ -131,7 +131,7 @@ def test_an_untied_copy_takes_the_weights_of_a_tied_model(tmp_path: Path) -> Non
     policy = Trained(tmp_path / "tied")
     untie(tmp_path / "tied", tmp_path / "untied")
     with (
-        vllm(tmp_path / "untied", tmp_path / "untied.log", max_model_len=tiny.CONTEXT) as served,
+        vllm(tmp_path / "untied", tmp_path / "untied.log") as served,
         publisher(servers=[served], folder=tmp_path / "files") as found,
         reach(served) as client,
     ):
