@@ -211,7 +211,6 @@ class Installer:
     """Installs into one environment, by uv where there is one, else by pip. Their many lines become few."""
 
     def __init__(self, python: Path, uv: Path | None) -> None:
-        self.python = python
         self._pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
         self._pip += ["--no-compile", *WHEELS]
         self._uv = None if uv is None else [str(uv), "pip", "install", "--python", str(python), *WHEELS]
@@ -261,8 +260,8 @@ def uv_settings(settings: dict[str, str]) -> tuple[list[str], dict[str, str]]:
         options += [part for value in settings.get(name, "").split() for part in (option, value)]
     if "extra-index-url" in settings:
         options += ["--index-strategy", "unsafe-best-match"]  # as pip: the best version, whichever index has it
-    options += [f"--{name}" for name in ("no-index",) if settings.get(name, "") in YES]
-    options += ["--no-cache"] if settings.get("no-cache-dir", "") in YES else []
+    for name, option in (("no-index", "--no-index"), ("no-cache-dir", "--no-cache")):
+        options += [option] if settings.get(name, "").lower() in YES else []
     variables = {"SSL_CERT_FILE": settings["cert"]} if "cert" in settings else {}
     variables |= {"ALL_PROXY": settings["proxy"]} if "proxy" in settings else {}
     return options, variables
