@@ -32,6 +32,7 @@ class Connection(HttpToolsProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # writing goes on once the system has all that was written
         self._failed = False
+        self._lost = asyncio.Event()
         self._head = 0
         self._awaits("head", self.head_s)
         self._timer = self.loop.call_later(self.head_s, self._look)
@@ -40,11 +41,14 @@ class Connection(HttpToolsProtocol):
         self._failed = exc is not None or self.flow.write_paused  # something was left to write
         self._timer.cancel()
         super().connection_lost(exc)
+        self._lost.set()
 
     async def flushed(self) -> bool:
         """Waits until nothing is left to write; False where the connection broke before."""
         if self.flow.write_paused:
             await self.flow.drain()
+        if self.transport.is_closing():  # by us, or because a write failed: `connection_lost` tells which
+            await self._lost.wait()
         return not self._failed
 
     # -- what comes ----------------------------------------------------------------------------------------------------
