@@ -18,7 +18,7 @@ HEAD_BYTES = 64 * 1024
 HEAD_S = 30.0
 BODY_S = 60.0
 
-#: Where an application finds `Connection.flushed` in its scope.
+#: Under which extension of ASGI an application finds `Connection.flushed`.
 EXTENSION = "headrace.flushed"
 
 
@@ -27,6 +27,7 @@ class Connection(HttpToolsProtocol):
 
     head_s = HEAD_S
     body_s = BODY_S
+    _awaited: Literal["head", "body"] | None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -63,7 +64,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {EXTENSION: self.flushed}  # type: ignore[typeddict-item]
+        self.scope["extensions"] = {EXTENSION: {"wait": self.flushed}}
         self._awaits("head", self.head_s)
 
     def on_headers_complete(self) -> None:
@@ -77,7 +78,7 @@ class Connection(HttpToolsProtocol):
     # -- what does not -------------------------------------------------------------------------------------------------
 
     def _awaits(self, what: Literal["head", "body"], within_s: float) -> None:
-        self._awaited: Literal["head", "body"] | None = what
+        self._awaited = what
         self._deadline = self.loop.time() + within_s
 
     def _look(self) -> None:
@@ -96,7 +97,8 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, status: int, why: str) -> None:
         """Answers where no answer has begun, and hangs up."""
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        answering = self.cycle and self.cycle.response_started and not self.cycle.response_complete
+        if not answering:
             text = why.encode()
             head = f"HTTP/1.1 {status} {REASONS[status]}\r\ncontent-type: text/plain\r\ncontent-length: {len(text)}\r\n"
             self.transport.write(head.encode() + b"connection: close\r\n\r\n" + text)
@@ -109,5 +111,5 @@ REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 async def flushed(scope: Any) -> bool:
     """Waits until the system has taken all of the answer to a request; False where its connection broke before. True
     at once under a server that cannot tell."""
-    wait = scope.get("extensions", {}).get(EXTENSION)
-    return True if wait is None else bool(await wait())
+    extension = scope.get("extensions", {}).get(EXTENSION)
+    return True if extension is None else bool(await extension["wait"]())

@@ -192,7 +192,7 @@ class Journal:
         finally:
             self.files.close(fd)
 
-    def _keep_aside(self, path: Path, data: bytes) -> None:
+    def _keep_aside(self, path: Path, data: Buffer) -> None:
         path.touch(PRIVATE)
         path.write_bytes(data)
 
