@@ -8,9 +8,9 @@ it wrote, which no message of ASGI does.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 #: Bytes that a request's line and headers may have.
 HEAD_BYTES = 64 * 1024
@@ -97,8 +97,8 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, status: int, why: str) -> None:
         """Answers where no answer has begun, and hangs up."""
-        answering = self.cycle and self.cycle.response_started and not self.cycle.response_complete
-        if not answering:
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # there is none before the first request's head
+        if cycle is None or cycle.response_complete or not cycle.response_started:
             text = why.encode()
             head = f"HTTP/1.1 {status} {REASONS[status]}\r\ncontent-type: text/plain\r\ncontent-length: {len(text)}\r\n"
             self.transport.write(head.encode() + b"connection: close\r\n\r\n" + text)
