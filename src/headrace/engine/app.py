@@ -19,6 +19,7 @@ def create_app(engine: Engine) -> Starlette:
         "/v1/completions": service.completions,
         "/v1/chat/completions": service.chat,
         "/inference/v1/generate": service.generate,
+        "/generate": service.atropos_generate,
         "/tokenize": info.tokenize,
         "/detokenize": info.detokenize,
         "/pause": control.pause,
