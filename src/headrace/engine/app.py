@@ -37,6 +37,7 @@ def create_app(engine: Engine) -> Starlette:
         "/ping": info.health,
         "/version": info.version,
         "/load": info.load,
+        "/memory": info.memory,
         "/is_paused": control.is_paused,
         "/weight_info": control.weight_info,
         "/debug/calls": control.debug_calls,
