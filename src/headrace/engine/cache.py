@@ -34,7 +34,7 @@ class Cache:
 
     @property
     def held_bytes(self) -> int:
-        return self._held.nbytes
+        return int(self._held.nbytes)
 
     def reserve(self, rows: int, length: int) -> None:
         """Room for so many rows of such a length; what is there is kept."""

@@ -31,7 +31,7 @@ class PrefixCache:
         self, shape: tuple[int, int, int, int], *, size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         layers, two, heads, width = shape
-        self._each = layers * two * heads * BLOCK * width * dtype.itemsize
+        self._each: int = layers * two * heads * BLOCK * width * dtype.itemsize
         self._most = size // (self._each + INDEX_BYTES)
         self._shape = (self._most, layers, two, heads, BLOCK, width)
         self._options = {"dtype": dtype, "device": device}
@@ -45,7 +45,8 @@ class PrefixCache:
     def held_bytes(self) -> int:
         """The memory that is taken: on a CPU by the blocks that were written, elsewhere by all there is room for."""
         # A CPU's memory is taken page by page, when it is first written to; places are given from the first on.
-        blocks = len(self._where) * self._each if self._blocks.device.type == "cpu" else self._blocks.nbytes
+        lazily = self._blocks.device.type == "cpu"
+        blocks = self._each * (len(self._where) if lazily else self._most)
         entry = sys.getsizeof(bytes(NAME_BYTES)) + sys.getsizeof(self._most)
         return blocks + sys.getsizeof(self._where) + len(self._where) * entry
 
@@ -53,9 +54,7 @@ class PrefixCache:
         """Forgets every block, and gives their memory back."""
         if self._where:
             self._where = OrderedDict()
-            self._blocks = torch.empty(
-                0, **self._options
-            )  # first the old ones go, then there is room for as many again
+            self._blocks = torch.empty(0, **self._options)  # the old ones go first: there may be no room for both
             self._blocks = torch.empty(self._shape, **self._options)
 
     def find(self, tokens: list[int], most: int) -> list[int]:
