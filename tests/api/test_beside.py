@@ -23,6 +23,7 @@ def test_a_gateway_serves_the_routes_on_its_own_pool(pool: DataPool, folder: Pat
         assert api.get("/batch") == {"batch": [full(group(1, 4, env))]}
         until(lambda: pool.stats()["desk"]["served"] == 1)  # recorded once it was written
         assert gateway.get("/health").status_code == 200
+        assert 'headrace_api_groups_total{end="served"} 1' in gateway.get("/metrics").text
         api.close()
 
 
