@@ -125,6 +125,14 @@ def test_an_environment_of_which_some_groups_fit_is_not_held(api: Api) -> None:
     assert api.get("/status-env", {"env_id": env})["queue_size"] == 1
 
 
+def test_optional_fields_of_another_length_are_served_as_they_came(api: Api) -> None:
+    [env] = api.opened(2, 2)
+    odd = {"inference_logprobs": [[-0.5]], "advantages": [[1.0, 2.0, 3.0, 4.0]], "ref_logprobs": [[], [], []]}
+    api.send(group(1, 2, env, **odd))
+    [served] = api.get("/batch")["batch"]
+    assert {name: served[name] for name in odd} == odd
+
+
 def test_a_trainer_is_told_what_waits_and_fits_none_of_its_batches(api: Api) -> None:
     api.send(group(1, 8))
     assert "its 8 sequences exceed batch_size 4" in api.register(batch_size=4)["warning"]
