@@ -133,7 +133,8 @@ class Api:
             self._authorize(request)
             stats = await self._pool.aio.stats()
             desk = {name: stats["desk"][name] for name in ("step", "environments", "posted", "served", "duplicates")}
-            numbers = [table("Groups of environments", [desk], ""), channels(stats)]
+            dead = {"dead letters": sum(stats["desk"]["dead_letters"].values())}
+            numbers = [table("Groups of environments", [desk | dead], ""), channels(stats)]
         except Unauthorized:
             numbers = [text("Groups and channels", KEY_NEEDED)]
         except HeadraceError as error:

@@ -164,7 +164,7 @@ class Manager:
     def _waiting(self) -> str:
         status = self.poller.status
         queued = status.queue_size if status is not None else 0
-        said = f" ({self.sender.warned})" if self.sender.warned is not None else ""
+        said = f" ({status.warning})" if status is not None and status.warning else ""
         return f"{queued} groups wait{said}, and {self.load.coming} of ours will,"
 
     async def start_workers(self) -> None:

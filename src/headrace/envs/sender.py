@@ -44,7 +44,7 @@ class Sender:
         self._task: asyncio.Task[None] | None = None
         self.accepted = self.acknowledged = self.lost = 0
         self.trouble: str | None = None
-        self.warned: str | None = None  # what the API said beside its last acknowledgement
+        self._warned: str | None = None  # what the API said beside its last acknowledgement
 
     @property
     def waiting(self) -> int:
@@ -175,9 +175,9 @@ class Sender:
         finally:
             slow.cancel()
         warning = answer.get("warning")
-        if warning != self.warned and warning is not None:
+        if warning != self._warned and warning is not None:
             log.warning("the API took what was posted, and says: %s", warning)
-        self.warned = warning
+        self._warned = warning
         self.acknowledged += post.groups
         self._spool.done(post)
 
