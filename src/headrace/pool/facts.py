@@ -143,6 +143,20 @@ class Cut(Fact, tag="cut", frozen=True):
     detail: str = ""
 
 
+class Lost(Fact, tag="lost", frozen=True):
+    """Commits were lost here, in the words of whoever repaired the journal. It concerns no channel."""
+
+    detail: str = ""
+
+
+class Tallied(Fact, tag="tally", frozen=True):
+    """What a channel's ledger said behind a hole in the journal: steps submitted, consumed, and queued or leased."""
+
+    submitted: int = 0
+    consumed: int = 0
+    live: int = 0
+
+
 class Recounted(Fact, tag="recount", frozen=True):
     """Steps that are there, where the ledger said otherwise: the journal was repaired, and some were lost with it."""
 
@@ -225,6 +239,8 @@ AnyFact = (
     | Trimmed
     | Forgotten
     | Cut
+    | Lost
+    | Tallied
     | Recounted
     | ChannelImage
     | GroupImage

@@ -7,7 +7,7 @@ something that is not there (a hole that a repair left) is counted and passed ov
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -81,6 +81,11 @@ class State:
             if channel.grace_deadlines:
                 end_graces(channel, fact.at)  # no fact of its own, so it must not depend on who asked when
             _APPLY[type(fact)](self, channel, fact, block)
+
+    def tallies(self, names: Iterable[str]) -> list[tuple[str, int, int, int]]:
+        """What the ledgers of those of the channels that are there say: submitted, consumed, and queued or leased."""
+        ledgers = [(name, self.channels[name].ledger) for name in names if name in self.channels]
+        return [(name, book.submitted, book.consumed, book.queued + book.leased) for name, book in ledgers]
 
     def begun_by(self, facts: Sequence[f.Fact]) -> list[f.Fact]:
         """What must be written before facts about channels that are yet to come: the options these begin with."""
@@ -304,6 +309,16 @@ def _cut(state: State, channel: None, fact: f.Cut, block: Block | None) -> None:
     state.record("journal_cut", "", fact.at, detail=fact.detail)
 
 
+def _lost(state: State, channel: None, fact: f.Lost, block: Block | None) -> None:
+    state.record("damage", "", fact.at, detail=fact.detail)
+
+
+def _tallied(state: State, channel: Channel, fact: f.Tallied, block: Block | None) -> None:
+    lost, returned = holes.settle(channel, fact.submitted, fact.consumed, fact.live)
+    if lost or returned:
+        state.record("damage", channel.name, fact.at, lost=lost, returned=returned)
+
+
 def _recounted(state: State, channel: Channel, fact: f.Recounted, block: Block | None) -> None:
     lost = holes.recount(channel, fact.queued, fact.leased)
     state.record("recount", channel.name, fact.at, lost=lost)
@@ -392,6 +407,8 @@ _APPLY: dict[type, Callable[..., None]] = {
     f.Trimmed: _trimmed,
     f.Forgotten: _forgotten,
     f.Cut: _cut,
+    f.Lost: _lost,
+    f.Tallied: _tallied,
     f.Recounted: _recounted,
     f.ChannelImage: _channel_image,
     f.GroupImage: _group_image,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.pool.journal.kit import Unsynced, check_rules, flip, frames, one, segment, uids
@@ -12,10 +13,14 @@ from tests.pool.journal.kit import Unsynced, check_rules, flip, frames, one, seg
 from headrace import DataPool
 from headrace.data import frame
 from headrace.data.frame import Kind, frame_bytes
+from headrace.pool.config import ChannelConfig, Limits
 from headrace.pool.errors import JournalDamaged, JournalError
 from headrace.pool.journal import records
 from headrace.pool.journal.layout import snapshot_path
 from headrace.pool.journal.repair import repair, verify
+from headrace.pool.journal.scan import scan
+from headrace.pool.readonly import JournalView
+from headrace.pool.state import State
 
 STEPS = ["a", "b", "c", "d"]
 
@@ -349,7 +354,7 @@ def test_a_damaged_snapshot_is_named_and_what_is_lost_with_it_is_counted(tmp_pat
             "quarantined": 0,
             "dropped": {"damaged": 1},
         }
-        assert [event.detail for event in pool.events() if event.kind == "recount"] == [{"lost": 1}]
+        assert {"lost": 1, "returned": 0} in damage_told(pool)
 
 
 def test_any_record_of_a_snapshot_can_be_lost_and_the_rest_adds_up(tmp_path: Path) -> None:
@@ -418,6 +423,8 @@ def a_busy_life(folder: Path) -> None:
 
 def test_any_commit_can_be_lost_and_the_rest_is_there_and_adds_up(tmp_path: Path) -> None:
     a_busy_life(tmp_path / "model")
+    with JournalView(tmp_path / "model", clock=lambda: 0.0) as view:
+        submitted = view.stats("train")["ledger"]["submitted"]
     places = frames(segment(tmp_path / "model"))
     assert len(places) > 40
     for number in range(1, len(places) - 1):
@@ -425,6 +432,8 @@ def test_any_commit_can_be_lost_and_the_rest_is_there_and_adds_up(tmp_path: Path
         shutil.copytree(tmp_path / "model", folder)
         flip(segment(folder), places[number][0] + 38)
         assert repair(folder).damage
+        with opened(folder) as pool:
+            assert pool.stats("train")["ledger"]["submitted"] == submitted
         for compacts in (True, False):
             with opened(folder) as pool:
                 check_rules(pool._state)
@@ -432,6 +441,67 @@ def test_any_commit_can_be_lost_and_the_rest_is_there_and_adds_up(tmp_path: Path
                     assert len(pool.trajectory(row["trajectory_uid"]).steps) == row["steps"]
                 if compacts:
                     pool.compact()
+
+
+def damage_told(pool: DataPool) -> list[dict[str, Any]]:
+    return [event.detail for event in pool.events() if event.kind == "damage"]
+
+
+def three_groups(folder: Path) -> None:
+    """Commits 1 to 4: a and b, c, then a is consumed, then b; 5 and 6: d and e."""
+    with opened(folder) as pool:
+        pool.submit_steps([one("a"), one("b")])
+        pool.submit_step(one("c"))
+        pool.fetch_batch(1, timeout=0)
+        pool.fetch_batch(1, timeout=0)
+        pool.submit_step(one("d"))
+        pool.submit_step(one("e"))
+
+
+@pytest.mark.parametrize(
+    ("commits", "left", "ledger", "told"),
+    [
+        ([2], ["d", "e"], {"queued": 2, "consumed": 2, "dropped": {"damaged": 1}}, {"lost": 1, "returned": 0}),
+        ([3], ["c", "d", "e"], {"queued": 3, "consumed": 2, "dropped": {}}, None),
+        ([4], ["c", "d", "e"], {"queued": 3, "consumed": 2, "dropped": {}}, None),
+        ([3, 4], ["a", "c", "d", "e"], {"queued": 4, "consumed": 1, "dropped": {}}, {"lost": 0, "returned": 1}),
+        ([1, 2, 3, 4], ["d", "e"], {"queued": 2, "consumed": 2, "dropped": {"damaged": 1}}, {"lost": 1, "returned": 0}),
+    ],
+)
+def test_a_repair_counts_what_was_lost_and_repeats_what_was_decided(
+    tmp_path: Path, commits: list[int], left: list[str], ledger: dict[str, Any], told: dict[str, int] | None
+) -> None:
+    """Each commit repeats the decision before it, so one that is lost brings no consumed step back; of several in a
+    row the last is known, and how many steps the others moved."""
+    three_groups(tmp_path)
+    places = frames(segment(tmp_path))
+    for number in commits:
+        flip(segment(tmp_path), places[number][0] + 45)
+    repair(tmp_path)
+    with opened(tmp_path) as pool:
+        check_rules(pool._state)
+        assert uids(pool) == left
+        assert pool.stats("train")["ledger"] == {"submitted": 5, "leased": 0, "quarantined": 0, **ledger}
+        (where,) = [detail["detail"] for detail in damage_told(pool) if "detail" in detail]
+        assert f"000000000001.seg, bytes {places[commits[0]][0]} to {places[commits[-1]][1]}" in where
+        assert [detail for detail in damage_told(pool) if "lost" in detail] == ([told] if told else [])
+        if 3 not in commits:
+            assert pool.submit_step(one("a")).duplicates == (1 not in commits)
+
+
+def test_every_commit_says_what_the_ledgers_were_before_it(tmp_path: Path) -> None:
+    a_busy_life(tmp_path)
+    state = State(ChannelConfig(), Limits())
+    compared = set()
+
+    def compare(found: frame.Frame) -> None:
+        tallies = records.decode_outline(found).tallies
+        assert tallies == [tuple(tally) for tally in state.tallies([name for name, *_ in tallies])]
+        compared.update(name for name, *_ in tallies)
+        state.apply(*records.decode_commit(found))
+
+    assert scan(tmp_path, compare).commits > 40
+    assert compared == {"train"}
 
 
 def test_what_a_repair_could_not_save_does_not_pass_for_other_groups(tmp_path: Path) -> None:

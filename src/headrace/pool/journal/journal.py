@@ -59,6 +59,7 @@ class Journal:
         self._offset = 0  # bytes of the last segment
         self._before = 0  # bytes of the snapshot and of the segments before the last
         self._empty = True  # the last segment has no commit yet
+        self._repeated = records.NO_FACTS  # what the next commit repeats of the last
         self._lock_fd = -1
         self._process = 0
         self._spent = False  # the reserve was given up, and has not been taken again
@@ -85,8 +86,16 @@ class Journal:
     def open(self, take: Take) -> Scan:
         """Locks the directory, hands every commit on disk to `take`, and makes ready to append."""
         self._acquire()
+        last = b""
+
+        def remember(found: Frame) -> None:
+            nonlocal last
+            last = bytes(found.header) if found.serial else b""  # what is in a snapshot, its end makes whole
+            take(found)
+
         try:
-            found = scan(self.directory, take)
+            found = scan(self.directory, remember)
+            self._repeated = records.repeatable(last) if last else records.NO_FACTS
             if found.damage:
                 raise JournalDamaged(
                     f"journal {self.directory} is damaged in {found.damage[0]}. Nothing was changed; {self._save()}. "
@@ -190,7 +199,7 @@ class Journal:
         finally:
             self.files.close(fd)
 
-    def _keep_aside(self, path: Path, data: bytes) -> None:
+    def _keep_aside(self, path: Path, data: Buffer) -> None:
         path.touch(PRIVATE)
         path.write_bytes(data)
 
@@ -210,11 +219,11 @@ class Journal:
 
     # -- appending -----------------------------------------------------------------------------------------------------
 
-    def append(self, facts: list[Fact], block: Block | None) -> int:
+    def append(self, facts: list[Fact], block: Block | None, tallies: Sequence[records.Tally] = ()) -> int:
         """Writes one commit and returns its serial. `DiskFull`: nothing of it is on disk, and nothing is broken."""
         self._check()
         promised = self._synced if self.durability == "fsync" else self._written
-        header = records.encode_commit(facts, block, promised)
+        header, repeatable = records.encode_commit(facts, block, promised, tallies, self._repeated)
         body, crc = (block.body(), block.body_crc()) if block is not None else ([], 0)
         buffers = encode_frame(Kind.COMMIT, header, body, serial=self.serial, body_crc=crc)
         size = sum(map(len, buffers))
@@ -231,6 +240,7 @@ class Journal:
             self._used += size
             self.alarm |= self._used > ALARM_BYTES
         self._empty = False
+        self._repeated = repeatable
         self._written = self.serial
         self.serial += 1
         return self._written

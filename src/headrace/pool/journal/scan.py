@@ -19,7 +19,7 @@ from headrace.pool.journal.layout import RESERVE, Layout, number_of, read_layout
 from headrace.pool.journal.records import (
     Reader,
     decode_head,
-    decode_promise,
+    decode_outline,
     decode_segment_end,
     decode_snapshot_end,
 )
@@ -58,10 +58,22 @@ class Scan:
     tail: tuple[Path, int] | None = None
 
 
-def scan(directory: Path, take: Take, *, tolerant: bool = False) -> Scan:
-    """Hands every commit that reads back to `take`, in order. Stops at the first damage, or notes it and goes on."""
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Damage that lies before a commit, or at the journal's end. `lost`: the commit just before that one is not there,
+    neither by itself nor in a snapshot."""
+
+    damage: tuple[Damage, ...]
+    lost: bool
+
+
+def scan(
+    directory: Path, take: Take, *, tolerant: bool = False, missed: Callable[[Hole, Frame | None], None] | None = None
+) -> Scan:
+    """Hands every commit that reads back to `take`, in order. Stops at the first damage, or notes it and goes on: then
+    `missed` hears of each hole, before the commit behind it is taken (None: none is)."""
     layout = read_layout(directory)
-    reading = _Reading(layout, take, tolerant)
+    reading = _Reading(layout, take, tolerant, missed)
     try:
         reading.all(directory)
     except _Stop:
@@ -80,10 +92,19 @@ class _Stop(Exception):
 
 
 class _Reading:
-    def __init__(self, layout: Layout, take: Take, tolerant: bool) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        take: Take,
+        tolerant: bool,
+        missed: Callable[[Hole, Frame | None], None] | None,
+    ) -> None:
         self.found = Scan(layout)
         self.take = take
         self.tolerant = tolerant
+        self.missed = missed
+        self.told = 0  # damage that `missed` has heard of
+        self.held = 0 if layout.snapshot is None else -1  # the last commit that was taken, or is in the snapshot
         self.serial: int | None = 1  # of the next commit; None: unknown, since something before it is lost
         self.open_end: Damage | None = None  # bytes at a segment's end; noise, if the next segment follows on
         self.promised_number = 0  # the segment that the one before it says follows
@@ -103,6 +124,14 @@ class _Reading:
             missing.append(self.promised_number)
         for number in missing:
             self._lost(segment_path(directory, number), None)
+        self._tell(None, lost=True)
+
+    def _tell(self, frame: Frame | None, *, lost: bool) -> None:
+        """Says what is missing before a commit."""
+        damage = self.found.damage[self.told :]
+        if damage and self.missed is not None:
+            self.missed(Hole(tuple(damage), lost), frame)
+        self.told = len(self.found.damage)
 
     def _lost(self, path: Path, following: Path | None) -> None:
         why = "the segment is missing"
@@ -128,12 +157,14 @@ class _Reading:
                 try:
                     frame = self._frame(reader, at)
                     if frame.kind == Kind.COMMIT:
+                        self._tell(frame, lost=True)
                         self.take(frame)
                         records += 1
                     elif frame.kind == Kind.SNAPSHOT_END:
                         ended = decode_snapshot_end(frame).records == records
                     elif frame.kind == Kind.SEGMENT:
                         self.serial = found.next_serial = decode_head(frame).first_serial
+                        self.held = self.serial - 1
                     at += frame.size
                 except ForeignFrame:
                     raise
@@ -202,6 +233,8 @@ class _Reading:
         self.serial = serial + 1
         self.found.next_serial = max(self.found.next_serial, self.serial)
         self.found.commits += 1
+        self._tell(frame, lost=serial - 1 > self.held)
+        self.held = serial
         self.take(frame)
         return True
 
@@ -210,6 +243,8 @@ class _Reading:
         if self.serial is not None and first_serial != self.serial:
             self._note(Damage(path, 0, 0, f"commits {self.serial} to {first_serial - 1} are missing before it"))
         self.open_end = None
+        if self.held < 0:
+            self.held = first_serial - 1  # the snapshot's own head is damaged: it ends where its segment begins
         self.serial = first_serial
         self.found.next_serial = max(self.found.next_serial, first_serial)
 
@@ -224,7 +259,7 @@ class _Reading:
         behind = reader.next_frame(at)
         while behind is not None:
             frame = reader.frame_at(behind)
-            if frame.kind != Kind.COMMIT or decode_promise(frame) >= self.serial:
+            if frame.kind != Kind.COMMIT or decode_outline(frame).promised >= self.serial:
                 return False
             behind = reader.next_frame(behind + frame.size)
         self.found.torn = (reader.path, at, reader.size - at, why)
