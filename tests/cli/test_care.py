@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -69,9 +70,12 @@ def test_a_damaged_journal_is_not_read_but_repaired(headrace: Command, long_jour
     done = headrace("pool", "repair", long_journal)
     assert done.code == 0
     assert "damage: 000000000002.seg, bytes " in done.out
+    assert re.search(r"channel train: \d+ steps are lost\n", done.out)
     assert f"the damaged files are in {long_journal / 'damaged'}" in done.out
 
-    assert headrace("pool", "verify", long_journal).code == 0
+    verified = headrace("pool", "verify", long_journal)
+    assert verified.code == 0
+    assert "were lost in an earlier repair; the ledger is set right" in verified.out
     kept = int(headrace("pool", "stats", long_journal).rows[0]["queued"])
     assert 70 <= kept < 80
     with DataPool(long_journal) as pool:

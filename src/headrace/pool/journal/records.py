@@ -45,8 +45,8 @@ class Commit(msgspec.Struct, array_like=True):
     `promised` is the last serial whose safety had been promised when this was written. What a crash may take lies
     behind every promise; so a commit that does not read back, and that a later one knows as promised, is damage.
 
-    `tallies` and `repeated` serve a repair: the ledgers as they were before this commit, of the channels that it and the
-    one before it are about, and the facts of the one before it, where no steps belong to them. So the loss of one
+    `tallies` and `repeated` serve a repair: the ledgers as they were before this commit, of the channels that it and
+    the one before it are about, and the facts of the one before it, where no steps belong to them. So the loss of one
     commit loses no decision, and what is lost of the steps is counted.
     """
 
