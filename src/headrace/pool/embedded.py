@@ -202,7 +202,9 @@ class DataPool(Calls):
             if wake_at is None:
                 if self._journal is not None:
                     self._journal.wait(serial)
-                self._after(op)
+                if self._must_erase(op, args):
+                    self._erase()
+                self._compact_when_due()
                 return then(answer) if then is not None else answer
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
@@ -240,10 +242,9 @@ class DataPool(Calls):
                     made = then(answer) if then is not None else answer  # while the disk is busy
                 finally:
                     await self._kept(op, answer, safe)
-                if op == "forget":
-                    await loop.run_in_executor(None, self._after, op)
-                else:
-                    self._after(op)
+                if self._must_erase(op, args):
+                    await loop.run_in_executor(None, self._erase)
+                self._compact_when_due()
                 return made
             try:
                 left = None if until is None else until - time.monotonic()
@@ -389,13 +390,22 @@ class DataPool(Calls):
 
     # -- the journal's upkeep ------------------------------------------------------------------------------------------
 
-    def _after(self, op: str) -> None:
-        """What a call leaves to be done once it is answered for: forgetting for good, and compaction when it pays."""
-        if self._journal is None:
+    def _must_erase(self, op: str, args: dict[str, Any]) -> bool:
+        """Whether a call may be answered only once nothing that was forgotten stands in the journal."""
+        return op == "forget" and args.get("erase", True) and self._journal is not None and self._state.unerased
+
+    def _erase(self) -> None:
+        """Compacts, unless that was done meanwhile: of many that forget at once, one rewrites the journal for all."""
+        with self._compacting:
+            if self._state.unerased:
+                self._compact()
+
+    def _compact_when_due(self) -> None:
+        """Starts a compaction where the journal has grown enough, and none is under way."""
+        journal = self._journal
+        if journal is None or not (journal.bytes > self._check_at or journal.alarm):
             return
-        if op == "forget" and self._state.unerased:
-            self.compact()
-        elif (self._journal.bytes > self._check_at or self._journal.alarm) and self._compacting.acquire(blocking=False):
+        if self._compacting.acquire(blocking=False):
             threading.Thread(target=self._compact_if_worth, name="headrace-compact", daemon=True).start()
 
     def _compact_if_worth(self) -> None:
