@@ -52,9 +52,17 @@ def test_a_missing_segment_is_damage(headrace: Command, long_journal: Path) -> N
     assert "000000000002.seg, the whole file: the segment is missing" in done.out
 
 
+def test_a_journal_whose_only_segment_is_gone_is_repaired(headrace: Command, journal: Path) -> None:
+    for segment in journal.glob("*.seg"):
+        segment.unlink()
+    assert "the segment is missing" in headrace("pool", "stats", journal).err
+    assert headrace("pool", "repair", journal).code == 0
+    assert headrace("pool", "stats", journal).code == 0
+
+
 def test_a_torn_tail_is_said_and_is_no_damage(headrace: Command, journal: Path) -> None:
     segment = max(journal.glob("*.seg"))
-    segment.write_bytes(segment.read_bytes()[:-5])
+    segment.write_bytes(segment.read_bytes() + segment.read_bytes()[:30])
     done = headrace("pool", "verify", journal)
     assert done.code == 0
     assert f"torn tail  {segment.name}, " in done.out

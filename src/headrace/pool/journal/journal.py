@@ -25,6 +25,7 @@ from headrace.pool.journal import records
 from headrace.pool.journal.draft import Draft
 from headrace.pool.journal.files import PRIVATE, Files
 from headrace.pool.journal.layout import RESERVE, number_of, read_layout, segment_path
+from headrace.pool.journal.mark import MarkFile
 from headrace.pool.journal.repair import holder, save_around
 from headrace.pool.journal.scan import Scan, scan
 from headrace.pool.journal.snapshot import Captured
@@ -69,6 +70,7 @@ class Journal:
         self._broken: str | None = None
         self._written = 0  # the last serial handed to the kernel
         self._synced = 0  # the last serial known to be on the disk
+        self._mark: MarkFile | None = None
         self._sync_lock = threading.Lock()  # held while the last segment is synced, replaced or closed
 
     @property
@@ -109,6 +111,8 @@ class Journal:
             if self._fd >= 0:
                 self.files.close(self._fd)
                 self._fd = -1
+            if self._mark is not None:
+                self._mark.close()
             self._release()
             raise
         return found
@@ -165,6 +169,8 @@ class Journal:
             self._empty = False
             self.number = number_of(path)
             self._fd = self.files.append_to(path)
+        self._mark = MarkFile(self.files, self.directory)
+        self._mark.advance(self._written, self._synced if self.durability == "fsync" else None)
         self._take_reserve()
 
     def _settle(self, found: Scan) -> None:
@@ -209,9 +215,13 @@ class Journal:
             try:
                 if self._fd >= 0 and self._broken is None and self._process == os.getpid():
                     self._sync()
+                    if self._mark is not None:
+                        self._mark.sync()
             finally:
                 fd, self._fd = self._fd, -1
                 try:
+                    if self._mark is not None:
+                        self._mark.close()
                     if fd >= 0:
                         self.files.close(fd)
                 finally:
@@ -242,6 +252,8 @@ class Journal:
         self._empty = False
         self._repeated = repeatable
         self._written = self.serial
+        if self._mark is not None and self.durability != "fsync":
+            self._mark.advance(self._written)
         self.serial += 1
         return self._written
 
@@ -348,6 +360,8 @@ class Journal:
             self._broken = f"a sync failed ({error})"
             self._check()
         self._synced = max(self._synced, upto)
+        if self._mark is not None:
+            self._mark.advance(self._synced, self._synced)
 
     # -- segments and snapshots ----------------------------------------------------------------------------------------
 
@@ -358,6 +372,8 @@ class Journal:
             self._check()
             if self.durability == "fsync":
                 self._sync()
+                if self._mark is not None:
+                    self._mark.sync()
             old, size = self._fd, self._offset
             try:
                 self._start_segment(self.number + 1)

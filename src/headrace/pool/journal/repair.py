@@ -19,6 +19,7 @@ from headrace.pool.journal import records
 from headrace.pool.journal.draft import Draft
 from headrace.pool.journal.files import Files
 from headrace.pool.journal.layout import LOCK, Layout, number_of, read_layout, segment_path
+from headrace.pool.journal.mark import MarkFile
 from headrace.pool.journal.scan import Hole, Scan, scan
 
 SAVED = "saved"
@@ -127,10 +128,11 @@ def repair(directory: Path, files: Files | None = None) -> Scan:
             return found
         _set_aside(directory, found.layout, files)
         number = max((number_of(path) for path in _numbered(found)), default=0) + 1
-        draft = Draft(files, directory, number, found.next_serial)
+        first = max(found.next_serial, found.acknowledged + 1)  # what is lost keeps its numbers
+        draft = Draft(files, directory, number, first)
         try:
             Mending(draft.add).read(directory)
-            _begin_segment(files, directory, number, found.next_serial)
+            _begin_segment(files, directory, number, first)
             draft.finish()
         except BaseException:
             draft.abandon()
@@ -210,6 +212,7 @@ def backup(directory: Path, target: Path, files: Files | None = None) -> Scan:
     found = verify(target)
     if found.damage:
         raise JournalDamaged(f"the backup in {target} is damaged in {found.damage[0]}; is the journal itself sound?")
+    MarkFile(files, target, synced=found.next_serial - 1).close()
     return found
 
 

@@ -16,6 +16,7 @@ from headrace.data.errors import ForeignFrame, FrameError
 from headrace.data.frame import Frame, Kind
 from headrace.pool.errors import JournalError
 from headrace.pool.journal.layout import RESERVE, Layout, number_of, read_layout, segment_path
+from headrace.pool.journal.mark import read_mark
 from headrace.pool.journal.records import (
     Reader,
     decode_head,
@@ -47,7 +48,8 @@ class Damage:
 @dataclass(slots=True)
 class Scan:
     """What a reading found. `next_serial` follows the last commit; `tail` is the last segment and its sound length;
-    `torn` is that segment, its sound length, how many bytes follow it, and what is wrong with them."""
+    `torn` is that segment, its sound length, how many bytes follow it, and what is wrong with them; `acknowledged` is
+    the last commit that the journal's mark names."""
 
     layout: Layout
     commits: int = 0
@@ -56,6 +58,7 @@ class Scan:
     damage: list[Damage] = field(default_factory=list)
     torn: tuple[Path, int, int, str] | None = None
     tail: tuple[Path, int] | None = None
+    acknowledged: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,10 @@ def scan(
 ) -> Scan:
     """Hands every commit that reads back to `take`, in order. Stops at the first damage, or notes it and goes on: then
     `missed` hears of each hole, before the commit behind it is taken (None: none is)."""
+    acknowledged = read_mark(directory).acknowledged  # first: a pool that has the journal open goes on writing
     layout = read_layout(directory)
     reading = _Reading(layout, take, tolerant, missed)
+    reading.found.acknowledged = acknowledged
     try:
         reading.all(directory)
     except _Stop:
@@ -124,6 +129,10 @@ class _Reading:
             missing.append(self.promised_number)
         for number in missing:
             self._lost(segment_path(directory, number), None)
+        if self.serial is not None and self.serial <= self.found.acknowledged:
+            path, at = self.found.tail or (segment_path(directory, 1), 0)
+            why = f"commits {self.serial} to {self.found.acknowledged} were acknowledged, and are missing at its end"
+            self._note(Damage(path, at, at, why))
         self._tell(None, lost=True)
 
     def _tell(self, frame: Frame | None, *, lost: bool) -> None:
@@ -250,7 +259,7 @@ class _Reading:
 
     def _torn(self, reader: Reader, at: int, why: str) -> bool:
         """Whether all from `at` to the end of the last segment was never promised; it is then noted as torn."""
-        if self.serial is None:
+        if self.serial is None or self.serial <= self.found.acknowledged:
             return False
         if at == 0 and (self.open_end is not None or (reader.size > HEAD_ROOM and not reader.blank(0))):
             return False  # the segment before it, and then its head, are whole before anything else is written
