@@ -85,7 +85,7 @@ class DataPool(Calls):
         self._waiters: dict[str, set[Callable[[], None]]] = {}
         self._closed: str | None = None
         self._journal: Journal | None = None
-        self._about: list[str] = []  # the channels of the last commit
+        self._about: dict[str, None] = {}  # the channels of the last commit
         self._check_at = COMPACT_FROM
         self._compacting = threading.Lock()
         self._compactions = 0
@@ -118,7 +118,7 @@ class DataPool(Calls):
                     f"({error!r}). Nothing was changed"
                 ) from error
             self._state.sweep()
-            self._about = [fact.channel for fact in facts]
+            self._about = dict.fromkeys([fact.channel for fact in facts])
             self._time.after(max((fact.at for fact in facts), default=0.0))
 
         collecting = gc.isenabled()
@@ -297,9 +297,9 @@ class DataPool(Calls):
         facts = [*self._state.begun_by(facts), *facts]
         try:
             if self._journal is not None:
-                about = [*self._about, *(fact.channel for fact in facts)]
-                self._journal.append(facts, block, self._state.tallies(dict.fromkeys(about)))
-                self._about = about[len(self._about) :]
+                about = dict.fromkeys([fact.channel for fact in facts])
+                self._journal.append(facts, block, self._state.tallies(self._about | about))
+                self._about = about
             self._state.apply(facts, block)
         except JournalError:
             raise  # nothing of it was written, and nothing changed

@@ -84,8 +84,13 @@ class State:
 
     def tallies(self, names: Iterable[str]) -> list[tuple[str, int, int, int]]:
         """What the ledgers of those of the channels that are there say: submitted, consumed, and queued or leased."""
-        ledgers = [(name, self.channels[name].ledger) for name in names if name in self.channels]
-        return [(name, book.submitted, book.consumed, book.queued + book.leased) for name, book in ledgers]
+        found = []
+        for name in names:
+            channel = self.channels.get(name)
+            if channel is not None:
+                ledger = channel.ledger
+                found.append((name, ledger.submitted, ledger.consumed, ledger.queued + ledger.leased))
+        return found
 
     def begun_by(self, facts: Sequence[f.Fact]) -> list[f.Fact]:
         """What must be written before facts about channels that are yet to come: the options these begin with."""

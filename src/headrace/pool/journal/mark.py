@@ -41,10 +41,6 @@ class Mark:
         same = self.boot != bytes(16) and self.boot == boot_id()
         return max(self.synced, self.written) if same else self.synced
 
-    def packed(self) -> bytes:
-        fields = _FIELDS.pack(_MAGIC, self.written, self.synced, self.boot)
-        return fields + _SUM.pack(crc32c(fields))
-
 
 def boot_id() -> bytes:
     """Which start of the machine this is; zeros where nothing tells."""
@@ -75,17 +71,22 @@ class MarkFile:
         self._fd = -1
         before = read_mark(directory)
         self._boot = boot_id()
-        self._mark = Mark(before.written if before.boot == self._boot else 0, max(before.synced, synced), self._boot)
+        self._synced = max(before.synced, synced)
         with suppress(OSError):
             self._fd = files.open_to_update(directory / MARK)
-            files.update(self._fd, self._mark.packed())
+        self.advance(before.written if before.boot == self._boot else 0)
 
     def advance(self, written: int, synced: int | None = None) -> None:
         """Notes the last commit that the kernel has, and, where that is news, the last that the disk has."""
-        if self._fd >= 0:
-            self._mark = Mark(written, self._mark.synced if synced is None else synced, self._boot)
-            with suppress(OSError):
-                self._files.update(self._fd, self._mark.packed())
+        if self._fd < 0:
+            return
+        if synced is not None:
+            self._synced = synced
+        fields = _FIELDS.pack(_MAGIC, written, self._synced, self._boot)
+        try:
+            self._files.update(self._fd, fields + _SUM.pack(crc32c(fields)))
+        except OSError:
+            pass  # it stays behind: what it names is still true
 
     def sync(self) -> None:
         if self._fd >= 0:
