@@ -61,6 +61,7 @@ class DataPool(Calls):
     `durability`: what an acknowledgement outlives: `os` this process, `fsync` the machine; `memory` neither.
     `channels`: options by channel (see `ChannelConfig`); `defaults`: options of every other channel.
     In a journal each channel keeps the options it had, until others are given here.
+    `clock`: what the time is; one of your own is believed, unless a `monotonic` one says when it was set.
     """
 
     def __init__(
@@ -74,13 +75,14 @@ class DataPool(Calls):
         segment_mb: float = 64,
         quota_mb: float | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] | None = None,
         files: Files | None = None,
     ) -> None:
         self.durability = _durability(durability, journal)
         base = defaults if isinstance(defaults, ChannelConfig) else ChannelConfig().changed(dict(defaults or {}))
         self._state = State(base, limits or Limits())
         self._core = Core(self._state)
-        self._time = Steady(clock)
+        self._time = Steady(clock, monotonic or (time.monotonic if clock is time.time else None))
         self._lock = threading.Lock()
         self._waiters: dict[str, set[Callable[[], None]]] = {}
         self._closed: str | None = None
@@ -132,7 +134,8 @@ class DataPool(Calls):
             log.warning("journal %s: facts about what is not there: %s", journal.directory, dict(self._state.orphans))
         if found.commits:
             log.info("journal %s: %d commits recovered", journal.directory, found.commits)
-        now = self._time.now()
+        with self._lock:
+            now = self._now()
         if journal.torn is not None:
             log.warning("journal %s: %s", journal.directory, journal.torn)
             self._settle_one(facts_.Cut("", now, journal.torn))
@@ -266,7 +269,7 @@ class DataPool(Calls):
         with self._lock:
             if self._closed is not None:
                 raise PoolClosed(self._closed)
-            now = self._time.now()
+            now = self._now()
             names = self._concerned(op, args)
             self._settle(names, now, late=op in operations.READS)
             try:
@@ -290,6 +293,20 @@ class DataPool(Calls):
             elif op == "stats":
                 answer |= self.describe()
             return answer, self._journal.serial - 1 if self._journal is not None else 0, None
+
+    def _now(self) -> float:
+        """The time. Deadlines move with a clock that was set forward. Called with the lock held."""
+        now = self._time.now()
+        by = self._time.jumped()
+        if by and self._state.timed:
+            log.info("the clock was set forward, or the pool away, for %.0f s: deadlines move with it", by)
+            moved = facts_.ClockMoved("", now, by)
+            try:
+                self._commit([moved], None)
+            except DiskFull as error:
+                log.warning("that deadlines moved could not be written down: %s", error)
+                self._state.apply([moved], None)
+        return now
 
     def _commit(self, facts: Any, block: Block | None) -> None:
         if not facts:
@@ -457,10 +474,11 @@ class DataPool(Calls):
         with self._lock:
             if self._closed is not None:
                 raise PoolClosed(self._closed)
+            now = self._now()
             # A segment that nothing was written to since the last try is as good as a new one.
             number = journal.number if journal.empty else journal.rotate(spare=True)
             first_serial = journal.serial
-            captured = capture(self._state, self._time.now())
+            captured = capture(self._state, now)
             unerased, self._state.unerased = self._state.unerased, False
         try:
             journal.write_snapshot(number, first_serial, captured)

@@ -137,6 +137,13 @@ class Forgotten(Fact, tag="forget", frozen=True):
     trajectory: str = ""
 
 
+class ClockMoved(Fact, tag="clock", frozen=True):
+    """The clock was set forward by so many seconds, or the pool was away for so long: every deadline moves with it. It
+    concerns no channel alone."""
+
+    by: float = 0.0
+
+
 class Cut(Fact, tag="cut", frozen=True):
     """A torn tail was cut off the journal. It concerns no channel."""
 
@@ -238,6 +245,7 @@ AnyFact = (
     | Dropped
     | Trimmed
     | Forgotten
+    | ClockMoved
     | Cut
     | Lost
     | Tallied

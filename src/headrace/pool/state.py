@@ -82,6 +82,12 @@ class State:
                 end_graces(channel, fact.at)  # no fact of its own, so it must not depend on who asked when
             _APPLY[type(fact)](self, channel, fact, block)
 
+    @property
+    def timed(self) -> bool:
+        """Whether anything here waits for a time."""
+        channels = any(channel.groups or channel.leases or channel.owed for channel in self.channels.values())
+        return channels or bool(self.desk.leases or self.desk.heard or self.desk.silent)
+
     def tallies(self, names: Iterable[str]) -> list[tuple[str, int, int, int]]:
         """What the ledgers of those of the channels that are there say: submitted, consumed, and queued or leased."""
         found = []
@@ -310,6 +316,13 @@ def _forgotten(state: State, channel: Channel, fact: f.Forgotten, block: Block |
     state.record("forget", channel.name, fact.at, trajectory=fact.trajectory)
 
 
+def _clock_moved(state: State, channel: None, fact: f.ClockMoved, block: Block | None) -> None:
+    for each in state.channels.values():
+        each.move_deadlines(fact.by)
+    state.desk.move_deadlines(fact.by)
+    state.record("clock", "", fact.at, by=fact.by)
+
+
 def _cut(state: State, channel: None, fact: f.Cut, block: Block | None) -> None:
     state.record("journal_cut", "", fact.at, detail=fact.detail)
 
@@ -411,6 +424,7 @@ _APPLY: dict[type, Callable[..., None]] = {
     f.Dropped: _dropped,
     f.Trimmed: _trimmed,
     f.Forgotten: _forgotten,
+    f.ClockMoved: _clock_moved,
     f.Cut: _cut,
     f.Lost: _lost,
     f.Tallied: _tallied,
