@@ -86,6 +86,14 @@ class Desk:
         """When the clock alone will change something here."""
         return self.deadlines[0][0] if self.deadlines else None
 
+    def move_deadlines(self, seconds: float) -> None:
+        """Moves all that waits for a time: the clock was set forward by as much."""
+        for lease in self.leases.values():
+            lease.deadline += seconds
+        self.deadlines = [(at + seconds, lease) for at, lease in self.deadlines]
+        self.heard = OrderedDict((env, at + seconds) for env, at in self.heard.items())
+        self.silent = {env: at + seconds for env, at in self.silent.items()}
+
     # -- trainers and environments -------------------------------------------------------------------------------------
 
     def register(self, uuid: str, registration: Registration | None, step: int | None) -> None:
