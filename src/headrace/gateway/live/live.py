@@ -166,7 +166,8 @@ class Live:
             if text is not None:
                 self._add_text(held, scope, text)
             elif record is not None:
-                self._answers.add(held, scope, record.key, record.strict, continued=record.key in parents)
+                continued = record.key in parents
+                self._answers.add(held, scope, record.key, record.strict, record.named, continued=continued)
         named = found[0].metadata
         if isinstance(named.get(SESSION), str) and isinstance(named.get(PART), int):
             self._parts[scope_of(held), named[SESSION]] = named[PART]
