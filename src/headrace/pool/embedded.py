@@ -391,9 +391,7 @@ class DataPool(Calls):
             return
         if op == "forget" and self._state.unerased:
             self.compact()
-        elif (
-            self._journal.bytes > self._check_at or self._journal.alarm
-        ) and self._compacting.acquire(blocking=False):
+        elif (self._journal.bytes > self._check_at or self._journal.alarm) and self._compacting.acquire(blocking=False):
             threading.Thread(target=self._compact_if_worth, name="headrace-compact", daemon=True).start()
 
     def _compact_if_worth(self) -> None:
