@@ -156,7 +156,7 @@ def test_a_body_past_the_limit_is_413_whether_or_not_it_says_its_length() -> Non
         assert b"0.1 MB" in answer
         host, port = address.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=120) as raw:
-            raw.sendall(b"POST /pool/call HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+            raw.sendall(b"POST /pool/call HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n\r\n")
             chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
             raw.sendall(chunk * 2)
             assert b" 413 " in raw.recv(4096).split(b"\r\n")[0]
@@ -185,7 +185,7 @@ def test_a_caller_that_hangs_up_while_it_waits_takes_nothing() -> None:
         pool._waiters = Waiters()
         pool._forget_waiter = forget  # type: ignore[method-assign]
         with socket.create_connection((host, int(port)), timeout=120) as raw:
-            head = f"POST /pool/call HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            head = f"POST /pool/call HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
             raw.sendall(head.encode() + body)
             assert waiting.wait(120)
         assert left.wait(120), "the server noticed that the caller is gone"
