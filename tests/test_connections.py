@@ -172,6 +172,11 @@ def test_a_server_that_cannot_tell_is_believed() -> None:
         ({"origin": "http://good.example"}, 200),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200),
+        ({"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}, 200),
+        ({"sec-fetch-site": "none", "sec-fetch-mode": "navigate"}, 200),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors", "origin": "http://good.example"}, 200),
     ],
 )
 def test_pages_and_names_from_elsewhere_are_refused(app: App, headers: dict[str, str], status: int) -> None:
@@ -180,3 +185,11 @@ def test_pages_and_names_from_elsewhere_are_refused(app: App, headers: dict[str,
     assert answer.status_code == status
     if status == 403:
         assert "set a key, or name --host" in answer.json()["detail"]
+
+
+def test_no_link_of_another_site_leads_to_a_get_that_changes_something(app: App) -> None:
+    followed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    with serving(LocalOnly(app), lifespan=False) as address:
+        for path in ("/batch", "/reset_data"):
+            assert httpx.get(address + path, headers=followed, trust_env=False).status_code == 403
+            assert httpx.get(address + path, trust_env=False).status_code == 200

@@ -74,6 +74,9 @@ class Settings(BaseModel):
     tenants: str | None = Field(
         None, description="file (YAML, JSON or TOML) of tenants: their keys, channels, rates and bounds"
     )
+    backups: str | None = Field(
+        None, description="folder below which the pool's `backup` may copy its journal; without one it is refused"
+    )
     max_body_mb: float = Field(64, gt=0, description="largest request that is taken")
     max_in_flight: int = Field(4096, ge=1, description="calls at once; more are answered 503 with Retry-After")
     keep_alive_s: float = Field(
