@@ -8,9 +8,10 @@ it wrote, which no message of ASGI does.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any, Literal
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 #: Bytes that a request's line and headers may have.
 HEAD_BYTES = 64 * 1024
@@ -20,6 +21,8 @@ BODY_S = 60.0
 
 #: Where an application finds `Connection.flushed` in its scope.
 EXTENSION = "headrace.flushed"
+#: The same of whether the answer to its request was written whole.
+DELIVERED = "headrace.delivered"
 
 
 class Connection(HttpToolsProtocol):
@@ -47,6 +50,10 @@ class Connection(HttpToolsProtocol):
             await self.flow.drain()
         return not self._failed
 
+    async def _delivered(self, cycle: RequestResponseCycle) -> bool:
+        """Whether all of an answer was written before its connection broke; waits until that is known."""
+        return cycle.response_complete and await self.flushed()
+
     # -- what comes ----------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
@@ -65,6 +72,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._awaits("body", self.body_s)
         super().on_headers_complete()
+        self.scope["extensions"][DELIVERED] = partial(self._delivered, self.cycle)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         self._awaited, self._head = None, 0
@@ -106,4 +114,11 @@ async def flushed(scope: Any) -> bool:
     """Waits until the system has taken all of the answer to a request; False where its connection broke before. True
     at once under a server that cannot tell."""
     wait = scope.get("extensions", {}).get(EXTENSION)
+    return True if wait is None else bool(await wait())
+
+
+async def delivered(scope: Any) -> bool:
+    """Once all of an answer is sent: whether the system has taken it whole, before its connection broke. True at once
+    under a server that cannot tell."""
+    wait = scope.get("extensions", {}).get(DELIVERED)
     return True if wait is None else bool(await wait())
