@@ -83,17 +83,6 @@ def test_beside_equal_calls_that_are_under_way_a_retry_is_the_call_that_never_ca
     assert len(gateway.steps(uid_of(base))) == 3
 
 
-def test_an_answer_that_was_continued_was_not_lost(rollout: Rollout, folder: Path, gateway: Running, base: str) -> None:
-    """In a process that only has the pool to ask: who went on from the only equal call's answer has heard it."""
-    rollout.script += ["one", "more", "two"]
-    first = told(chat(gateway, base, "hi"))["choices"][0]["message"]
-    told(chat(gateway, base, [user("hi"), first, user("go on")]))
-    assert isinstance(gateway.pool, DataPool)
-    with in_front(rollout, folder, gateway.pool) as other:
-        url = f"/{uid_of(base)}/{uid_of(base)}/v1/chat/completions"
-        assert said(other.post(url, BODY, headers=RETRY)) == "two"
-
-
 # -- answers that are lost ---------------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from headrace.gateway.tries import Call, Mark
 from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream.types import Order, Sampled
 from headrace.pool.plan import Completion
-from headrace.tokens import RECORD, Cause, PromptPlan, Record
+from headrace.tokens import Cause, PromptPlan
 
 #: Trajectories whose end is remembered, for clients that did not hear of it.
 MOST_ENDS = 20_000
@@ -87,22 +87,10 @@ def _answers(steps: list[Step], digest: str) -> list[Step]:
 
 
 def _only(ask: Ask, steps: list[Step], digest: str, *, named: bool) -> list[Step] | None:
-    """The steps of the call with that digest. Where it has no name of its own, others may ask the same: so it must be
-    the only one, and none of its answers may have been continued, since whoever did that was not left without it."""
+    """The steps of the call with that digest. Where it has no name of its own, others may ask the same: then it must be
+    the only one."""
     calls = list(_by_call(ask, _answers(steps, digest)).values())
-    if not calls or named:
-        return calls[0] if calls else None
-    return calls[0] if len(calls) == 1 and not _continued(calls[0], steps) else None
-
-
-def _continued(made: list[Step], steps: list[Step]) -> bool:
-    """Whether a later call goes on from one of the answers."""
-    answers = {record.key for step in made if (record := _record(step)) is not None}
-    return any((record := _record(step)) is not None and record.parent in answers for step in steps)
-
-
-def _record(step: Step) -> Record | None:
-    return Record.from_metadata(step.metadata.get(RECORD))
+    return calls[0] if len(calls) == 1 or (calls and named) else None
 
 
 def _rebuilt(planner: Planner, ask: Ask, steps: list[Step]) -> list[Turn] | None:
