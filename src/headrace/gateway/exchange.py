@@ -132,12 +132,11 @@ class Exchange:
     async def _take(self, body: bytes, presence: Presence, sending: Sending) -> None:
         """A call to a model that is recorded."""
         gateway = self._gateway
-        ask = self._dialect.read(body)
+        ask, digest = await gateway.reading.call(body, self._dialect.read, self._mark.digest)
         policy = gateway.models.called(ask.model)
         calls = policy.calls  # raises while the tokenizer loads
         calls.planner.settle(ask)
         recorded = _is_recorded(self._request)
-        digest = self._mark.digest(body)
         try:
             session = await self._place.session(ask, policy, digest, recorded=recorded)
             self._call_id = self._place.call_id(self._call_id)
