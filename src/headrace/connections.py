@@ -8,6 +8,7 @@ it wrote, which no message of ASGI does.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any, Literal, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -18,8 +19,10 @@ HEAD_BYTES = 64 * 1024
 HEAD_S = 30.0
 BODY_S = 60.0
 
-#: Under which extension of ASGI an application finds `Connection.flushed`.
-EXTENSION = "headrace.flushed"
+#: The extensions of ASGI under which an application finds whether all was written that is to be written
+FLUSHED = "headrace.flushed"
+#: The same of whether the answer to its request was written whole.
+DELIVERED = "headrace.delivered"
 
 
 class Connection(HttpToolsProtocol):
@@ -52,6 +55,10 @@ class Connection(HttpToolsProtocol):
             await self._lost.wait()
         return not self._failed
 
+    async def _delivered(self, cycle: RequestResponseCycle) -> bool:
+        """Whether all of an answer was written before its connection broke; waits until that is known."""
+        return cycle.response_complete and await self.flushed()
+
     # -- what comes ----------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
@@ -64,12 +71,13 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {EXTENSION: {"wait": self.flushed}}
+        self.scope["extensions"] = {FLUSHED: {"wait": self.flushed}}
         self._awaits("head", self.head_s)
 
     def on_headers_complete(self) -> None:
         self._awaits("body", self.body_s)
         super().on_headers_complete()
+        self.scope["extensions"][DELIVERED] = {"wait": partial(self._delivered, self.cycle)}
 
     def on_message_complete(self) -> None:
         self._awaited, self._head = None, 0
@@ -111,5 +119,15 @@ REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 async def flushed(scope: Any) -> bool:
     """Waits until the system has taken all of the answer to a request; False where its connection broke before. True
     at once under a server that cannot tell."""
-    extension = scope.get("extensions", {}).get(EXTENSION)
-    return True if extension is None else bool(await extension["wait"]())
+    return await _told(scope, FLUSHED)
+
+
+async def delivered(scope: Any) -> bool:
+    """Once all of an answer is sent: whether the system has taken it whole, before its connection broke. True at once
+    under a server that cannot tell."""
+    return await _told(scope, DELIVERED)
+
+
+async def _told(scope: Any, extension: str) -> bool:
+    found = scope.get("extensions", {}).get(extension)
+    return True if found is None else bool(await found["wait"]())

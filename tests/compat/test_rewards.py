@@ -31,7 +31,11 @@ def calls() -> list[list[Any]]:
         ("repetition_penalty", {}, {}),
         ("repetition_penalty", {"threshold": 0.2, "min_words": 2, "min_sentences": 1}, {}),
         ("repetition_penalty", {"threshold": "no number", "min_words": 2, "min_sentences": 1}, {}),
-        ("combined", {"rewards": ["format", {"type": "repetition_penalty", "threshold": "no number", "min_words": 2}]}, {}),
+        (
+            "combined",
+            {"rewards": ["format", {"type": "repetition_penalty", "threshold": "no number", "min_words": 2}]},
+            {},
+        ),
         ("combined", {"rewards": ["format", "r1"], "normalization": "minmax", "weight": 3}, {"solution": "4"}),
     ]
     return [[name, options, texts, more] for name, options, more in asked]
@@ -46,6 +50,11 @@ def test_rewards_are_those_of_atroposlib(atropos: Path, tmp_path: Path) -> None:
 
 
 def test_a_reward_that_raises_pays_0_to_all_as_in_the_original(tmp_path: Path) -> None:
-    broken = ["repetition_penalty", {"threshold": "no number", "min_words": 2, "min_sentences": 1}, ["one " * 30, "two"], {}]
+    broken = [
+        "repetition_penalty",
+        {"threshold": "no number", "min_words": 2, "min_sentences": 1},
+        ["one " * 30, "two"],
+        {},
+    ]
     ((_, paid),) = json.loads(ours("rewards.py", cwd=tmp_path, given=json.dumps({"headrace": True, "calls": [broken]})))
     assert paid == [0, 0]

@@ -25,6 +25,7 @@ from headrace.gateway.live.names import call_in, scope_of, session_uid, uid_of
 from headrace.gateway.live.texts import Texts
 from headrace.gateway.session import TEXT, Session
 from headrace.gateway.text_key import TextKey
+from headrace.gateway.tries import Debts, Mark
 from headrace.gateway.turn import Turn
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Gone, NotFound
@@ -46,7 +47,8 @@ class Live:
         self._discovery = Discovery(gateway, self._adopt, lambda held: held in self._answers)
         self._shared = not isinstance(gateway.pool, DataPool)
         self._parts: OrderedDict[tuple[str, str], int] = OrderedDict()
-        self._tries: OrderedDict[str, str] = OrderedDict()
+        self._tries: OrderedDict[str, list[str]] = OrderedDict()
+        self.debts = Debts(MOST_TRIES)
         self.timer = Supervised("the timer of live conversations", lambda: self.endings.run(self._discovery.complete))
         gateway.supervised.append(self.timer)
         gateway.dropping = self._dropped
@@ -138,9 +140,15 @@ class Live:
                     continue  # what is gone stays unknown, and is refused as such
         ask.references = replace(ask.references, known=known)
 
-    def tried(self, digest: str) -> str | None:
-        """The conversation of a call that was made before, in this process."""
-        return self._tries.get(digest)
+    def tried(self, digest: str, mark: Mark) -> str | None:
+        """The conversation of the call that this one repeats, as far as this process knows."""
+        if not mark.repeats:
+            return None
+        debt = self.debts.settle(digest, mark.count) if mark.key is None else None
+        if debt is not None:
+            return debt.answer
+        known = self._tries.get(digest, [])
+        return known[0] if len(known) == 1 or (known and mark.key is not None) else None
 
     # -- beginning and going on ----------------------------------------------------------------------------------------
 
@@ -153,9 +161,17 @@ class Live:
 
     def remember(self, digest: str, held: str) -> None:
         """A call that its client may make again."""
-        self._tries[digest] = held
+        known = self._tries.setdefault(digest, [])
+        if held not in known and len(known) < 2:  # of equal calls, it matters only that there are others
+            known.append(held)
         if len(self._tries) > MOST_TRIES:
             self._tries.popitem(last=False)
+
+    def failed(self, digest: str, mark: Mark, held: str) -> None:
+        """A call that began a conversation was not answered: its retry begins another."""
+        if held in self._tries.get(digest, []):
+            self._tries[digest].remove(held)
+        self.debts.owe(digest, mark.count)
 
     def answered(self, held: str, turns: list[Turn]) -> None:
         """What a call of a conversation was answered."""
