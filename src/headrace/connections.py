@@ -19,9 +19,9 @@ HEAD_BYTES = 64 * 1024
 HEAD_S = 30.0
 BODY_S = 60.0
 
-#: The extensions of ASGI under which an application finds whether all was written that is to be written
+#: The extensions of ASGI under which an application learns that everything so far was written,
 FLUSHED = "headrace.flushed"
-#: The same of whether the answer to its request was written whole.
+#: and that the answer to its request was written whole.
 DELIVERED = "headrace.delivered"
 
 
