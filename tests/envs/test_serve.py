@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
+from unittest.mock import MagicMock
 
+import pytest
 from tests.envs.api import Api
 from tests.envs.kit import CountingEnv, config, items_of, running
 
@@ -60,9 +64,16 @@ async def test_it_ends_by_itself_once_more_batches_are_there_than_steps(api: Api
     assert api.left == [0]
 
 
-async def test_work_is_held_above_the_threshold_and_goes_on_at_it(api: Api) -> None:
-    """Groups of 2, batches of 16, at most one batch in the queue: nine groups are too many, eight are not."""
-    env = CountingEnv(config(api, max_batches_offpolicy=1))
+async def test_work_is_held_above_the_threshold_and_goes_on_at_it(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of 2, batches of 16, at most one batch in the queue: nine groups are too many, eight are not. Each pause
+    and its end is an event in wandb, and a line of the file."""
+    wandb = MagicMock()
+    monkeypatch.setattr("headrace.envs.metrics.log.Wandb", wandb)
+    file = tmp_path / "m.jsonl"
+    env = CountingEnv(config(api, max_batches_offpolicy=1, metrics_path=str(file)))
+    env.metrics_log.open_wandb("tests", group=None, name=None, config={})
     async with running(env):
         await api.until(lambda: len(api.received) == 9)
         asked = len(api.asked)
@@ -75,6 +86,17 @@ async def test_work_is_held_above_the_threshold_and_goes_on_at_it(api: Api) -> N
         await api.until(lambda: len(api.asked) >= asked + 5)
         assert env.next == 10
     assert sorted(items_of(api.received)) == list(range(10))
+    named = env.wandb_prepend
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    told = [call.args[0] for call in wandb().write.call_args_list]
+    for rows, prefix in ((lines, ""), (told, f"{named}_")):
+        events = [row for row in rows if any("event/" in name for name in row)]
+        kinds = ["paused" if f"{prefix}event/paused" in row else "resumed" for row in events]
+        assert kinds == ["paused", "resumed"] * (len(kinds) // 2) + ["paused"] * (len(kinds) % 2)
+        assert len(kinds) >= 3
+        assert events[0][f"{prefix}event/paused"] == events[1][f"{prefix}event/resumed"] == 1
+        assert events[0][f"{prefix}event/paused/queued"] + events[0][f"{prefix}event/paused/coming"] >= 9
+        assert events[1][f"{prefix}event/resumed/after_s"] > 0
 
 
 async def test_work_in_flight_is_finished_and_sent_when_it_is_told_to_stop(api: Api) -> None:

@@ -155,17 +155,29 @@ class Manager:
             log.info("paused: %s for the trainer", self._waiting)
             self._held_since = now
             self._env.counts.pauses += 1
+            self._tell("paused", self._counted)
         elif not held and self._held_since is not None:
             log.info("resumed after %.1f s: %s for the trainer", now - self._held_since, self._waiting)
             self._env.counts.paused_s += now - self._held_since
+            self._tell("resumed", {**self._counted, "after_s": now - self._held_since})
             self._held_since = None
+
+    def _tell(self, event: str, about: dict[str, float]) -> None:
+        """Puts an event among the metrics, wherever these go."""
+        env = self._env
+        env.metrics_log.event(env.curr_step, event, env.counts.pauses, about, env.wandb_prepend)
+
+    @property
+    def _counted(self) -> dict[str, float]:
+        """What a pause goes by: groups that wait for the trainer, and those of ours that will."""
+        status = self.poller.status
+        return {"queued": status.queue_size if status is not None else 0, "coming": self.load.coming}
 
     @property
     def _waiting(self) -> str:
-        status = self.poller.status
-        queued = status.queue_size if status is not None else 0
+        status, counted = self.poller.status, self._counted
         said = f" ({status.warning})" if status is not None and status.warning else ""
-        return f"{queued} groups wait{said}, and {self.load.coming} of ours will,"
+        return f"{counted['queued']} groups wait{said}, and {counted['coming']} of ours will,"
 
     async def start_workers(self) -> None:
         """Starts items for as long as the schedule allows and `get_next_item` has some."""

@@ -11,6 +11,12 @@ if asked["headrace"]:
 registry = importlib.import_module("atroposlib.envs.reward_fns").registry
 importlib.import_module("atroposlib.envs.reward_fns.r1_reward")
 
+
+def broken(completions, **kwargs):
+    raise ValueError("this one always fails")
+
+
+registry.register_function("broken", broken)
 found = []
 for name, options, completions, more in asked["calls"]:
     reward = registry.create({"type": name, **options})

@@ -45,6 +45,9 @@ class MetricsLog:
     def write(self, step: int, own: Mapping[str, Any], shared: Mapping[str, Any], prefix: str | None) -> None:
         """One row. `prefix` is who we are among environments that share a file; in wandb, own metrics begin with it."""
         self.last = own
+        self._write(step, own, shared, prefix)
+
+    def _write(self, step: int, own: Mapping[str, Any], shared: Mapping[str, Any], prefix: str | None) -> None:
         row = {"step": step, "time": time.time(), "env": prefix, **own, **shared}
         self._begin()
         for writer in self._writers:
@@ -52,6 +55,11 @@ class MetricsLog:
         if self._wandb is not None:
             named = {f"{prefix}_{name}": value for name, value in own.items()} if prefix else dict(own)
             self._try(self._wandb, {"step": step, **named, **shared})
+
+    def event(self, step: int, name: str, times: int, about: Mapping[str, float], prefix: str | None) -> None:
+        """A row of its own for what happened just now: `event/NAME` is how many times it has, its numbers are below."""
+        told = {f"event/{name}": times, **{f"event/{name}/{what}": value for what, value in about.items()}}
+        self._write(step, told, {}, prefix)
 
     def close(self) -> None:
         for writer in (*self._writers, *((self._wandb,) if self._wandb is not None else ())):
