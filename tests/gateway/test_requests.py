@@ -558,6 +558,39 @@ def test_json_nested_past_all_measure_is_no_traceback(
     assert gateway.post(f"{base}/v1/chat/completions", body.encode()).status_code in (200, 400)
 
 
+DEEP = {
+    "an unknown field": ("chat/completions", '"messages": [{"role": "user", "content": "hi"}], "x": DEEP'),
+    "a schema": (
+        "chat/completions",
+        '"messages": [{"role": "user", "content": "hi"}], "response_format": '
+        '{"type": "json_schema", "json_schema": {"name": "a", "schema": {"x": DEEP}}}',
+    ),
+    "a format": ("chat/completions", '"messages": [{"role": "user", "content": "hi"}], "response_format": DEEP'),
+    "input": ("responses", '"input": DEEP'),
+    "a part of input": ("responses", '"input": [{"role": "user", "content": DEEP}]'),
+    "a text's schema": (
+        "responses",
+        '"input": "hi", "text": {"format": {"type": "json_schema", "name": "a", "schema": {"x": DEEP}}}',
+    ),
+    "a prompt": ("completions", '"prompt": DEEP'),
+    "a message's content": ("messages", '"max_tokens": 5, "messages": [{"role": "user", "content": DEEP}]'),
+}
+
+
+@pytest.mark.parametrize("depth", [100, 300, 1_000, 5_000])
+@pytest.mark.parametrize("where", DEEP)
+def test_what_nests_too_deep_anywhere_is_400_and_not_sampled(
+    gateway: Running, rollout: Rollout, base: str, where: str, depth: int
+) -> None:
+    route, fields = DEEP[where]
+    for deep in ("[" * depth + "1" + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
+        body = f"{{{fields.replace('DEEP', deep)}}}".encode()
+        assert gateway.post(f"{base}/v1/{route}", body).status_code == 400
+    sampling = {"prompt_ids": [5], "sampling_params": {"x": "DEEP"}}
+    assert gateway.post("/generate", json.dumps(sampling).replace('"DEEP"', deep).encode()).status_code == 400
+    assert not rollout.orders
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_body_past_the_limit_is_413(rollout: Rollout, folder: Path, streamed: bool) -> None:
     with in_front(rollout, folder, max_body_mb=0.01) as gateway:

@@ -32,12 +32,12 @@ class Count(Exchange):
 
     async def _take(self, body: bytes, presence: Presence, sending: Sending) -> None:
         gateway, dialect = self._gateway, self._counter
-        ask = dialect.read_count(body)
+        ask, digest = await gateway.reading.call(body, dialect.read_count, digest_of)
         policy = gateway.models.called(ask.model)
         planner = policy.calls.planner
         planner.settle(ask)
         try:
-            session = await self._place.session(ask, policy, digest_of(body), recorded=False)
+            session = await self._place.session(ask, policy, digest, recorded=False)
             with gateway.sessions.using(session):
                 tokens = await planner.length(session, ask)
         finally:

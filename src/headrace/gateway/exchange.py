@@ -10,12 +10,12 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
+from headrace.connections import delivered
 from headrace.data.errors import HeadraceError
 from headrace.gateway import replay
 from headrace.gateway.access import Caller
@@ -28,7 +28,8 @@ from headrace.gateway.places import Place
 from headrace.gateway.presence import HungUp, Presence
 from headrace.gateway.responses import json_response, retry_header
 from headrace.gateway.sending import Sending
-from headrace.gateway.session import Session, digest_of
+from headrace.gateway.session import Session
+from headrace.gateway.tries import Call, Debts, Mark
 from headrace.gateway.turn import Turn, completion_tokens, prompt_tokens
 from headrace.tokens import Delta
 
@@ -59,7 +60,9 @@ class Exchange:
         self._place = place
         self._call_id = uuid.uuid4().hex
         self._began = time.monotonic()
+        self._mark = Mark.of(request)
         self._events: Events | None = None  # once the answer is to be a stream
+        self._answered: tuple[Debts, str, str] | None = None  # once there is one: its digest and its call's id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway = self._gateway
@@ -86,8 +89,23 @@ class Exchange:
             )
         finally:
             sending.close()
+        await self._check_heard(scope, answered=status == 200)
         gateway.counters.add("calls", self._route, str(status))
         gateway.counters.took(time.monotonic() - self._began)
+
+    async def _check_heard(self, scope: Scope, *, answered: bool) -> None:
+        """Where an answer that is recorded did not reach its client, its retry gets it."""
+        if self._answered is None:
+            return
+        try:
+            async with asyncio.timeout(self._gateway.settings.idle_s):
+                heard = answered and await delivered(scope)
+        except TimeoutError:
+            heard = False
+        if not heard:
+            debts, digest, call_id = self._answered
+            debts.owe(digest, self._mark.count, call_id)
+            self._place.unheard()
 
     async def _refuse(self, error: HeadraceError, sending: Sending) -> int:
         refused = refusal(error)
@@ -114,12 +132,11 @@ class Exchange:
     async def _take(self, body: bytes, presence: Presence, sending: Sending) -> None:
         """A call to a model that is recorded."""
         gateway = self._gateway
-        ask = self._dialect.read(body)
+        ask, digest = await gateway.reading.call(body, self._dialect.read, self._mark.digest)
         policy = gateway.models.called(ask.model)
         calls = policy.calls  # raises while the tokenizer loads
         calls.planner.settle(ask)
         recorded = _is_recorded(self._request)
-        digest = digest_of(body)
         try:
             session = await self._place.session(ask, policy, digest, recorded=recorded)
             self._call_id = self._place.call_id(self._call_id)
@@ -141,38 +158,58 @@ class Exchange:
     ) -> None:
         """Answers a call of a session."""
         gateway, calls = self._gateway, policy.calls
-        if recorded and replay.is_retry(self._request):
-            turns = await replay.earlier(calls.planner, gateway.sessions, session, ask, digest)
-            if turns is not None:
-                gateway.counters.add("replayed")
-                await self._again(turns, sending)
-                return
-        turns = await calls.planner.turns(session, ask, self._call_id, digest, policy.upstream.max_model_len)
         if not recorded:
+            turns = await calls.planner.turns(session, ask, self._call_id, digest, policy.upstream.max_model_len)
             gateway.counters.add("unrecorded", "asked_for")
-            await self._carried_out(policy, None, turns, presence, sending)
+            await self._carried_out(policy, None, None, turns, presence, sending)
             return
-        with _running(session, digest, turns):
-            await self._carried_out(policy, session, turns, presence, sending)
+        if self._mark.repeats:
+            again = await replay.earlier(calls.planner, gateway.sessions, session, ask, self._mark, digest)
+            if again is not None:
+                gateway.counters.add("replayed")
+                self._answered = session.tries.debts, digest, _call_of(again)
+                await self._again(again, sending)
+                return
+        with session.tries.under_way(digest, self._mark.count) as call:
+            turns = await calls.planner.turns(session, ask, self._call_id, digest, policy.upstream.max_model_len)
+            await self._carried_out(policy, session, call, turns, presence, sending)
 
     async def _carried_out(
-        self, policy: Policy, session: Session | None, turns: list[Turn], presence: Presence, sending: Sending
+        self,
+        policy: Policy,
+        session: Session | None,
+        call: Call | None,
+        turns: list[Turn],
+        presence: Presence,
+        sending: Sending,
     ) -> None:
-        """Samples and answers; without a session, nothing is recorded."""
+        """Samples and answers; without a session and its call, nothing is recorded."""
         calls = policy.calls
         if turns[0].ask.stream:
-            await self._streamed(policy, session, turns, presence, sending)
+            await self._streamed(policy, session, call, turns, presence, sending)
             return
         await calls.sample(turns)
         presence.settle()
         self._caller.used(prompt_tokens(turns), completion_tokens(turns))
-        if session is not None:
-            await calls.record(session, turns)
-            self._place.answered(turns)
+        await self._record(policy, session, call, turns)
         await sending.whole(json_response(self._dialect.whole(turns), 200, self._headers(turns)))
 
+    async def _record(self, policy: Policy, session: Session | None, call: Call | None, turns: list[Turn]) -> None:
+        """Hands the steps over; from here on the answer is there for whoever asks again."""
+        if session is not None and call is not None:
+            await policy.calls.record(session, turns)
+            session.tries.answered(call, turns)
+            self._answered = session.tries.debts, call.digest, self._call_id
+            self._place.answered(turns)
+
     async def _streamed(
-        self, policy: Policy, session: Session | None, turns: list[Turn], presence: Presence, sending: Sending
+        self,
+        policy: Policy,
+        session: Session | None,
+        call: Call | None,
+        turns: list[Turn],
+        presence: Presence,
+        sending: Sending,
     ) -> None:
         calls = policy.calls
         events = self._events = self._dialect.events(turns)
@@ -186,9 +223,7 @@ class Exchange:
                 await sending.event(events.delta(turn, choice, delta, piece))
         presence.settle()
         self._caller.used(prompt_tokens(turns), completion_tokens(turns))
-        if session is not None:
-            await calls.record(session, turns)
-            self._place.answered(turns)
+        await self._record(policy, session, call, turns)
         await sending.last(events.closing())
 
     async def _again(self, turns: list[Turn], sending: Sending) -> None:
@@ -203,7 +238,7 @@ class Exchange:
             for choice in turn.choices:
                 message = choice.message(one_call=turn.ask.one_call)
                 delta = Delta(message.content, message.reasoning or "", message.tool_calls)
-                await sending.event(events.delta(turn, choice, delta, None))
+                await sending.event(events.delta(turn, choice, delta, replay.whole(choice)))
         await sending.last(events.closing())
 
     def _rest(self) -> str:
@@ -220,26 +255,14 @@ class Exchange:
         return {CALL_HEADER: call_id, VERSION_HEADER: str(told), **self._dialect.headers(call_id)}
 
 
+def _call_of(turns: list[Turn]) -> str:
+    """The id of the call that made them."""
+    return turns[0].call_id if len(turns) == 1 else turns[0].call_id.removesuffix("-0")
+
+
 def _is_recorded(request: Request) -> bool:
     """Whether a call is to make steps: all do, but those whose agent asks for none."""
     said = request.headers.get(RECORD_HEADER, "on")
     if said not in ("on", "off"):
         raise Refusal(f"{RECORD_HEADER} is {said!r}; it must be on or off", 400, code="invalid_header")
     return said == "on"
-
-
-@contextmanager
-def _running(session: Session, digest: str, turns: list[Turn]) -> Iterator[None]:
-    """While a call runs, a retry of it waits for its answer; afterwards a retry finds the steps it made."""
-    running: asyncio.Future[list[Turn]] = asyncio.get_running_loop().create_future()
-    first = session.running.setdefault(digest, running) is running
-    try:
-        yield
-    except BaseException:
-        running.cancel()
-        raise
-    else:
-        running.set_result(turns)
-    finally:
-        if first:
-            del session.running[digest]

@@ -24,6 +24,7 @@ from headrace.gateway.errors import RETRY_AFTER_S, Refusal
 from headrace.gateway.models.models import Models
 from headrace.gateway.models.policy import Policy, Shared
 from headrace.gateway.models.renderers import Renderers
+from headrace.gateway.reading import Reading
 from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
 from headrace.gateway.session import Session
@@ -62,6 +63,7 @@ class Gateway:
         self.sessions = Sessions(
             pool.aio, self.recorder.flushed, most_tokens=settings.cached_tokens, open_unknown=settings.open
         )
+        self.reading = Reading()
         self.redaction = Redaction(settings.redact, self.counters)
         shared = Shared(pool, self.sessions, self.recorder, self.counters, self.redaction, Renderers())
         self.models = Models(settings, shared)
@@ -103,6 +105,7 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
         await self.models.close()
+        self.reading.close()
 
     async def _load(self) -> None:
         await self.models.load()

@@ -35,6 +35,10 @@ class Place(Protocol):
         """The call is over, however it ended."""
         ...
 
+    def unheard(self) -> None:
+        """Its answer did not reach its client."""
+        ...
+
 
 class Named:
     """The trajectory that a path names."""
@@ -58,3 +62,6 @@ class Named:
 
     async def left(self) -> None:
         """Nothing has to be put away."""
+
+    def unheard(self) -> None:
+        """Whoever asks again names the trajectory again."""

@@ -10,12 +10,14 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from headrace.data.step import IntArray
-from headrace.gateway.ask import Ask, Bad
+from headrace.data.errors import InvalidInput
+from headrace.data.step import IntArray, check_depth
+from headrace.gateway.ask import Ask, Bad, References
 from headrace.gateway.constraints import must_call
 from headrace.gateway.counters import Counters
 from headrace.gateway.errors import RETRY_AFTER_S, Refusal
@@ -92,11 +94,14 @@ class Planner:
         """The turns of a call: one of a conversation, one a prompt of a completion."""
         conversation = ask.conversation
         if conversation is not None:
+            if ask.references is not None:
+                conversation = await self._referred(session, conversation, ask.references)
             if ask.previous is not None:
                 conversation = await self._continued(session, conversation, ask.opening, ask.previous)
-                ask = msgspec.structs.replace(ask, conversation=conversation)
-            self._check_length([message.content for message in conversation.messages], context)
-            plan = await self.conversation(conversation, session, ask.previous)
+            ask = msgspec.structs.replace(ask, conversation=conversation)
+            texts = [message.content for message in conversation.messages]
+            self._check_length(texts, context, beside=len(texts))
+            plan = await self.conversation(conversation, session, ask.named)
             return [self.turn(session.channel, ask, plan, call_id, request, context, sticky=session.uid)]
         turns: list[Turn] = []
         for prompt in ask.prompts:
@@ -110,11 +115,13 @@ class Planner:
             turns.append(turn)
         return turns
 
-    def _check_length(self, texts: Sequence[str], context: int | None) -> None:
-        """Refuses texts that no tokenizer could make short enough, before one tries: the longest token is so long."""
+    def _check_length(self, texts: Sequence[str], context: int | None, beside: int = 0) -> None:
+        """Refuses texts that no tokenizer could make short enough, before one tries: the longest token is so long.
+        `beside`: tokens that are not theirs; every message has one at least that says where it begins."""
         longest = self.renderer.vocabulary.longest
         if longest is not None:
-            self._sampling.check_length(-(-sum(map(len, texts)) // longest), context, at_least=True)
+            least = -(-sum(map(len, texts)) // longest) + beside
+            self._sampling.check_length(least, context, at_least=True)
 
     async def length(self, session: Session, ask: Ask) -> int:
         """How many tokens the prompt of a conversation has, if it is asked next."""
@@ -135,6 +142,7 @@ class Planner:
         """A turn for a prompt that is decided; `Refusal` where it is too long or asks for what may not be."""
         chat = ask.conversation is not None
         given = self._sampling.effective(ask, channel, len(plan.ids), context, self.renderer.stop_ids if chat else ())
+        _check_depth(ask, given)
         if ask.must_call:
             assert ask.conversation is not None
             given["structured_outputs"] = must_call(self.renderer.grammar, ask.conversation.tools, ask.must_call)
@@ -206,18 +214,31 @@ class Planner:
             self._threads_for(size), plan_prompt, self.renderer, history, conversation, self._mode, match
         )
 
+    async def _referred(self, session: Session, given: Request, references: References) -> Request:
+        """The conversation with the items that the agent referred to."""
+        own = session.kept.answers(references.calls)
+        missing = next((call for call in references.calls if call not in own and call not in references.known), None)
+        if missing is not None and self._shared:  # perhaps another process answered it
+            await self._asked(session, missing, "input")
+            own = session.kept.answers(references.calls)
+        return Request(references.read({**references.known, **own}), given.tools, given.options)
+
+    async def _asked(self, session: Session, call: str, param: str) -> None:
+        """Returns once all is known here that the pool knows of a call; `param` is where the agent named it."""
+        if not await self._refresh(session, NAMED_S):
+            raise Refusal(
+                f"{param}: the answer {call!r} is not known here, and the pool cannot be asked",
+                503,
+                code="pool_unreachable",
+                param=param,
+                retry_after=RETRY_AFTER_S,
+            )
+
     async def _continued(self, session: Session, given: Request, opening: int, previous: str) -> Request:
         """The whole conversation: what the agent named goes behind the `opening` messages of what it gave."""
         earlier = session.kept.messages(previous)
         if earlier is None and self._shared:  # perhaps another process answered it
-            if not await self._refresh(session, NAMED_S):
-                raise Refusal(
-                    f"previous_response_id: the answer {previous!r} is not known here, and the pool cannot be asked",
-                    503,
-                    code="pool_unreachable",
-                    param="previous_response_id",
-                    retry_after=RETRY_AFTER_S,
-                )
+            await self._asked(session, previous, "previous_response_id")
             earlier = session.kept.messages(previous)
         if earlier is None:
             raise Refusal(
@@ -281,7 +302,21 @@ class Planner:
         return prompt
 
 
+def _check_depth(ask: Ask, given: dict[str, Any]) -> None:
+    """Refuses what a step could not keep, before anything is sampled."""
+    nested: dict[str, Any] = {name: {name: value} for name, value in ask.extra.items()}
+    if "structured_outputs" in given:
+        nested["response_format"] = given["structured_outputs"]
+    for name, value in nested.items():
+        try:
+            check_depth({name: value}, name)
+        except InvalidInput as error:
+            raise Bad(str(error), name) from None
+
+
 def _size(conversation: Request, match: Match) -> int:
-    """How much text there is to tokenise."""
-    messages = conversation.messages if match.node is None else match.new
-    return sum(len(message.content) for message in messages)
+    """How much text there is to tokenise, tools among it."""
+    if match.node is not None:
+        return sum(len(message.content) for message in match.new)
+    tools = len(msgspec.json.encode(conversation.tools)) if conversation.tools else 0
+    return tools + sum(len(message.content) for message in conversation.messages)

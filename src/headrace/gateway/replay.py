@@ -1,45 +1,96 @@
 """Answers given again: a client that lost one and asks once more gets the same, and no second step is made.
 
-The SDKs mark their retries. Whether the first answer is still being sampled, was sampled here, or by a process
-that is gone, the retry gets that one; what was recorded is enough to write it again.
+Whether the first answer is still being sampled, was sampled here, or by a process that is gone, its retry gets that
+one; what was recorded is enough to write it again, but for the alternatives of its tokens. `Tries` says which of
+several equal calls a retry repeats.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 
-from starlette.requests import Request as HttpRequest
+from msgspec.structs import replace
 
 from headrace.data.step import Step
 from headrace.gateway.ask import Ask
 from headrace.gateway.planner import Planner
-from headrace.gateway.session import Session
+from headrace.gateway.session import REQUEST, Session
 from headrace.gateway.sessions import Sessions
-from headrace.gateway.turn import Turn
+from headrace.gateway.tries import Call, Mark
+from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream.types import Order, Sampled
+from headrace.pool.plan import Completion
 from headrace.tokens import Cause, PromptPlan
 
-RETRY_HEADER = "x-stainless-retry-count"
+#: Trajectories whose end is remembered, for clients that did not hear of it.
+MOST_ENDS = 20_000
 
 
-def is_retry(request: HttpRequest) -> bool:
-    count = request.headers.get(RETRY_HEADER, "0")
-    return count.isdecimal() and count.strip("0") != ""
-
-
-async def earlier(planner: Planner, sessions: Sessions, session: Session, ask: Ask, digest: str) -> list[Turn] | None:
-    """The turns of the first try, where it was answered or will be; None where it failed."""
-    running = session.running.get(digest)
-    if running is not None:
+async def earlier(
+    planner: Planner, sessions: Sessions, session: Session, ask: Ask, mark: Mark, digest: str
+) -> list[Turn] | None:
+    """The turns of the call that this one repeats, where it was answered or will be; None where it is a new one."""
+    tries = session.tries
+    debt = tries.debts.settle(digest, mark.count) if mark.key is None else None
+    if debt is not None:
+        if debt.answer is None:
+            return None
         try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            if not running.cancelled():
-                raise
-            return None  # it failed, and its own caller was told; this one tries anew
-    steps = await sessions.answered(session, digest)
-    return _rebuilt(planner, ask, steps) if steps else None
+            made = _by_call(ask, _answers(await sessions.recorded(session), digest)).get(debt.answer)
+        except BaseException:
+            tries.debts.owe(digest, mark.count, debt.answer)  # to the try after this one
+            raise
+        return _rebuilt(planner, ask, made) if made else None
+    while True:
+        if mark.key is None and tries.count(digest) > 1:
+            return None
+        running = tries.running(digest)
+        if running:
+            return await _joined(running[0])
+        steps = await sessions.recorded(session)
+        if tries.running(digest):
+            continue  # it began meanwhile
+        made = _only(ask, steps, digest, named=mark.key is not None)
+        return _rebuilt(planner, ask, made) if made else None
+
+
+async def _joined(call: Call) -> list[Turn] | None:
+    try:
+        return await asyncio.shield(call.answer)
+    except asyncio.CancelledError:
+        if not call.answer.cancelled():
+            raise
+        return None  # it failed, and its own caller was told; this one tries anew
+
+
+def whole(choice: Choice) -> Sampled:
+    """All of a choice's answer as one piece."""
+    assert choice.sampled is not None
+    fields = {"ids": choice.ids, "log_probs": choice.log_probs, "text": choice.text}
+    return replace(choice.sampled, **fields, tokens=choice.tokens, top=choice.top)
+
+
+def _by_call(ask: Ask, steps: list[Step]) -> dict[str, list[Step]]:
+    """Steps by the call that made them."""
+    found: dict[str, list[Step]] = {}
+    for step in steps:
+        at, index = divmod(int(step.metadata.get("choice", 0)), ask.n)
+        ending = (f"-{at}" if len(ask.prompts) > 1 else "") + (f"-{index}" if ask.n > 1 else "")
+        found.setdefault((step.call_id or "").removesuffix(ending), []).append(step)
+    return found
+
+
+def _answers(steps: list[Step], digest: str) -> list[Step]:
+    return [step for step in steps if step.metadata.get(REQUEST) == digest]
+
+
+def _only(ask: Ask, steps: list[Step], digest: str, *, named: bool) -> list[Step] | None:
+    """The steps of the call with that digest. Where it has no name of its own, others may ask the same: then it must be
+    the only one."""
+    calls = list(_by_call(ask, _answers(steps, digest)).values())
+    return calls[0] if len(calls) == 1 or (calls and named) else None
 
 
 def _rebuilt(planner: Planner, ask: Ask, steps: list[Step]) -> list[Turn] | None:
@@ -86,3 +137,22 @@ def _sampled(planner: Planner, index: int, step: Step) -> Sampled:
         spans=step.version_spans or ((0, step.policy_version or 0),),
         tokens=[vocabulary.decode([token]) for token in ids],
     )
+
+
+class Ends:
+    """How trajectories ended, as their clients were told: one that did not hear of it ends its trajectory again, and by
+    then a trainer may have it."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, tuple[float | None, Completion]] = OrderedDict()
+
+    def told(self, uid: str, reward: float | None, done: Completion) -> Completion:
+        """What to answer where the pool says `done`: `late` only where the same end did not count before."""
+        known = self._known.get(uid)
+        if done.status == "late" and known is not None and known[0] == reward:
+            return known[1]
+        if done.status == "ok":
+            self._known[uid] = reward, done
+            if len(self._known) > MOST_ENDS:
+                self._known.popitem(last=False)
+        return done

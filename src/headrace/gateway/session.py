@@ -5,7 +5,6 @@ A session rebuilt from the pool's steps continues a conversation with the same e
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from hashlib import blake2b
 
@@ -15,7 +14,7 @@ from headrace.data.step import IntArray, Step
 from headrace.data.trajectory import Trajectory
 from headrace.gateway.kept import KEPT, Conversations, Kept
 from headrace.gateway.text_key import DIGEST
-from headrace.gateway.turn import Turn
+from headrace.gateway.tries import Tries
 from headrace.tokens import History, Node
 from headrace.tokens.images import files_in
 
@@ -48,7 +47,7 @@ class Session:
         self.complete = False
         self.steps = 0
         self.tokens = 0
-        self.running: dict[str, asyncio.Future[list[Turn]]] = {}
+        self.tries = Tries()
         self.busy = 0
 
     @classmethod

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from headrace.data.step import Step
 from headrace.gateway.errors import Refusal
-from headrace.gateway.session import REQUEST, Session
+from headrace.gateway.session import Session
 from headrace.pool.aio import AsyncPool
 from headrace.pool.errors import Gone, NotFound
 
@@ -105,11 +105,10 @@ class Sessions:
         session.complete = trajectory.complete
         self._tokens += session.tokens - before
 
-    async def answered(self, session: Session, request: str) -> list[Step]:
-        """The steps that a request made, whoever sampled them."""
+    async def recorded(self, session: Session) -> list[Step]:
+        """What the pool has of a trajectory, whoever sampled it."""
         await self._flushed(session.uid)
-        trajectory = await self._pool.trajectory(session.uid, session.channel)
-        return [step for step in trajectory.steps if step.metadata.get(REQUEST) == request]
+        return list((await self._pool.trajectory(session.uid, session.channel)).steps)
 
     def add(self, session: Session) -> Session:
         known = self._known.setdefault(session.uid, session)

@@ -29,6 +29,7 @@ from headrace.pool.calls import Calls
 from headrace.pool.config import ChannelConfig, Durability, Limits, choice
 from headrace.pool.core import Core
 from headrace.pool.desk import facts as desk_facts
+from headrace.pool.desk.desk import DAMAGED
 from headrace.pool.desk.plans import due as desk_due
 from headrace.pool.desk.spill import Spill
 from headrace.pool.errors import DiskFull, JournalError, PoolClosed, PoolFull
@@ -148,7 +149,7 @@ class DataPool(Calls):
                 self._settle_one(facts_.Recounted(name, now, queued, leased))
         if lost := self._state.desk.lost():
             log.warning("journal %s: %d scored groups are lost", journal.directory, len(lost))
-            self._settle_one(desk_facts.Dropped("", now, tuple(lost), "damaged", "the journal lost it"))
+            self._settle_one(desk_facts.Dropped("", now, tuple(lost), DAMAGED, "the journal lost it"))
 
     def _adopt(self, channels: Mapping[str, Mapping[str, Any] | ChannelConfig], with_defaults: bool) -> None:
         """Writes down options that differ from what the journal knew."""

@@ -92,6 +92,19 @@ def test_an_answer_of_one_that_ended_can_still_be_gone_on_from(service: Running,
     assert lines(service) == [[None], [None, 0]]
 
 
+def test_what_one_that_ended_answered_can_still_be_referred_to(service: Running, clock: Clock) -> None:
+    """As the Vercel AI SDK goes on: with the ids of all the answers' items, whichever conversation gave them."""
+    items: list[Any] = []
+    with openai.OpenAI(base_url=f"{service.address}/v1", api_key="none", max_retries=0) as client:
+        for turn in range(4):
+            items.append({"role": "user", "content": f"turn {turn}"})
+            answer = client.responses.create(model="m", input=items)
+            items += [{"type": "item_reference", "id": item.id} for item in answer.output]
+            if turn == 1:
+                idle(service, clock)
+    assert lines(service) == [[None, 0], [None, 0]]
+
+
 # -- feedback ----------------------------------------------------------------------------------------------------------
 
 

@@ -90,7 +90,7 @@ class Compact(OnTarget):
 
 class Backup(OnTarget):
     """Copy a journal, as it is now, to an empty folder, and check the copy. A pool that runs goes on meanwhile; the
-    folder is then one on its machine.
+    folder is then one on its machine, and over HTTP one below what the server has as --backups.
     """
 
     to: Path = Field(description="the folder to copy to; it must be new or empty")
@@ -99,7 +99,7 @@ class Backup(OnTarget):
         folder = folder_of(self.target)
         if folder is None:
             with connected(self) as pool:
-                pool.backup(str(self.to.absolute()))
+                pool.backup(self.to if self.target.startswith("http") else self.to.absolute())
         else:
             with _opened(folder) as pool:
                 pool.backup(self.to)

@@ -12,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from headrace.data.trajectory import Trajectory
 from headrace.gateway.access import Caller
 from headrace.gateway.ask import Ask
@@ -19,15 +21,16 @@ from headrace.gateway.gateway import Gateway
 from headrace.gateway.live.answers import Answers, Match
 from headrace.gateway.live.discovery import Discovery
 from headrace.gateway.live.endings import Endings
-from headrace.gateway.live.names import scope_of, session_uid
+from headrace.gateway.live.names import call_in, scope_of, session_uid, uid_of
 from headrace.gateway.live.texts import Texts
 from headrace.gateway.session import TEXT, Session
 from headrace.gateway.text_key import TextKey
+from headrace.gateway.tries import Debts, Mark
 from headrace.gateway.turn import Turn
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Gone, NotFound
 from headrace.supervised import Supervised
-from headrace.tokens import RECORD, Record, Request
+from headrace.tokens import RECORD, Message, Record, Request
 
 #: Where a conversation's metadata says which session it belongs to, and which part of it it is.
 SESSION, PART = "session", "part"
@@ -44,7 +47,8 @@ class Live:
         self._discovery = Discovery(gateway, self._adopt, lambda held: held in self._answers)
         self._shared = not isinstance(gateway.pool, DataPool)
         self._parts: OrderedDict[tuple[str, str], int] = OrderedDict()
-        self._tries: OrderedDict[str, str] = OrderedDict()
+        self._tries: OrderedDict[str, list[str]] = OrderedDict()
+        self.debts = Debts(MOST_TRIES)
         self.timer = Supervised("the timer of live conversations", lambda: self.endings.run(self._discovery.complete))
         gateway.supervised.append(self.timer)
         gateway.dropping = self._dropped
@@ -122,9 +126,29 @@ class Live:
             messages = (*given.messages[: ask.opening], *earlier, *given.messages[ask.opening :])
             ask.conversation, ask.previous = Request(messages, given.tools, given.options), None
 
-    def tried(self, digest: str) -> str | None:
-        """The conversation of a call that was made before, in this process."""
-        return self._tries.get(digest)
+    async def refer(self, ask: Ask, caller: Caller, held: str) -> None:
+        """Finds what a call of the conversation `held` refers to in others: it went on from those as they ended."""
+        if ask.references is None:
+            return
+        known: dict[str, Message] = {}
+        for call in ask.references.calls:
+            other = None if call_in(call) is None else caller.uid(uid_of(call))
+            if other is not None and other != held:
+                try:
+                    known |= (await self.gateway.sessions.find(other)).kept.answers([call])
+                except NotFound:
+                    continue  # what is gone stays unknown, and is refused as such
+        ask.references = replace(ask.references, known=known)
+
+    def tried(self, digest: str, mark: Mark) -> str | None:
+        """The conversation of the call that this one repeats, as far as this process knows."""
+        if not mark.repeats:
+            return None
+        debt = self.debts.settle(digest, mark.count) if mark.key is None else None
+        if debt is not None:
+            return debt.answer
+        known = self._tries.get(digest, [])
+        return known[0] if len(known) == 1 or (known and mark.key is not None) else None
 
     # -- beginning and going on ----------------------------------------------------------------------------------------
 
@@ -137,9 +161,17 @@ class Live:
 
     def remember(self, digest: str, held: str) -> None:
         """A call that its client may make again."""
-        self._tries[digest] = held
+        known = self._tries.setdefault(digest, [])
+        if held not in known and len(known) < 2:  # of equal calls, it matters only that there are others
+            known.append(held)
         if len(self._tries) > MOST_TRIES:
             self._tries.popitem(last=False)
+
+    def failed(self, digest: str, mark: Mark, held: str) -> None:
+        """A call that began a conversation was not answered: its retry begins another."""
+        if held in self._tries.get(digest, []):
+            self._tries[digest].remove(held)
+        self.debts.owe(digest, mark.count)
 
     def answered(self, held: str, turns: list[Turn]) -> None:
         """What a call of a conversation was answered."""
@@ -166,7 +198,8 @@ class Live:
             if text is not None:
                 self._add_text(held, scope, text)
             elif record is not None:
-                self._answers.add(held, scope, record.key, record.strict, continued=record.key in parents)
+                continued = record.key in parents
+                self._answers.add(held, scope, record.key, record.strict, record.named, continued=continued)
         named = found[0].metadata
         if isinstance(named.get(SESSION), str) and isinstance(named.get(PART), int):
             self._parts[scope_of(held), named[SESSION]] = named[PART]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from starlette.requests import Request
 
-from headrace.gateway import replay
 from headrace.gateway.access import Caller
 from headrace.gateway.ask import Ask
 from headrace.gateway.errors import Refusal
@@ -12,6 +11,7 @@ from headrace.gateway.live.live import PART, SESSION, Live
 from headrace.gateway.live.names import call_in, call_of, check_name, new_uid, uid_of
 from headrace.gateway.models.policy import Policy
 from headrace.gateway.session import Session
+from headrace.gateway.tries import Mark
 from headrace.gateway.turn import Turn
 
 #: Names a conversation, where what it contains should not decide.
@@ -27,9 +27,11 @@ class Found:
         self._live = live
         self._caller = caller
         self._name = _session_name(request)
-        self._retry = replay.is_retry(request)
+        self._mark = Mark.of(request)
+        self._first = ""  # what its retries have in common with it
         self._held: str | None = None
         self._uid = ""
+        self._tried: str | None = None  # the conversation that it is a retry in
         self._begun = False
         self._answered = False
 
@@ -42,6 +44,7 @@ class Found:
             held = caller.uid(uid)
             self._enter(uid, held)
             try:
+                await self._live.refer(ask, caller, held)
                 return await gateway.session(caller, uid, uid, policy, recorded=recorded)
             except Refusal as error:
                 if error.reason != "trajectory_complete":
@@ -59,8 +62,10 @@ class Found:
                 await live.begin(caller, uid, {SESSION: self._name, PART: part})
             return uid if begun or begin else None
         scope = caller.uid("")
-        first = digest + scope
-        held = (live.tried(first) if self._retry else None) or await self._continued(ask)
+        if not self._first:
+            self._first = digest + scope
+            self._tried = live.tried(self._first, self._mark)
+        held = self._tried or await self._continued(ask)
         there = False if held is None else await live.running(held)
         if held is not None and there:
             uid = held.removeprefix(scope)
@@ -72,12 +77,12 @@ class Found:
             self._begun = True
         else:
             return None
-        live.remember(first, caller.uid(uid))
+        live.remember(self._first, caller.uid(uid))
         return uid
 
     async def _continued(self, ask: Ask) -> str | None:
-        if ask.previous is not None:
-            call = call_in(ask.previous)
+        if ask.named is not None:
+            call = call_in(ask.named)
             return None if call is None else self._caller.uid(uid_of(call))
         return await self._live.continued(self._caller, ask)
 
@@ -92,8 +97,14 @@ class Found:
     async def left(self) -> None:
         held, empty = self._held, self._begun and not self._answered
         self._leave()
+        if empty:
+            self._live.failed(self._first, self._mark, self._caller.uid(self._uid))
         if held is not None and empty:
             await self._live.endings.abandon(held)
+
+    def unheard(self) -> None:
+        if self._first:
+            self._live.debts.owe(self._first, self._mark.count, self._caller.uid(self._uid))
 
     def _enter(self, uid: str, held: str) -> None:
         self._uid, self._held = uid, held

@@ -19,6 +19,7 @@ from headrace.gateway.exchange import Exchange
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.models.beside import Beside
 from headrace.gateway.places import Named
+from headrace.gateway.replay import Ends
 from headrace.gateway.responses import json_response, retry_header
 from headrace.gateway.routing import Handler, path_uid, read
 from headrace.gateway.session import Session
@@ -40,6 +41,7 @@ class BlackBox:
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self.beside = Beside(gateway)
+        self._ends = Ends()
 
     def llm(self, dialect: Dialect, route: str) -> Handler:
         """A handler for one dialect's calls."""
@@ -176,7 +178,7 @@ class BlackBox:
         if asked.channel is not None:
             await self._check_channel(uid, asked.channel)
         gateway.models.check(uid)
-        done = await self.beside.complete(uid, asked.reward)
+        done = self._ends.told(uid, asked.reward, await self.beside.complete(uid, asked.reward))
         if done.status == "unknown":
             raise Refusal(f"no trajectory {uid!r} to complete", 404, code="unknown_trajectory")
         await gateway.forget(uid)

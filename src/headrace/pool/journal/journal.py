@@ -34,6 +34,8 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 RESERVE_BYTES = 1 << 20
 #: While the reserve is being used, a compaction is called for once so much of it was.
 ALARM_BYTES = RESERVE_BYTES // 10
+#: As much as a segment that was begun in the reserve may have taken of it, on file systems with large blocks too.
+NEW_SEGMENT_BYTES = 64 << 10
 
 Take = Callable[[Frame], None]
 
@@ -313,15 +315,16 @@ class Journal:
         self._used = 0
         return True
 
-    def _take_reserve(self) -> None:
+    def _take_reserve(self, less: int = 0) -> None:
+        """Takes the room for acknowledgements; where there is not all of it, `less` bytes fewer."""
         path = self.directory / RESERVE
-        if not path.exists():
+        for size in () if path.exists() else (RESERVE_BYTES, RESERVE_BYTES - less):
             try:
-                self.files.reserve(path, RESERVE_BYTES)
+                self.files.reserve(path, size)
+                break
             except OSError:
                 self.files.unlink(path)
-                return
-        self._spent = False
+        self._spent = not path.exists()
 
     def _check(self) -> None:
         if self._broken is not None:
@@ -422,12 +425,12 @@ class Journal:
         try:
             path = self._draft(number, first_serial, captured)
         except DiskFull:
-            if not self._give_up_reserve():
-                raise
             try:
+                if not self._give_up_reserve():
+                    raise
                 path = self._draft(number, first_serial, captured)
             except DiskFull:
-                self._take_reserve()  # it was of no use, and acknowledgements must have it
+                self._take_reserve(less=NEW_SEGMENT_BYTES)  # it was of no use, and acknowledgements must have it
                 raise
         try:
             for outdated in read_layout(self.directory).outdated:

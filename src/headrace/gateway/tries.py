@@ -1,0 +1,134 @@
+"""Which call a retry repeats, where several calls of a trajectory ask the same.
+
+An SDK marks a retry with how often it tried before, and says nothing of which call it was. Equal calls can stand for
+each other: it does not matter who gets which answer, only that no answer is given to two of them and none is made that
+nobody gets. So every call whose client is left without its answer is owed one more try, under the next count: an answer
+that was lost on its way, or a new one. A retry to which nothing is owed repeats the only call of its kind that there
+is; where there are several, and none of them is known to be lost, its first try never came here: it is a new call.
+A client that sends an `Idempotency-Key` need not rely on that: the key says which call it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+
+import msgspec
+from starlette.requests import Request
+
+from headrace.gateway.text_key import DIGEST
+from headrace.gateway.turn import Turn
+
+#: How often an SDK tried before; OpenAI's and Anthropic's send it with every call.
+RETRY_HEADER = "x-stainless-retry-count"
+#: What a client calls one call, however often it has to make it.
+KEY_HEADER = "idempotency-key"
+#: Decimal digits of a count that is taken for one.
+COUNT_DIGITS = 9
+#: Kinds of calls of a trajectory that are remembered for those who come again, the newest.
+MOST = 1_000
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """What a request says of itself: its client's `key` for it, and how often it was tried before."""
+
+    key: str | None = None
+    count: int = 0
+
+    @classmethod
+    def of(cls, request: Request) -> Mark:
+        said = request.headers.get(RETRY_HEADER, "")
+        count = int(said) if said.isdecimal() and len(said) <= COUNT_DIGITS else 0
+        return cls(request.headers.get(KEY_HEADER) or None, count)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it may have been answered before."""
+        return self.key is not None or self.count > 0
+
+    def digest(self, body: bytes) -> str:
+        """What is the same for a call and its retries."""
+        named = b"" if self.key is None else self.key.encode("latin-1", "replace") + b"\0"
+        return blake2b(named + body, digest_size=DIGEST).hexdigest()
+
+
+class Debt(msgspec.Struct, frozen=True):
+    """One more try. `answer` names what it is to get; None: a new answer, since there was none."""
+
+    answer: str | None = None
+
+
+class Debts:
+    """What is owed to calls that will come again, by their digest and their next count."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
+        self._owed: OrderedDict[tuple[str, int], deque[Debt]] = OrderedDict()
+
+    def owe(self, digest: str, count: int, answer: str | None = None) -> None:
+        """A call that was tried `count` times before is left without its answer."""
+        owed = self._owed.setdefault((digest, count + 1), deque(maxlen=self._most))
+        owed.append(Debt(answer))
+        if len(self._owed) > self._most:
+            self._owed.popitem(last=False)
+
+    def settle(self, digest: str, count: int) -> Debt | None:
+        """What a call with that count gets; an answer that was recorded before a new one."""
+        owed = self._owed.get((digest, count))
+        if not owed:
+            return None
+        found = next((debt for debt in owed if debt.answer is not None), owed[0])
+        owed.remove(found)
+        if not owed:
+            del self._owed[digest, count]
+        return found
+
+
+class Call:
+    """A call under way. `answer` is set once its steps are handed over, and cancelled where it fails."""
+
+    def __init__(self, digest: str, count: int) -> None:
+        self.digest = digest
+        self.count = count
+        self.answer: asyncio.Future[list[Turn]] = asyncio.get_running_loop().create_future()
+
+
+class Tries:
+    """The calls of one trajectory in this process, and what is owed to their retries."""
+
+    def __init__(self) -> None:
+        self.debts = Debts()
+        self._running: dict[str, list[Call]] = {}
+        self._answered: OrderedDict[str, int] = OrderedDict()
+
+    def running(self, digest: str) -> list[Call]:
+        return self._running.get(digest, [])
+
+    def count(self, digest: str) -> int:
+        """How many calls with that digest are under way, or were answered."""
+        return len(self.running(digest)) + self._answered.get(digest, 0)
+
+    @contextmanager
+    def under_way(self, digest: str, count: int) -> Iterator[Call]:
+        """A new call, while it lasts. One that ends without an answer is owed another try."""
+        call = Call(digest, count)
+        self._running.setdefault(digest, []).append(call)
+        try:
+            yield call
+        finally:
+            self._running[digest].remove(call)
+            if not self._running[digest]:
+                del self._running[digest]
+            if not call.answer.done():
+                call.answer.cancel()
+                self.debts.owe(digest, count)
+
+    def answered(self, call: Call, turns: list[Turn]) -> None:
+        """Its steps are handed over: whoever waits for it may have them."""
+        self._answered[call.digest] = self._answered.pop(call.digest, 0) + 1
+        if len(self._answered) > MOST:
+            self._answered.popitem(last=False)
+        call.answer.set_result(turns)
