@@ -263,7 +263,7 @@ def test_a_forgotten_trajectory_is_gone_and_stays_gone(pool: Any) -> None:
 def test_a_group_goes_on_without_a_forgotten_trajectory(pool: Any) -> None:
     pool.configure(n_rollouts=2)
     pool.submit_steps(group("p", 2))
-    pool.forget("p/0")
+    assert pool.forget("p/0", erase=False) is True
     assert pool.fetch_batch(1, timeout=0) is None
     pool.submit_steps(trajectory("p/2", 1, "p"))
     assert keys(fetched(pool).steps) == [("p/1", 0), ("p/2", 0)]

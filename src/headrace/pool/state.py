@@ -89,9 +89,13 @@ class State:
         return channels or bool(self.desk.leases or self.desk.heard or self.desk.silent)
 
     def tallies(self, names: Iterable[str]) -> list[tuple[str, int, int, int]]:
-        """What the ledgers of those of the channels that are there say: submitted, consumed, and queued or leased."""
-        found = []
+        """What the ledgers of those of the channels that are there say: submitted, consumed, and queued or leased. An
+        empty name is the desk's: groups posted, served, and there."""
+        found: list[tuple[str, int, int, int]] = []
         for name in names:
+            if not name:
+                found.append((name, *self.desk.tally()))
+                continue
             channel = self.channels.get(name)
             if channel is not None:
                 ledger = channel.ledger
@@ -331,10 +335,11 @@ def _lost(state: State, channel: None, fact: f.Lost, block: Block | None) -> Non
     state.record("damage", "", fact.at, detail=fact.detail)
 
 
-def _tallied(state: State, channel: Channel, fact: f.Tallied, block: Block | None) -> None:
-    lost, returned = holes.settle(channel, fact.submitted, fact.consumed, fact.live)
+def _tallied(state: State, channel: Channel | None, fact: f.Tallied, block: Block | None) -> None:
+    told = fact.submitted, fact.consumed, fact.live
+    lost, returned = holes.settle(channel, *told) if channel is not None else state.desk.settle(*told)
     if lost or returned:
-        state.record("damage", channel.name, fact.at, lost=lost, returned=returned)
+        state.record("damage", fact.channel, fact.at, lost=lost, returned=returned)
 
 
 def _recounted(state: State, channel: Channel, fact: f.Recounted, block: Block | None) -> None:

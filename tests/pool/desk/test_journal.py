@@ -99,6 +99,34 @@ def test_a_reopened_desk_condemns_no_group_that_was_not_condemned_before(tmp_pat
         assert same(before, dump(pool._state))
 
 
+@pytest.mark.parametrize(
+    ("lost", "left", "counts"),
+    [
+        (4, [3, 4], {"posted": 4, "served": 1, "dead_letters": {"damaged": 1}}),  # a group
+        (6, [2, 3, 4], {"posted": 4, "served": 1, "dead_letters": {}}),  # that the batch arrived
+    ],
+)
+def test_a_repair_counts_the_groups_that_were_lost(
+    tmp_path: Path, lost: int, left: list[int], counts: dict[str, Any]
+) -> None:
+    with DataPool(tmp_path, durability="os") as pool:
+        started(pool, batch_size=2)
+        post(pool, 1)
+        post(pool, 2)
+        batch = pool.desk_batch()
+        assert batch is not None
+        pool.desk_ack(batch.lease)
+        post(pool, 3)
+        post(pool, 4)
+    flip(segment(tmp_path), frames(segment(tmp_path))[lost][0] + 45)
+    repair(tmp_path)
+    with DataPool(tmp_path, durability="os") as pool:
+        check_rules(pool._state)
+        found = desk(pool)
+        assert {name: found[name] for name in counts} == counts
+        assert drained(pool) == left
+
+
 def test_a_snapshot_is_taken_while_groups_come_and_go(tmp_path: Path) -> None:
     """What the snapshot refers to stays readable, though the desk has let it go by the time that it is written."""
     with DataPool(tmp_path, durability="os") as pool:

@@ -315,6 +315,20 @@ def test_a_backup_is_a_journal(tmp_path: Path) -> None:
         assert same(before, dump(pool._state))
 
 
+def test_an_end_that_is_missing_is_missed_in_a_backup_and_in_what_it_is_made_of(tmp_path: Path) -> None:
+    with opened(tmp_path / "pool") as pool:
+        pool.submit_step(one("a"))
+        pool.submit_step(one("b"))
+    backup(tmp_path / "pool", tmp_path / "copy")
+    for folder in (tmp_path / "pool", tmp_path / "copy"):
+        path = segment(folder)
+        path.write_bytes(path.read_bytes()[: frames(path)[1][1]])
+        with pytest.raises(JournalDamaged, match="commits 2 to 2 were acknowledged, and are missing at its end"):
+            opened(folder)
+    with pytest.raises(JournalDamaged, match=r"lacks commits 2 to 2, which were acknowledged.*missing in .*pool"):
+        backup(tmp_path / "pool", tmp_path / "another")
+
+
 def test_a_backup_needs_a_folder_of_its_own(tmp_path: Path) -> None:
     with opened(tmp_path / "pool") as pool, pytest.raises(JournalError, match="is not empty; a backup needs a folder"):
         pool.backup(tmp_path)

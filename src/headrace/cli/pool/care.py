@@ -61,9 +61,10 @@ class Repair(OnFolder):
         for damage in found.damage:
             print(f"damage: {damage}")
         with JournalView(self.folder) as view:
-            told = [event for event in view.events() if event.kind == "damage" and event.channel]
+            told = [event for event in view.events() if event.kind == "damage" and "lost" in event.detail]
         for event in told:
-            print(f"channel {event.channel}: {event.detail['lost']} steps are lost", end="")
+            where, what = (f"channel {event.channel}", "steps") if event.channel else ("desk", "groups")
+            print(f"{where}: {event.detail['lost']} {what} are lost", end="")
             returned = event.detail["returned"]
             print(f"; at least {returned} that had gone are queued again" if returned else "")
         print(f"repaired: what reads back is in place; the damaged files are in {self.folder / DAMAGED}")

@@ -281,6 +281,24 @@ class Desk:
         """Groups whose bytes are not here: a repair left them out."""
         return [number for number in self.batching.numbers() if number not in self.shelf]
 
+    def tally(self) -> tuple[int, int, int]:
+        """Groups posted, served, and here."""
+        return self.counts["posted"], self.counts["served"], len(self.shelf)
+
+    def settle(self, posted: int, served: int, live: int) -> tuple[int, int]:
+        """Sets the ledger by its tally behind a hole in the journal, and by what is here. How many groups were lost,
+        and how many at least are here again though they had gone."""
+        here = sum(self.batching.places().values())
+        gone = sum(self.counts[name] for name in ("served", "moved", "cleared")) + sum(self.dead.values())
+        missing = posted - here - gone
+        given = min(max(0, missing), max(0, served - self.counts["served"]))
+        lost = max(0, missing - given)
+        self.counts["served"] += given
+        if lost:
+            self.dead["damaged"] += lost
+        self.counts["posted"] = posted - min(0, missing)
+        return lost, max(0, here - live)
+
     def let_go(self) -> None:
         """Frees what it holds, in memory and on the disk."""
         self.shelf.clear()

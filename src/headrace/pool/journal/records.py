@@ -18,7 +18,8 @@ from headrace.pool.facts import AnyFact, Fact
 
 T = TypeVar("T")
 
-#: A channel's ledger as a commit notes it: its name, the steps submitted, those consumed, those queued or leased.
+#: A channel's ledger as a commit notes it: its name, the steps submitted, those consumed, those queued or leased. The
+#: desk's has no name: groups posted, served, and there.
 Tally = tuple[str, int, int, int]
 #: The facts of a commit that holds none, and nothing, as msgpack.
 NO_FACTS, NIL = msgspec.msgpack.encode([]), msgspec.msgpack.encode(None)

@@ -19,7 +19,7 @@ from headrace.pool.journal import records
 from headrace.pool.journal.draft import Draft
 from headrace.pool.journal.files import Files
 from headrace.pool.journal.layout import LOCK, Layout, number_of, read_layout, segment_path
-from headrace.pool.journal.mark import MarkFile
+from headrace.pool.journal.mark import MarkFile, read_mark
 from headrace.pool.journal.scan import Hole, Scan, scan
 
 SAVED = "saved"
@@ -194,6 +194,7 @@ def backup(directory: Path, target: Path, files: Files | None = None) -> Scan:
         files.make_directory(target)
     except (OSError, ValueError) as error:
         raise InvalidInput(f"no backup can be made in {shown(str(target))}: {error}") from error
+    acknowledged = read_mark(directory).acknowledged
     copied: set[Path] = set()
     while True:
         there = _files_of(directory)
@@ -212,6 +213,11 @@ def backup(directory: Path, target: Path, files: Files | None = None) -> Scan:
     found = verify(target)
     if found.damage:
         raise JournalDamaged(f"the backup in {target} is damaged in {found.damage[0]}; is the journal itself sound?")
+    if found.next_serial <= acknowledged:
+        raise JournalDamaged(
+            f"the backup in {target} lacks commits {found.next_serial} to {acknowledged}, which were acknowledged: they "
+            f"are missing in {directory}"
+        )
     MarkFile(files, target, synced=found.next_serial - 1).close()
     return found
 
