@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.gateway.kit import Running, running_gateway, told, tree, until
+from tests.gateway.kit import Running, await_ready, running_gateway, told, tree, until
 from tests.gateway.rollout import PATIENCE_S, Rollout, chat, in_front, uid_of, user
 from tests.pool.kit import group, prompts
 from tests.pool.servers import ServedPool, serving
@@ -265,3 +265,43 @@ def test_a_long_fetch_through_a_gateway_is_relayed_in_pieces(folder: Path, monke
         until(lambda: asked.count("fetch") >= 3 or waiting.done())
         pool.submit_steps(group("p"))
         assert prompts(waiting.result(PATIENCE_S)) == ["p"]
+
+
+# -- a pool that is away at the start ----------------------------------------------------------------------------------
+
+
+def test_a_gateway_that_starts_before_its_pool_says_so_and_takes_calls_once_it_is_there(
+    served: ServedPool, rollout: Rollout, folder: Path
+) -> None:
+    with connect(served.address) as pool:
+        pool.set_version(7)
+    served.kill()
+    with (
+        connect(served.address, retry_s=0.05) as pool,
+        running_gateway(pool, rollout.address, folder, until_ready=False, serve_channel="served") as gateway,
+    ):
+        until(lambda: health(gateway) == "degraded")
+        for said in (told(gateway.get("/health"))["detail"], gateway.get("/ready").json()["detail"]):
+            assert f"waiting for the pool at {served.address}" in said
+        assert gateway.get("/ready").status_code == 503
+        assert gateway.post("/init_trajectory").status_code == 503
+        served.start()
+        await_ready(gateway.address)
+        assert health(gateway) == "ok"
+        base = gateway.init()["base_url"]
+        talk(gateway, base, 2)
+        until(lambda: len(gateway.steps(uid_of(base))) == 2)
+        assert {step.policy_version for step in gateway.steps(uid_of(base))} == {7}
+
+
+def test_a_pool_that_does_not_take_the_key_ends_the_start(rollout: Rollout, folder: Path) -> None:
+    with (
+        DataPool() as held,
+        serving(held, key="right") as address,
+        connect(address, key="wrong", retry_s=0.05) as pool,
+        running_gateway(pool, rollout.address, folder, until_ready=False) as gateway,
+    ):
+        until(lambda: gateway.app.state.gateway.failure is not None)
+        refused = gateway.get("/ready")
+        assert refused.status_code == 503
+        assert "key" in refused.json()["detail"]

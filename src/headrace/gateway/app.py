@@ -64,11 +64,10 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await gateway.start()
+        await gateway.start(api.start)
         if live is not None:
             await live.start()
         try:
-            await api.start()
             yield
         finally:
             await api.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from headrace.gateway.errors import RETRY_AFTER_S, Refusal
 from headrace.gateway.models.models import Models
 from headrace.gateway.models.policy import Policy, Shared
 from headrace.gateway.models.renderers import Renderers
+from headrace.gateway.outbox import RETRY_S
 from headrace.gateway.reading import Reading
 from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
@@ -33,6 +34,7 @@ from headrace.gateway.settings import Settings
 from headrace.gateway.starting import Logged, Told, tell
 from headrace.gateway.upstream import Upstream
 from headrace.pool.embedded import DataPool
+from headrace.pool.errors import PoolUnreachable
 from headrace.pool.remote import RemotePool
 from headrace.serving import BodyTooLarge, read_body
 from headrace.supervised import Supervised
@@ -74,12 +76,19 @@ class Gateway:
         self.in_flight = 0
         self.supervised: list[Supervised] = []  # tasks of parts that come and go with it
         self._starting: list[asyncio.Task[None]] = []
+        self._with_pool: list[Callable[[], Awaitable[None]]] = [self._share_channels]
+        self._pool_away: str | None = None  # at the start; later the outbox says so
+        self._pool_failure: Exception | None = None
 
     # -- its life ------------------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
+    async def start(self, *with_pool: Callable[[], Awaitable[None]]) -> None:
+        """Starts it; what is to be done `with_pool` is done by then where the pool is embedded, and once it answers
+        where it is elsewhere."""
+        self._with_pool += with_pool
         await self.recorder.start()
-        await self._share_channels()
+        if isinstance(self.pool, DataPool):
+            await self._begin_with_pool()
         self._starting.append(asyncio.create_task(self._load(), name="headrace-load"))
         if self.told is not None:
             self.tell(self.told)
@@ -107,7 +116,34 @@ class Gateway:
         await self.models.close()
         self.reading.close()
 
+    async def _begin_with_pool(self) -> None:
+        for begin in self._with_pool:
+            await begin()
+
+    async def _find_pool(self, pool: RemotePool) -> None:
+        """Returns once a pool that is elsewhere answers: it may be starting too. Raises what will not pass."""
+        hasty = pool.hasty()
+        while True:
+            try:
+                await hasty.aio.stats()
+            except PoolUnreachable as error:
+                reason = f"waiting for the pool at {pool.address}: {error.__cause__ or error}"
+                if self._pool_away is None:
+                    log.warning("%s", reason)
+                self._pool_away = reason
+                await asyncio.sleep(RETRY_S)
+            else:
+                self._pool_away = None
+                return
+
     async def _load(self) -> None:
+        if isinstance(self.pool, RemotePool):
+            try:
+                await self._find_pool(self.pool)
+                await self._begin_with_pool()
+            except HeadraceError as error:
+                self._pool_failure = error
+                return
         await self.models.load()
         if any(policy.loaded for policy in self.models):
             self.loaded()
@@ -126,24 +162,34 @@ class Gateway:
 
     @property
     def why_not_ready(self) -> str | None:
+        if self._pool_failure is not None:
+            return f"Gateway not ready: {self._pool_failure}"
+        if self._pool_away is not None:
+            return f"Gateway not ready ({self._pool_away})"
         return next((why for policy in self.models if (why := policy.why_not_ready) is not None), None)
 
     @property
     def waits_for(self) -> str | None:
         """What the start waits for; None once calls are taken."""
+        if self._pool_away is not None:
+            return self._pool_away
         return next((waits for policy in self.models if (waits := policy.waits_for) is not None), None)
 
     @property
     def failure(self) -> Exception | None:
         """Why calls will never be taken."""
-        return next((policy.failure for policy in self.models if policy.failure is not None), None)
+        return self._pool_failure or next(
+            (policy.failure for policy in self.models if policy.failure is not None), None
+        )
 
     @property
     def trouble(self) -> str | None:
-        """Why it is degraded: steps wait for the pool or are lost, or a task of its own fails; None while it is not."""
+        """Why it is degraded: it waits for the pool, steps do or are lost, or a task of its own fails; else None."""
         tasks = (*(policy.upstream.watch for policy in self.models), *self.supervised)
         overdue = next((policy.upstream.overdue for policy in self.models if policy.upstream.overdue), None)
-        return self.recorder.trouble or next((task.trouble for task in tasks if task.trouble), overdue)
+        return (
+            self._pool_away or self.recorder.trouble or next((task.trouble for task in tasks if task.trouble), overdue)
+        )
 
     async def flushed(self, uid: str) -> None:
         """Returns once the pool has what was handed over of a trajectory, for whichever model."""

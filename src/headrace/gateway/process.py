@@ -102,8 +102,7 @@ class Process:
     def _pool(self) -> Iterator[DataPool | RemotePool]:
         if self._pool_address is not None:
             with connect(self._pool_address, key=self._pool_key, retry_s=RETRY_S) as remote:
-                remote.stats()  # a pool that is not there is said now, not at the first step
-                yield remote
+                yield remote  # the gateway says whether it answers, and waits for it
             return
         with DataPool(self._journal, **self._pool_options) as pool:
             yield pool

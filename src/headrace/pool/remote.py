@@ -62,6 +62,14 @@ class RemotePool(Calls):
     def __repr__(self) -> str:
         return f"RemotePool({self._transport.address!r})"
 
+    @property
+    def address(self) -> str:
+        return self._transport.address
+
+    def hasty(self) -> RemotePool:
+        """The same pool, for a caller who would rather hear at once that it does not answer."""
+        return RemotePool(self._transport, retry_s=0)
+
     def __enter__(self) -> RemotePool:
         return self
 
