@@ -215,8 +215,8 @@ def backup(directory: Path, target: Path, files: Files | None = None) -> Scan:
         raise JournalDamaged(f"the backup in {target} is damaged in {found.damage[0]}; is the journal itself sound?")
     if found.next_serial <= acknowledged:
         raise JournalDamaged(
-            f"the backup in {target} lacks commits {found.next_serial} to {acknowledged}, which were acknowledged: they "
-            f"are missing in {directory}"
+            f"the backup in {target} lacks commits {found.next_serial} to {acknowledged}, which were acknowledged: "
+            f"they are missing in {directory}"
         )
     MarkFile(files, target, synced=found.next_serial - 1).close()
     return found
