@@ -93,7 +93,7 @@ def test_what_was_answered_survives_a_kill_and_what_was_not_leaves_nothing(
         whole = told(gateway.post(url, first))
 
         where = urlsplit(url)
-        head = f"POST {where.path} HTTP/1.1\r\nhost: x\r\ncontent-length: "
+        head = f"POST {where.path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: "
         half = under_way.enter_context(socket.create_connection((where.hostname, where.port)))
         half.sendall(f"{head}99\r\n\r\n{{".encode())
         held, cut = rollout.gate(), rollout.gate()
