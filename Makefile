@@ -46,7 +46,7 @@ test-gym: setup ## run the tests with the real reasoning-gym (built once from so
 test-install: setup ## install a built wheel into clean environments, for each Python here, and start every command
 	HEADRACE_INSTALL=1 $(PYTEST) $(PYTEST_ARGS) tests/install
 
-test-agents: setup ## run Claude Code and Codex against the gateway (installed once by npm into the user's cache, 0.7 GB)
+test-agents: setup ## run Claude Code, Codex and the Vercel AI SDK against the gateway (installed once by npm into the user's cache, 0.7 GB)
 	HEADRACE_AGENTS=1 $(PYTEST) $(PYTEST_ARGS) tests/agents
 
 bench: setup ## run the quick benchmarks of pool, gateway, trainer, environments and API, into bench-*.json

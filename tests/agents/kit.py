@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,12 @@ class Place:
     def run(self, example: str) -> list[str]:
         """The lines that an example printed; it ends well."""
         path = os.pathsep.join([str(programs()), os.environ["PATH"]])
+        command = ["sh", str(EXAMPLES / example)]
+        if example.endswith(".mjs"):  # node looks for packages beside the file
+            (self.work / "node_modules").symlink_to(programs().parent)
+            command = ["node", str(shutil.copy(EXAMPLES / example, self.work))]
         done = subprocess.run(
-            ["sh", str(EXAMPLES / example), self.gateway.address],
+            [*command, self.gateway.address],
             cwd=self.work,
             env={"PATH": path, "HOME": str(self.home)},
             stdin=subprocess.DEVNULL,

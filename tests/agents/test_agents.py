@@ -34,3 +34,16 @@ def test_codex_writes_a_file(place: Place) -> None:
     assert place.run("gateway_codex.sh") == ["It says two.", '{"status":"ok","steps":5}']
     assert (place.work / "a.txt").read_text() == "two\n"
     place.holds(said)
+
+
+def test_the_vercel_ai_sdk_goes_on_by_references(place: Place) -> None:
+    """Its default OpenAI provider; the second sum is one that JavaScript rounds on its way back."""
+    said = [
+        thought("I should add.", "Let me add." + called("add", a=2, b=3)),
+        "It is 5.",
+        thought("Both ways.", called("add", a=5, b=5) + "\n" + called("add", a=5, b=1234567890123456789)),
+        thought("Done.", "It is 10."),
+    ]
+    place.rollout.script += said
+    assert place.run("gateway_vercel.mjs") == ["It is 5.", "It is 10.", '{"status":"ok","steps":4}']
+    place.holds(said)

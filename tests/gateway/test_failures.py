@@ -251,7 +251,7 @@ def test_an_agent_that_hangs_up_while_it_waits_aborts_it_upstream(
     path = f"{where.path}/v1/{route}" if route != "generate" else "/generate"
     body = json.dumps({"messages": [user("hi")]}).encode()
     with socket.create_connection((where.hostname, where.port)) as agent:
-        agent.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        agent.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
         gate.reached()
     rollout.until(lambda: rollout.hung_up >= 1)
     if route != "generate":
@@ -261,7 +261,7 @@ def test_an_agent_that_hangs_up_while_it_waits_aborts_it_upstream(
 
 def test_half_a_request_is_no_call(gateway: Running, rollout: Rollout, base: str) -> None:
     where = urlsplit(base)
-    head = f"POST {where.path}/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n"
+    head = f"POST {where.path}/v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"
     with socket.create_connection((where.hostname, where.port)) as agent:
         agent.sendall(head.encode() + b'{"messages": [')
         until(lambda: gateway.counted("in_flight") == 1)
