@@ -102,13 +102,13 @@ class Connection(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client sends nothing more: it left, or it only says so and waits for its answer. Until that begins, one
         that left is told from one that waits by what it says to an interim answer, which no client minds."""
-        cycle = self.cycle
-        waits = cycle is not None and not (cycle.more_body or cycle.response_started or self.pipeline)
-        if waits:
-            cycle.keep_alive = False
-            if self.scope["http_version"] == "1.1":
-                self._ask_whether_there(cycle, PROBE_S)
-        return waits
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.more_body or cycle.response_started or self.pipeline:
+            return False
+        cycle.keep_alive = False
+        if self.scope["http_version"] == "1.1":
+            self._ask_whether_there(cycle, PROBE_S)
+        return True
 
     def _ask_whether_there(self, cycle: RequestResponseCycle, wait_s: float) -> None:
         """Writes until the answer begins, or writing fails: then the connection is lost, as ever."""
