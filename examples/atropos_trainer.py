@@ -22,12 +22,14 @@ run |= {"batch_size": BATCH_SIZE, "max_token_len": 4096, "starting_step": 0, "nu
 
 with httpx.Client(base_url=address, timeout=60) as api:
     api.post("/register", json=run).raise_for_status()
-    step = 0
+    step, received = 0, {}
     while step < STEPS:
-        batch = api.get("/batch").json()["batch"]
+        answer = api.get("/batch", headers=received)
+        batch = answer.json()["batch"]
         if batch is None:  # not enough yet
             time.sleep(0.1)
             continue
+        received = {"Headrace-Received": answer.headers["Headrace-Batch"]}  # so that none comes twice
         losses = []
         for group in batch:
             scores = np.array(group["scores"])

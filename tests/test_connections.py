@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import queue
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import httpx
@@ -17,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from tests.gateway.kit import serving
 
 from headrace import connections
-from headrace.connections import HEAD_BYTES, Connection, flushed
+from headrace.connections import BODY_S, HEAD_BYTES, Connection, flushed
 from headrace.serving import LocalOnly
 
 PATIENCE_S = 120
@@ -66,13 +67,13 @@ def connected(address: str) -> Iterator[socket.socket]:
 
 def rest(connection: socket.socket) -> bytes:
     """What comes until the server hangs up."""
-    found = b""
+    parts: list[bytes] = []
     try:
-        while part := connection.recv(65536):
-            found += part
+        while part := connection.recv(1 << 20):
+            parts.append(part)
     except ConnectionResetError:
         pass  # it hung up while we were still sending
-    return found
+    return b"".join(parts)
 
 
 def test_a_head_that_never_ends_is_refused_once_it_is_too_long(address: str) -> None:
@@ -112,23 +113,23 @@ def test_who_does_not_go_on_is_hung_up_on(
         assert rest(connection)[: len(answer)] == answer
 
 
-def test_a_body_that_keeps_coming_is_waited_for(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However slowly: what counts is that something comes."""
-    looked = threading.Event()
-    look = Connection._look
+def test_every_part_of_a_body_gives_the_next_one_its_time_again(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slowly they come: what counts is that something comes."""
+    awaited: queue.Queue[tuple[str, float]] = queue.Queue()
+    awaits = Connection._awaits
 
-    def looks(self: Connection) -> None:
-        look(self)
-        looked.set()
+    def told(self: Connection, what: Literal["head", "body"], within_s: float) -> None:
+        awaits(self, what, within_s)
+        awaited.put((what, within_s))
 
-    monkeypatch.setattr(Connection, "_look", looks)
-    monkeypatch.setattr(Connection, "head_s", 0.01)
+    monkeypatch.setattr(Connection, "_awaits", told)
     with serving(app, lifespan=False) as address, connected(address) as connection:
         connection.sendall(b"POST / HTTP/1.1\r\ncontent-length: 5\r\nconnection: close\r\n\r\n")
+        while awaited.get(timeout=PATIENCE_S) != ("body", BODY_S):
+            pass
         for _ in range(5):
-            looked.clear()
-            assert looked.wait(PATIENCE_S)
             connection.sendall(b"x")
+            assert awaited.get(timeout=PATIENCE_S) == ("body", BODY_S)
         assert b"\r\n5\r\n" in rest(connection)
 
 
@@ -171,6 +172,11 @@ def test_a_server_that_cannot_tell_is_believed() -> None:
         ({"origin": "http://good.example"}, 200),
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200),
+        ({"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}, 200),
+        ({"sec-fetch-site": "none", "sec-fetch-mode": "navigate"}, 200),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors", "origin": "http://good.example"}, 200),
     ],
 )
 def test_pages_and_names_from_elsewhere_are_refused(app: App, headers: dict[str, str], status: int) -> None:
@@ -179,3 +185,11 @@ def test_pages_and_names_from_elsewhere_are_refused(app: App, headers: dict[str,
     assert answer.status_code == status
     if status == 403:
         assert "set a key, or name --host" in answer.json()["detail"]
+
+
+def test_no_link_of_another_site_leads_to_a_get_that_changes_something(app: App) -> None:
+    followed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
+    with serving(LocalOnly(app), lifespan=False) as address:
+        for path in ("/batch", "/reset_data"):
+            assert httpx.get(address + path, headers=followed, trust_env=False).status_code == 403
+            assert httpx.get(address + path, trust_env=False).status_code == 200

@@ -102,6 +102,7 @@ def install(name: str, venv: Path, *, cpu: bool) -> None:
             install_cpu_torch(installer)
         installer.install("--no-build-isolation", "--editable", f"{ROOT}[{extras}]")
     compile_all(python)
+    print(f"Done. To have `headrace` on the path of a shell: . {venv}/bin/activate (or type {venv}/bin/headrace)")
 
 
 def compile_all(python: Path) -> None:

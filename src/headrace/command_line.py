@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.extras import extra_of, install_command
+from headrace.extras import extra_of, install_command, installed
 from headrace.files import nearest
 
 OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -35,7 +35,7 @@ def exit_code(prog: str, command: Callable[[], object]) -> int:
         return _say(prog, error, FAILED)
     except ModuleNotFoundError as error:
         extra = extra_of(error.name or "")
-        if extra is None:
+        if extra is None or installed((error.name or "").partition(".")[0]):  # it is there, but not all of it
             raise
         return _say(prog, f"this needs {error.name}: {install_command(extra)}", FAILED)
     except BrokenPipeError:

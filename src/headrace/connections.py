@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -24,9 +24,9 @@ INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 #: Seconds before it hears it again: the first time, and at most.
 PROBE_S, MOST_PROBE_S = 0.01, 5.0
 
-#: Where an application finds `Connection.flushed` in its scope.
-EXTENSION = "headrace.flushed"
-#: The same of whether the answer to its request was written whole.
+#: The extensions of ASGI under which an application learns that everything so far was written,
+FLUSHED = "headrace.flushed"
+#: and that the answer to its request was written whole.
 DELIVERED = "headrace.delivered"
 
 
@@ -49,11 +49,13 @@ class Connection(HttpToolsProtocol):
 
     head_s = HEAD_S
     body_s = BODY_S
+    _awaited: Literal["head", "body"] | None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # writing goes on once the system has all that was written
         self._failed = False
+        self._lost = asyncio.Event()
         self._head = 0
         self._awaits("head", self.head_s)
         self._timer = self.loop.call_later(self.head_s, self._look)
@@ -62,11 +64,14 @@ class Connection(HttpToolsProtocol):
         self._failed = exc is not None or self.flow.write_paused  # something was left to write
         self._timer.cancel()
         super().connection_lost(exc)
+        self._lost.set()
 
     async def flushed(self) -> bool:
         """Waits until nothing is left to write; False where the connection broke before."""
         if self.flow.write_paused:
             await self.flow.drain()
+        if self.transport.is_closing():  # by us, or because a write failed: `connection_lost` tells which
+            await self._lost.wait()
         return not self._failed
 
     async def _delivered(self, cycle: RequestResponseCycle) -> bool:
@@ -85,7 +90,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {EXTENSION: self.flushed}  # type: ignore[typeddict-item]
+        self.scope["extensions"] = {FLUSHED: {"wait": self.flushed}}
         self._awaits("head", self.head_s)
 
     def on_headers_complete(self) -> None:
@@ -93,7 +98,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             self.cycle.__class__ = UntilClosed  # its task is made by now, and has not begun
-        self.scope["extensions"][DELIVERED] = partial(self._delivered, self.cycle)  # type: ignore[assignment]
+        self.scope["extensions"][DELIVERED] = {"wait": partial(self._delivered, self.cycle)}
 
     def on_message_complete(self) -> None:
         self._awaited, self._head = None, 0
@@ -119,7 +124,7 @@ class Connection(HttpToolsProtocol):
     # -- what does not -------------------------------------------------------------------------------------------------
 
     def _awaits(self, what: Literal["head", "body"], within_s: float) -> None:
-        self._awaited: Literal["head", "body"] | None = what
+        self._awaited = what
         self._deadline = self.loop.time() + within_s
 
     def _look(self) -> None:
@@ -138,7 +143,8 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, status: int, why: str) -> None:
         """Answers where no answer has begun, and hangs up."""
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # there is none before the first request's head
+        if cycle is None or cycle.response_complete or not cycle.response_started:
             text = why.encode()
             head = f"HTTP/1.1 {status} {REASONS[status]}\r\ncontent-type: text/plain\r\ncontent-length: {len(text)}\r\n"
             self.transport.write(head.encode() + b"connection: close\r\n\r\n" + text)
@@ -151,12 +157,15 @@ REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 async def flushed(scope: Any) -> bool:
     """Waits until the system has taken all of the answer to a request; False where its connection broke before. True
     at once under a server that cannot tell."""
-    wait = scope.get("extensions", {}).get(EXTENSION)
-    return True if wait is None else bool(await wait())
+    return await _told(scope, FLUSHED)
 
 
 async def delivered(scope: Any) -> bool:
     """Once all of an answer is sent: whether the system has taken it whole, before its connection broke. True at once
     under a server that cannot tell."""
-    wait = scope.get("extensions", {}).get(DELIVERED)
-    return True if wait is None else bool(await wait())
+    return await _told(scope, DELIVERED)
+
+
+async def _told(scope: Any, extension: str) -> bool:
+    found = scope.get("extensions", {}).get(extension)
+    return True if found is None else bool(await found["wait"]())

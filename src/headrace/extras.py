@@ -28,6 +28,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "demo": ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "PIL", "renderers", "httpx"),
     "envs": ("math_verify",),
     "gym": ("reasoning_gym",),
+    "datasets": ("datasets",),
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
 }

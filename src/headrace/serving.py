@@ -20,6 +20,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.connections import Connection
 
+#: The GETs that change something, since they do on Atropos' wire.
+CHANGED_BY_GET = ("/batch", "/reset_data")
 #: Seconds that calls under way may take to end once a server is told to stop.
 GRACE_S = 5
 
@@ -128,20 +130,26 @@ class LocalOnly:
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (why := _foreign(dict(scope["headers"]), self._origins)) is not None:
+        if scope["type"] == "http" and (why := _foreign(scope, self._origins)) is not None:
             said = f"{why}, and this server has no key and is for this machine alone; set a key, or name --host"
             await JSONResponse({"detail": said}, 403)(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
 
-def _foreign(headers: dict[bytes, bytes], origins: Collection[str]) -> str | None:
+def _foreign(scope: Scope, origins: Collection[str]) -> str | None:
     """Why a request does not come from this machine's own programs; None where nothing speaks against it."""
-    host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin", b"").decode("latin-1")
+    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    host, origin = headers.get(b"host", ""), headers.get(b"origin", "")
     if host and not _names_this_machine(f"//{host}"):
         return f"the request names {host[:200]!r} as its host"
     if origin and origin not in origins and not _names_this_machine(origin):
         return f"the request comes from a page of {origin[:200]!r}"
+    # Images and links have no origin, but browsers say that they come from elsewhere. A link may be followed to what is
+    # only shown.
+    elsewhere = not origin and headers.get(b"sec-fetch-site") == "cross-site"
+    if elsewhere and (headers.get(b"sec-fetch-mode") != "navigate" or scope["path"] in CHANGED_BY_GET):
+        return "the request comes from a page of another site"
     return None
 
 

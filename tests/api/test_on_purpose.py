@@ -74,9 +74,82 @@ def test_a_trainer_that_resumes_keeps_the_queue(api: Api) -> None:
 
 def test_groups_that_can_never_be_served_are_counted_not_left_to_rot(api: Api, pool: DataPool) -> None:
     api.opened(4, 8, 2)
-    api.send(group(1, 8, 0), group(2, 2, 1), group(3, 2, 1))
+    assert "exceed batch_size 4" in api.post("/scored_data", group(1, 8, 0))["warning"]
+    api.send(group(2, 2, 1), group(3, 2, 1))
     assert api.batch() == [2, 3]
     assert sum(pool.stats()["desk"]["dead_letters"].values()) == 1
+
+
+def test_sizes_that_never_fit_are_said_in_every_answer_in_the_log_and_in_the_metrics(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    [env] = api.opened(12, 8)
+    assert api.post("/scored_data", group(1, 8, env)) == {"status": "received"}, "a second size may come"
+    assert api.get("/status") == {"current_step": 0, "queue_size": 1}
+    for name in (2, 3):
+        said = api.post("/scored_data", group(name, 8, env))
+        assert said["status"] == "received"
+        assert "no groups make up its 8 sequences to batch_size 12" in said["warning"]
+    said = api.post("/scored_data_list", [group(4, 8, env), group(5, 8, env)])
+    assert (said["groups_processed"], "batch_size 12" in said["warning"]) == (2, True)
+    status = api.get("/status")
+    assert (status["queue_size"], status["dead_letters"]) == (0, {"unmatched": 5})
+    assert "another group_size" in status["warning"]
+    assert api.get("/batch") == {"batch": None}
+    assert len([record for record in caplog.records if "batch_size 12" in record.message]) == 1
+    assert 'headrace_api_dead_letters_total{why="unmatched"} 5' in api.client.get("/metrics").text
+
+
+def test_an_environment_whose_sizes_never_fit_is_held_until_they_may(api: Api) -> None:
+    misfit, other = api.opened(12, 8, 12)
+    for name in range(6):
+        api.post("/scored_data", group(name, 8, misfit))
+    held = api.get("/status-env", {"env_id": misfit})
+    assert (held["queue_size"], held["self_queue_size"]) == (6, 6)
+    assert "batch_size 12" in held["warning"]
+    free = api.get("/status-env", {"env_id": other})
+    assert (free["queue_size"], "warning" in free) == (0, False), "what no batch takes is in nobody else's way"
+    api.post("/register", {**registration(batch_size=16), "resume": True})
+    assert api.get("/status-env", {"env_id": misfit})["queue_size"] == 0
+    assert "warning" not in api.get("/status")
+    api.send(group(7, 8, misfit), group(8, 8, misfit))
+    assert api.batch() == [7, 8]
+
+
+def test_an_environment_of_which_some_groups_fit_is_not_held(api: Api) -> None:
+    [env] = api.opened(8, 4)
+    for name in range(3):
+        assert "group_size 4" in api.post("/scored_data", group(name, 6, env))["warning"]
+    assert api.get("/status-env", {"env_id": env})["queue_size"] == 4
+    api.send(group(9, 4, env))
+    assert api.get("/status-env", {"env_id": env})["queue_size"] == 1
+
+
+def test_optional_fields_of_another_length_are_served_as_they_came(api: Api) -> None:
+    [env] = api.opened(2, 2)
+    odd = {"inference_logprobs": [[-0.5]], "advantages": [[1.0, 2.0, 3.0, 4.0]], "ref_logprobs": [[], [], []]}
+    api.send(group(1, 2, env, **odd))
+    [served] = api.get("/batch")["batch"]
+    assert {name: served[name] for name in odd} == odd
+
+
+def test_a_trainer_is_told_what_waits_and_fits_none_of_its_batches(api: Api) -> None:
+    api.send(group(1, 8))
+    assert "its 8 sequences exceed batch_size 4" in api.register(batch_size=4)["warning"]
+
+
+def test_the_routes_are_described_without_a_network(api: Api) -> None:
+    told = api.get("/openapi.json")
+    assert told["openapi"].startswith("3.")
+    group_schema = told["paths"]["/scored_data"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert group_schema["required"] == ["tokens", "masks", "scores"]
+    served = {(path, method) for path, methods in told["paths"].items() for method in methods}
+    for path, method in served:
+        assert api.client.request(method, path).status_code not in (404, 405), path
+    page = api.client.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert all(path in page.text for path, _ in served)
+    assert "src=" not in page.text, "nothing is loaded from elsewhere"
 
 
 def test_an_environment_with_a_share_and_no_data_does_not_stall_the_others(api: Api) -> None:

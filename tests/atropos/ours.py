@@ -8,10 +8,13 @@ from contextlib import contextmanager
 from tests.gateway.kit import serving
 
 from headrace import DataPool
-from headrace.api import create_app
+from headrace.api import Settings, create_app
+
+#: An origin that was named, whose pages may call: the original lets every page.
+NAMED = Settings(allow_origin=["http://a.page"])
 
 
 @contextmanager
 def ours() -> Iterator[tuple[DataPool, str]]:
-    with DataPool() as pool, serving(create_app(pool)) as address:
+    with DataPool() as pool, serving(create_app(pool, NAMED)) as address:
         yield pool, address

@@ -19,13 +19,20 @@ STOP_S = 20
 @contextmanager
 def original(log: Path) -> Iterator[str]:
     """The address of a fresh server; what it says goes to `log`."""
+    with running(["-m", "atroposlib.cli.run_api", "--host", "127.0.0.1", "--port"], log) as address:
+        yield address
+
+
+@contextmanager
+def running(arguments: list[str], log: Path, ready: str = "") -> Iterator[str]:
+    """The address of a server in atroposlib's Python, whose last argument is its port; up once `ready` answers."""
     port = _free_port()
-    command = [str(environment.python()), "-m", "atroposlib.cli.run_api", "--host", "127.0.0.1", "--port", str(port)]
+    command = [str(environment.python()), *arguments, str(port)]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
     try:
         address = f"http://127.0.0.1:{port}"
-        _await_ready(process, address, log)
+        _await_ready(process, f"{address}{ready}", log)
         yield address
     finally:
         process.terminate()
@@ -51,7 +58,7 @@ def _await_ready(process: subprocess.Popen[bytes], address: str, log: Path) -> N
         except httpx.TransportError:
             if process.poll() is not None or time.monotonic() > end:
                 said = log.read_text(errors="replace")
-                raise RuntimeError(f"Atropos' API did not start at {address}.\n{said}") from None
+                raise RuntimeError(f"Atropos' server did not start at {address}.\n{said}") from None
             time.sleep(0.1)  # there is no event of another process's to await
         else:
             return

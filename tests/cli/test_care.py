@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,17 @@ def test_a_missing_segment_is_damage(headrace: Command, long_journal: Path) -> N
     assert "000000000002.seg, the whole file: the segment is missing" in done.out
 
 
+def test_a_journal_whose_only_segment_is_gone_is_repaired(headrace: Command, journal: Path) -> None:
+    for segment in journal.glob("*.seg"):
+        segment.unlink()
+    assert "the segment is missing" in headrace("pool", "stats", journal).err
+    assert headrace("pool", "repair", journal).code == 0
+    assert headrace("pool", "stats", journal).code == 0
+
+
 def test_a_torn_tail_is_said_and_is_no_damage(headrace: Command, journal: Path) -> None:
     segment = max(journal.glob("*.seg"))
-    segment.write_bytes(segment.read_bytes()[:-5])
+    segment.write_bytes(segment.read_bytes() + segment.read_bytes()[:30])
     done = headrace("pool", "verify", journal)
     assert done.code == 0
     assert f"torn tail  {segment.name}, " in done.out
@@ -69,9 +78,12 @@ def test_a_damaged_journal_is_not_read_but_repaired(headrace: Command, long_jour
     done = headrace("pool", "repair", long_journal)
     assert done.code == 0
     assert "damage: 000000000002.seg, bytes " in done.out
+    assert re.search(r"channel train: \d+ steps are lost\n", done.out)
     assert f"the damaged files are in {long_journal / 'damaged'}" in done.out
 
-    assert headrace("pool", "verify", long_journal).code == 0
+    verified = headrace("pool", "verify", long_journal)
+    assert verified.code == 0
+    assert "were lost in an earlier repair; the ledger is set right" in verified.out
     kept = int(headrace("pool", "stats", long_journal).rows[0]["queued"])
     assert 70 <= kept < 80
     with DataPool(long_journal) as pool:

@@ -89,7 +89,7 @@ def half_asked(address: str) -> Iterator[None]:
     """A call that has come to a gateway and whose body never ends."""
     where = urlsplit(address)
     with socket.create_connection((where.hostname, where.port)) as agent:
-        agent.sendall(b"POST /t/p/v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{")
+        agent.sendall(b"POST /t/p/v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n{")
         until(lambda: httpx.get(f"{address}/stats", timeout=120, trust_env=False).json()["gateway"]["in_flight"] >= 1)
         yield
 
@@ -133,7 +133,12 @@ def test_it_says_what_it_waits_for_and_one_signal_ends_the_wait(how: signal.Sign
         try:
             assert process.stdout is not None
             assert process.stderr is not None
-            assert process.stdout.readline().startswith("gateway listening on http://127.0.0.1:")
+            listens = process.stdout.readline()
+            assert listens.startswith("gateway listening on http://127.0.0.1:")
+            for foreign in ({"host": "page.example"}, {"origin": "http://page.example"}):
+                answer = httpx.post(f"{listens.split()[-1]}/pause", headers=foreign, timeout=120, trust_env=False)
+                assert answer.status_code == 403
+                assert "page.example" in answer.json()["detail"]
             waiting = "waiting for rollout server http://127.0.0.1:1: connection refused\n"
             assert waiting in iter(process.stderr.readline, "")
             process.send_signal(how)

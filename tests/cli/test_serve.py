@@ -8,6 +8,7 @@ import signal
 import socket
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.cli.command import Command, Served, spawn, steps
 
@@ -116,7 +117,8 @@ def test_a_folder_that_a_pool_has_open_is_not_touched(headrace: Command, journal
 
 
 def test_a_running_pool_is_compacted_and_backed_up(headrace: Command, tmp_path: Path) -> None:
-    with Served("--journal", tmp_path / "journal", "--durability", "os") as server:
+    folder = tmp_path / "copies"
+    with Served("--journal", tmp_path / "journal", "--durability", "os", "--backups", folder) as server:
         with connect(server.address) as pool:
             for n in range(20):
                 pool.submit_step(
@@ -127,12 +129,18 @@ def test_a_running_pool_is_compacted_and_backed_up(headrace: Command, tmp_path: 
         assert headrace("pool", "compact", server.address).out.startswith(f"compacted {server.address}: ")
         after = json.loads(headrace("pool", "stats", server.address, "--json").out)
         assert after["journal_bytes"] < before
-        done = headrace("pool", "backup", server.address, "--to", tmp_path / "copy")
+        done = headrace("pool", "backup", server.address, "--to", "copy")
         assert (done.code, done.err) == (0, "")
-        again = headrace("pool", "backup", server.address, "--to", tmp_path / "copy")
+        again = headrace("pool", "backup", server.address, "--to", folder / "copy")
         assert again.code == 1
         assert "is not empty" in again.err
-    with DataPool(tmp_path / "copy") as copy:
+        elsewhere = headrace("pool", "backup", server.address, "--to", tmp_path / "elsewhere")
+        assert elsewhere.code == 2
+        assert f"over HTTP it goes below {folder}" in elsewhere.err
+        foreign = httpx.get(f"{server.address}/pool/stats", headers={"host": "evil.example"}, trust_env=False)
+        assert foreign.status_code == 403
+    assert not (tmp_path / "elsewhere").exists()
+    with DataPool(folder / "copy") as copy:
         assert copy.stats()["ledger"] == after["ledger"]
 
 

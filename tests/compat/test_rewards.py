@@ -30,6 +30,12 @@ def calls() -> list[list[Any]]:
         ("reasoning_steps", {"pattern_weights": {"bullet_points": 0.9}, "min_steps": 2}, {}),
         ("repetition_penalty", {}, {}),
         ("repetition_penalty", {"threshold": 0.2, "min_words": 2, "min_sentences": 1}, {}),
+        ("repetition_penalty", {"threshold": "no number", "min_words": 2, "min_sentences": 1}, {}),
+        (
+            "combined",
+            {"rewards": ["format", {"type": "repetition_penalty", "threshold": "no number", "min_words": 2}]},
+            {},
+        ),
         ("combined", {"rewards": ["format", "r1"], "normalization": "minmax", "weight": 3}, {"solution": "4"}),
     ]
     return [[name, options, texts, more] for name, options, more in asked]
@@ -41,3 +47,14 @@ def test_rewards_are_those_of_atroposlib(atropos: Path, tmp_path: Path) -> None:
     theirs = json.loads(original(atropos, "rewards.py", cwd=tmp_path, given=json.dumps({**asked, "headrace": False})))
     for (name, options, *_), one, other in zip(asked["calls"], mine, theirs, strict=True):
         assert one == other, (name, options)
+
+
+def test_a_reward_that_raises_pays_0_to_all_as_in_the_original(tmp_path: Path) -> None:
+    broken = [
+        "repetition_penalty",
+        {"threshold": "no number", "min_words": 2, "min_sentences": 1},
+        ["one " * 30, "two"],
+        {},
+    ]
+    ((_, paid),) = json.loads(ours("rewards.py", cwd=tmp_path, given=json.dumps({"headrace": True, "calls": [broken]})))
+    assert paid == [0, 0]

@@ -81,3 +81,56 @@ def test_a_models_defaults_count_for_openais_routes_and_not_for_generate(folder:
         assert own.complete(prompt, max_tokens=8, seed=1)["token_ids"] == likeliest
         sampled = own.post(GENERATE, {"token_ids": prompt, "sampling_params": {"max_tokens": 8, "seed": 1}})
         assert sampled["choices"][0]["token_ids"] != likeliest
+
+
+# -- /generate, as Atropos' vLLM server has it -------------------------------------------------------------------------
+
+
+def test_atropos_generate_tells_what_the_other_routes_do(engine: Client) -> None:
+    sampling = {"n": 2, "seed": 3, "max_tokens": 4, "logprobs": 2, "temperature": 1.0, "ignore_eos": True}
+    found = engine.post("/generate", {"prompt": {"prompt_token_ids": [5, 6]}, **sampling})
+    assert list(found) == ["text", "prompt", "finish_reasons", "logprobs", "prompt_token_ids", "token_ids"]
+    told = engine.post("/v1/completions", {"prompt": [5, 6], "return_token_ids": True, **sampling})["choices"]
+    assert found["text"] == [choice["text"] for choice in told]
+    assert found["token_ids"] == [choice["token_ids"] for choice in told]
+    assert found["finish_reasons"] == ["length", "length"]
+    assert found["prompt_token_ids"] == [5, 6]
+    assert found["prompt"] == engine.post("/detokenize", {"tokens": [5, 6]})["prompt"]
+    for rows, choice in zip(found["logprobs"], told, strict=True):
+        assert [len(row) for row in rows] == [1] * 4
+        sampled = [next(iter(row[0].items())) for row in rows]
+        assert [int(token) for token, _ in sampled] == choice["token_ids"]
+        assert [value for _, value in sampled] == choice["logprobs"]["token_logprobs"]
+        assert all(len(row[0]) in (2, 3) for row in rows), "the sampled one, and two that are likeliest"
+
+
+def test_atropos_generate_without_log_probs_tells_text(engine: Client) -> None:
+    found = engine.post("/generate", {"prompt": "Once", "temperature": 0, "ignore_eos": True})
+    assert (list(found), found["prompt"]) == (["text", "prompt", "finish_reasons"], "Once")
+    assert found["text"] == [engine.complete("Once", temperature=0, ignore_eos=True, max_tokens=16)["text"]]
+
+
+def test_atropos_generate_tells_the_log_probs_of_a_prompt(engine: Client) -> None:
+    found = engine.post("/generate", {"prompt": {"prompt_token_ids": [5, 6, 7]}, "prompt_logprobs": 2, "max_tokens": 1})
+    told = engine.complete([5, 6, 7], prompt_logprobs=2, max_tokens=1)["prompt_logprobs"]
+    assert found["prompt_logprobs"][0] is told[0] is None
+    for ours, theirs in zip(found["prompt_logprobs"][1:], told[1:], strict=True):
+        assert list(ours.items()) == [(token, entry["logprob"]) for token, entry in theirs.items()]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"prompt": [5, 6]}, "prompt"),
+        ({}, "prompt"),
+        ({"prompt": {"prompt_token_ids": []}}, "empty"),
+        ({"prompt": {"prompt_token_ids": [10**6]}}, "out of vocabulary"),
+        ({"prompt": "x", "stream": True}, "does not stream"),
+        ({"prompt": "x", "temperature": None}, "temperature"),
+        ({"prompt": "x", "bad_words": ["y"]}, "bad_words"),
+    ],
+)
+def test_atropos_generate_names_what_it_does_not_take(engine: Client, given: dict[str, Any], said: str) -> None:
+    status, error = engine.refused("/generate", given)
+    assert status == 400
+    assert said in error["message"]

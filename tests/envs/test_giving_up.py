@@ -92,6 +92,17 @@ async def test_process_whose_items_all_come_to_none_says_so_and_ends() -> None:
     assert env.counts.skipped == {"no_group": 4}
 
 
+async def test_process_counts_no_list_of_none_as_a_group() -> None:
+    class Nothing(CountingEnv):
+        async def collect_trajectories(self, item: int) -> Any:
+            return [None, None], []
+
+    env = Nothing(BaseEnvConfig(use_wandb=False, max_num_workers=1, max_consecutive_failures=4))
+    with pytest.raises(GaveUp, match=r"4 items in a row came to nothing .*nothing came of its item"):
+        await process(env, 2)
+    assert env.counts.skipped == {"no_group": 8}
+
+
 async def test_process_counts_no_group_that_it_leaves_out() -> None:
     env = CountingEnv(BaseEnvConfig(use_wandb=False, max_num_workers=1, max_consecutive_failures=3))
 

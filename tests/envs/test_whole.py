@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 import torch
 from tests.atropos.words import registration
 from tests.engine.kit import serving as serving_engine
+from tests.envs.kit import CountingEnv, running
 from tests.gateway.kit import serving
 
 from headrace import DataPool
 from headrace.api.app import create_app
 from headrace.api.settings import Settings
 from headrace.envs import APIServerConfig, BaseEnv, BaseEnvConfig
+from headrace.pool.desk.types import Registration
 
 KEY = "a key"
 BATCH, GROUP, STEPS = 8, 4, 3
@@ -115,3 +118,22 @@ async def test_batches_of_exact_tokens_until_the_steps_are_done(api: str, engine
     assert status["current_step"] == STEPS
     assert env.counts.failed == {}
     assert len(env.evaluated) == 1
+
+
+async def test_an_environment_whose_groups_fit_no_batch_is_told_so_and_pauses(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "headrace.envs")
+    with DataPool() as pool, serving(create_app(pool)) as address:
+        pool.desk_register(msgspec.convert(registration(batch_size=12, num_steps=1), Registration))
+        pool.desk_batch()
+        fields = {"group_size": 8, "max_num_workers": 1, "max_batches_offpolicy": 2}
+        env = CountingEnv(BaseEnvConfig(rollout_server_url=address, use_wandb=False, status_poll_s=0.01, **fields))
+        async with running(env):
+            while pool.desk_status().dead_letters != {"unmatched": 4} or env.manager is None or not env.manager.held:
+                await asyncio.sleep(0.01)
+        assert pool.desk_status().dead_letters == {"unmatched": 4}, "the first beyond what may wait, two batches of 12"
+    told = [record.message for record in caplog.records if record.name == "headrace.envs"]
+    assert any("no groups make up its 8 sequences to batch_size 12" in line for line in told)
+    assert any(line.startswith("paused") for line in told)
+    assert not any("steps are done" in line for line in told)

@@ -178,6 +178,27 @@ def test_an_answer_counts_as_the_same_however_an_sdk_sends_it_back(tiny: Place) 
         assert tree(tiny.gateway.steps(uid)) == [None, 0]
 
 
+def test_what_a_client_loses_beside_its_calls_ids_is_still_what_was_sampled(tiny: Place) -> None:
+    """Text that was dropped, and an integer as JavaScript rounds it, at every turn; streamed and whole."""
+    base, uid, channel = tiny.begin()
+    large = 1234567890123456789
+    call = f'<tool_call>\n{{"name": "look_up", "arguments": {{"q": "x", "n": {large}}}}}\n</tool_call>'
+    messages: list[Json] = [user("hi")]
+    for number in range(4):
+        tiny.rollout.script.append(f"Let me see, {number}.\n{call}")
+        answer = ask(tiny.gateway, base, messages, stream=number % 2 == 1, tools=[LOOK_UP])
+        (made,) = answer["tool_calls"]
+        assert json.loads(made["function"]["arguments"])["n"] == large
+        made["function"]["arguments"] = made["function"]["arguments"].replace(str(large), "1234567890123456800")
+        answer["content"] = None
+        messages += [answer, {"role": "tool", "tool_call_id": made["id"], "content": "found"}]
+    assert tiny.causes(channel) == {"first": 1, "extended": 3}
+    steps = tiny.gateway.steps(uid)
+    assert tree(steps) == [None, 0, 1, 2]
+    for before, step in pairwise(steps):
+        assert step.prompt_ids.tolist()[: len(tokens(before))] == tokens(before)
+
+
 # -- branches ----------------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from tests.gateway.kit import Running, told
 from tests.gateway.rollout import Rollout, Say, answers, in_front, log_probs_of, user
 from tests.tokens.kit import LOOK_UP
 
+from headrace.gateway.settings import Settings
 from headrace.tokens import load_renderer, read_messages
 
 FIELDS = {"prompt_ids", "response_ids", "token_ids", "log_probs", "response_text", "stop_reason", "policy_version"}
@@ -238,8 +239,6 @@ def test_without_a_reward_worker_a_reward_is_503_that_says_so(gateway: Running) 
     assert gateway.post("/compute_reward", b"{").status_code == 400
 
 
-def test_a_reward_worker_that_is_configured_but_not_there_is_named(rollout: Rollout, folder: Path) -> None:
-    with in_front(rollout, folder, until_ready=False, reward_worker_name="judge") as gateway:
-        refused = gateway.post("/compute_reward", {"prompt_ids": [1], "response_ids": [2]})
-    assert (refused.status_code, refused.json()["code"]) == (503, "no_reward_worker")
-    assert "'judge'" in refused.json()["detail"]
+def test_a_reward_worker_is_refused_at_the_start() -> None:
+    with pytest.raises(ValueError, match="must be left out, as there are no reward workers yet"):
+        Settings(reward_worker_name="judge")

@@ -54,6 +54,37 @@ def test_without_its_key_nothing_is_told_but_health() -> None:
         assert get(address + "/pool/stats", "secret")["ledger"]["queued"] == 1
 
 
+@pytest.mark.parametrize(
+    "to", ["", ".", "..", "../elsewhere", "a/../../elsewhere", "/etc/elsewhere", "out/elsewhere", "a\0b"], ids=repr
+)
+def test_a_backup_that_a_caller_asks_for_goes_below_the_operators_folder(tmp_path: Path, to: str) -> None:
+    """By its name or its whole path; `out` leads out of the folder."""
+    allowed, outside = tmp_path / "copies", tmp_path / "outside"
+    allowed.mkdir()
+    outside.mkdir()
+    (allowed / "out").symlink_to(outside)
+    with DataPool(tmp_path / "journal") as pool, serving(pool, backups=allowed) as address, connect(address) as remote:
+        remote.submit_step(step(0))
+        with pytest.raises(InvalidInput, match="no backup"):
+            remote.backup(to)
+        remote.backup("a")
+        remote.backup(allowed / "b" / "c")
+    for copy in (allowed / "a", allowed / "b" / "c"):
+        with DataPool(copy) as found:
+            assert found.stats()["ledger"]["submitted"] == 1
+    assert [path.name for path in tmp_path.iterdir() if path.name not in ("copies", "journal", "outside")] == []
+    assert list(outside.iterdir()) == []
+
+
+def test_without_a_folder_for_backups_no_caller_gets_one(tmp_path: Path) -> None:
+    with DataPool(tmp_path / "journal") as pool, serving(pool) as address, connect(address) as remote:
+        remote.submit_step(step(0))
+        with pytest.raises(InvalidInput, match="start it with --backups FOLDER"):
+            remote.backup(tmp_path / "copy")
+        pool.backup(tmp_path / "own")  # whoever opened it may put it anywhere
+    assert not (tmp_path / "copy").exists()
+
+
 def test_people_read_json() -> None:
     with serving(DataPool()) as address:
         pool = connect(address)
@@ -125,7 +156,7 @@ def test_a_body_past_the_limit_is_413_whether_or_not_it_says_its_length() -> Non
         assert b"0.1 MB" in answer
         host, port = address.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=120) as raw:
-            raw.sendall(b"POST /pool/call HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+            raw.sendall(b"POST /pool/call HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n\r\n")
             chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
             raw.sendall(chunk * 2)
             assert b" 413 " in raw.recv(4096).split(b"\r\n")[0]
@@ -154,7 +185,7 @@ def test_a_caller_that_hangs_up_while_it_waits_takes_nothing() -> None:
         pool._waiters = Waiters()
         pool._forget_waiter = forget  # type: ignore[method-assign]
         with socket.create_connection((host, int(port)), timeout=120) as raw:
-            head = f"POST /pool/call HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            head = f"POST /pool/call HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
             raw.sendall(head.encode() + body)
             assert waiting.wait(120)
         assert left.wait(120), "the server noticed that the caller is gone"

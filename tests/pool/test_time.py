@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.pool.desk.kit import post, started
 from tests.pool.kit import (
     Clock,
     answer,
@@ -267,3 +268,93 @@ def test_a_rollout_that_never_came_costs_its_prompt_no_later_epoch(
     assert pool.submit_step(step("p/2", 0, "p", last=True)).late == 1
     clock.forward(1)
     assert pool.submit_step(step("q/2", 0, "q", last=True)).late == 0
+
+
+# -- a clock that is set ----------------------------------------------------------------------------------------------
+
+
+class Clocks:
+    """A wall clock that can be set, and one that goes on as time passes."""
+
+    def __init__(self) -> None:
+        self.wall, self.monotonic = Clock(1_000_000.0), Clock(50.0)
+
+    def opened(self, **options: Any) -> DataPool:
+        return DataPool(clock=self.wall, monotonic=self.monotonic, **options)
+
+    def restarted(self) -> None:
+        """A monotonic clock begins anew with the machine."""
+        self.monotonic.now = 5.0
+
+    def forward(self, seconds: float) -> None:
+        self.wall.forward(seconds)
+        self.monotonic.forward(seconds)
+
+
+@pytest.mark.parametrize("by", [7200.0, -7200.0])
+def test_a_clock_that_is_set_ends_no_lease_and_drops_no_group(by: float) -> None:
+    clocks = Clocks()
+    with clocks.opened(channels={"train": {"group_timeout_s": 30, "n_rollouts": 2}}) as pool:
+        pool.submit_steps(group("a", 2))
+        batch = fetched(pool, lease_s=10)
+        pool.submit_steps(group("b", 1))
+        clocks.forward(2)
+        clocks.wall.forward(by)
+        assert ledger(pool) == {"submitted": 3, "leased": 2, "queued": 1}
+        clocks.forward(7)
+        batch.extend(10)
+        clocks.forward(9)
+        assert ledger(pool) == {"submitted": 3, "leased": 2, "queued": 1}
+        clocks.forward(2)
+        assert ledger(pool) == {"submitted": 3, "queued": 3}
+        clocks.forward(10)
+        assert ledger(pool) == {"submitted": 3, "queued": 2, "timeout": 1}
+        if by > 0:
+            assert pool.events()[-1].at == clocks.wall.now
+
+
+def test_a_clock_that_is_set_back_and_forward_again_moves_nothing() -> None:
+    clocks = Clocks()
+    with clocks.opened() as pool:
+        pool.submit_steps(group("a"))
+        batch = fetched(pool, lease_s=10)
+        for by in (-7200.0, 7200.0):
+            clocks.forward(1)
+            clocks.wall.forward(by)
+            assert ledger(pool) == {"submitted": 1, "leased": 1}
+        assert batch.extend(10) == clocks.wall.now + 10
+        assert events(pool, "clock") == []
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_time_stands_still_while_the_pool_is_away(tmp_path: Path, compacted: bool) -> None:
+    """And a clock that was set meanwhile is the same: nothing tells the two apart."""
+    clocks = Clocks()
+    with clocks.opened(journal=tmp_path, channels={"train": {"group_timeout_s": 30, "n_rollouts": 2}}) as pool:
+        pool.submit_steps([*group("a", 2), *group("b", 1)])
+        lease = fetched(pool, lease_s=10).lease_id
+        if compacted:
+            pool.compact()
+    for _ in range(2):
+        clocks.wall.forward(7200)
+        clocks.restarted()
+        with clocks.opened(journal=tmp_path) as pool:
+            assert ledger(pool) == {"submitted": 3, "leased": 2, "queued": 1}
+    with clocks.opened(journal=tmp_path) as pool:
+        assert pool.extend(lease, 10) == clocks.wall.now + 10
+        clocks.forward(10)
+        assert ledger(pool) == {"submitted": 3, "queued": 3}
+        clocks.forward(20)
+        assert ledger(pool) == {"submitted": 3, "queued": 2, "timeout": 1}
+
+
+def test_a_clock_that_is_set_takes_no_batch_from_the_desks_trainer() -> None:
+    clocks = Clocks()
+    with clocks.opened() as pool:
+        started(pool, batch_size=2)
+        post(pool, 1)
+        batch = pool.desk_batch(lease_s=10)
+        assert batch is not None
+        clocks.wall.forward(7200)
+        clocks.forward(9)
+        pool.desk_ack(batch.lease)

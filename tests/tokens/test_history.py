@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,73 @@ def test_of_choices_that_look_alike_the_one_that_was_taken_is_continued(talk: Ta
     for answer, node in ((first, one), (second, two)):
         result = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "1"}
         assert talk.ask([user("one"), answer, result])[1].parent is node
+
+
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"q": "x"}}\n</tool_call>'
+
+
+def result(answer: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "1"}
+
+
+def test_text_dropped_beside_calls_is_known_by_their_ids_turn_after_turn(talk: Talk) -> None:
+    """A client that sends only the calls back, every time: each prompt holds what was sampled, its text included."""
+    talk.tools = [LOOK_UP]
+    messages = [SYSTEM, user("one")]
+    for turn in range(4):
+        answer, _ = talk.say(messages, f"Let me see, {turn}.\n{CALL}", END)
+        assert answer["content"] == f"Let me see, {turn}."
+        messages = [*messages, {**answer, "content": None}, result(answer)]
+    assert shape(talk.history) == {0: None, 1: 0, 2: 1, 3: 2}
+    assert "Let me see, 2." in talk.renderer.vocabulary.decode(talk.ask(messages)[1].ids)
+    steps = [
+        Step(
+            prompt_ids=node.whole()[: node.n_prompt].tolist(),
+            response_ids=node.response.tolist(),
+            trajectory_uid="t",
+            step_index=index,
+            metadata={RECORD: node.record.to_metadata()},
+        )
+        for index, node in enumerate(talk.history.nodes)
+    ]
+    elsewhere = Talk(talk.renderer, [LOOK_UP], history=History.from_steps(steps))
+    assert np.array_equal(elsewhere.ask(messages)[1].ids, talk.ask(messages)[1].ids)
+
+
+def test_of_choices_whose_text_was_dropped_the_one_whose_ids_are_sent_is_continued(talk: Talk) -> None:
+    """One had text, one other text, one none: without it they look alike."""
+    talk.tools = [LOOK_UP]
+    said = [talk.say([user("one")], text + CALL, END) for text in ("Let me see.\n", "Hm.\n", "")]
+    for answer, node in said:
+        assert talk.ask([user("one"), {**answer, "content": None}, result(answer)])[1].parent is node
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.update(content="I looked."),
+        lambda m: (m.update(content=None), m["tool_calls"][0].update(id="mine")),
+        lambda m: (m.update(content=None), m["tool_calls"][0]["function"].update(arguments='{"q": "y"}')),
+        lambda m: (m.update(content=None), m["tool_calls"][0]["function"].update(name="other")),
+        lambda m: (m.update(content=None), m["tool_calls"].append({**m["tool_calls"][0], "id": "mine"})),
+        lambda m: m.update(content=None, tool_calls=None),
+    ],
+    ids=["other text", "other id", "other arguments", "another tool", "another call", "no calls"],
+)
+def test_an_answer_of_which_more_than_its_text_was_changed_is_none_that_was_sampled(talk: Talk, change: Any) -> None:
+    talk.tools = [LOOK_UP]
+    answer, _ = talk.say([user("one")], f"Let me see.\n{CALL}", END)
+    sent = copy.deepcopy(answer)
+    change(sent)
+    follow = result(sent) if sent["tool_calls"] else user("so?")
+    assert talk.ask([user("one"), sent, follow])[1].cause is Cause.HISTORY_REWRITTEN
+
+
+def test_ids_name_an_answer_only_after_what_it_was_sampled_after(talk: Talk) -> None:
+    talk.tools = [LOOK_UP]
+    answer, _ = talk.say([user("one")], f"Let me see.\n{CALL}", END)
+    follow = [user("another"), {**answer, "content": None}, result(answer)]
+    assert talk.ask(follow)[1].cause is Cause.HISTORY_REWRITTEN
 
 
 def test_a_turn_that_was_edited_leaves_the_node_before_it(talk: Talk) -> None:

@@ -61,6 +61,31 @@ def test_an_answer_with_another_meaning_is_another(other: dict[str, Any]) -> Non
     assert key(USER, other) != key(USER, SAID)
 
 
+@pytest.mark.parametrize(
+    ("sampled", "as_javascript_sends_it"),
+    [
+        ("9007199254740993", "9007199254740992"),
+        ("[1234567890123456789]", "[1234567890123456800]"),
+        ("-18446744073709551617", "-18446744073709552000"),
+        ("1000000000000000000000001", "1e+24"),
+        ("1e16", "10000000000000000"),
+        ("1e400", "null"),
+        ("1" + "0" * 400, "null"),
+    ],
+)
+def test_numbers_are_the_same_if_javascript_cannot_tell_them_apart(sampled: str, as_javascript_sends_it: str) -> None:
+    assert key(USER, made(sampled)) == key(USER, made(as_javascript_sends_it))
+
+
+def test_other_numbers_are_others() -> None:
+    numbers = ["9007199254740992", "9007199254740994", "9007199254740991", "1e16", "true", "1", "0.1", "null"]
+    assert len({key(USER, made(number)) for number in numbers}) == len(numbers)
+
+
+def made(value: str) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [call(f'{{"id": {value}}}')]}
+
+
 def test_what_others_wrote_is_the_same_only_if_its_text_is() -> None:
     assert key({"role": "user", "content": "hi "}) != key(USER)
     assert key({"role": "system", "content": "hi"}) != key(USER)

@@ -84,6 +84,13 @@ def test_a_gateway_without_a_reward_worker_is_a_clear_error(folder: Path) -> Non
             GatewayScorer(gateway.address).scores(batch.groups[0].trajectories)
 
 
+def test_a_run_that_nobody_would_score_for_is_refused_at_its_start(model: Path, folder: Path, tmp_path: Path) -> None:
+    with DataPool() as pool, running_gateway(pool, "http://127.0.0.1:9", folder, until_ready=False) as gateway:
+        config = TrainerConfig(model=model, run=tmp_path, score_unrewarded=True, sync={"gateway": gateway.address})
+        with pytest.raises(NotScored, match="score_unrewarded needs a gateway with a reward worker"):
+            Trainer(config, pool=pool)
+
+
 def test_scoring_needs_a_gateway(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"sync\.gateway"):
         TrainerConfig(model=tmp_path, run=tmp_path, score_unrewarded=True)

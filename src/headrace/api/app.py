@@ -38,6 +38,8 @@ LINKS = {
     "/info": "what the trainer registered",
     "/wandb_info": "its group and project at Weights & Biases",
     "/latest_example": "the newest group that waits",
+    "/metrics": "the numbers of its groups, for Prometheus",
+    "/docs": "every route, with its body and its answer",
 }
 
 
@@ -87,9 +89,19 @@ class Api:
             "/status-env": {"GET": do.status_env},
             "/reset_data": {"GET": do.reset_data, "POST": do.reset_data},
         }
-        found: list[BaseRoute] = [Route(path, self._open(self._endpoint(each))) for path, each in handlers.items()]
         root = _Endpoint({"GET": do.root}, self._root, self._settings.answer_s)
-        return [Route("/", self._open(root)), *found]
+        return [Route("/", self._open(root)), *self._found(handlers)]
+
+    @property
+    def own_routes(self) -> list[BaseRoute]:
+        """The routes of an API that is an application of its own; another application has such routes itself."""
+        do = self._routes
+        return self._found(
+            {"/metrics": {"GET": do.metrics}, "/openapi.json": {"GET": do.openapi}, "/docs": {"GET": do.docs}}
+        )
+
+    def _found(self, handlers: Mapping[str, Mapping[str, Handler]]) -> list[BaseRoute]:
+        return [Route(path, self._open(self._endpoint(each))) for path, each in handlers.items()]
 
     def _open(self, endpoint: _Endpoint) -> ASGIApp:
         """Pages of the origins that were named may call; no other's."""
@@ -121,7 +133,8 @@ class Api:
             self._authorize(request)
             stats = await self._pool.aio.stats()
             desk = {name: stats["desk"][name] for name in ("step", "environments", "posted", "served", "duplicates")}
-            numbers = [table("Groups of environments", [desk], ""), channels(stats)]
+            dead = {"dead letters": sum(stats["desk"]["dead_letters"].values())}
+            numbers = [table("Groups of environments", [desk | dead], ""), channels(stats)]
         except Unauthorized:
             numbers = [text("Groups and channels", KEY_NEEDED)]
         except HeadraceError as error:
@@ -148,7 +161,7 @@ def create_app(pool: DataPool | RemotePool, settings: Settings | None = None) ->
         if isinstance(pool, RemotePool):
             await pool.aclose()
 
-    return Starlette(routes=api.routes, lifespan=lifespan, exception_handlers={404: _nothing_here})
+    return Starlette(routes=[*api.routes, *api.own_routes], lifespan=lifespan, exception_handlers={404: _nothing_here})
 
 
 class _Endpoint:

@@ -10,12 +10,15 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from headrace.api import metrics
 from headrace.api.answers import GZIP_FROM, TEXT, Answer, Settle, answer, takes_gzip
 from headrace.api.keys import Keys
+from headrace.api.openapi import docs_page, openapi
 from headrace.api.requests import body_of, env_id_of, flag, object_of, record, unpack
 from headrace.api.settings import Settings
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.data.scored import Scored, gzip_piece, inflate, join, join_gzip, read_group, read_groups
+from headrace.front_page import KIND as PAGE
 from headrace.pool.aio import AsyncPool
 from headrace.pool.desk.types import DeskBatch, EnvRegistration, Posted, Posting, Registration
 from headrace.pool.errors import NotFound, NotRegistered
@@ -42,6 +45,13 @@ LARGE_AT_ONCE = 2
 MOST_KEY = 400
 #: A batch's lease outlives the time that its answer may take, so that it never ends while that is written.
 LEASE_LONGER = 1.5
+#: What is said of groups that no batch will ever hold, and what to do about it.
+DEAD_LETTER = "dropped, since no batch can ever hold such a group"
+FIT = (
+    "Let groups add up to batch_size: give the environment another group_size, or register with resume true and another"
+)
+#: Reasons that the log has had and does not get again; beyond so many it begins anew.
+MOST_LOGGED = 256
 
 T = TypeVar("T")
 
@@ -54,6 +64,7 @@ class Routes:
         self._settings = settings
         self._large = asyncio.Semaphore(LARGE_AT_ONCE)
         self._returning: set[asyncio.Future[None]] = set()
+        self._logged: set[str] = set()  # why groups fit no batch, as far as the log says so
         self.keys = Keys(pool)
 
     # -- trainers ------------------------------------------------------------------------------------------------------
@@ -61,7 +72,8 @@ class Routes:
     async def register(self, request: Request) -> Answer:
         given = await object_of(request)
         found = await self._pool.desk_register(record(given, Registration), resume=flag(given, "resume"))
-        return answer({"uuid": found.uuid} | ({"warning": found.warning} if found.warning else {}))
+        misfit = (await self._pool.desk_status()).misfit  # what was posted before may fit none of its batches
+        return answer({"uuid": found.uuid} | self._warned([found.warning or "", misfit and self._told(misfit)]))
 
     async def info(self, request: Request) -> Answer:
         held = (await self._pool.desk_info()).registration
@@ -134,9 +146,10 @@ class Routes:
 
     async def scored_data(self, request: Request) -> Answer:
         (found,), settle = await self._post([await self._read(request, read_group)], request)
+        said: dict[str, Any] = {"status": found.status}
         if found.status == "buffered":
-            return answer({"status": "buffered", "buffer_size": found.buffer_size}, settle=settle)
-        return answer({"status": "received"}, settle=settle)
+            said["buffer_size"] = found.buffer_size
+        return answer(said | self._misfits([found]), settle=settle)
 
     async def scored_data_list(self, request: Request) -> Answer:
         found, settle = await self._post(await self._read(request, read_groups), request)
@@ -144,7 +157,27 @@ class Routes:
         waiting = [one for one in found if one.status == "buffered"]
         if waiting:
             said |= {"buffered": len(waiting), "last_buffer_size": waiting[-1].buffer_size}
-        return answer(said, settle=settle)
+        return answer(said | self._misfits(found), settle=settle)
+
+    def _misfits(self, posted: list[Posted]) -> dict[str, Any]:
+        """What an answer says beside, where some groups fit no batch."""
+        reasons = dict.fromkeys(one.misfit for one in posted if one.misfit)
+        return self._warned([self._told(reason) for reason in reasons])
+
+    def _told(self, reason: str) -> str:
+        """What to say of groups that fit no batch; it is in the log once for each reason."""
+        said = f"{DEAD_LETTER}: {reason}. {FIT}"
+        if reason not in self._logged:
+            log.warning("groups are %s", said)
+            if len(self._logged) >= MOST_LOGGED:
+                self._logged.clear()
+            self._logged.add(reason)
+        return said
+
+    @staticmethod
+    def _warned(said: list[str]) -> dict[str, str]:
+        warning = "; ".join(one for one in said if one)
+        return {"warning": warning} if warning else {}
 
     async def _read(self, request: Request, read: Callable[[bytes], T]) -> T:
         most = self._settings.max_body_mb
@@ -197,7 +230,10 @@ class Routes:
 
     async def status(self, request: Request) -> Answer:
         found = await self._pool.desk_status()
-        return answer({"current_step": found.step, "queue_size": found.queue_size})
+        said: dict[str, Any] = {"current_step": found.step, "queue_size": found.queue_size}
+        if found.dead_letters:
+            said["dead_letters"] = found.dead_letters
+        return answer(said | self._warned([found.misfit and self._told(found.misfit)]))
 
     async def status_env(self, request: Request) -> Answer:
         """By a body on the GET, as the original has it, or by a query parameter."""
@@ -213,7 +249,18 @@ class Routes:
                 "max_group_size": found.max_group_size,
                 "env_weight": found.env_weight,
             }
+            | self._warned([found.misfit and self._told(found.misfit)])
         )
+
+    async def metrics(self, request: Request) -> Answer:
+        stats = await self._pool.stats()
+        return Answer(metrics.prometheus(stats["desk"]).encode(), kind=metrics.KIND)
+
+    async def openapi(self, request: Request) -> Answer:
+        return answer(openapi())
+
+    async def docs(self, request: Request) -> Answer:
+        return Answer(docs_page(), kind=PAGE.encode())
 
     async def reset_data(self, request: Request) -> Answer:
         await self._pool.desk_reset()

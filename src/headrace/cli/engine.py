@@ -61,13 +61,13 @@ class EngineCommand(BaseModel):
 
     def cli_cmd(self) -> None:
         from headrace.engine.serve import Loading, run
-        from headrace.serving import Server
+        from headrace.serving import LocalOnly, Server, loopback
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         check_model(self.model)
         front = Loading(self.model)
         try:
-            server = Server(front, self.host, self.port)
+            server = Server(LocalOnly(front) if loopback(self.host) else front, self.host, self.port)
         except OSError as error:
             raise HeadraceError(f"cannot listen on {self.host} port {self.port}: {error.strerror or error}") from error
         run(

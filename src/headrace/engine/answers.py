@@ -250,3 +250,31 @@ def generated(asked_id: str, model: str, sequences: Seq[Sequence], words: Vocabu
             for sequence in sequences
         ],
     }
+
+
+# -- /generate ---------------------------------------------------------------------------------------------------------
+
+
+def atropos_generated(prompt: str, sequences: Seq[Sequence]) -> Json:
+    """The answers to one prompt as Atropos' vLLM server tells them: lists side by side, one item an answer.
+
+    A token's log-probs are a list of one object, from ids (as JSON's keys: strings) to log-probs, the sampled token
+    first. `prompt_logprobs`, where they were asked for, have such an object a token, and null for the first.
+    """
+    first = sequences[0]
+    told: Json = {
+        "text": [sequence.text.value for sequence in sequences],
+        "prompt": prompt,
+        "finish_reasons": [sequence.finish_reason for sequence in sequences],
+    }
+    if first.sampling.logprobs is not None:
+        told["logprobs"] = [[[_by_id(found)] for found in sequence.candidates] for sequence in sequences]
+        told["prompt_token_ids"] = first.prompt
+        told["token_ids"] = [sequence.output for sequence in sequences]
+    if first.sampling.prompt_logprobs is not None:
+        told["prompt_logprobs"] = [None if found is None else _by_id(found) for found in first.prompt_candidates]
+    return told
+
+
+def _by_id(candidates: Candidates) -> dict[str, float]:
+    return {str(token): value for token, value, _ in candidates}

@@ -32,6 +32,10 @@ class Cache:
         self._held = torch.empty(0)
         self.reserve(min(rows, self.FIRST_ROWS), min(length, self.FIRST_LENGTH))
 
+    @property
+    def held_bytes(self) -> int:
+        return int(self._held.nbytes)
+
     def reserve(self, rows: int, length: int) -> None:
         """Room for so many rows of such a length; what is there is kept."""
         if rows <= self._rows and length <= self._length:

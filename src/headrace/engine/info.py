@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import asdict
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -77,3 +78,7 @@ class Info:
 
     async def load(self, request: Request) -> Response:
         return json({"server_load": len(self.engine.open)})
+
+    async def memory(self, request: Request) -> Response:
+        """What the engine holds, part by part, in bytes."""
+        return json(asdict(await self.engine.worker.ask(lambda scheduler: scheduler.memory())))

@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from headrace.engine.failures import Refused, not_offered, outside_vocabulary, prompt_too_long, too_many_tokens
 from headrace.engine.sampling import Sampling
 
+#: Tokens of an answer whose length was not said, where vLLM's sampling parameters decide; chats may go on to the end of
+#: the context.
+COMPLETION_TOKENS = 16
 #: What vLLM offers and this engine does not, and how it is called in a sentence.
 NOT_OFFERED = {
     "structured_outputs": "structured outputs",
@@ -181,6 +184,23 @@ class GenerateRequest(BaseModel):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     output_mode: str = Field("tokens", pattern="^(tokens|text)$")
+
+
+class PromptIds(BaseModel):
+    """A prompt as vLLM's engine itself takes it, already tokenised."""
+
+    prompt_token_ids: list[int]
+
+
+class AtroposRequest(GenerateSampling):
+    """What Atropos' vLLM server takes at `/generate`: a prompt, and beside it vLLM's own sampling parameters.
+
+    A `max_tokens` of null is as long as the context has room for, as in vLLM's parameters; without it, 16.
+    """
+
+    prompt: str | PromptIds
+    max_tokens: int | None = COMPLETION_TOKENS
+    stream: bool = False
 
 
 class TokenizeRequest(BaseModel):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -25,6 +26,17 @@ PREFILL_TOKENS = 4096
 #: Tokens that are scored at once: each has the log-probs of a whole vocabulary.
 SCORE_TOKENS = 1024
 DEFAULT_VERSION = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What an engine holds: bytes, but for the tokens whose keys and values the prefix cache has."""
+
+    weights: int
+    kv_cache: int
+    prefix_cache: int
+    prefix_cache_limit: int
+    prefix_cache_tokens: int
 
 
 class Scheduler:
@@ -42,6 +54,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         #: Row i of the cache belongs to running[i].
         self.running: list[Sequence] = []
+        self.prefix_bytes = prefix_bytes
         self._cache = model.cache(max_num_seqs, max_model_len)
         self._prefix = PrefixCache(self._cache.shape, size=prefix_bytes, dtype=model.dtype, device=model.device)
 
@@ -120,6 +133,15 @@ class Scheduler:
             sequence.row = None
         self.waiting.extendleft(reversed(self.running))
         self.running = []
+
+    def memory(self) -> Memory:
+        return Memory(
+            weights=self.model.size * self.model.dtype.itemsize,
+            kv_cache=self._cache.held_bytes,
+            prefix_cache=self._prefix.held_bytes,
+            prefix_cache_limit=self.prefix_bytes,
+            prefix_cache_tokens=len(self._prefix) * BLOCK,
+        )
 
     def score(self, ids: list[int]) -> list[float]:
         """The log-probs, at temperature 1, of each of these tokens but the first: computed whole, nothing of it kept.

@@ -1,4 +1,4 @@
-"""The three routes that answer with sampled tokens, whole or as a stream."""
+"""The routes that answer with sampled tokens, whole or as a stream."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from starlette.responses import Response, StreamingResponse
 from headrace.engine import answers
 from headrace.engine.chunks import ChatChunks
 from headrace.engine.engine import Engine
-from headrace.engine.failures import broken, not_offered
+from headrace.engine.failures import Refused, broken, not_offered
 from headrace.engine.requests import (
+    COMPLETION_TOKENS,
+    AtroposRequest,
     ChatRequest,
     CompletionRequest,
     GenerateRequest,
@@ -28,9 +30,6 @@ from headrace.engine.requests import (
 from headrace.engine.routing import body, json
 from headrace.engine.sampling import Sampling
 from headrace.engine.worker import Call, Delta
-
-#: vLLM's default for completions; chats may go on to the end of the context.
-COMPLETION_TOKENS = 16
 
 Chunk = dict[str, Any]
 
@@ -122,6 +121,21 @@ class Service:
             return self._streamed(call, chunk, {**head, **rest}, asked.stream_options)
         await self._answered(call, request)
         return json(answers.generated(name, engine.name, call.sequences, engine.words, ids=told, mode=mode))
+
+    async def atropos_generate(self, request: Request) -> Response:
+        """`/generate` as Atropos' `vllm_api_server.py` answers it: where its environments take tokens."""
+        asked = await body(request, AtroposRequest)
+        if asked.stream:
+            raise Refused("/generate does not stream; /v1/completions does.", param="stream")
+        engine, prompt = self.engine, asked.prompt
+        ids = engine.words.encode(prompt, special=True) if isinstance(prompt, str) else prompt.prompt_token_ids
+        ids = checked(ids, engine.vocabulary, engine.context)
+        most = room(asked.max_tokens, None, len(ids), engine.context)
+        sampling = self._sampling(asked.sampling({}, max_tokens=most, logprobs=asked.logprobs))
+        call = engine.start(_name("generate", None, request), [(ids, sampling)], stream=False)
+        await self._answered(call, request)
+        text = prompt if isinstance(prompt, str) else engine.words.decode(ids)
+        return json(answers.atropos_generated(text, call.sequences))
 
     # -- how a call is carried -----------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ async def sendable(env: BaseEnv, groups: list[Any], item: Item, *, skip_long: bo
     found = []
     for group in groups:
         if group is None:
+            env.counts.skip("no_group")
             continue
         try:
             reason = _reason(env, group, skip_long)

@@ -6,16 +6,23 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import logging
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType
 
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.envs.base import BaseEnv
+from headrace.extras import extra_of, install_command
 from headrace.files import nearest
+
+log = logging.getLogger("headrace.envs")
 
 #: Where environments that ship are.
 SHIPPED = "headrace.envs"
+#: Headrace's own files.
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def find(target: str, named: str | None = None) -> type[BaseEnv]:
@@ -27,17 +34,20 @@ def find(target: str, named: str | None = None) -> type[BaseEnv]:
 
 
 def load(target: str) -> ModuleType:
-    """Imports a file, or a module, in which what stands under `if __name__ == "__main__"` is not run."""
+    """Imports a file, or a module, in which what stands under `if __name__ == "__main__"` is not run.
+
+    What it needs and cannot be imported is an error that names it, and the line that asks for it.
+    """
     path = Path(target)
     try:
         if path.suffix == ".py" or path.is_file():
             return _of_file(path)
         return _of_name(target)
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if not missing or missing in ("headrace", "atroposlib"):
-            raise HeadraceError(f"{target}: {error}") from error
-        raise HeadraceError(f"{target} needs the module {missing!r}: install it beside headrace") from error
+        raise HeadraceError(_needs(target, error)) from error
+    except OSError as error:
+        tell_where(error, path.resolve().parent)
+        raise
     except ImportError as error:
         raise HeadraceError(f"{target}: {error}") from error
     except SyntaxError as error:
@@ -48,13 +58,18 @@ def chosen(module: ModuleType, named: str | None = None) -> type[BaseEnv]:
     """The one environment of a module that is meant."""
     found = candidates(module)
     where = module.__file__ or module.__name__
+    unfinished = _unfinished(module)
     if named is not None:
+        if named in unfinished:
+            raise InvalidInput(f"{where}: {named} cannot be made: it lacks {unfinished[named]}")
         if named not in found:
             there = ", ".join(found) or "none"
             raise InvalidInput(f"{where} has no environment {named!r}{nearest(named, found)}; there are: {there}")
         return found[named]
     if not found:
-        raise InvalidInput(f"{where} has no environment: a class that inherits from BaseEnv, with its methods")
+        lacking = "; ".join(f"{name} lacks {methods}" for name, methods in unfinished.items())
+        because = f": {lacking}" if lacking else ": a class that inherits from BaseEnv, with its methods"
+        raise InvalidInput(f"{where} has no environment{because}")
     run = [name for name in found if name in _run_by_itself(module)]
     if len(found) == 1 or len(run) == 1:
         return found[run[0] if run else next(iter(found))]
@@ -70,6 +85,41 @@ def candidates(module: ModuleType) -> dict[str, type[BaseEnv]]:
     }
     own = {name: kind for name, kind in every.items() if kind.__module__.startswith(module.__name__)}
     return own or every
+
+
+def tell_where(error: OSError, folder: Path) -> None:
+    """Logs the traceback of an error of the system's that came out of an author's code, which lies in `folder`: a
+    command line says such an error in one line, and the author has to find the place."""
+    frames = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    if any(file.is_relative_to(folder) and not file.is_relative_to(PACKAGE) for file in frames):
+        log.error("the environment's own code failed", exc_info=error)
+
+
+def _needs(target: str, error: ModuleNotFoundError) -> str:
+    """What a file or module lacks, and what to do about it."""
+    missing = error.name or ""
+    top = missing.partition(".")[0]
+    if not top or top in ("headrace", "atroposlib"):
+        return f"{target}: {error}"
+    asking = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    where = f" ({asking[-1].filename}, line {asking[-1].lineno})"
+    spec = importlib.util.find_spec(top) if top != missing else None
+    if spec is not None:
+        there = spec.origin or ", ".join(spec.submodule_search_locations or ())
+        return f"{target} needs the module {missing!r}{where}, which the {top!r} in {there} does not have"
+    extra = extra_of(top)
+    how = install_command(extra) if extra is not None else "install it beside headrace"
+    return f"{target} needs the module {top!r}{where}: {how}"
+
+
+def _unfinished(module: ModuleType) -> dict[str, str]:
+    """The module's own environments that cannot be made, with the methods that each lacks."""
+    return {
+        name: ", ".join(sorted(kind.__abstractmethods__))
+        for name, kind in vars(module).items()
+        if inspect.isclass(kind) and issubclass(kind, BaseEnv) and inspect.isabstract(kind)
+        if kind.__module__.startswith(module.__name__)
+    }
 
 
 def _of_file(path: Path) -> ModuleType:
@@ -107,9 +157,12 @@ def _of_name(name: str) -> ModuleType:
 
 
 def _exists(name: str) -> bool:
+    """Whether there is a module of that name. What one of the packages around it lacks is raised: it is there."""
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if error.name is not None and not f"{name}.".startswith(f"{error.name}."):
+            raise
         return False
 
 

@@ -164,7 +164,8 @@ class Manager:
     def _waiting(self) -> str:
         status = self.poller.status
         queued = status.queue_size if status is not None else 0
-        return f"{queued} groups wait, and {self.load.coming} of ours will,"
+        said = f" ({status.warning})" if status is not None and status.warning else ""
+        return f"{queued} groups wait{said}, and {self.load.coming} of ours will,"
 
     async def start_workers(self) -> None:
         """Starts items for as long as the schedule allows and `get_next_item` has some."""

@@ -23,6 +23,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     unallocated_fraction: float = 1.0
     self_queue_size: int = 0
     max_group_size: int = 1
+    #: Why what we posted last fits no batch, where that is so: it is counted as if it waited.
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,10 @@ def may_start(rules: Rules, status: Status, load: Load) -> bool:
 
 
 def finished(rules: Rules, status: Status) -> bool:
-    """Whether the batches that were handed out and those that wait are more than all the steps there are."""
-    queued = status.queue_size * rules.group_size // rules.batch_size if rules.batch_size > 0 else 0
+    """Whether the batches that were handed out and those that wait are more than all the steps there are. What fits no
+    batch waits for none."""
+    waiting = 0 if status.warning else status.queue_size
+    queued = waiting * rules.group_size // rules.batch_size if rules.batch_size > 0 else 0
     return status.current_step + queued > rules.total_steps
 
 

@@ -44,6 +44,7 @@ class Sender:
         self._task: asyncio.Task[None] | None = None
         self.accepted = self.acknowledged = self.lost = 0
         self.trouble: str | None = None
+        self._warned: str | None = None  # what the API said beside its last acknowledgement
 
     @property
     def waiting(self) -> int:
@@ -166,13 +167,17 @@ class Sender:
         path = "/scored_data_list" if body.startswith(b"[") else "/scored_data"
         slow = asyncio.get_running_loop().call_later(WRITE_S, self._write_down)
         try:
-            await self._client.post_groups(path, body, post.key)
+            answer = await self._client.post_groups(path, body, post.key)
         except ApiRefused as error:
             log.error("%s: %d groups are kept in %s", error, post.groups, self._spool.set_aside(post))
             self.lost += post.groups
             return
         finally:
             slow.cancel()
+        warning = answer.get("warning")
+        if warning != self._warned and warning is not None:
+            log.warning("the API took what was posted, and says: %s", warning)
+        self._warned = warning
         self.acknowledged += post.groups
         self._spool.done(post)
 

@@ -90,7 +90,7 @@ def create_app(
     def authorize(request: Request) -> None:
         gateway.access.check(request, Role.ADMIN)
 
-    app.router.routes += [*pool_routes(pool, authorize=authorize), *api.routes]
+    app.router.routes += [*pool_routes(pool, authorize=authorize, backups=settings.backups), *api.routes]
     if gateway.models.passing:  # last: what is no route of ours may still be one of a provider's
         app.router.routes.append(
             Route("/v1/{rest:path}", LiveService(gateway, live).llm(NoDialect(), "other"), methods=["POST"])

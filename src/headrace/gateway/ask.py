@@ -5,7 +5,7 @@ A dialect turns its wire into an `Ask`. Everything behind it knows only this.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -13,7 +13,17 @@ import orjson
 
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import IntArray
-from headrace.tokens import Request
+from headrace.tokens import Message, Request
+
+
+class References(msgspec.Struct, frozen=True, eq=False):
+    """What a call names of earlier answers instead of sending it. `calls`: those that were answered so, in the order in
+    which they are named. `read`: all the call's messages, from these answers by call; a `Refusal` names what is missing
+    among them. `known`: answers that were found outside the call's own trajectory."""
+
+    calls: tuple[str, ...]
+    read: Callable[[Mapping[str, Message]], tuple[Message, ...]]
+    known: Mapping[str, Message] = {}
 
 
 class Ask(msgspec.Struct, kw_only=True):
@@ -23,8 +33,9 @@ class Ask(msgspec.Struct, kw_only=True):
     tool calls, `one_call`: at most one, `must_call`: at least one of these. `thinking`: whether to reason first, None
     where that is left to the template. `show_ids`: the agent asked to see token ids. `user`: whom it says it works for.
     `previous`: the call whose conversation this one goes on with, whose first `opening` messages are for this call
-    alone. `keep`: a later call may name this one so. `extra`: fields that are not known here, for the rollout server.
-    `notes`: what the dialect needs for its answer; nobody else reads it.
+    alone. `references`: the conversation lacks what these hold. `keep`: a later call may name this one so. `extra`:
+    fields that are not known here, for the rollout server. `notes`: what the dialect needs for its answer; nobody else
+    reads it.
     """
 
     model: str
@@ -44,8 +55,14 @@ class Ask(msgspec.Struct, kw_only=True):
     user: str | None = None
     opening: int = 0
     previous: str | None = None
+    references: References | None = None
     keep: bool = False
     notes: Any = None
+
+    @property
+    def named(self) -> str | None:
+        """The earlier call that this one names last."""
+        return self.references.calls[-1] if self.references is not None else self.previous
 
     @property
     def stop(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ named here is found again by any gateway on the same pool.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -79,6 +79,10 @@ class Conversations:
         if parent is None or known is None or known.opening != ask.opening:
             return Kept(None, ask.opening, (*messages[ask.opening :], answer))
         return Kept(parent.call, ask.opening, (*messages[parent.record.messages :], answer))
+
+    def answers(self, calls: Iterable[str]) -> dict[str, Message]:
+        """The answers to those of the calls that are kept."""
+        return {call: self._by_call[call].messages[-1] for call in calls if call in self._by_call}
 
     def messages(self, call: str) -> tuple[Message, ...] | None:
         """The whole conversation up to a call's answer; None where it is not kept."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from headrace.data.errors import InvalidInput
 from headrace.data.step import IntArray, check_depth
-from headrace.gateway.ask import Ask, Bad
+from headrace.gateway.ask import Ask, Bad, References
 from headrace.gateway.constraints import must_call
 from headrace.gateway.counters import Counters
 from headrace.gateway.errors import RETRY_AFTER_S, Refusal
@@ -94,12 +94,14 @@ class Planner:
         """The turns of a call: one of a conversation, one a prompt of a completion."""
         conversation = ask.conversation
         if conversation is not None:
+            if ask.references is not None:
+                conversation = await self._referred(session, conversation, ask.references)
             if ask.previous is not None:
                 conversation = await self._continued(session, conversation, ask.opening, ask.previous)
-                ask = msgspec.structs.replace(ask, conversation=conversation)
+            ask = msgspec.structs.replace(ask, conversation=conversation)
             texts = [message.content for message in conversation.messages]
             self._check_length(texts, context, beside=len(texts))
-            plan = await self.conversation(conversation, session, ask.previous)
+            plan = await self.conversation(conversation, session, ask.named)
             return [self.turn(session.channel, ask, plan, call_id, request, context, session=session)]
         turns: list[Turn] = []
         for prompt in ask.prompts:
@@ -217,18 +219,31 @@ class Planner:
             self._threads_for(size), plan_prompt, self.renderer, history, conversation, self._mode, match
         )
 
+    async def _referred(self, session: Session, given: Request, references: References) -> Request:
+        """The conversation with the items that the agent referred to."""
+        own = session.kept.answers(references.calls)
+        missing = next((call for call in references.calls if call not in own and call not in references.known), None)
+        if missing is not None and self._shared:  # perhaps another process answered it
+            await self._asked(session, missing, "input")
+            own = session.kept.answers(references.calls)
+        return Request(references.read({**references.known, **own}), given.tools, given.options)
+
+    async def _asked(self, session: Session, call: str, param: str) -> None:
+        """Returns once all is known here that the pool knows of a call; `param` is where the agent named it."""
+        if not await self._refresh(session, NAMED_S):
+            raise Refusal(
+                f"{param}: the answer {call!r} is not known here, and the pool cannot be asked",
+                503,
+                code="pool_unreachable",
+                param=param,
+                retry_after=RETRY_AFTER_S,
+            )
+
     async def _continued(self, session: Session, given: Request, opening: int, previous: str) -> Request:
         """The whole conversation: what the agent named goes behind the `opening` messages of what it gave."""
         earlier = session.kept.messages(previous)
         if earlier is None and self._shared:  # perhaps another process answered it
-            if not await self._refresh(session, NAMED_S):
-                raise Refusal(
-                    f"previous_response_id: the answer {previous!r} is not known here, and the pool cannot be asked",
-                    503,
-                    code="pool_unreachable",
-                    param="previous_response_id",
-                    retry_after=RETRY_AFTER_S,
-                )
+            await self._asked(session, previous, "previous_response_id")
             earlier = session.kept.messages(previous)
         if earlier is None:
             raise Refusal(

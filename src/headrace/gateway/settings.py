@@ -74,6 +74,9 @@ class Settings(BaseModel):
     tenants: str | None = Field(
         None, description="file (YAML, JSON or TOML) of tenants: their keys, channels, rates and bounds"
     )
+    backups: str | None = Field(
+        None, description="folder below which the pool's `backup` may copy its journal; without one it is refused"
+    )
     max_body_mb: float = Field(64, gt=0, description="largest request that is taken")
     max_in_flight: int = Field(4096, ge=1, description="calls at once; more are answered 503 with Retry-After")
     keep_alive_s: float = Field(
@@ -101,7 +104,19 @@ class Settings(BaseModel):
     redact: str | None = Field(
         None, description="function that may drop a step before it is kept, as module:function or file.py:function"
     )
-    reward_worker_name: str | None = Field(None, description="the reward worker's Ray actor")
+    reward_worker_name: str | None = Field(
+        None, description="the reward worker's Ray actor; there are no reward workers yet, so naming one is refused"
+    )
+
+    @field_validator("reward_worker_name")
+    @classmethod
+    def _no_workers_yet(cls, given: str | None) -> str | None:
+        if given is not None:
+            raise ValueError(
+                "must be left out, as there are no reward workers yet (score answers in your own code, and send what "
+                "they are worth with /submit_steps, or with reward and complete_trajectory)"
+            )
+        return given
 
     @field_validator("vllm_addresses")
     @classmethod

@@ -119,7 +119,7 @@ class Workers:
         with _socket_folder() as folder:
             hub_socket = str(Path(folder) / SOCKET)
             hub = Hub(self._secret)
-            routes = pool_routes(self._pool) if self._pool is not None else []
+            routes = pool_routes(self._pool, backups=self._settings.backups) if self._pool is not None else []
             server = _Quiet(uvicorn.Config(hub_app(hub, routes), uds=hub_socket, log_level="warning", lifespan="off"))
             serving = asyncio.create_task(server.serve())
             while not server.started:

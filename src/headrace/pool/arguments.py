@@ -87,6 +87,10 @@ class OnTrajectory(OnAnyChannel, kw_only=True):
     trajectory_uid: str
 
 
+class Forget(OnTrajectory, kw_only=True):
+    erase: bool = True
+
+
 class Events(Arguments):
     cursor: int
     limit: int
@@ -114,7 +118,7 @@ BY_OPERATION: dict[str, type[msgspec.Struct]] = {
     "shutdown": OnAnyChannel,
     "reopen": OnAnyChannel,
     "curate": Curate,
-    "forget": OnTrajectory,
+    "forget": Forget,
     "trajectory": OnTrajectory,
     "stats": OnAnyChannel,
     "events": Events,

@@ -158,9 +158,10 @@ class Calls(DeskCalls, ABC):
             {"trajectory_uid": trajectory_uid, "step_index": step_index, "channel": channel, "changes": changes},
         )
 
-    def forget(self, trajectory_uid: str, channel: str | None = None) -> bool:
-        """Removes a trajectory's content for good, from memory and from the journal's files."""
-        return self._do("forget", {"trajectory_uid": trajectory_uid, "channel": channel})
+    def forget(self, trajectory_uid: str, channel: str | None = None, *, erase: bool = True) -> bool:
+        """Removes a trajectory's content for good: from memory, and from the journal's files, which are rewritten for
+        it. Without `erase` they are not: its bytes go when they are rewritten next, for whatever reason."""
+        return self._do("forget", {"trajectory_uid": trajectory_uid, "channel": channel, "erase": erase})
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

@@ -44,6 +44,10 @@ class Debts:
     def forgive(self, prompt: str) -> None:
         self._owed.pop(prompt, None)
 
+    def postpone(self, seconds: float) -> None:
+        """They are owed since then, as it were: the clock was set."""
+        self._owed = {prompt: (missing, since + seconds) for prompt, (missing, since) in self._owed.items()}
+
     def lapse(self, now: float, patience_s: float) -> None:
         """Forgives what is waited for no longer."""
         for prompt in list(self._owed):

@@ -29,6 +29,7 @@ from headrace.pool.calls import Calls
 from headrace.pool.config import ChannelConfig, Durability, Limits, choice
 from headrace.pool.core import Core
 from headrace.pool.desk import facts as desk_facts
+from headrace.pool.desk.desk import DAMAGED
 from headrace.pool.desk.plans import due as desk_due
 from headrace.pool.desk.spill import Spill
 from headrace.pool.errors import DiskFull, JournalError, PoolClosed, PoolFull
@@ -61,6 +62,7 @@ class DataPool(Calls):
     `durability`: what an acknowledgement outlives: `os` this process, `fsync` the machine; `memory` neither.
     `channels`: options by channel (see `ChannelConfig`); `defaults`: options of every other channel.
     In a journal each channel keeps the options it had, until others are given here.
+    `clock`: what the time is; one of your own is believed, unless a `monotonic` one says when it was set.
     """
 
     def __init__(
@@ -74,17 +76,19 @@ class DataPool(Calls):
         segment_mb: float = 64,
         quota_mb: float | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] | None = None,
         files: Files | None = None,
     ) -> None:
         self.durability = _durability(durability, journal)
         base = defaults if isinstance(defaults, ChannelConfig) else ChannelConfig().changed(dict(defaults or {}))
         self._state = State(base, limits or Limits())
         self._core = Core(self._state)
-        self._time = Steady(clock)
+        self._time = Steady(clock, monotonic or (time.monotonic if clock is time.time else None))
         self._lock = threading.Lock()
         self._waiters: dict[str, set[Callable[[], None]]] = {}
         self._closed: str | None = None
         self._journal: Journal | None = None
+        self._about: dict[str, None] = {}  # the channels of the last commit
         self._check_at = COMPACT_FROM
         self._compacting = threading.Lock()
         self._compactions = 0
@@ -117,6 +121,7 @@ class DataPool(Calls):
                     f"({error!r}). Nothing was changed"
                 ) from error
             self._state.sweep()
+            self._about = dict.fromkeys([fact.channel for fact in facts])
             self._time.after(max((fact.at for fact in facts), default=0.0))
 
         collecting = gc.isenabled()
@@ -130,7 +135,8 @@ class DataPool(Calls):
             log.warning("journal %s: facts about what is not there: %s", journal.directory, dict(self._state.orphans))
         if found.commits:
             log.info("journal %s: %d commits recovered", journal.directory, found.commits)
-        now = self._time.now()
+        with self._lock:
+            now = self._now()
         if journal.torn is not None:
             log.warning("journal %s: %s", journal.directory, journal.torn)
             self._settle_one(facts_.Cut("", now, journal.torn))
@@ -143,7 +149,7 @@ class DataPool(Calls):
                 self._settle_one(facts_.Recounted(name, now, queued, leased))
         if lost := self._state.desk.lost():
             log.warning("journal %s: %d scored groups are lost", journal.directory, len(lost))
-            self._settle_one(desk_facts.Dropped("", now, tuple(lost), "damaged", "the journal lost it"))
+            self._settle_one(desk_facts.Dropped("", now, tuple(lost), DAMAGED, "the journal lost it"))
 
     def _adopt(self, channels: Mapping[str, Mapping[str, Any] | ChannelConfig], with_defaults: bool) -> None:
         """Writes down options that differ from what the journal knew."""
@@ -200,7 +206,9 @@ class DataPool(Calls):
             if wake_at is None:
                 if self._journal is not None:
                     self._journal.wait(serial)
-                self._after(op)
+                if self._must_erase(op, args):
+                    self._erase()
+                self._compact_when_due()
                 return then(answer) if then is not None else answer
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
@@ -238,10 +246,9 @@ class DataPool(Calls):
                     made = then(answer) if then is not None else answer  # while the disk is busy
                 finally:
                     await self._kept(op, answer, safe)
-                if op == "forget":
-                    await loop.run_in_executor(None, self._after, op)
-                else:
-                    self._after(op)
+                if self._must_erase(op, args):
+                    await loop.run_in_executor(None, self._erase)
+                self._compact_when_due()
                 return made
             try:
                 left = None if until is None else until - time.monotonic()
@@ -263,7 +270,7 @@ class DataPool(Calls):
         with self._lock:
             if self._closed is not None:
                 raise PoolClosed(self._closed)
-            now = self._time.now()
+            now = self._now()
             names = self._concerned(op, args)
             self._settle(names, now, late=op in operations.READS)
             try:
@@ -288,13 +295,29 @@ class DataPool(Calls):
                 answer |= self.describe()
             return answer, self._journal.serial - 1 if self._journal is not None else 0, None
 
+    def _now(self) -> float:
+        """The time. Deadlines move with a clock that was set forward. Called with the lock held."""
+        now = self._time.now()
+        by = self._time.jumped()
+        if by and self._state.timed:
+            log.info("the clock was set forward, or the pool away, for %.0f s: deadlines move with it", by)
+            moved = facts_.ClockMoved("", now, by)
+            try:
+                self._commit([moved], None)
+            except DiskFull as error:
+                log.warning("that deadlines moved could not be written down: %s", error)
+                self._state.apply([moved], None)
+        return now
+
     def _commit(self, facts: Any, block: Block | None) -> None:
         if not facts:
             return
         facts = [*self._state.begun_by(facts), *facts]
         try:
             if self._journal is not None:
-                self._journal.append(facts, block)
+                about = dict.fromkeys([fact.channel for fact in facts])
+                self._journal.append(facts, block, self._state.tallies(self._about | about))
+                self._about = about
             self._state.apply(facts, block)
         except JournalError:
             raise  # nothing of it was written, and nothing changed
@@ -385,15 +408,22 @@ class DataPool(Calls):
 
     # -- the journal's upkeep ------------------------------------------------------------------------------------------
 
-    def _after(self, op: str) -> None:
-        """What a call leaves to be done once it is answered for: forgetting for good, and compaction when it pays."""
-        if self._journal is None:
+    def _must_erase(self, op: str, args: dict[str, Any]) -> bool:
+        """Whether a call may be answered only once nothing that was forgotten stands in the journal."""
+        return op == "forget" and args.get("erase", True) and self._journal is not None and self._state.unerased
+
+    def _erase(self) -> None:
+        """Compacts, unless that was done meanwhile: of many that forget at once, one rewrites the journal for all."""
+        with self._compacting:
+            if self._state.unerased:
+                self._compact()
+
+    def _compact_when_due(self) -> None:
+        """Starts a compaction where the journal has grown enough, and none is under way."""
+        journal = self._journal
+        if journal is None or not (journal.bytes > self._check_at or journal.alarm):
             return
-        if op == "forget" and self._state.unerased:
-            self.compact()
-        elif (
-            self._journal.bytes > self._check_at or self._journal.alarm
-        ) and self._compacting.acquire(blocking=False):
+        if self._compacting.acquire(blocking=False):
             threading.Thread(target=self._compact_if_worth, name="headrace-compact", daemon=True).start()
 
     def _compact_if_worth(self) -> None:
@@ -445,10 +475,11 @@ class DataPool(Calls):
         with self._lock:
             if self._closed is not None:
                 raise PoolClosed(self._closed)
+            now = self._now()
             # A segment that nothing was written to since the last try is as good as a new one.
             number = journal.number if journal.empty else journal.rotate(spare=True)
             first_serial = journal.serial
-            captured = capture(self._state, self._time.now())
+            captured = capture(self._state, now)
             unerased, self._state.unerased = self._state.unerased, False
         try:
             journal.write_snapshot(number, first_serial, captured)

@@ -137,10 +137,31 @@ class Forgotten(Fact, tag="forget", frozen=True):
     trajectory: str = ""
 
 
+class ClockMoved(Fact, tag="clock", frozen=True):
+    """The clock was set forward by so many seconds, or the pool was away for so long: every deadline moves with it. It
+    concerns no channel alone."""
+
+    by: float = 0.0
+
+
 class Cut(Fact, tag="cut", frozen=True):
     """A torn tail was cut off the journal. It concerns no channel."""
 
     detail: str = ""
+
+
+class Lost(Fact, tag="lost", frozen=True):
+    """Commits were lost here, in the words of whoever repaired the journal. It concerns no channel."""
+
+    detail: str = ""
+
+
+class Tallied(Fact, tag="tally", frozen=True):
+    """What a channel's ledger said behind a hole in the journal: steps submitted, consumed, and queued or leased."""
+
+    submitted: int = 0
+    consumed: int = 0
+    live: int = 0
 
 
 class Recounted(Fact, tag="recount", frozen=True):
@@ -224,7 +245,10 @@ AnyFact = (
     | Dropped
     | Trimmed
     | Forgotten
+    | ClockMoved
     | Cut
+    | Lost
+    | Tallied
     | Recounted
     | ChannelImage
     | GroupImage

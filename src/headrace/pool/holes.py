@@ -37,6 +37,22 @@ def counted(channel: Channel) -> tuple[int, int]:
     return sum(group.queued for group in groups), sum(group.leased for group in groups)
 
 
+def settle(channel: Channel, submitted: int, consumed: int, live: int) -> tuple[int, int]:
+    """Sets the ledger by what it said behind a hole, and by what is there. How many steps were lost, and how many at
+    least are queued again though they had gone: nothing says any more which."""
+    ledger = channel.ledger
+    ledger.queued, ledger.leased = counted(channel)
+    here = ledger.queued + ledger.leased
+    missing = submitted - here - ledger.consumed - ledger.quarantined - sum(ledger.dropped.values())
+    given = min(max(0, missing), max(0, consumed - ledger.consumed))
+    lost = max(0, missing - given)
+    ledger.consumed += given
+    if lost:
+        ledger.dropped["damaged"] += lost
+    ledger.submitted = submitted - min(0, missing)
+    return lost, max(0, here - live)
+
+
 def recount(channel: Channel, queued: int, leased: int) -> int:
     """Sets the ledger by what is there; how many steps of it were lost."""
     ledger = channel.ledger

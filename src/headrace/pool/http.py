@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import http.client
+import os
 import socket
 import threading
 import urllib.parse
@@ -23,6 +24,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from headrace import serving
 from headrace.data.errors import HeadraceError, InvalidInput, shown
@@ -33,7 +35,7 @@ from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Unauthorized
 from headrace.pool.remote import RemotePool, Unreachable
 from headrace.pool.service import CallerGone, answer
-from headrace.serving import BodyTooLarge, presented_key, read_body
+from headrace.serving import BodyTooLarge, LocalOnly, loopback, presented_key, read_body
 
 FRAME = "application/vnd.headrace.frame"
 STATUS = {
@@ -71,10 +73,12 @@ def pool_routes(
     key: str | None = None,
     authorize: Callable[[Request], None] | None = None,
     max_body_mb: float = 512,
+    backups: str | os.PathLike[str] | None = None,
 ) -> list[BaseRoute]:
     """The pool's routes under `/pool/`, to put into any Starlette or FastAPI application.
 
-    `authorize` raises `Unauthorized` for who may not; without it, whoever has the `key` may.
+    `authorize` raises `Unauthorized` for who may not; without it, whoever has the `key` may. `backups` is the folder
+    below which callers may have backups made; without one they may not.
     """
     authorized = authorize if authorize is not None else partial(_authorize, key=key)
     limit = int(max_body_mb * 1e6)
@@ -82,7 +86,7 @@ def pool_routes(
     async def call(request: Request) -> Response:
         body = await read_body(request, limit)
         try:
-            data, error = await answer(pool, body, lambda: _disconnected(request))
+            data, error = await answer(pool, body, lambda: _disconnected(request), partial(_below, backups))
         except CallerGone:
             return Response(status_code=499)
         return Response(data, STATUS.get(error.code, 500) if error else 200, media_type=FRAME)
@@ -130,8 +134,14 @@ def pool_routes(
     ]
 
 
-def create_app(pool: DataPool, *, key: str | None = None, max_body_mb: float = 512) -> Starlette:
-    """A pool as a service of its own."""
+def create_app(
+    pool: DataPool,
+    *,
+    key: str | None = None,
+    max_body_mb: float = 512,
+    backups: str | os.PathLike[str] | None = None,
+) -> Starlette:
+    """A pool as a service of its own; the options are those of `pool_routes`."""
 
     async def health(request: Request) -> Response:
         return _json({"status": "ok"})
@@ -146,16 +156,19 @@ def create_app(pool: DataPool, *, key: str | None = None, max_body_mb: float = 5
             numbers = text("Channels", KEY_NEEDED)
         return Response(page("Pool", "Ready.", [numbers, links("Where to look", LINKS)]), media_type=KIND)
 
-    return Starlette(
-        routes=[Route("/", root), Route("/health", health), *pool_routes(pool, key=key, max_body_mb=max_body_mb)]
-    )
+    routes = pool_routes(pool, key=key, max_body_mb=max_body_mb, backups=backups)
+    return Starlette(routes=[Route("/", root), Route("/health", health), *routes])
 
 
 class Server(serving.Server):
-    """A pool's application on a socket. It closes the pool when it ends."""
+    """A pool's application on a socket. It closes the pool when it ends. Without a key and on loopback, it is for this
+    machine's own programs alone."""
 
     def __init__(self, pool: DataPool, host: str = "127.0.0.1", port: int = 8200, **options: Any) -> None:
-        super().__init__(create_app(pool, **options), host, port, closed=pool.close)
+        app: ASGIApp = create_app(pool, **options)
+        if options.get("key") is None and loopback(host):
+            app = LocalOnly(app)
+        super().__init__(app, host, port, closed=pool.close)
         self.pool = pool
 
 
@@ -181,6 +194,25 @@ def _authorize(request: Request, key: str | None) -> None:
         return
     if not hmac.compare_digest(presented_key(request), key.encode()):
         raise Unauthorized("this pool asks for its key, as `Authorization: Bearer KEY`")
+
+
+def _below(backups: str | os.PathLike[str] | None, to: str) -> str:
+    """Where a backup goes that a caller wants in the folder `to`: somewhere below `backups`."""
+    if backups is None:
+        raise InvalidInput(
+            "no backup is made over HTTP: this server was given no folder for backups; start it with --backups FOLDER"
+        )
+    allowed = os.path.realpath(backups)
+    try:
+        found = os.path.realpath(os.path.join(allowed, to))
+    except ValueError as error:
+        raise InvalidInput(f"no backup can be made in {shown(to)}: {error}") from None
+    if found == allowed or os.path.commonpath([allowed, found]) != allowed:
+        raise InvalidInput(
+            f"no backup is made in {shown(to)}: over HTTP it goes below {allowed}; name a folder in there, as in "
+            "before-the-upgrade"
+        )
+    return found
 
 
 def _json(value: Any, status: int = 200) -> Response:

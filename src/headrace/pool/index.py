@@ -17,7 +17,7 @@ from headrace.pool.ages import ByAge
 from headrace.pool.config import ChannelConfig
 from headrace.pool.crowd import Crowd
 from headrace.pool.debts import PATIENCE_S, Debts
-from headrace.pool.entities import DIGEST, FULL, GroupState, Lease, Tomb, TrajectoryState, fingerprint
+from headrace.pool.entities import DIGEST, FULL, OPEN, GroupState, Lease, Tomb, TrajectoryState, fingerprint
 from headrace.pool.ledger import Ledger
 
 Key = TypeVar("Key", int, str)
@@ -177,6 +177,21 @@ class Index:
         if not deadlines or at < deadlines[0][0]:
             self.changed = True
         heappush(deadlines, (at, key))
+
+    def move_deadlines(self, seconds: float) -> None:
+        """Moves all that waits for a time: the clock was set forward by as much, and nobody has waited longer."""
+        for group in self.groups.values():
+            group.touched += seconds
+        for trajectory in self.trajectories.values():
+            if trajectory.last != OPEN:
+                trajectory.completed_at += seconds
+        for lease in self.leases.values():
+            lease.deadline += seconds
+        self.lease_deadlines = [(at + seconds, key) for at, key in self.lease_deadlines]
+        self.group_deadlines = [(at + seconds, key) for at, key in self.group_deadlines]
+        self.grace_deadlines = [(at + seconds, key) for at, key in self.grace_deadlines]
+        self.owed.postpone(seconds)
+        self.changed = True
 
     def age(self, group: GroupState, version: int | None) -> None:
         if version is None:

@@ -93,7 +93,7 @@ def hold(directory: Path) -> int:
     if not directory.is_dir():
         raise NotFound(f"no journal at {directory}: there is no such folder")
     layout = read_layout(directory)
-    if not layout.segments and layout.snapshot is None:
+    if not layout.segments and layout.snapshot is None and not layout.missing:
         raise NotFound(f"no journal in {directory}: it holds no segment and no snapshot")
     held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -38,15 +38,21 @@ class CallerGone(Exception):
 
 
 async def answer(
-    pool: DataPool | RemotePool, data: Buffer, gone: Callable[[], Awaitable[None]] | None = None
+    pool: DataPool | RemotePool,
+    data: Buffer,
+    gone: Callable[[], Awaitable[None]] | None = None,
+    backup_to: Callable[[str], str] = str,
 ) -> tuple[bytes, HeadraceError | None]:
     """The answer's frame, and the error that it carries, if it carries one.
 
-    `gone` returns when the caller has hung up: a call that may have to wait then ends with `CallerGone`.
+    `gone` returns when the caller has hung up: a call that may have to wait then ends with `CallerGone`. `backup_to`
+    says where a backup goes for which the caller named a folder, or raises why it may not.
     """
     try:
         op, args, block = decode_call(data)
         args = arguments.checked(op, args)
+        if op == "backup":
+            args = {**args, "to": backup_to(args["to"])}
         reply = pool._do_async(op, args, block, encode_reply)
         return await (reply if gone is None or not args.get("timeout") else _unless(gone(), reply)), None
     except HeadraceError as error:

@@ -7,7 +7,7 @@ something that is not there (a hole that a repair left) is counted and passed ov
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -81,6 +81,22 @@ class State:
             if channel.grace_deadlines:
                 end_graces(channel, fact.at)  # no fact of its own, so it must not depend on who asked when
             _APPLY[type(fact)](self, channel, fact, block)
+
+    @property
+    def timed(self) -> bool:
+        """Whether anything here waits for a time."""
+        channels = any(channel.groups or channel.leases or channel.owed for channel in self.channels.values())
+        return channels or bool(self.desk.leases or self.desk.heard or self.desk.silent)
+
+    def tallies(self, names: Iterable[str]) -> list[tuple[str, int, int, int]]:
+        """What the ledgers of those of the channels that are there say: submitted, consumed, and queued or leased."""
+        found = []
+        for name in names:
+            channel = self.channels.get(name)
+            if channel is not None:
+                ledger = channel.ledger
+                found.append((name, ledger.submitted, ledger.consumed, ledger.queued + ledger.leased))
+        return found
 
     def begun_by(self, facts: Sequence[f.Fact]) -> list[f.Fact]:
         """What must be written before facts about channels that are yet to come: the options these begin with."""
@@ -300,8 +316,25 @@ def _forgotten(state: State, channel: Channel, fact: f.Forgotten, block: Block |
     state.record("forget", channel.name, fact.at, trajectory=fact.trajectory)
 
 
+def _clock_moved(state: State, channel: None, fact: f.ClockMoved, block: Block | None) -> None:
+    for each in state.channels.values():
+        each.move_deadlines(fact.by)
+    state.desk.move_deadlines(fact.by)
+    state.record("clock", "", fact.at, by=fact.by)
+
+
 def _cut(state: State, channel: None, fact: f.Cut, block: Block | None) -> None:
     state.record("journal_cut", "", fact.at, detail=fact.detail)
+
+
+def _lost(state: State, channel: None, fact: f.Lost, block: Block | None) -> None:
+    state.record("damage", "", fact.at, detail=fact.detail)
+
+
+def _tallied(state: State, channel: Channel, fact: f.Tallied, block: Block | None) -> None:
+    lost, returned = holes.settle(channel, fact.submitted, fact.consumed, fact.live)
+    if lost or returned:
+        state.record("damage", channel.name, fact.at, lost=lost, returned=returned)
 
 
 def _recounted(state: State, channel: Channel, fact: f.Recounted, block: Block | None) -> None:
@@ -391,7 +424,10 @@ _APPLY: dict[type, Callable[..., None]] = {
     f.Dropped: _dropped,
     f.Trimmed: _trimmed,
     f.Forgotten: _forgotten,
+    f.ClockMoved: _clock_moved,
     f.Cut: _cut,
+    f.Lost: _lost,
+    f.Tallied: _tallied,
     f.Recounted: _recounted,
     f.ChannelImage: _channel_image,
     f.GroupImage: _group_image,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ class CombinedReward(RewardFunction):
     """The sum of what rewards compute, before their weights.
 
     `normalization` is `none`, `sum` (over the sum of their weights) or `minmax` (the completions' own range as 0 to 1).
-    A reward that raises is logged and left out.
+    A completion at which one of them raises has no sum: it gets NaN, as it does from that one alone.
     """
 
     def __init__(
@@ -42,15 +43,24 @@ class CombinedReward(RewardFunction):
         if not sums:
             return []
         for reward in self.reward_functions:
-            try:
-                for at, value in enumerate(reward.compute(completions, **kwargs)):
-                    sums[at] += value
-            except Exception:  # an author's reward may raise anything; the others count
-                log.exception("the reward %s failed and is left out of the sum", reward.name)
+            for at, value in enumerate(self._values(reward, completions, kwargs)):
+                sums[at] += value
         if self.normalization == "sum":
             total = sum(reward.weight for reward in self.reward_functions)
             return [value / total for value in sums] if total > 0 else sums
         if self.normalization == "minmax":
-            low, high = min(sums), max(sums)
+            known = [value for value in sums if not math.isnan(value)]
+            low, high = min(known, default=0.0), max(known, default=0.0)
             return [(value - low) / (high - low) for value in sums] if high > low else sums
         return sums
+
+    def _values(self, reward: RewardFunction, completions: list[Any], kwargs: Mapping[str, Any]) -> Sequence[float]:
+        """What one of the rewards computes; under atroposlib's names, nothing where it raises."""
+        try:
+            return reward.compute(completions, **kwargs)
+        except Exception:  # an author's reward may raise anything
+            if not self.all_zero_on_error:
+                return reward.one_by_one(completions, **kwargs)
+            reward.failed += len(completions)
+            log.exception("the reward %s failed and is left out of the sum", reward.name)
+            return ()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 log = logging.getLogger("headrace.rewards")
 
@@ -13,7 +14,16 @@ ASSISTANT = "assistant"
 
 
 class RewardFunction(ABC):
-    """A call gives what `compute` does, times `weight`; where that raises it is logged, and every reward is 0."""
+    """A call gives what `compute` does, times `weight`.
+
+    Where that raises, each completion is computed alone: those that raise then get NaN, which is no reward (an
+    environment sends no group that holds one), are logged, and counted in `failed`; the others get theirs.
+    """
+
+    #: Whether all completions of a call that raises get 0 instead: so it is under atroposlib's names, as there.
+    all_zero_on_error: ClassVar[bool] = False
+    #: Completions that could not be rewarded, over all calls.
+    failed: int = 0
 
     def __init__(self, weight: float = 1.0, name: str | None = None, **kwargs: Any) -> None:
         self.weight = weight
@@ -33,29 +43,55 @@ class RewardFunction(ABC):
         try:
             rewards = self.compute(completions, **kwargs)
             weighed = [reward * self.weight for reward in rewards]
-            if self.wandb_logger:
-                self.log_metrics(rewards, weighed)
         except Exception:  # whatever an author's reward raises: a run goes on without it
-            log.exception("the reward %s failed; %d completions get 0", self.name, len(completions))
-            return [0.0] * len(completions)
+            if self.all_zero_on_error:
+                self.failed += len(completions)
+                log.exception("the reward %s failed; %d completions get 0", self.name, len(completions))
+                return [0.0] * len(completions)
+            rewards = self.one_by_one(completions, **kwargs)
+            weighed = [reward * self.weight for reward in rewards]
+        if self.wandb_logger:
+            try:
+                self.log_metrics(rewards, weighed)
+            except Exception:  # a logger's trouble costs no reward
+                log.exception("the metrics of the reward %s could not be logged", self.name)
         return weighed
+
+    def one_by_one(self, completions: list[Any], **kwargs: Any) -> list[float]:
+        """The rewards before weighing, each computed alone; NaN for a completion whose reward raises."""
+        rewards = []
+        for at, completion in enumerate(completions):
+            own = {name: _own(value, at, len(completions)) for name, value in kwargs.items()}
+            try:
+                (reward,) = self.compute([completion], **own)
+                rewards.append(float(reward))
+            except Exception:  # as above
+                self.failed += 1
+                log.exception("the reward %s failed at completion %d of %d", self.name, at + 1, len(completions))
+                rewards.append(math.nan)
+        return rewards
 
     def set_wandb_logger(self, logger: Any) -> None:
         """Something with a `log(metrics)`, such as a run of wandb."""
         self.wandb_logger = logger
 
     def log_metrics(self, raw_rewards: Sequence[float], weighted_rewards: Sequence[float]) -> None:
+        """Tells the logger of the completions that were rewarded, and how many were not, where any were not."""
         if not self.wandb_logger or not raw_rewards:
             return
         name = f"reward/{self.name}"
-        self.wandb_logger.log(
-            {
-                f"{name}/mean_raw": sum(raw_rewards) / len(raw_rewards),
-                f"{name}/mean_weighted": sum(weighted_rewards) / len(weighted_rewards),
-                f"{name}/min": min(raw_rewards),
-                f"{name}/max": max(raw_rewards),
+        metrics: dict[str, float] = {f"{name}/failed": self.failed} if self.failed else {}
+        raw = [reward for reward in raw_rewards if not math.isnan(reward)]
+        weighted = [reward for reward in weighted_rewards if not math.isnan(reward)]
+        if raw:
+            metrics |= {
+                f"{name}/mean_raw": sum(raw) / len(raw),
+                f"{name}/mean_weighted": sum(weighted) / len(weighted),
+                f"{name}/min": min(raw),
+                f"{name}/max": max(raw),
             }
-        )
+        if metrics:
+            self.wandb_logger.log(metrics)
 
     @staticmethod
     def get_content(completion: Any) -> Any:
@@ -74,6 +110,11 @@ class RewardFunction(ABC):
             if isinstance(message, dict) and message.get("role") == ASSISTANT and "content" in message:
                 return message["content"]
         return ""
+
+
+def _own(value: Any, at: int, count: int) -> Any:
+    """What a call was told for one of its completions: of a list with a value for each, that value, as a list."""
+    return [value[at]] if isinstance(value, list) and len(value) == count else value
 
 
 def one_each(value: Any, completions: Sequence[Any]) -> list[Any]:

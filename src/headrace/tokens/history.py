@@ -2,8 +2,9 @@
 
 A node's key stands for the messages it was called with and the answer it gave. A request continues the node whose key
 is that of the longest beginning of its messages: one digest a message, then a look-up; no old message is compared,
-parsed or kept. A node keeps only the ids that its parent does not hold, and its record fits into a step's metadata, so
-that another process can rebuild the tree from the pool.
+parsed or kept. An answer of which a client sends back the tool calls alone is known by their ids. A node keeps only the
+ids that its parent does not hold, and its record fits into a step's metadata, so that another process can rebuild the
+tree from the pool.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     options: bytes
     parent: bytes
     calls: tuple[tuple[str, str], ...] = ()
+    named: bytes = b""  # the messages and the answer's calls by their ids; empty where it has none
 
     @classmethod
     def opaque(cls, name: str, parent: Node | None) -> Record:
@@ -86,8 +88,10 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return cls(key, key, 0, key, key, ROOT, ROOT, before)
 
     def to_metadata(self) -> dict[str, Any]:
-        digests = {name: getattr(self, name).hex() for name in DIGESTS}
-        return {**digests, "messages": self.messages, "calls": [list(call) for call in self.calls]}
+        about = {name: getattr(self, name).hex() for name in DIGESTS}
+        if self.named:
+            about["named"] = self.named.hex()
+        return {**about, "messages": self.messages, "calls": [list(call) for call in self.calls]}
 
     @classmethod
     def from_metadata(cls, given: Any) -> Record | None:
@@ -95,8 +99,9 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         try:
             digests: dict[str, Any] = {name: bytes.fromhex(given[name]) for name in DIGESTS}
             calls = tuple((str(call_id), str(name)) for call_id, name in given["calls"])
-            return cls(**digests, messages=int(given["messages"]), calls=calls)
-        except (KeyError, TypeError, ValueError):
+            named = bytes.fromhex(given.get("named", ""))
+            return cls(**digests, messages=int(given["messages"]), calls=calls, named=named)
+        except (AttributeError, KeyError, TypeError, ValueError):
             return None
 
 
@@ -171,9 +176,11 @@ class History:
         where one is named."""
         if not self.nodes:
             return Match(Cause.FIRST)
-        keys, messages = request.chain.keys, request.messages
+        chain, messages = request.chain, request.messages
         for n in range(len(messages), 0, -1):
-            found = self._by_key.get(keys[n]) if messages[n - 1].role == "assistant" else None
+            if messages[n - 1].role != "assistant":
+                continue
+            found = self._by_key.get(chain.named.get(n, b"")) or self._by_key.get(chain.keys[n])
             if not found:
                 continue
             new = messages[n:]
@@ -213,6 +220,7 @@ class History:
             options=request.options_key,
             parent=ROOT if parent is None else parent.record.key,
             calls=tuple((call.id, call.name) for call in answer.tool_calls),
+            named=request.chain.naming(answer),
         )
 
     def add(
@@ -233,7 +241,8 @@ class History:
         """A node that is made already."""
         record = node.record
         self.nodes.append(node)
-        self._by_key.setdefault(record.key, []).append(node)
+        for key in filter(None, (record.key, record.named)):
+            self._by_key.setdefault(key, []).append(node)
         self._bodies.add(record.body)
         self._prompts.add(record.prompt_key)
         return node
@@ -260,11 +269,14 @@ def _begins(prompt: IntArray, node: Node) -> bool:
 
 
 def _meant(nodes: Sequence[Node], answer: Message, schemas: Schemas, call: str | None) -> Node:
-    """Of several answers that look alike, the one that is named, or the same in everything, else the newest."""
+    """Of several answers that look alike, the one that is named, by itself or by the ids of its tool calls, or the same
+    in everything, else the newest."""
     if len(nodes) > 1:
         for node in nodes:
             if node.call == call:
                 return node
+        shown = [made.id for made in answer.tool_calls]
+        nodes = [node for node in nodes if shown == [call_id for call_id, _ in node.record.calls]] or nodes
         exact = strict(answer, schemas)
         for node in reversed(nodes):
             if node.record.strict == exact:

@@ -2,8 +2,10 @@
 
 A dialect turns its wire into `Message`s; everything behind it knows only these. Two assistant messages are the same
 however an SDK re-serialised one on its way back: key order, null, missing or empty content, surrounding white space,
-arguments as a string or an object, declared defaults filled into them, reasoning dropped or folded into the content,
-tool call ids renamed. What others wrote (user, system, tool) is the same only if its text is.
+arguments as a string or an object, declared defaults filled into them, integers as JavaScript rounds them, reasoning
+dropped or folded into the content, tool call ids renamed. An answer whose text was dropped beside its tool calls is
+known by these, as long as they have the ids that they were given. What others wrote (user, system, tool) is the same
+only if its text is.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -193,18 +196,23 @@ def to_dict(message: Message) -> dict[str, Any]:
 class Chain:
     """Digests of a conversation's beginnings: one after every answer, and one of the whole.
 
-    `keys[n]` stands for the first n messages. `body(n)` stands for the same without the system messages they begin
-    with. Tool call ids count by which call they name, so that renaming them consistently changes nothing. `tools` are
-    those that were offered: which arguments go without saying is theirs to declare.
+    `keys[n]` stands for the first n messages. `named[n]` stands for the same where the last of them is an answer of
+    tool calls alone: it names these by their ids, whatever text may have been beside them. `body(n)` stands for the
+    first n without the system messages they begin with. Tool call ids otherwise count by which call they name, so that
+    renaming them consistently changes nothing. `tools` are those that were offered: which arguments go without saying
+    is theirs to declare.
     """
 
     def __init__(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> None:
         self.keys: dict[int, bytes] = {}
+        self.named: dict[int, bytes] = {}
         self.schemas = schemas_of(tools)
         self._messages = messages
         self._hash = hasher = blake2b(digest_size=DIGEST)
         self._calls: tuple[ToolCall, ...] = ()
         for n, message in enumerate(messages, 1):
+            if message.tool_calls and not answer_text(message.content):
+                self.named[n] = self.naming(message)
             hasher.update(framed(canonical(message, self._calls, self.schemas)))
             if message.role == "assistant":
                 self.keys[n] = hasher.copy().digest()
@@ -217,9 +225,21 @@ class Chain:
         hasher.update(framed(canonical(answer, self._calls, self.schemas)))
         return hasher.digest()
 
-    def answer(self, answer: Message) -> tuple[bytes, bytes]:
-        """What an answer is known by: the key of the conversation with it, and the digest of all that is in it."""
-        return self.extended(answer), strict(answer, self.schemas)
+    def naming(self, answer: Message) -> bytes:
+        """What `named` will hold of the conversation with this answer, once only its calls are left of it; empty where
+        it has none, or one without an id."""
+        calls = answer.tool_calls
+        if not calls or not all(call.id for call in calls):
+            return b""
+        hasher = self._hash.copy()
+        made = [[call.id, call.name, _told(call, self.schemas)] for call in calls]
+        hasher.update(framed(f"named:{_json(made)}".encode("utf-8", "surrogatepass")))
+        return hasher.digest()
+
+    def answer(self, answer: Message) -> tuple[bytes, bytes, bytes]:
+        """What an answer is known by: the key of the conversation with it, the digest of all that is in it, and what
+        its calls name it by."""
+        return self.extended(answer), strict(answer, self.schemas), self.naming(answer)
 
     def body(self, end: int, start: int = 0, before: bytes = ROOT, answer: Message | None = None) -> bytes:
         """The digest without the opening system messages, of the first `end` messages and perhaps an answer.
@@ -296,9 +316,16 @@ def digest_of(value: Any) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """JSON as it survives other languages' parsers: a float without a fraction is an integer."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
+    """JSON as it survives other languages' parsers: every number is the double that is nearest to it, as JavaScript
+    has no other; one that no double holds is null; one without a fraction is an integer, as far as doubles hold all."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            double = float(value)
+        except OverflowError:
+            return None
+        if not isfinite(double):
+            return None
+        return int(double) if double.is_integer() and abs(double) < 2**53 else double
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -25,7 +25,7 @@ WAY_OUT = {
         "with equal rewards no answer is better than another: use tasks that the model solves sometimes, a reward with "
         "more than two values, or larger groups (algorithm.skip_zero_variance: false learns from them nevertheless)"
     ),
-    "skipped_unrewarded": "set rewards before a trajectory is completed, or score_unrewarded: true",
+    "skipped_unrewarded": "set rewards before a trajectory is completed",
     "skipped_long": "raise max_length",
 }
 #: Of steps in a row that learned nothing, these are told: the first, and then ever more rarely.

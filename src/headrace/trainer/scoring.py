@@ -14,6 +14,10 @@ from headrace.data.errors import HeadraceError
 from headrace.data.trajectory import Trajectory
 
 TIMEOUT_S = 120.0
+#: The code with which a gateway says that it has no reward worker.
+NO_WORKER = b"no_reward_worker"
+#: What is sent to find that out.
+_TRIED = {"prompt_ids": [0], "response_ids": [0]}
 
 
 class NotScored(HeadraceError):
@@ -28,6 +32,21 @@ class GatewayScorer:
         self._headers = {"content-type": "application/json"}
         if key:
             self._headers["authorization"] = f"Bearer {key}"
+
+    def check(self) -> None:
+        """Raises `NotScored` where the gateway says that nobody scores there: a run would wait for rewards in vain."""
+        request = urllib.request.Request(self._url, orjson.dumps(_TRIED), self._headers)
+        try:
+            urllib.request.urlopen(request, timeout=TIMEOUT_S).close()
+        except urllib.error.HTTPError as error:
+            said = error.read(2000)
+            if NO_WORKER in said:
+                raise NotScored(
+                    f"score_unrewarded needs a gateway with a reward worker, and {self._url} has none: leave it out, "
+                    "and set rewards before trajectories are completed"
+                ) from error
+        except OSError:
+            pass  # it may come up before there is anything to score
 
     def scores(self, trajectories: Iterable[Trajectory]) -> dict[str, float]:
         """By trajectory uid, the rewards of those that have none and have something to score."""

@@ -58,6 +58,10 @@ class Trainer:
         self.checkpoints = Checkpoints(config.run, config.model, config.checkpoint.keep)
         if not resume and self.checkpoints.latest is not None:
             raise InvalidInput(f"{config.run} holds a run already; go on with --resume, or name another folder")
+        scorer = None
+        if config.score_unrewarded and config.sync is not None and config.sync.gateway is not None:
+            scorer = GatewayScorer(config.sync.gateway, config.sync.presented_key)
+            scorer.check()
         config.run.mkdir(parents=True, exist_ok=True)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -86,9 +90,6 @@ class Trainer:
             self.learner.restore(weights, state)
         metrics.cut(config.run, self.progress.step)
         self.metrics = metrics.Metrics(config.run, config.log, config.shown())
-        scorer = None
-        if config.score_unrewarded and config.sync is not None and config.sync.gateway is not None:
-            scorer = GatewayScorer(config.sync.gateway, config.sync.presented_key)
         self.feed = Feed(
             *(self.pool, config, Leases(config.run), self.progress.repeats, scorer),
             stop=self._stop,

@@ -86,7 +86,7 @@ async def test_answers_look_like_those_of_openai_s_client(server: ServerManager,
     await client.close()
 
 
-async def test_a_prompt_s_own_log_probs_come_by_place_and_rank(server: ServerManager, engine: Client) -> None:
+async def test_a_prompt_s_own_log_probs_come_in_the_server_s_order(server: ServerManager, engine: Client) -> None:
     found = await server.get_logprobs(input_ids=[5, 6, 7, 8], top_k=3)
     told = engine.complete([5, 6, 7, 8], prompt_logprobs=3, max_tokens=1)["prompt_logprobs"]
     assert found["prompt_tokens"] == [5, 6, 7, 8]
@@ -94,8 +94,7 @@ async def test_a_prompt_s_own_log_probs_come_by_place_and_rank(server: ServerMan
     for ids, values, row in zip(
         found["prompt_topk_token_ids"][1:], found["prompt_topk_logprobs"][1:], told[1:], strict=True
     ):
-        assert dict(zip(ids, values, strict=True)) == {int(token): entry["logprob"] for token, entry in row.items()}
-        assert values == sorted(values, reverse=True)
+        assert list(zip(ids, values, strict=True)) == [(int(token), entry["logprob"]) for token, entry in row.items()]
 
 
 async def test_what_the_engine_refuses_is_raised_in_its_words(server: ServerManager, evidence: Evidence) -> None:
@@ -183,6 +182,52 @@ async def test_the_beginning_of_an_answer_is_gone_on_with(
     (call,) = evidence.calls()
     assert tokenizer.decode(call["prompt_token_ids"]).endswith("assistant\nI say")
     holds(node, [call])
+
+
+async def test_a_text_reads_as_it_was_said_and_tokens_stay_whole(
+    server: ServerManager, evidence: Evidence, tokenizer: Any
+) -> None:
+    """A special token that was sampled ends the ids, not the text; in a prompt it is written as the template has it."""
+    end = tokenizer.eos_token_id
+    sampling: Json = {"max_tokens": 9, "min_tokens": 2, "allowed_token_ids": [67, end], "logit_bias": {end: 100}}
+    said = tokenizer.decode([67, 67])
+    async with server.managed_server() as managed:
+        messages = [user("a")]
+        for turn in range(2):
+            answer = await managed.chat_completion(messages=messages, **sampling)
+            assert answer.choices[0].message.content == said
+            (node,) = managed.get_state()["nodes"]
+            call = evidence.calls()[turn]
+            assert node.full_text == tokenizer.decode(call["prompt_token_ids"]) + said
+            assert node.tokens[-3:] == [67, 67, end]
+            messages += [{"role": "assistant", "content": said}, user("b")]
+        assert node.full_text.count(said + tokenizer.eos_token) == 1, "the first turn's, in the second one's prompt"
+    holds(node, evidence.calls())
+    async with server.managed_server() as managed:
+        text = "Once"
+        for _ in range(2):
+            answer = await managed.completion(prompt=text, **sampling)
+            (node,) = managed.get_state()["nodes"]
+            assert node.full_text == text + said
+            text += said + " more"
+    holds(node, evidence.calls()[2:])
+
+
+async def test_where_calls_are_parsed_a_text_keeps_the_tokens_that_they_may_be_written_with(
+    engine: Client, tokenizer: Any
+) -> None:
+    end = tokenizer.eos_token_id
+    config = APIServerConfig(base_url=f"http://{engine.host}/v1", model_name="tiny", server_type="vllm")
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    texts = []
+    for parser in (None, "hermes"):
+        manager = ServerManager([config], tokenizer=tokenizer, tool_parser=parser)
+        async with manager.managed_server() as managed:
+            await managed.chat_completion(messages=[user("a")], tools=[tool], max_tokens=1, allowed_token_ids=[end])
+            (node,) = managed.get_state()["nodes"]
+            texts.append(node.full_text)
+        await manager.close()
+    assert texts[1] == texts[0] + tokenizer.eos_token
 
 
 async def test_sessions_beside_each_other_do_not_mix(server: ServerManager, evidence: Evidence) -> None:

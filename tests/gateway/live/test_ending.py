@@ -12,7 +12,7 @@ import openai
 import pytest
 from tests.gateway.kit import Running, running_gateway, told
 from tests.gateway.live.kit import IDLE_S, Clock, Talk, complete, conversations, idle, lines, say
-from tests.gateway.rollout import Rollout, Say, in_front, user
+from tests.gateway.rollout import Rollout, Say, answers, error_of, in_front, user
 from tests.gateway.tenants.test_tenants import TENANTS, by, written
 from tests.pool.servers import serving
 
@@ -67,6 +67,22 @@ def test_a_session_goes_on_in_its_next_part(service: Running, clock: Clock) -> N
     assert complete(service) == [True, True, True]
 
 
+def test_sessions_that_an_outage_left_empty_go_without_rewriting_the_journal(
+    rollout: Rollout, folder: Path, clock: Clock, tmp_path: Path
+) -> None:
+    with (
+        DataPool(tmp_path / "journal", durability="os") as pool,
+        in_front(rollout, folder, pool, open=True, session_idle_s=IDLE_S, clock=clock) as service,
+    ):
+        for n in range(4):
+            rollout.script.append(answers(400, {"error": {"message": "no", "param": None, "code": 400}}))
+            error_of(say(service, "hi", headers={"x-headrace-session": f"s{n}"}), 400)
+        idle(service, clock)
+        assert conversations(service) == []
+        assert [event.detail["trajectory"] for event in pool.events() if event.kind == "forget"]
+        assert not list((tmp_path / "journal").glob("*.snap"))
+
+
 def test_an_answer_of_one_that_ended_can_still_be_gone_on_from(service: Running, clock: Clock) -> None:
     with openai.OpenAI(base_url=f"{service.address}/v1", api_key="none", max_retries=0) as client:
         first = client.responses.create(model="m", input="hi")
@@ -74,6 +90,19 @@ def test_an_answer_of_one_that_ended_can_still_be_gone_on_from(service: Running,
         second = client.responses.create(model="m", input="more", previous_response_id=first.id)
         client.responses.create(model="m", input="still more", previous_response_id=second.id)
     assert lines(service) == [[None], [None, 0]]
+
+
+def test_what_one_that_ended_answered_can_still_be_referred_to(service: Running, clock: Clock) -> None:
+    """As the Vercel AI SDK goes on: with the ids of all the answers' items, whichever conversation gave them."""
+    items: list[Any] = []
+    with openai.OpenAI(base_url=f"{service.address}/v1", api_key="none", max_retries=0) as client:
+        for turn in range(4):
+            items.append({"role": "user", "content": f"turn {turn}"})
+            answer = client.responses.create(model="m", input=items)
+            items += [{"type": "item_reference", "id": item.id} for item in answer.output]
+            if turn == 1:
+                idle(service, clock)
+    assert lines(service) == [[None, 0], [None, 0]]
 
 
 # -- feedback ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from headrace.gateway.live.idle import Idle
 from headrace.gateway.live.names import call_in, call_of, is_live, new_uid, scope_of, session_uid, uid_of
 from headrace.gateway.live.texts import Texts
 from headrace.gateway.text_key import CHUNK, TextKey
-from headrace.tokens import Message, Request
+from headrace.tokens import Message, Request, ToolCall
 
 OK = Message("assistant", "ok")
 
@@ -48,6 +48,26 @@ def test_what_is_dropped_leaves_nothing() -> None:
         answers.drop(f"c{at}")
     assert len(answers) == 0
     assert answers.find("", asked("hi", "more")) is None
+
+
+def test_an_answer_whose_text_was_dropped_is_found_by_its_calls_ids() -> None:
+    """Two conversations with the same question, the same call and other ids; a third that asked something else."""
+    answers, question = Answers(), Message("user", "hi")
+    said = {
+        uid: Message("assistant", f"I am {uid}.", None, (ToolCall("look_up", {"q": "x"}, f"call_{uid}"),))
+        for uid in ("a", "b")
+    }
+    for uid, message in said.items():
+        answers.add(uid, "", *Request([question]).chain.answer(message))
+    for uid, message in said.items():
+        bare, result = Message("assistant", "", None, message.tool_calls), Message("tool", "1", None, (), f"call_{uid}")
+        found = answers.find("", Request([question, bare, result]))
+        assert found is not None
+        assert (found.answer.uid, found.last, found.alike) == (uid, True, (uid,))
+        assert answers.find("", Request([Message("user", "ho"), bare, result])) is None
+        answers.drop(uid)
+        assert answers.find("", Request([question, bare, result])) is None
+    assert len(answers) == 0
 
 
 def test_no_scope_finds_what_was_given_in_another() -> None:

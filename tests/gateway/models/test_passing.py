@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,10 +63,10 @@ BODY = b'{"messages": [{"role":"user", "content": [{"type": "image"}]}],\n "x": 
         ("/v1/messages/count_tokens", "/v1/messages/count_tokens"),
         ("/v1/responses", "/v1/responses"),
         ("/v1/embeddings", "/v1/embeddings"),
-        ("/v1/a/path%2Fof/theirs", "/v1/a/path/of/theirs"),
+        ("/v1/chat%2Fcompletions", "/v1/chat/completions"),
     ],
 )
-def test_whatever_the_path_the_body_goes_on_byte_for_byte(
+def test_whichever_call_it_is_the_body_goes_on_byte_for_byte(
     gateway: Running, rollout: Rollout, provider: Provider, base: str, path: str, reached: str
 ) -> None:
     answer = gateway.post(f"{base}{path}?beta=true", BODY, headers={"anthropic-version": "2023-06-01"})
@@ -76,6 +77,58 @@ def test_whatever_the_path_the_body_goes_on_byte_for_byte(
     assert asked.headers["host"] in provider.address
     assert rollout.orders == []
     assert gateway.steps(uid_of(base)) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/files",
+        "/v1/fine_tuning/jobs",
+        "/v1/chat/completions/7",
+        "/v1/chat//completions",
+        "/v1/../../admin/keys",
+        "/v1/%2e%2e/%2e%2e/admin/keys",
+        "/v1/..%2f..%2fadmin%2fkeys",
+        "/v1/%252e%252e/admin/keys",
+        "/v1/chat/completions/../../../admin/keys",
+        "/v1/embeddings/..%2F..%2Fadmin",
+        "/v1/embeddings%3Fx",
+        "/v1/v1/embeddings",
+        "/v1/http://elsewhere.example/embeddings",
+    ],
+)
+def test_no_other_path_reaches_the_provider(gateway: Running, provider: Provider, base: str, path: str) -> None:
+    """Sent as it is: clients would otherwise resolve the dots themselves. Below a trajectory, and at the root."""
+    for model in ("judge", "renamed"):
+        for prefix in (httpx.URL(base).path, ""):
+            connection = http.client.HTTPConnection(httpx.URL(base).netloc.decode(), timeout=240)
+            connection.request("POST", prefix + path, f'{{"model": "{model}"}}', {"content-type": "application/json"})
+            answer = connection.getresponse()
+            assert answer.status in (403, 404), answer.read()
+            answer.read()
+            connection.close()
+    assert provider.asked == []
+
+
+def test_a_path_that_is_not_passed_on_is_named_with_those_that_are(gateway: Running, provider: Provider) -> None:
+    base = str(gateway.init()["base_url"])
+    fault = error_of(gateway.post(f"{base}/v1/files", {"model": "judge"}), 404)
+    assert fault["code"] == "path_not_passed"
+    for named in ("'judge'", "'files'", "chat/completions", "`paths`"):
+        assert named in fault["message"]
+
+
+def test_a_models_own_paths_are_passed_on_and_no_others(
+    rollout: Rollout, provider: Provider, folder: Path, tmp_path: Path, pool: DataPool
+) -> None:
+    models = {"judge": {"mode": "pass", "addresses": provider.address, "paths": ["/v1/score", "audio/speech/"]}}
+    with with_models(pool, rollout.address, folder, tmp_path / "m.json", models) as gateway:
+        base = gateway.init()["base_url"]
+        for path in ("score", "audio/speech"):
+            assert gateway.post(f"{base}/v1/{path}", {"model": "judge"}).status_code == 200
+        for path in ("embeddings", "audio", "chat/completions"):
+            assert error_of(gateway.post(f"{base}/v1/{path}", {"model": "judge"}), 404)["code"] == "path_not_passed"
+    assert [asked.path for asked in provider.asked] == ["/v1/score", "/v1/audio/speech"]
 
 
 def test_a_name_that_fits_a_pattern_is_passed_on_and_any_other_is_the_policys(

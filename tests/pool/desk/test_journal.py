@@ -64,6 +64,24 @@ def test_everything_is_there_again(tmp_path: Path, compacted: bool) -> None:
 
 
 @pytest.mark.parametrize("compacted", [False, True])
+def test_a_reopened_desk_holds_who_was_held_and_gives_a_condemned_size_no_time_again(
+    tmp_path: Path, compacted: bool
+) -> None:
+    with DataPool(tmp_path, durability="os") as pool:
+        started(pool, batch_size=12)
+        env = joined(pool, group_size=8)
+        pool.desk_post([posting(name, env, 8) for name in range(3)])
+        if compacted:
+            pool.compact()
+        before = pool.desk_env_status(env)
+        assert before.queue_size == 3
+    with DataPool(tmp_path, durability="os") as pool:
+        assert pool.desk_env_status(env) == before
+        assert "batch_size 12" in post(pool, 9, env, 8).misfit
+        assert desk(pool)["dead_letters"] == {"unmatched": 4}
+
+
+@pytest.mark.parametrize("compacted", [False, True])
 def test_a_reopened_desk_condemns_no_group_that_was_not_condemned_before(tmp_path: Path, compacted: bool) -> None:
     with DataPool(tmp_path, durability="os") as pool:
         started(pool, batch_size=6)

@@ -245,6 +245,9 @@ class Crashing(Unsynced):
     def append_to(self, path: Path) -> int:
         return self._keep(super().append_to(path))
 
+    def open_to_update(self, path: Path) -> int:
+        return self._keep(super().open_to_update(path))
+
     def lock(self, directory: Path) -> int:
         return self._keep(super().lock(directory))
 

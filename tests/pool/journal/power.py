@@ -67,6 +67,16 @@ class Disk(Files):
         self._fds[fd] = self._entries[path]
         return fd
 
+    def open_to_update(self, path: Path) -> int:
+        self._work()
+        fd = super().open_to_update(path)
+        self._fds[fd] = self._entries.setdefault(path, _File(path))
+        return fd
+
+    def update(self, fd: int, data: bytes) -> None:
+        self._work()
+        super().update(fd, data)
+
     def write(self, fd: int, buffers: Sequence[Buffer]) -> None:
         self._work()
         super().write(fd, buffers)

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.pool.journal.kit import Unsynced, check_rules, flip, frames, one, segment, uids
+from tests.pool.journal.kit import Crashing, Unsynced, check_rules, flip, frames, one, segment, uids
 
 from headrace import DataPool
 from headrace.data import frame
 from headrace.data.frame import Kind, frame_bytes
+from headrace.pool.config import ChannelConfig, Durability, Limits
 from headrace.pool.errors import JournalDamaged, JournalError
-from headrace.pool.journal import records
-from headrace.pool.journal.layout import snapshot_path
+from headrace.pool.journal import mark, records
+from headrace.pool.journal.layout import MARK, snapshot_path
+from headrace.pool.journal.mark import read_mark
 from headrace.pool.journal.repair import repair, verify
+from headrace.pool.journal.scan import scan
+from headrace.pool.readonly import JournalView
+from headrace.pool.state import State
 
 STEPS = ["a", "b", "c", "d"]
 
@@ -129,6 +136,7 @@ def test_a_last_record_that_became_zeros_is_cut_off(tmp_path: Path) -> None:
     start, end = frames(segment(tmp_path))[-1]
     data = segment(tmp_path).read_bytes()
     segment(tmp_path).write_bytes(data[:start] + bytes(end - start))
+    (tmp_path / MARK).unlink()
     with opened(tmp_path) as pool:
         assert uids(pool) == ["a", "b", "c"]
 
@@ -191,11 +199,12 @@ def test_a_flipped_bit_is_damage_that_is_named_saved_around_and_repaired(
     assert set(repaired(tmp_path)) == set(STEPS) - lost
 
 
-def test_a_flipped_bit_in_the_tail_is_a_torn_tail(tmp_path: Path) -> None:
-    """Nothing tells a bit that flipped in the last record from one that was never written."""
+def test_a_flipped_bit_in_the_tail_is_a_torn_tail_where_no_mark_tells(tmp_path: Path) -> None:
+    """Nothing else tells a bit that flipped in the last record from one that was never written."""
     journal(tmp_path)
     start, end = frames(segment(tmp_path))[-1]
     flip(segment(tmp_path), (start + end) // 2)
+    (tmp_path / MARK).unlink()
     with opened(tmp_path) as pool:
         assert uids(pool) == ["a", "b", "c"]
         assert "does not match its CRC32C" in pool.events()[0].detail["detail"]
@@ -215,6 +224,89 @@ def test_a_bit_flipped_anywhere_is_never_taken_for_data(tmp_path: Path) -> None:
         assert bool(found.damage) == (at < last)
         assert bool(found.torn) == (at >= last)
         assert found.commits == 2 if at >= 80 else 3
+
+
+# -- a missing end -----------------------------------------------------------------------------------------------------
+
+
+def killed(folder: Path, durability: Durability) -> None:
+    """A journal whose process was ended with nothing closed."""
+    files = Crashing()
+    pool = DataPool(folder, durability=durability, files=files)
+    for name in STEPS:
+        pool.submit_step(one(name))
+    files.crash()
+
+
+@pytest.mark.parametrize("ended", ["closed", "killed", "killed, fsync"])
+@pytest.mark.parametrize("cut", ["after the head", "between commits", "in a commit", "in the last one", "the last bit"])
+def test_an_end_that_was_acknowledged_and_is_missing_is_damage(tmp_path: Path, ended: str, cut: str) -> None:
+    if ended == "closed":
+        journal(tmp_path)
+    else:
+        killed(tmp_path, "fsync" if "fsync" in ended else "os")
+    path, places = segment(tmp_path), frames(segment(tmp_path))
+    if cut == "the last bit":
+        flip(path, places[-1][1] - 1)
+        assert f"000000000001.seg, bytes {places[-1][0]} to {places[-1][1]}: frame damaged" in refused(tmp_path)
+        assert repaired(tmp_path) == ["a", "b", "c"]
+        return
+    ends = {"after the head": 0, "between commits": 2, "in a commit": 2, "in the last one": 3}
+    kept = ends[cut]
+    size = places[kept][1] + (50 if " in " in f" {cut}" else 0)
+    path.write_bytes(path.read_bytes()[:size])
+    message = refused(tmp_path)
+    if size == places[kept][1]:
+        missing = f"commits {kept + 1} to 4 were acknowledged, and are missing at its end"
+        assert f"000000000001.seg, bytes {size} to {size}: {missing}" in message
+    assert repaired(tmp_path) == STEPS[:kept]
+
+
+def test_what_stood_behind_a_snapshot_is_missed_too(tmp_path: Path) -> None:
+    compacted(tmp_path)
+    path = segment(tmp_path, 2)
+    path.write_bytes(path.read_bytes()[: frames(path)[0][1]])
+    assert "commits 6 to 6 were acknowledged, and are missing at its end" in refused(tmp_path)
+    assert repaired(tmp_path) == STEPS
+
+
+def test_after_a_start_of_the_machine_only_what_was_synced_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`os` promises nothing beyond the machine's end: what the kernel had not written then is a torn tail."""
+    journal(tmp_path, ["a", "b"])  # and closed, which syncs
+    files = Crashing()
+    pool = DataPool(tmp_path, durability="os", files=files)
+    pool.submit_step(one("c"))
+    files.crash()
+    monkeypatch.setattr(mark, "boot_id", lambda: b"another start...")
+    path, places = segment(tmp_path), frames(segment(tmp_path))
+    path.write_bytes(path.read_bytes()[: places[2][1] + 20])
+    with opened(tmp_path) as pool:
+        assert uids(pool) == ["a", "b"]
+    path.write_bytes(path.read_bytes()[: places[1][1]])
+    assert "were acknowledged, and are missing at its end" in refused(tmp_path)
+
+
+def test_a_mark_that_does_not_read_back_tells_nothing(tmp_path: Path) -> None:
+    journal(tmp_path)
+    flip(tmp_path / MARK, 9)
+    path = segment(tmp_path)
+    path.write_bytes(path.read_bytes()[: frames(path)[-1][0]])
+    with opened(tmp_path) as pool:
+        assert uids(pool) == ["a", "b", "c"]
+    assert read_mark(tmp_path).acknowledged == 3
+
+
+def test_a_mark_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    class Unmarked(Unsynced):
+        def update(self, fd: int, data: bytes) -> None:
+            raise OSError(errno.ENOSPC, "no room")
+
+    with DataPool(tmp_path, durability="os", files=Unmarked()) as pool:
+        pool.submit_step(one("a"))
+    with opened(tmp_path) as pool:
+        assert uids(pool) == ["a"]
 
 
 # -- missing files -----------------------------------------------------------------------------------------------------
@@ -349,7 +441,7 @@ def test_a_damaged_snapshot_is_named_and_what_is_lost_with_it_is_counted(tmp_pat
             "quarantined": 0,
             "dropped": {"damaged": 1},
         }
-        assert [event.detail for event in pool.events() if event.kind == "recount"] == [{"lost": 1}]
+        assert {"lost": 1, "returned": 0} in damage_told(pool)
 
 
 def test_any_record_of_a_snapshot_can_be_lost_and_the_rest_adds_up(tmp_path: Path) -> None:
@@ -418,6 +510,8 @@ def a_busy_life(folder: Path) -> None:
 
 def test_any_commit_can_be_lost_and_the_rest_is_there_and_adds_up(tmp_path: Path) -> None:
     a_busy_life(tmp_path / "model")
+    with JournalView(tmp_path / "model", clock=lambda: 0.0) as view:
+        submitted = view.stats("train")["ledger"]["submitted"]
     places = frames(segment(tmp_path / "model"))
     assert len(places) > 40
     for number in range(1, len(places) - 1):
@@ -425,6 +519,8 @@ def test_any_commit_can_be_lost_and_the_rest_is_there_and_adds_up(tmp_path: Path
         shutil.copytree(tmp_path / "model", folder)
         flip(segment(folder), places[number][0] + 38)
         assert repair(folder).damage
+        with opened(folder) as pool:
+            assert pool.stats("train")["ledger"]["submitted"] == submitted
         for compacts in (True, False):
             with opened(folder) as pool:
                 check_rules(pool._state)
@@ -432,6 +528,67 @@ def test_any_commit_can_be_lost_and_the_rest_is_there_and_adds_up(tmp_path: Path
                     assert len(pool.trajectory(row["trajectory_uid"]).steps) == row["steps"]
                 if compacts:
                     pool.compact()
+
+
+def damage_told(pool: DataPool) -> list[dict[str, Any]]:
+    return [event.detail for event in pool.events() if event.kind == "damage"]
+
+
+def three_groups(folder: Path) -> None:
+    """Commits 1 to 4: a and b, c, then a is consumed, then b; 5 and 6: d and e."""
+    with opened(folder) as pool:
+        pool.submit_steps([one("a"), one("b")])
+        pool.submit_step(one("c"))
+        pool.fetch_batch(1, timeout=0)
+        pool.fetch_batch(1, timeout=0)
+        pool.submit_step(one("d"))
+        pool.submit_step(one("e"))
+
+
+@pytest.mark.parametrize(
+    ("commits", "left", "ledger", "told"),
+    [
+        ([2], ["d", "e"], {"queued": 2, "consumed": 2, "dropped": {"damaged": 1}}, {"lost": 1, "returned": 0}),
+        ([3], ["c", "d", "e"], {"queued": 3, "consumed": 2, "dropped": {}}, None),
+        ([4], ["c", "d", "e"], {"queued": 3, "consumed": 2, "dropped": {}}, None),
+        ([3, 4], ["a", "c", "d", "e"], {"queued": 4, "consumed": 1, "dropped": {}}, {"lost": 0, "returned": 1}),
+        ([1, 2, 3, 4], ["d", "e"], {"queued": 2, "consumed": 2, "dropped": {"damaged": 1}}, {"lost": 1, "returned": 0}),
+    ],
+)
+def test_a_repair_counts_what_was_lost_and_repeats_what_was_decided(
+    tmp_path: Path, commits: list[int], left: list[str], ledger: dict[str, Any], told: dict[str, int] | None
+) -> None:
+    """Each commit repeats the decision before it, so one that is lost brings no consumed step back; of several in a
+    row the last is known, and how many steps the others moved."""
+    three_groups(tmp_path)
+    places = frames(segment(tmp_path))
+    for number in commits:
+        flip(segment(tmp_path), places[number][0] + 45)
+    repair(tmp_path)
+    with opened(tmp_path) as pool:
+        check_rules(pool._state)
+        assert uids(pool) == left
+        assert pool.stats("train")["ledger"] == {"submitted": 5, "leased": 0, "quarantined": 0, **ledger}
+        (where,) = [detail["detail"] for detail in damage_told(pool) if "detail" in detail]
+        assert f"000000000001.seg, bytes {places[commits[0]][0]} to {places[commits[-1]][1]}" in where
+        assert [detail for detail in damage_told(pool) if "lost" in detail] == ([told] if told else [])
+        if 3 not in commits:
+            assert pool.submit_step(one("a")).duplicates == (1 not in commits)
+
+
+def test_every_commit_says_what_the_ledgers_were_before_it(tmp_path: Path) -> None:
+    a_busy_life(tmp_path)
+    state = State(ChannelConfig(), Limits())
+    compared = set()
+
+    def compare(found: frame.Frame) -> None:
+        tallies = records.decode_outline(found).tallies
+        assert tallies == [tuple(tally) for tally in state.tallies([name for name, *_ in tallies])]
+        compared.update(name for name, *_ in tallies)
+        state.apply(*records.decode_commit(found))
+
+    assert scan(tmp_path, compare).commits > 40
+    assert compared == {"train"}
 
 
 def test_what_a_repair_could_not_save_does_not_pass_for_other_groups(tmp_path: Path) -> None:

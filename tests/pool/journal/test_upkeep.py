@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,43 @@ def test_a_name_without_content_is_forgotten_without_rewriting_the_journal(tmp_p
         pool.open("told", metadata={"said": "my name is"})
         assert pool.forget("told")
         assert pool._compactions == 1
+
+
+def test_what_need_not_be_erased_at_once_rewrites_nothing(tmp_path: Path) -> None:
+    secret = b"my name is"
+    with opened(tmp_path) as pool:
+        for n in range(20):
+            pool.open(f"told {n}", metadata={"said": secret.decode()})
+            before = pool.describe()["journal_bytes"]
+            assert pool.forget(f"told {n}", erase=False)
+            assert pool.describe()["journal_bytes"] - before < 1000
+        assert pool._compactions == 0
+        assert not pool.forget("told 7")  # it is gone; what is left of it in the files goes now
+        assert pool._compactions == 1
+        assert not any(secret in path.read_bytes() for path in tmp_path.iterdir() if path.is_file())
+
+
+def test_many_that_forget_at_once_share_a_rewriting(tmp_path: Path) -> None:
+    """While one rewrites, the others come: the second does it for all of them."""
+    callers = 12
+    begun, come = threading.Event(), threading.Event()
+
+    class Holding(Unsynced):
+        def rename(self, old: Path, new: Path) -> None:
+            begun.set()
+            assert come.wait(120)
+            super().rename(old, new)
+
+    with DataPool(tmp_path, durability="os", files=Holding()) as pool, ThreadPoolExecutor(callers) as threads:
+        pool.submit_steps([one(f"s{n}") for n in range(callers)])
+        first = threads.submit(pool.forget, "s0")
+        assert begun.wait(120)
+        others = [threads.submit(pool.forget, f"s{n}") for n in range(1, callers)]
+        while pool.stats()["ledger"]["dropped"] < callers:
+            time.sleep(0.001)
+        come.set()
+        assert all(done.result(120) for done in (first, *others))
+        assert pool._compactions == 2
 
 
 def test_forgetting_again_erases_what_a_failed_compaction_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +293,7 @@ def test_a_repaired_journal_can_be_damaged_and_repaired_again(tmp_path: Path) ->
     repair(tmp_path)
     with opened(tmp_path) as pool:
         pool.submit_step(one("e"))
-    flip(snapshot_path(tmp_path, 2), frames(snapshot_path(tmp_path, 2))[2][0] + 50)
+    flip(snapshot_path(tmp_path, 2), frames(snapshot_path(tmp_path, 2))[-3][0] + 50)
     repair(tmp_path)
     with opened(tmp_path) as pool:
         assert uids(pool) == ["a", "d", "e"]

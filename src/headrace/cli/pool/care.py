@@ -35,7 +35,8 @@ class Verify(OnFolder):
                 stats = view.stats()
                 report["ledger"], report["balanced"] = stats["ledger"], stats["balanced"]
                 report["orphans"] = view.orphans
-                report["lost"] = sum(event.detail["lost"] for event in view.events() if event.kind == "recount")
+                ledgers = [channel["ledger"] for channel in stats["channels"].values()]
+                report["lost"] = sum(ledger["dropped"].get("damaged", 0) for ledger in ledgers)
             report["sound"] = report["balanced"]
         if self.as_json:
             print_json(report)
@@ -50,7 +51,7 @@ class Repair(OnFolder):
 
     def cli_cmd(self) -> None:
         from headrace.pool.journal.repair import DAMAGED, repair
-        from headrace.pool.readonly import hold, release
+        from headrace.pool.readonly import JournalView, hold, release
 
         release(hold(self.folder))
         found = repair(self.folder)
@@ -59,6 +60,12 @@ class Repair(OnFolder):
             return
         for damage in found.damage:
             print(f"damage: {damage}")
+        with JournalView(self.folder) as view:
+            told = [event for event in view.events() if event.kind == "damage" and event.channel]
+        for event in told:
+            print(f"channel {event.channel}: {event.detail['lost']} steps are lost", end="")
+            returned = event.detail["returned"]
+            print(f"; at least {returned} that had gone are queued again" if returned else "")
         print(f"repaired: what reads back is in place; the damaged files are in {self.folder / DAMAGED}")
 
 
@@ -82,7 +89,7 @@ class Compact(OnTarget):
 
 class Backup(OnTarget):
     """Copy a journal, as it is now, to an empty folder, and check the copy. A pool that runs goes on meanwhile; the
-    folder is then one on its machine.
+    folder is then one on its machine, and over HTTP one below what the server has as --backups.
     """
 
     to: Path = Field(description="the folder to copy to; it must be new or empty")
@@ -91,7 +98,7 @@ class Backup(OnTarget):
         folder = folder_of(self.target)
         if folder is None:
             with connected(self) as pool:
-                pool.backup(str(self.to.absolute()))
+                pool.backup(self.to if self.target.startswith("http") else self.to.absolute())
         else:
             with _opened(folder) as pool:
                 pool.backup(self.to)

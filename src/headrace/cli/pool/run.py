@@ -70,6 +70,9 @@ class Serve(PoolOptions):
     port: int = Field(8200, ge=0, le=65535, description="port to listen on; 0: a free one")
     key: str | None = Field(None, description=f"key that callers must present (or set {KEY_VARIABLE})")
     max_body_mb: float = Field(512, gt=0, description="largest request that is taken")
+    backups: Path | None = Field(
+        None, description="folder below which `pool backup` may copy the journal; without one it is refused"
+    )
 
     def cli_cmd(self) -> None:
         from headrace.pool.embedded import DataPool
@@ -84,7 +87,7 @@ class Serve(PoolOptions):
             )
         with DataPool(self.journal, **self.options()) as pool:
             try:
-                server = Server(pool, self.host, self.port, key=key, max_body_mb=self.max_body_mb)
+                server = Server(pool, self.host, self.port, key=key, max_body_mb=self.max_body_mb, backups=self.backups)
             except OSError as error:
                 raise HeadraceError(
                     f"cannot listen on {self.host} port {self.port}: {error.strerror or error}"

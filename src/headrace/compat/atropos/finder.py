@@ -1,6 +1,7 @@
 """How `import atroposlib.…` comes to the modules here.
 
-A module that is covered is the one here, under both names. One that is not, and a name that its module does not have,
+A module that is covered is the one here, under both names; where rewards are asked for by atroposlib's, one that raises
+pays 0 to all, as it does there. One that is not, and a name that its module does not have,
 fail at import, with what to do instead.
 """
 
@@ -21,7 +22,8 @@ from headrace.files import nearest
 
 ORIGINAL = "atroposlib"
 #: Where a module's name begins like this, it is to be found there; the first that fits counts.
-PLACES = {f"{ORIGINAL}.envs.reward_fns": "headrace.rewards", ORIGINAL: "headrace.compat.atropos"}
+REWARDS = "headrace.rewards"
+PLACES = {f"{ORIGINAL}.envs.reward_fns": REWARDS, ORIGINAL: "headrace.compat.atropos"}
 #: What is not covered, and what there is instead.
 INSTEAD = {
     f"{ORIGINAL}.api": "the Trajectory API is `headrace api`",
@@ -63,6 +65,8 @@ class Alias(Loader):
         if "__getattr__" not in vars(found):
             found.__getattr__ = _missing(name, found)  # type: ignore[method-assign]
         sys.modules[name] = found
+        if self._here == REWARDS:
+            found.RewardFunction.all_zero_on_error = True
 
 
 def place(fullname: str) -> str | None:

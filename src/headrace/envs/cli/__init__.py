@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from headrace.envs.cli.command import Command, Evaluate, Process, Serve, console
 from headrace.envs.cli.flags import add_flags, given_flags
 from headrace.envs.cli.settings import ENV, OPENAI, SWITCHES, Given, Settings, changed_server, settings
 from headrace.envs.config import BaseEnvConfig
+from headrace.envs.find import tell_where
 from headrace.envs.server.config import ServerManagerConfig
 from headrace.files import read
 
@@ -46,9 +48,13 @@ def main(
     given = list(sys.argv[1:] if args is None else args)
 
     def act() -> None:
-        asked = command(env_cls, given, prog, more or {})
-        _log()
-        asked.run()
+        try:
+            asked = command(env_cls, given, prog, more or {})
+            _log()
+            asked.run()
+        except OSError as error:
+            tell_where(error, Path(inspect.getfile(env_cls)).resolve().parent)
+            raise
 
     sys.exit(exit_code(prog, act))
 

@@ -55,9 +55,10 @@ def standing(env: BaseEnv, scores: Scores, total: int, unit: str) -> Standing:
     figures["workers"] = f"{len(env.workers)} of {env.max_num_workers}"
     if env.manager is not None and env.manager.held:
         figures["held"] = "for the trainer"
-    for name, many in (("skipped", sum(counts.skipped.values())), ("failed", sum(counts.failed.values()))):
-        if many:
-            figures[name] = f"{many:,}"
+    for name, found in (("skipped", counts.skipped), ("failed", counts.failed)):
+        if found:
+            why = ", ".join(f"{times:,} {reason}" for reason, times in found.most_common())
+            figures[name] = f"{found.total():,} ({why})" if len(found) > 1 else why
     return Standing(env.curr_step, total, unit, list(scores.means), figures)
 
 

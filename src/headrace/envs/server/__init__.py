@@ -18,12 +18,13 @@ from headrace.envs.server.gateway_session import GatewaySession
 from headrace.envs.server.harness import ServerHarness, create_chat_completion, create_completion
 from headrace.envs.server.managed import ManagedServer
 from headrace.envs.server.manager import ServerManager
-from headrace.envs.server.openai_server import OpenAIServer, VLLMServer
+from headrace.envs.server.openai_server import OpenAIServer
 from headrace.envs.server.reasoning import ReasoningConfig
 from headrace.envs.server.sequences import SequenceNode
 from headrace.envs.server.sglang_server import SGLangServer
 from headrace.envs.server.trl_server import TrlVllmServer
 from headrace.envs.server.uids import new_group
+from headrace.envs.server.vllm_server import VLLMServer
 
 __all__ = [
     "ServerManager",

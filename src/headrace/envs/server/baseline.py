@@ -68,7 +68,7 @@ class APIServer(ABC):
     async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> Tokens: ...
 
     async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
-        raise NotImplementedError(f"{type(self).__name__} gives no log-probs of prompts; a vLLM server does")
+        raise NotImplementedError(f"{type(self).__name__} does not implement get_logprobs; a vLLM server does")
 
     def _inject_reasoning_kwargs(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """A chat request with what the environment says of reasoning, unless the call says skip_reasoning."""
@@ -137,6 +137,10 @@ class APIServer(ABC):
     @property
     def tokenizer(self) -> Any:
         return self.tokenizing.tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Any) -> None:
+        self.tokenizing.use(tokenizer)
 
     @property
     def request_timings(self) -> list[float]:

@@ -124,7 +124,8 @@ class GatewaySession(Session):
         consumed, ids, log_probs, reasons = tokens
         uids = {"trajectory_uid": trajectory.uids.trajectory_uid, "prompt_uid": trajectory.uids.prompt_uid}
         sampled = [
-            Sampled(one, values, text, {"finish_reason": reason, **uids})
+            Sampled(one, values, text, text, {"finish_reason": reason, **uids})
             for one, values, reason, text in zip(ids, log_probs, reasons, texts, strict=True)
         ]
-        return self.kept.add(consumed, sampled, new)
+        before = self.kept.continued_by(consumed)
+        return self.kept.add(consumed, sampled, (before.written if before else "") + new)

@@ -35,6 +35,8 @@ def create_completion(resp: str | list[str], n: int = 1, finish_reason: str | li
 
 
 class ServerHarness(APIServer):
+    """Answers at once, by itself: a test may put what it likes in the place of `config` and `tokenizer`."""
+
     def __init__(self) -> None:
         super().__init__(APIServerConfig(model_name="test_model", health_check=False))
         self.response_map: dict[str, ChatCompletion | Completion] = {}
@@ -61,6 +63,18 @@ class ServerHarness(APIServer):
 
     async def check_server_status_task(self, chat_completion: bool = True) -> None:
         self.server_healthy = True
+
+    async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
+        return await self._chat_completion_wrapper(**kwargs)
+
+    async def completion(self, **kwargs: Any) -> Completion:
+        return await self._completion_wrapper(**kwargs)
+
+    async def tokens_and_logprobs_completion(self, **kwargs: Any) -> Tokens:
+        return await self._tokens_and_logprobs_completion_wrapper(**kwargs)
+
+    async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
+        return await self._get_logprobs_wrapper(**kwargs)
 
     async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
         found = _told(self.response_map, self.conv_to_dictkey(kwargs["messages"]))

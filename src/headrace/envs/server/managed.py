@@ -1,12 +1,12 @@
 """`ManagedServer`: a conversation whose tokens, masks and log-probs are kept while it goes on.
 
 An environment speaks messages or text, as to any server. What the server consumes and samples are ids: a turn that
-continues an earlier one gets its ids as they were, and only what is new is tokenised behind them.
+continues an earlier one gets its ids as they were, and only what is new is tokenised behind them. Which it continues
+is known by its messages, or, with a tokenizer whose template is not known here, by the text that it writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,8 +25,19 @@ from headrace.envs.server.answers import (
 )
 from headrace.envs.server.config import APIServerConfig
 from headrace.envs.server.sequences import Sampled, SequenceNode, Sequences
-from headrace.envs.server.tokenizing import Tokenizing
-from headrace.tokens import Cause, History, Message, PromptPlan, Record, Request, plan_prompt, read_messages, text_of
+from headrace.envs.server.tokenizing import PlainVocabulary, Tokenizing
+from headrace.tokens import (
+    Cause,
+    History,
+    Message,
+    PromptPlan,
+    Record,
+    Request,
+    Vocabulary,
+    plan_prompt,
+    read_messages,
+    text_of,
+)
 from headrace.tokens import ToolCall as Call
 from headrace.tokens.messages import to_dict
 from headrace.tokens.parse import OPENERS
@@ -70,7 +81,8 @@ class Session:
 
 
 class ManagedServer(Session):
-    """`tool_parser` is taken for its callers' sake: how a model writes calls is known from its template."""
+    """`tool_parser` is the name of how a model writes calls, which is known from its template: with one, and tools, the
+    special tokens of an answer stay in `full_text`, since calls may be written with them."""
 
     def __init__(
         self,
@@ -85,6 +97,7 @@ class ManagedServer(Session):
         self.tokenizer = tokenizer if tokenizer is not None else server.tokenizing.tokenizer
         self._tokenizing = server.tokenizing
         self._vocabulary = self._tokenizing.vocabulary(self.tokenizer)
+        self._parses_tools = tool_parser is not None
         self._by_template = preserve_think_blocks
         self._history = History()
         self._shown: list[tuple[str, SequenceNode]] = []
@@ -96,20 +109,25 @@ class ManagedServer(Session):
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         given = dict(kwargs)
-        messages = read_messages(plain(given.pop("messages", None)))
+        messages = plain(given.pop("messages", None))
         tools, tool_choice = plain(given.pop("tools", None)) or [], given.pop("tool_choice", None)
         given |= given.pop("extra_body", None) or {}
-        request = Request(messages, tools, given.pop("chat_template_kwargs", None))
-        plan = self._plan(request)
-        prompt, *answers = await self._sample(plan.ids.tolist(), given)
+        request = Request(read_messages(messages), tools, given.pop("chat_template_kwargs", None))
+        vocabulary = self._vocabulary
+        if isinstance(vocabulary, PlainVocabulary):
+            return await self._chat_as_text(vocabulary, request, given)
+        plan = self._plan(vocabulary, request)
+        ids = plan.ids.tolist()
+        written = self._written(ids)
+        prompt, *answers = await self._sample(ids, written, given)
         choices, sampled = [], []
         for at, (ids, log_probs, reason) in enumerate(zip(*answers, strict=True)):
-            message, text = self._said(plan, ids, tools=bool(tools) and tool_choice != "none")
-            sampled.append(Sampled(ids, log_probs, self._raw(ids), {"finish_reason": reason}))
+            message, text = self._said(vocabulary, plan, ids, tools=bool(tools) and tool_choice != "none")
+            sampled.append(self._answer(ids, log_probs, reason, special=bool(tools) and self._parses_tools))
             self._remember(request, message, plan, ids)
             ended = "tool_calls" if message.tool_calls and reason == "stop" else reason
             choices.append(Choice(index=at, message=_shown_message(message, text), finish_reason=ended))
-        self._keep(prompt, sampled)
+        self.kept.add(prompt, sampled, written)
         return ChatCompletion(model=self.server.config.model_name, choices=choices)
 
     async def completion(self, **kwargs: Any) -> Completion:
@@ -117,20 +135,14 @@ class ManagedServer(Session):
         prompt = given.pop("prompt", None)
         if not prompt:
             raise InvalidInput("prompt is missing: say what is to be completed")
-        ids = self._ids_of(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
-        consumed, *answers = await self._sample(ids, given)
-        sampled = [
-            Sampled(ids, log_probs, self._raw(ids), {"finish_reason": reason})
-            for ids, log_probs, reason in zip(*answers, strict=True)
-        ]
-        texts = [self._vocabulary.decode(answer.ids, skip_special=True) for answer in sampled]
-        nodes = self._keep(consumed, sampled)
         if isinstance(prompt, str):
-            self._shown += [(prompt + text, node) for text, node in zip(texts, nodes, strict=True)]
-            self._shown += [(prompt + answer.text, node) for answer, node in zip(sampled, nodes, strict=True)]
+            sampled = await self._continue(prompt, given)
+        else:
+            ids = [int(token) for token in prompt]
+            sampled, _ = await self._sampled(ids, self._written(ids), given)
         choices = [
-            CompletionChoice(index=at, text=text, finish_reason=answer.metadata["finish_reason"])
-            for at, (text, answer) in enumerate(zip(texts, sampled, strict=True))
+            CompletionChoice(index=at, text=answer.text, finish_reason=answer.metadata["finish_reason"])
+            for at, answer in enumerate(sampled)
         ]
         return Completion(model=self.server.config.model_name, choices=choices)
 
@@ -138,19 +150,45 @@ class ManagedServer(Session):
         given = dict(kwargs)
         messages = given.pop("messages", None)
         if messages is not None:
-            given["input_ids"] = self._plan(Request(read_messages(plain(messages)))).ids.tolist()
+            given["prompt"] = self._convert_messages_to_prompt(messages)
+            if not isinstance(self._vocabulary, PlainVocabulary):
+                given["input_ids"] = self._plan(self._vocabulary, Request(read_messages(plain(messages)))).ids.tolist()
         return await self.server.get_logprobs(**given)
 
-    # -- ids -----------------------------------------------------------------------------------------------------------
+    def _convert_messages_to_prompt(self, messages: Any) -> str:
+        """The text of a conversation's prompt, under the name by which tests of Atropos' kind ask for it."""
+        request = Request(read_messages(plain(messages)))
+        if isinstance(self._vocabulary, PlainVocabulary):
+            return self._vocabulary.written(_dicts(request))
+        return self._written(self._plan(self._vocabulary, request).ids.tolist())
 
-    def _plan(self, request: Request) -> PromptPlan:
-        renderer = self._tokenizing.renderer(self.tokenizer)
-        if request.messages[-1].role == "assistant":
-            return _begun(self.tokenizer, self._vocabulary.encode, request)
-        return plan_prompt(renderer, self._history, request, "template" if self._by_template else "bridge")
+    # -- by text -------------------------------------------------------------------------------------------------------
 
-    async def _sample(self, ids: list[int], given: dict[str, Any]) -> Tokens:
-        return await self.server.tokens_and_logprobs_completion(**{**given, "input_ids": ids})
+    async def _chat_as_text(
+        self, vocabulary: PlainVocabulary, request: Request, given: dict[str, Any]
+    ) -> ChatCompletion:
+        """A turn whose prompt is what the tokenizer itself writes; where it begins with a sequence, that goes on."""
+        if request.tools or request.options:
+            raise InvalidInput(
+                f"tools and chat_template_kwargs need a fast tokenizer of transformers', whose template is known; "
+                f"{type(self.tokenizer).__name__} is none"
+            )
+        choices = [
+            Choice(
+                index=at,
+                message=ChatCompletionMessage(content=answer.text),
+                finish_reason=answer.metadata["finish_reason"],
+            )
+            for at, answer in enumerate(await self._continue(vocabulary.written(_dicts(request)), given))
+        ]
+        return ChatCompletion(model=self.server.config.model_name, choices=choices)
+
+    async def _continue(self, prompt: str, given: dict[str, Any]) -> list[Sampled]:
+        """The answers to a text, and from now on to what continues it with either of their texts."""
+        sampled, nodes = await self._sampled(self._ids_of(prompt), prompt, given)
+        for answer, node in zip(sampled, nodes, strict=True):
+            self._shown += [(prompt + answer.text, node), (prompt + answer.written, node)]
+        return sampled
 
     def _ids_of(self, prompt: str) -> list[int]:
         """A text's ids: those of the sequence that it continues, and behind them only the new text's."""
@@ -163,20 +201,45 @@ class ManagedServer(Session):
     def _is_kept(self, node: SequenceNode) -> bool:
         return any(kept is node for kept in self.kept.nodes)
 
-    def _keep(self, prompt: list[int], sampled: list[Sampled]) -> list[SequenceNode]:
-        before = self.kept.continued_by(prompt)
-        return self.kept.add(prompt, sampled, self._raw(prompt[len(before.tokens) if before else 0 :]))
+    # -- ids -----------------------------------------------------------------------------------------------------------
 
-    def _raw(self, ids: Sequence[int]) -> str:
-        return self._vocabulary.decode(ids)
+    def _plan(self, vocabulary: Vocabulary, request: Request) -> PromptPlan:
+        renderer = self._tokenizing.renderer(vocabulary)
+        if request.messages[-1].role == "assistant":
+            return _begun(self.tokenizer, vocabulary.encode, request)
+        return plan_prompt(renderer, self._history, request, "template" if self._by_template else "bridge")
+
+    def _written(self, ids: list[int]) -> str:
+        """A prompt's text, special tokens and all; what continues a sequence is read behind that sequence's text."""
+        before = self.kept.continued_by(ids)
+        if before is None:
+            return self._vocabulary.decode(ids)
+        return before.written + self._vocabulary.decode(ids[len(before.tokens) :])
+
+    async def _sample(self, ids: list[int], written: str, given: dict[str, Any]) -> Tokens:
+        """The prompt goes to the server as ids, which count, and as text, for a server of an environment's own."""
+        return await self.server.tokens_and_logprobs_completion(**{**given, "input_ids": ids, "prompt": written})
+
+    async def _sampled(
+        self, ids: list[int], written: str, given: dict[str, Any]
+    ) -> tuple[list[Sampled], list[SequenceNode]]:
+        """The answers to a prompt, with the sequences that they make."""
+        prompt, *answers = await self._sample(ids, written, given)
+        sampled = [self._answer(*one) for one in zip(*answers, strict=True)]
+        return sampled, self.kept.add(prompt, sampled, written)
+
+    def _answer(self, ids: list[int], log_probs: list[float], reason: str, *, special: bool = False) -> Sampled:
+        written = self._vocabulary.decode(ids)
+        text = written if special else self._vocabulary.decode(ids, skip_special=True)
+        return Sampled(ids, log_probs, text, written, {"finish_reason": reason})
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
-    def _said(self, plan: PromptPlan, ids: list[int], *, tools: bool) -> tuple[Message, str]:
+    def _said(self, vocabulary: Vocabulary, plan: PromptPlan, ids: list[int], *, tools: bool) -> tuple[Message, str]:
         """An answer as the environment sees it: reasoning stays in its text, calls are taken out."""
-        renderer = self._tokenizing.renderer(self.tokenizer)
-        marks = frozenset(i for mark in renderer.grammar.markers if (i := self._vocabulary.id_of(mark)) is not None)
-        text = text_of(self._vocabulary, [i for i in ids if i not in renderer.stop_ids], keep=marks)
+        renderer = self._tokenizing.renderer(vocabulary)
+        marks = frozenset(i for mark in renderer.grammar.markers if (i := vocabulary.id_of(mark)) is not None)
+        text = text_of(vocabulary, [i for i in ids if i not in renderer.stop_ids], keep=marks)
         calls = renderer.parse(plan.ids[-PROMPT_TAIL:].tolist(), ids, tools=True).tool_calls if tools else ()
         if calls:
             opener = OPENERS.get(renderer.grammar.calls, "")
@@ -189,11 +252,18 @@ class ManagedServer(Session):
         self._history.add(record, plan.ids, np.asarray(ids, np.int32), plan.parent)
 
 
+def _dicts(request: Request) -> list[dict[str, Any]]:
+    return [to_dict(message) for message in request.messages]
+
+
 def _begun(tokenizer: Any, encode: Any, request: Request) -> PromptPlan:
     """A conversation that ends in the beginning of an answer, for the model to go on with."""
-    messages = [to_dict(message) for message in request.messages]
     text = tokenizer.apply_chat_template(
-        messages, tools=list(request.tools) or None, tokenize=False, continue_final_message=True, **request.options
+        _dicts(request),
+        tools=list(request.tools) or None,
+        tokenize=False,
+        continue_final_message=True,
+        **request.options,
     )
     return PromptPlan(np.asarray(encode(text), np.int32), Cause.NEW_CONVERSATION)
 

@@ -28,12 +28,13 @@ from headrace.envs.server.gateway_server import GatewayServer
 from headrace.envs.server.gateway_session import GatewaySession
 from headrace.envs.server.harness import ServerHarness
 from headrace.envs.server.managed import ManagedServer
-from headrace.envs.server.openai_server import PROBE_TIMEOUT_S, OpenAIServer, VLLMServer
+from headrace.envs.server.openai_server import PROBE_TIMEOUT_S, OpenAIServer
 from headrace.envs.server.reasoning import ReasoningConfig
 from headrace.envs.server.router import NONE_CONFIGURED, Router
 from headrace.envs.server.sglang_server import SGLangServer
 from headrace.envs.server.signal import Signal
 from headrace.envs.server.trl_server import TrlVllmServer
+from headrace.envs.server.vllm_server import VLLMServer
 
 log = logging.getLogger("headrace.envs")
 

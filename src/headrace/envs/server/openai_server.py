@@ -80,19 +80,14 @@ class OpenAIServer(APIServer):
 
     async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
         """The log-probs of a prompt's tokens and, at each place, of the `top_k` likeliest."""
-        most = max(1, int(kwargs.pop("top_k", kwargs.pop("top_logprobs", 1))))
+        most = likeliest(kwargs)
         kwargs["prompt"] = self._prompt(kwargs)
         fixed = {"prompt_logprobs": most, "return_token_ids": True, "n": 1, "temperature": 0.0, "top_p": 1.0}
         (choice,) = (await self._ask("completions", {"max_tokens": 1, **lengths(kwargs), **fixed}, "prompt"))["choices"]
         rows, consumed = choice.get("prompt_logprobs"), choice.get("prompt_token_ids")
         if not isinstance(rows, list) or not isinstance(consumed, list):
             raise NoTokens(f"{self.http.base} gives no log-probs of prompts; a vLLM server does")
-        ranked = [sorted((row or {}).items(), key=lambda item: -item[1]["logprob"]) for row in rows]
-        return {
-            "prompt_tokens": consumed,
-            "prompt_topk_token_ids": [[int(token) for token, _ in row] for row in ranked],
-            "prompt_topk_logprobs": [[float(entry["logprob"]) for _, entry in row] for row in ranked],
-        }
+        return by_token(consumed, rows)
 
     # -- the wire ------------------------------------------------------------------------------------------------------
 
@@ -144,10 +139,6 @@ class OpenAIServer(APIServer):
         return ids, log_probs, reasons
 
 
-class VLLMServer(OpenAIServer):
-    """vLLM, and our engine."""
-
-
 def request_of(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The body of a call to OpenAI's client, and what the client itself would have taken of it."""
     body = {name: value for name, value in kwargs.items() if value is not None}
@@ -163,3 +154,28 @@ def lengths(kwargs: dict[str, Any]) -> dict[str, Any]:
         if (value := kwargs.pop(name, None)) is not None:
             kwargs["max_tokens"] = value
     return kwargs
+
+
+def likeliest(kwargs: dict[str, Any]) -> int:
+    """How many of the likeliest tokens are asked for at each place of a prompt, taken out of a call's arguments."""
+    return max(1, int(kwargs.pop("top_k", kwargs.pop("top_logprobs", 1))))
+
+
+def by_token(prompt: list[int], rows: list[Any]) -> dict[str, Any]:
+    """A prompt's ids and, at each of them, the ids and log-probs that the server tells, in its order: the prompt's own
+    token, then the likeliest. A row is an object by id, or a list of such, and is null where nothing comes before."""
+    entries = [_entries(row) for row in rows]
+    return {
+        "prompt_tokens": prompt,
+        "prompt_topk_token_ids": [[token for token, _ in row] for row in entries],
+        "prompt_topk_logprobs": [[value for _, value in row] for row in entries],
+    }
+
+
+def _entries(row: Any) -> list[tuple[int, float]]:
+    parts = row if isinstance(row, list) else [row or {}]
+    return [
+        (int(token), float(told["logprob"] if isinstance(told, dict) else told))
+        for part in parts
+        for token, told in part.items()
+    ]

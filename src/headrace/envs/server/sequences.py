@@ -10,28 +10,39 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from pydantic import BaseModel
+from pydantic import BaseModel, PrivateAttr
 
 MASKED = -100
 NO_LOG_PROB = 1.0
 
 
 class SequenceNode(BaseModel):
-    """One sequence, ready to be scored; `metadata` holds at least its finish_reason."""
+    """One sequence, ready to be scored; `metadata` holds at least its finish_reason.
+
+    `full_text` is the last prompt as it was written, special tokens and all, and the answer as it reads: without the
+    special tokens that were sampled, which `tokens` hold. So what looks at the end of a text sees what was said.
+    """
 
     full_text: str
     tokens: list[int]
     masked_tokens: list[int]
     logprobs: list[float]
     metadata: dict[str, Any] | None = None
+    #: The text of all tokens, which a prompt that continues this begins with.
+    _written: str = PrivateAttr("")
+
+    @property
+    def written(self) -> str:
+        return self._written
 
 
 class Sampled(msgspec.Struct, frozen=True):
-    """One answer: its ids and log-probs, and the text that they say."""
+    """One answer: its ids and log-probs, the text that it says, and that text with special tokens (`written`)."""
 
     ids: list[int]
     log_probs: list[float]
     text: str
+    written: str
     metadata: dict[str, Any]
 
 
@@ -47,10 +58,10 @@ class Sequences:
         fits = [node for node in self.nodes if prompt[: len(node.tokens)] == node.tokens]
         return max(fits, key=lambda node: len(node.tokens), default=None)
 
-    def add(self, prompt: list[int], answers: list[Sampled], new_text: str) -> list[SequenceNode]:
-        """The answers to one prompt. `new_text` is that of the prompt, behind the sequence that it continues."""
+    def add(self, prompt: list[int], answers: list[Sampled], written: str) -> list[SequenceNode]:
+        """The sequences of the answers to one prompt; `written` is the prompt's text, from its first token on."""
         before = self.continued_by(prompt)
-        made = [_node(before, prompt, answer, new_text) for answer in answers]
+        made = [_node(before, prompt, answer, written) for answer in answers]
         at = next((i for i, node in enumerate(self.nodes) if node is before), None)
         if at is not None and not self._keep_all:
             self.nodes[at : at + 1] = made[:1]
@@ -63,13 +74,15 @@ class Sequences:
         self.nodes.clear()
 
 
-def _node(before: SequenceNode | None, prompt: list[int], answer: Sampled, new_text: str) -> SequenceNode:
+def _node(before: SequenceNode | None, prompt: list[int], answer: Sampled, written: str) -> SequenceNode:
     known = 0 if before is None else len(before.tokens)
     new = len(prompt) - known
-    return SequenceNode.model_construct(
-        full_text=("" if before is None else before.full_text) + new_text + answer.text,
+    node = SequenceNode.model_construct(
+        full_text=written + answer.text,
         tokens=prompt + answer.ids,
         masked_tokens=([] if before is None else before.masked_tokens) + [MASKED] * new + answer.ids,
         logprobs=([] if before is None else before.logprobs) + [NO_LOG_PROB] * new + answer.log_probs,
         metadata=answer.metadata,
     )
+    node._written = written + answer.written
+    return node

@@ -1,15 +1,67 @@
-"""A model's tokenizer and renderer for its rollouts: loaded when first asked for, and once."""
+"""A model's tokenizer and renderer for its rollouts: loaded when first asked for, and once.
+
+A fast tokenizer of transformers' is a `Vocabulary`, and its chat template has a renderer. Any other object that has the
+methods of `Tokenizer` does too: its texts are encoded and decoded by those methods alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from headrace.data.errors import InvalidInput
 from headrace.envs.server.errors import NoTokenizer
 from headrace.extras import install_command
 
 if TYPE_CHECKING:
     from headrace.tokens import Renderer, Vocabulary
+
+
+class Tokenizer(Protocol):
+    """What a managed conversation needs of a tokenizer; `apply_chat_template` only where messages are said."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str: ...
+
+    def apply_chat_template(
+        self, messages: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> str: ...
+
+
+NEEDED = (
+    "encode(text, add_special_tokens=...), decode(ids, skip_special_tokens=...) and, for messages, "
+    "apply_chat_template(messages, tokenize=False, add_generation_prompt=...)"
+)
+
+
+class PlainVocabulary:
+    """A tokenizer by its methods alone, in the shape of a `Vocabulary`. Raises `InvalidInput` where one is missing."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.hf = tokenizer
+        self._need("encode")
+        self._need("decode")
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.hf.encode(text, add_special_tokens=False))
+
+    def encode_prompt(self, text: str) -> list[int]:
+        return list(self.hf.encode(text, add_special_tokens=True))
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        return str(self.hf.decode(list(ids), skip_special_tokens=skip_special))
+
+    def written(self, messages: list[dict[str, Any]]) -> str:
+        """A conversation as the template writes it: up to the answer, or to the end of one that is begun."""
+        self._need("apply_chat_template")
+        begun = messages[-1].get("role") == "assistant"
+        return str(self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=not begun))
+
+    def _need(self, name: str) -> None:
+        if not callable(getattr(self.hf, name, None)):
+            raise InvalidInput(f"{type(self.hf).__name__} has no {name}; a managed conversation needs {NEEDED}")
 
 
 class Tokenizing:
@@ -20,7 +72,7 @@ class Tokenizing:
         self._name = tokenizer_name if own else model_name
         self._option = "--openai.tokenizer_name" if own else "--openai.tokenizer_name, taken from model_name:"
         self._tokenizer: Any = None
-        self._vocabularies: dict[int, Vocabulary] = {}
+        self._vocabularies: dict[int, Vocabulary | PlainVocabulary] = {}
         self._renderers: dict[int, Renderer] = {}
 
     def use(self, tokenizer: Any) -> None:
@@ -37,19 +89,19 @@ class Tokenizing:
             self._tokenizer = load_tokenizer(self._name, self._option)
         return self._tokenizer
 
-    def vocabulary(self, tokenizer: Any = None) -> Vocabulary:
+    def vocabulary(self, tokenizer: Any = None) -> Vocabulary | PlainVocabulary:
         from headrace.tokens import Vocabulary
 
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
         # A vocabulary holds its tokenizer, so that an id is not given to another one meanwhile.
         if id(tokenizer) not in self._vocabularies:
-            self._vocabularies[id(tokenizer)] = Vocabulary(tokenizer)
+            fast = getattr(tokenizer, "backend_tokenizer", None) is not None
+            self._vocabularies[id(tokenizer)] = Vocabulary(tokenizer) if fast else PlainVocabulary(tokenizer)
         return self._vocabularies[id(tokenizer)]
 
-    def renderer(self, tokenizer: Any = None) -> Renderer:
+    def renderer(self, vocabulary: Vocabulary) -> Renderer:
         from headrace.tokens import load_renderer
 
-        vocabulary = self.vocabulary(tokenizer)
         if id(vocabulary) not in self._renderers:
             self._renderers[id(vocabulary)] = load_renderer(vocabulary)
         return self._renderers[id(vocabulary)]
@@ -58,7 +110,7 @@ class Tokenizing:
         """A text prompt's ids. A chat template writes a begin-of-text, and tokenizers add one: one is enough."""
         vocabulary = self.vocabulary(tokenizer)
         ids = vocabulary.encode_prompt(text)
-        if len(ids) > 1 and ids[0] == ids[1] == vocabulary.hf.bos_token_id:
+        if len(ids) > 1 and ids[0] == ids[1] == getattr(vocabulary.hf, "bos_token_id", None):
             return ids[1:]
         return ids
 

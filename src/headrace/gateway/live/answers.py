@@ -1,8 +1,9 @@
 """Which conversation does a request continue? The one that gave an answer which the request contains.
 
 An answer is known by a digest of everything up to it, so a look-up costs one digest an answer, and nothing is kept of
-what was said. Of several conversations that are alike up to that answer, the tokens so far are the same: one that
-nobody has continued yet is taken, so that each goes on by itself. Pure; its memory is bounded.
+what was said; one of which a request holds the tool calls alone is known by their ids. Of several conversations that
+are alike up to that answer, the tokens so far are the same: one that nobody has continued yet is taken, so that each
+goes on by itself. Pure; its memory is bounded.
 """
 
 from __future__ import annotations
@@ -52,32 +53,38 @@ class Answers:
     def __contains__(self, uid: str) -> bool:
         return uid in self._keys
 
-    def add(self, uid: str, scope: str, key: bytes, exact: bytes, *, continued: bool = False) -> None:
-        """An answer that a conversation gave, within `scope`: others never find it."""
-        scoped = _scoped(scope, key)
-        alike = self._by_key.setdefault(scoped, [])
-        if any(answer.uid == uid and answer.strict == exact for answer in alike):
-            return
-        alike.append(Answer(uid, exact, continued))
-        if len(alike) > MOST_ALIKE:
-            del alike[0]
-            self._count -= 1
-        self._keys.setdefault(uid, []).append(scoped)
-        self._keys.move_to_end(uid)
-        self._count += 1
+    def add(
+        self, uid: str, scope: str, key: bytes, exact: bytes, named: bytes = b"", *, continued: bool = False
+    ) -> None:
+        """An answer that a conversation gave, within `scope`: others never find it. `named` is what its tool calls name
+        it by, where it has any."""
+        given = Answer(uid, exact, continued)
+        for scoped in (_scoped(scope, digest) for digest in (key, named) if digest):
+            alike = self._by_key.setdefault(scoped, [])
+            if any(answer.uid == uid and answer.strict == exact for answer in alike):
+                continue
+            alike.append(given)
+            if len(alike) > MOST_ALIKE:
+                del alike[0]
+                self._count -= 1
+            self._keys.setdefault(uid, []).append(scoped)
+            self._keys.move_to_end(uid)
+            self._count += 1
         while self._count > self._most and len(self._keys) > 1:
             self.drop(next(iter(self._keys)))
 
     def find(self, scope: str, request: Request) -> Match | None:
         """The last answer in a request that one of the conversations gave."""
-        last = True
+        chain, last = request.chain, True
         for n in range(len(request.messages), 0, -1):
             message = request.messages[n - 1]
             if message.role != "assistant":
                 continue
-            found = self._by_key.get(_scoped(scope, request.chain.keys[n]))
+            named = chain.named.get(n)
+            found = self._by_key.get(_scoped(scope, named)) if named else None
+            found = found or self._by_key.get(_scoped(scope, chain.keys[n]))
             if found:
-                meant = _meant(found, strict(message, request.chain.schemas)) if len(found) > 1 else found[0]
+                meant = _meant(found, strict(message, chain.schemas)) if len(found) > 1 else found[0]
                 return Match(meant, last, tuple(answer.uid for answer in found))
             last = False
         return None

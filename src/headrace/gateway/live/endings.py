@@ -112,7 +112,7 @@ class Endings:
 
     async def _forget(self, held: str, why: str) -> None:
         for policy in self._gateway.models:
-            await self._gateway.pool.aio.forget(policy.uid_of(held))
+            await self._gateway.pool.aio.forget(policy.uid_of(held), erase=False)  # nobody asked for that
         self._gateway.counters.add("conversations", why)
         await self._gateway.forget(held)
 

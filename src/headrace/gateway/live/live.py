@@ -12,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from headrace.data.trajectory import Trajectory
 from headrace.gateway.access import Caller
 from headrace.gateway.ask import Ask
@@ -19,7 +21,7 @@ from headrace.gateway.gateway import Gateway
 from headrace.gateway.live.answers import Answers, Match
 from headrace.gateway.live.discovery import Discovery
 from headrace.gateway.live.endings import Endings
-from headrace.gateway.live.names import scope_of, session_uid
+from headrace.gateway.live.names import call_in, scope_of, session_uid, uid_of
 from headrace.gateway.live.texts import Texts
 from headrace.gateway.session import TEXT, Session
 from headrace.gateway.text_key import TextKey
@@ -28,7 +30,7 @@ from headrace.gateway.turn import Turn
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Gone, NotFound
 from headrace.supervised import Supervised
-from headrace.tokens import RECORD, Record, Request
+from headrace.tokens import RECORD, Message, Record, Request
 
 #: Where a conversation's metadata says which session it belongs to, and which part of it it is.
 SESSION, PART = "session", "part"
@@ -124,6 +126,20 @@ class Live:
             messages = (*given.messages[: ask.opening], *earlier, *given.messages[ask.opening :])
             ask.conversation, ask.previous = Request(messages, given.tools, given.options), None
 
+    async def refer(self, ask: Ask, caller: Caller, held: str) -> None:
+        """Finds what a call of the conversation `held` refers to in others: it went on from those as they ended."""
+        if ask.references is None:
+            return
+        known: dict[str, Message] = {}
+        for call in ask.references.calls:
+            other = None if call_in(call) is None else caller.uid(uid_of(call))
+            if other is not None and other != held:
+                try:
+                    known |= (await self.gateway.sessions.find(other)).kept.answers([call])
+                except NotFound:
+                    continue  # what is gone stays unknown, and is refused as such
+        ask.references = replace(ask.references, known=known)
+
     def tried(self, digest: str, mark: Mark) -> str | None:
         """The conversation of the call that this one repeats, as far as this process knows."""
         if not mark.repeats:
@@ -182,7 +198,8 @@ class Live:
             if text is not None:
                 self._add_text(held, scope, text)
             elif record is not None:
-                self._answers.add(held, scope, record.key, record.strict, continued=record.key in parents)
+                continued = record.key in parents
+                self._answers.add(held, scope, record.key, record.strict, record.named, continued=continued)
         named = found[0].metadata
         if isinstance(named.get(SESSION), str) and isinstance(named.get(PART), int):
             self._parts[scope_of(held), named[SESSION]] = named[PART]

@@ -44,6 +44,7 @@ class Found:
             held = caller.uid(uid)
             self._enter(uid, held)
             try:
+                await self._live.refer(ask, caller, held)
                 return await gateway.session(caller, uid, uid, policy, recorded=recorded)
             except Refusal as error:
                 if error.reason != "trajectory_complete":
@@ -80,8 +81,8 @@ class Found:
         return uid
 
     async def _continued(self, ask: Ask) -> str | None:
-        if ask.previous is not None:
-            call = call_in(ask.previous)
+        if ask.named is not None:
+            call = call_in(ask.named)
             return None if call is None else self._caller.uid(uid_of(call))
         return await self._live.continued(self._caller, ask)
 

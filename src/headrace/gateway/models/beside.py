@@ -51,14 +51,14 @@ class Beside:
             other = policy.uid_of(uid)
             steps = await self.steps(other)
             if steps == 0:
-                await self._pool.forget(other)
+                await self._pool.forget(other, erase=False)
             elif steps is not None and policy.trained:
                 done.append(await self._pool.complete(other, reward))
             elif steps is not None:  # it is in no batch, so it never ends; what it was worth can be read
                 status = "ok" if reward is None else await self._pool.reward(other, reward)
                 done.append(Completion(status, steps))
         if done and await self.steps(uid) == 0:
-            await self._pool.forget(uid)
+            await self._pool.forget(uid, erase=False)
         else:
             done.insert(0, await self._pool.complete(uid, reward))
         return Completion(done[0].status, sum(each.steps for each in done))

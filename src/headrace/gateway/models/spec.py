@@ -6,6 +6,7 @@ A batch never mixes two policies: every recorded model has a channel of its own.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,6 +30,9 @@ PASSED = frozenset(
         *("embeddings", "rerank", "score", "moderations"),
     }
 )
+
+#: A path of `paths`: names that mean themselves wherever they are sent. None of them is `.` or `..`.
+_PATH = re.compile(r"(?!\.{1,2}(?:/|$))[\w.~:@-]+(?:/(?!\.{1,2}(?:/|$))[\w.~:@-]+)*", re.ASCII)
 
 Names = str | list[str]
 Length = Annotated[int, msgspec.Meta(ge=1)]
@@ -80,7 +84,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def passed(self) -> frozenset[str]:
         """The paths that are passed on to a provider."""
-        return PASSED if self.paths is None else frozenset(path.strip("/") for path in _listed(self.paths))
+        return PASSED if self.paths is None else frozenset(map(_behind_v1, _listed(self.paths)))
 
     def key(self) -> str | None:
         """The key for its servers; an error where the variable is not there."""
@@ -175,9 +179,18 @@ def _check_one(name: str, spec: ModelSpec) -> None:
         return
     if len(spec.servers) != 1:
         raise InvalidInput(f"mode pass needs one address in addresses, not {shown(spec.addresses)}")
+    for path in spec.passed:
+        if not _PATH.fullmatch(path):
+            raise InvalidInput(
+                f"paths holds {shown(path)}; a path has names between single slashes, such as chat/completions"
+            )
     for field in _RECORDED_ONLY:
         if getattr(spec, field) is not None:
             raise InvalidInput(f"{field} says nothing of a model with mode pass, which is not recorded; leave it out")
+
+
+def _behind_v1(path: str) -> str:
+    return path.strip("/").removeprefix("v1/")
 
 
 def _listed(given: Names | None) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.api.metrics import prometheus
 from headrace.data.errors import InvalidInput, shown
 from headrace.gateway.access import Role
 from headrace.gateway.bodies import Drop, PolicyVersion, Server
@@ -13,6 +14,7 @@ from headrace.gateway.gateway import Gateway
 from headrace.gateway.responses import json_response
 from headrace.gateway.routing import path_uid, read
 from headrace.gateway.upstream.control import LEASE_S, MOST_LEASE_S
+from headrace.pool.embedded import DataPool
 
 
 class Control:
@@ -121,7 +123,10 @@ class Control:
     async def metrics(self, request: Request) -> Response:
         """For Prometheus."""
         self.gateway.access.check(request, Role.ADMIN)
-        return Response(self.gateway.metrics(), media_type="text/plain; version=0.0.4")
+        said = self.gateway.metrics()
+        if isinstance(self.gateway.pool, DataPool):  # one that runs elsewhere may be away, and this must not wait
+            said += prometheus((await self.gateway.pool.aio.stats())["desk"])
+        return Response(said, media_type="text/plain; version=0.0.4")
 
 
 def _lease_s(given: str | None) -> float:

@@ -113,17 +113,13 @@ class WhiteBox:
             said["late"] = receipt.late
         return json_response(said)
 
-    def _no_worker(self) -> str:
-        name = self.gateway.settings.reward_worker_name
-        return f"reward workers ({name!r}) are not built yet" if name else "no reward worker is configured"
-
     async def compute_reward(self, request: Request) -> Response:
-        """Scores an answer, where a reward worker is configured."""
+        """Refused: there are no reward workers yet."""
         self.gateway.access.check(request, Role.REWARD)
         read(await self.gateway.body(request), ComputeReward)
         raise Refusal(
-            f"{self._no_worker()}: score answers in your own code, and send what they are worth with /submit_steps, or "
-            "with reward and complete_trajectory",
+            "there are no reward workers yet: score answers in your own code, and send what they are worth with "
+            "/submit_steps, or with reward and complete_trajectory",
             503,
             code="no_reward_worker",
         )

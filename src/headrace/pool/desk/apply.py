@@ -103,7 +103,7 @@ def _dropped(state: State, _: None, fact: f.Dropped, block: Block | None) -> Non
             state.orphan(fact)
             continue
         state.record("dead_letter", "", fact.at, group=number, why=fact.kind, reason=fact.reason)
-    state.desk.drop(fact.groups, fact.kind)
+    state.desk.drop(fact.groups, fact.kind, fact.reason)
 
 
 def _moved(state: State, _: None, fact: f.Moved, block: Block | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from headrace.data.scored.piece import Piece
-from headrace.pool.desk.batching import Added, Batching
+from headrace.pool.desk.batching import Added, Batching, DeadLetter
 from headrace.pool.desk.facts import Entry
 from headrace.pool.desk.shelf import Held, Shelf
 from headrace.pool.desk.types import EnvRegistration, Posted, Registration
@@ -22,6 +22,8 @@ from headrace.pool.desk.types import EnvRegistration, Posted, Registration
 #: What is remembered, so that a call whose answer was lost can be sent again: posts, and what is asked for more rarely.
 KEYS_KEPT = 65_536
 REQUESTS_KEPT = 1024
+#: Why groups are dropped whose bytes the journal lost; every other reason is that they fit no batch.
+DAMAGED = "damaged"
 #: In place of the sequences in a buffer, for a group that went into the queue.
 RECEIVED = -1
 
@@ -67,6 +69,14 @@ class Desk:
         self.unfit: set[int] = set()  # groups that no channel can take, as far as anybody tried
         self.repeated: set[int] = set()  # groups that were out before
         self.dubious = False  # something has happened since the last look for groups that can never be served
+        self._unservable: dict[int, DeadLetter] = {}  # what that look found
+        self._judge_anew()
+
+    def _judge_anew(self) -> None:
+        """What fits a batch may have changed: sizes that did not may, and who posted them is held no longer."""
+        self.condemned: set[int] = set()  # sizes of which groups that were queued were found to fit no batch
+        self.in_vain: dict[int, int] = {}  # sequences that no batch will hold, by environment, since its last that may
+        self.misfit = ""  # why the last of them did not fit
 
     @property
     def untouched(self) -> bool:
@@ -76,6 +86,14 @@ class Desk:
         """When the clock alone will change something here."""
         return self.deadlines[0][0] if self.deadlines else None
 
+    def move_deadlines(self, seconds: float) -> None:
+        """Moves all that waits for a time: the clock was set forward by as much."""
+        for lease in self.leases.values():
+            lease.deadline += seconds
+        self.deadlines = [(at + seconds, lease) for at, lease in self.deadlines]
+        self.heard = OrderedDict((env, at + seconds) for env, at in self.heard.items())
+        self.silent = {env: at + seconds for env, at in self.silent.items()}
+
     # -- trainers and environments -------------------------------------------------------------------------------------
 
     def register(self, uuid: str, registration: Registration | None, step: int | None) -> None:
@@ -83,6 +101,7 @@ class Desk:
         if registration is not None:
             self.registration = registration
             self.dubious = True
+            self._judge_anew()
         if step is not None:
             self.step = step
             for lease in self.leases.values():
@@ -102,6 +121,7 @@ class Desk:
         )
         self.heard[env] = at
         self.dubious = True
+        self._judge_anew()
 
     def leave(self, env: int) -> None:
         self.batching.disconnect(env)
@@ -136,6 +156,8 @@ class Desk:
         self.counts["posted"] += 1
         if added.entered:
             self.latest = self.shelf.held(added.entered[-1])
+            if entry.env is not None and any(self.batching.size(one) not in self.condemned for one in added.entered):
+                self.in_vain.pop(entry.env, None)
         if entry.key:
             seen = added.buffer_size if added.status == "buffered" else RECEIVED
             _remember(self.keys, key_of(entry.env, entry.key), seen, KEYS_KEPT)
@@ -154,8 +176,27 @@ class Desk:
         for env, key in keys:
             self.keys.pop(key_of(env, key), None)
 
-    def drop(self, numbers: Iterable[int], kind: str) -> None:
+    def unservable(self) -> dict[int, DeadLetter]:
+        """Groups that are here and that no batch will ever hold, each with why; looked for once after a change."""
+        if self.dubious:
+            size = self.registration.batch_size if self.registration is not None else None
+            self._unservable = {} if size is None else self.batching.dead_letters(size, self.condemned)
+            self.dubious = False
+        return self._unservable
+
+    def drop(self, numbers: Iterable[int], kind: str, reason: str) -> None:
+        if kind != DAMAGED:
+            self._condemn([number for number in numbers if self.batching.knows(number)], reason)
         self.dead[kind] += self._forget(numbers)
+
+    def _condemn(self, numbers: Iterable[int], reason: str) -> None:
+        for number in numbers:
+            size, env = self.batching.size(number), self.batching.env(number)
+            if self.batching.is_queued(number):
+                self.condemned.add(size)
+            if env is not None:
+                self.in_vain[env] = self.in_vain.get(env, 0) + size
+        self.misfit = reason
 
     def move(self, numbers: Iterable[int]) -> None:
         self.counts["moved"] += self._forget(numbers)
@@ -174,6 +215,10 @@ class Desk:
 
     def hand_out(self, lease: Lease) -> None:
         self.batching.hand_out(lease.groups)
+        for number in lease.groups:
+            self.condemned.discard(self.batching.size(number))
+            if (env := self.batching.env(number)) is not None:
+                self.in_vain.pop(env, None)
         self.started = self.dubious = True
         self.step += 1
         self.restore_lease(lease)

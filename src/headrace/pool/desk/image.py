@@ -69,6 +69,9 @@ def _image(desk: Desk, cursor: int, now: float) -> DeskImage:
         keys=tuple(desk.keys.items()),
         counts=dict(desk.counts),
         dead=dict(desk.dead),
+        condemned=tuple(sorted(desk.condemned)),
+        in_vain=tuple(desk.in_vain.items()),
+        misfit=desk.misfit,
         latest=None if latest is None else (latest.data, latest.size, latest.crc),
         serving=desk.serving,
         next_number=desk.next_number,
@@ -90,6 +93,7 @@ def restore(desk: Desk, image: DeskImage) -> None:
     desk.ended, desk.keys = OrderedDict(image.ended), OrderedDict(image.keys)
     desk.returned, desk.repeated = OrderedDict(image.returned), set(image.repeated)
     desk.counts, desk.dead = Counter(image.counts), Counter(image.dead)
+    desk.condemned, desk.in_vain, desk.misfit = set(image.condemned), dict(image.in_vain), image.misfit
     desk.latest = Piece(*image.latest) if image.latest is not None else None
     desk.serving = image.serving
     desk.next_number, desk.next_lease = image.next_number, image.next_lease

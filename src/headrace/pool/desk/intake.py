@@ -44,7 +44,7 @@ def post(state: State, now: float, given: Any, request: str) -> Plan:
     desk.shelf.stage([(entry.number, piece) for entry, piece in taken])
     block = Block([], b"", b"", {f.blob_name(entry.number): piece.data for entry, piece in taken})
     fact = f.Posted("", now, tuple(entry for entry, _ in taken))
-    return Plan([fact], block, after=lambda: _answers(desk, places))
+    return Plan([fact], block, after=lambda: _answers(desk, places, taken[0][0].number))
 
 
 def forget(state: State, now: float, given: Any) -> Plan:
@@ -54,14 +54,18 @@ def forget(state: State, now: float, given: Any) -> Plan:
     return Plan([f.Forgot("", now, known)] if known else [])
 
 
-def _answers(desk: Desk, places: list[int | Posted]) -> list[Posted]:
+def _answers(desk: Desk, places: list[int | Posted], first: int) -> list[Posted]:
+    """The answer to each posting, of which the new ones are the groups from the number `first` on."""
+    unservable = desk.unservable()
     answers: list[Posted] = []
     given: set[int] = set()
     for place in places:
         if isinstance(place, Posted):
             answers.append(place)
         else:
-            answers.append(msgspec.structs.replace(desk.answers[place], duplicate=place in given))
+            why = unservable.get(first + place)
+            misfit = why.reason if why is not None else ""
+            answers.append(msgspec.structs.replace(desk.answers[place], duplicate=place in given, misfit=misfit))
             given.add(place)
     return answers
 

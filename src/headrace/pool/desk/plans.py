@@ -37,13 +37,10 @@ def due(state: State, now: float) -> Iterator[f.DeskFact]:
             heappop(desk.deadlines)
         else:
             yield f.Returned("", now, lease.id, "expired")
-    if desk.dubious and desk.registration is not None:
-        by_reason: dict[Any, list[int]] = {}
-        for number, why in desk.batching.dead_letters(desk.registration.batch_size).items():
-            by_reason.setdefault(why, []).append(number)
-        for why, numbers in by_reason.items():
-            yield f.Dropped("", now, tuple(numbers), why.kind, why.reason)
-    desk.dubious = False
+    while unservable := desk.unservable():
+        why = next(iter(unservable.values()))
+        numbers = tuple(number for number, found in unservable.items() if found == why)
+        yield f.Dropped("", now, numbers, why.kind, why.reason)
 
 
 # -- trainers ----------------------------------------------------------------------------------------------------------
@@ -196,7 +193,8 @@ def info(state: State) -> DeskInfo:
 
 
 def status(state: State) -> DeskStatus:
-    return DeskStatus(state.desk.step, len(state.desk.batching))
+    desk = state.desk
+    return DeskStatus(desk.step, len(desk.batching), dict(desk.dead), desk.misfit)
 
 
 def env_status(state: State, now: float, env: Any, heartbeat_s: float | None) -> DeskEnvStatus:
@@ -206,7 +204,9 @@ def env_status(state: State, now: float, env: Any, heartbeat_s: float | None) ->
     desk.hear(env, now)
     if heartbeat_s is not None:
         desk.silence(now - finite(heartbeat_s, "heartbeat_s"))
-    found = desk.batching.status(env, desk.registration.batch_size if desk.registration is not None else 1)
+    batch_size = desk.registration.batch_size if desk.registration is not None else 1
+    in_vain = desk.in_vain.get(env, 0)
+    found = desk.batching.status(env, batch_size, in_vain)
     return DeskEnvStatus(
         desk.step,
         found.queue_size,
@@ -214,6 +214,7 @@ def env_status(state: State, now: float, env: Any, heartbeat_s: float | None) ->
         found.unallocated_fraction,
         found.self_queue_size,
         found.max_group_size,
+        desk.misfit if in_vain else "",
     )
 
 

@@ -54,7 +54,7 @@ class Shelf:
                 memory += len(piece.data)
 
     def put(self, number: int, piece: Piece) -> None:
-        """Takes a piece in, whatever the disk has room for: it was acknowledged, and may be read back from a journal."""
+        """Takes a piece in, whatever the disk has room for: it was acknowledged, or is read back from a journal."""
         staged = self._staged.pop(number, None)
         if staged is None and self.memory + len(piece.data) > self._limit:
             with suppress(DiskFull):

@@ -76,11 +76,13 @@ class Posting(msgspec.Struct, frozen=True, gc=False):
 
 
 class Posted(msgspec.Struct, frozen=True):
-    """Into the queue, or into its environment's buffer with so many sequences; `duplicate`: it was here before."""
+    """Into the queue, or into its environment's buffer with so many sequences; `duplicate`: it was here before;
+    `misfit`: why no batch will ever hold it, where that is so: it is a dead letter then."""
 
     status: Status
     buffer_size: int = 0
     duplicate: bool = False
+    misfit: str = ""
 
 
 class DeskBatch(msgspec.Struct, frozen=True):
@@ -103,17 +105,25 @@ class DeskInfo(msgspec.Struct, frozen=True):
 
 
 class DeskStatus(msgspec.Struct, frozen=True):
+    """`dead_letters`: the groups that no batch will hold, or that were damaged, by why; `misfit`: why the last one fits
+    no batch, until a trainer or an environment registers and sizes may fit."""
+
     step: int
     queue_size: int  # groups
+    dead_letters: dict[str, int] = msgspec.field(default_factory=dict)
+    misfit: str = ""
 
 
 class DeskEnvStatus(msgspec.Struct, frozen=True):
+    """`misfit`: why what it posted last fits no batch, where that is so; the queue's sizes count that too."""
+
     step: int
     queue_size: int
     env_weight: float
     unallocated_fraction: float
     self_queue_size: int
     max_group_size: int
+    misfit: str = ""
 
 
 def checked(value: Any, kind: type[T], name: str) -> T:

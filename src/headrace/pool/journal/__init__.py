@@ -3,6 +3,7 @@
     000000000007.snap    the state when segment 7 began, as facts
     000000000007.seg     facts since, one frame a commit, numbered without a gap; at its end, that another follows
     000000000008.seg     ...
+    mark                 the last commits that were acknowledged: an end that is missing is missed
     lock                 held by the one process that has the journal open
     reserve              room kept for acknowledgements when the disk is full
     *.torn               tails that were cut off, to look at

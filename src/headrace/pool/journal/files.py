@@ -35,6 +35,14 @@ class Files:
     def append_to(self, path: Path) -> int:
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
 
+    def open_to_update(self, path: Path) -> int:
+        """A small file that is overwritten in place; made where there is none."""
+        return os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, PRIVATE)
+
+    def update(self, fd: int, data: bytes) -> None:
+        """Overwrites such a file's beginning."""
+        os.pwrite(fd, data, 0)
+
     def write(self, fd: int, buffers: Sequence[Buffer]) -> None:
         """Writes all of the buffers, in order."""
         left = [memoryview(part).cast("B") for part in buffers if len(part)]

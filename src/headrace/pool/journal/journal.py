@@ -25,6 +25,7 @@ from headrace.pool.journal import records
 from headrace.pool.journal.draft import Draft
 from headrace.pool.journal.files import PRIVATE, Files
 from headrace.pool.journal.layout import RESERVE, number_of, read_layout, segment_path
+from headrace.pool.journal.mark import MarkFile
 from headrace.pool.journal.repair import holder, save_around
 from headrace.pool.journal.scan import Scan, scan
 from headrace.pool.journal.snapshot import Captured
@@ -33,6 +34,8 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 RESERVE_BYTES = 1 << 20
 #: While the reserve is being used, a compaction is called for once so much of it was.
 ALARM_BYTES = RESERVE_BYTES // 10
+#: As much as a segment that was begun in the reserve may have taken of it, on file systems with large blocks too.
+NEW_SEGMENT_BYTES = 64 << 10
 
 Take = Callable[[Frame], None]
 
@@ -59,6 +62,7 @@ class Journal:
         self._offset = 0  # bytes of the last segment
         self._before = 0  # bytes of the snapshot and of the segments before the last
         self._empty = True  # the last segment has no commit yet
+        self._repeated = records.NO_FACTS  # what the next commit repeats of the last
         self._lock_fd = -1
         self._process = 0
         self._spent = False  # the reserve was given up, and has not been taken again
@@ -68,6 +72,7 @@ class Journal:
         self._broken: str | None = None
         self._written = 0  # the last serial handed to the kernel
         self._synced = 0  # the last serial known to be on the disk
+        self._mark: MarkFile | None = None
         self._sync_lock = threading.Lock()  # held while the last segment is synced, replaced or closed
 
     @property
@@ -85,8 +90,16 @@ class Journal:
     def open(self, take: Take) -> Scan:
         """Locks the directory, hands every commit on disk to `take`, and makes ready to append."""
         self._acquire()
+        last = b""
+
+        def remember(found: Frame) -> None:
+            nonlocal last
+            last = bytes(found.header) if found.serial else b""  # what is in a snapshot, its end makes whole
+            take(found)
+
         try:
-            found = scan(self.directory, take)
+            found = scan(self.directory, remember)
+            self._repeated = records.repeatable(last) if last else records.NO_FACTS
             if found.damage:
                 raise JournalDamaged(
                     f"journal {self.directory} is damaged in {found.damage[0]}. Nothing was changed; {self._save()}. "
@@ -100,6 +113,8 @@ class Journal:
             if self._fd >= 0:
                 self.files.close(self._fd)
                 self._fd = -1
+            if self._mark is not None:
+                self._mark.close()
             self._release()
             raise
         return found
@@ -156,6 +171,8 @@ class Journal:
             self._empty = False
             self.number = number_of(path)
             self._fd = self.files.append_to(path)
+        self._mark = MarkFile(self.files, self.directory)
+        self._mark.advance(self._written, self._synced if self.durability == "fsync" else None)
         self._take_reserve()
 
     def _settle(self, found: Scan) -> None:
@@ -190,7 +207,7 @@ class Journal:
         finally:
             self.files.close(fd)
 
-    def _keep_aside(self, path: Path, data: bytes) -> None:
+    def _keep_aside(self, path: Path, data: Buffer) -> None:
         path.touch(PRIVATE)
         path.write_bytes(data)
 
@@ -200,9 +217,13 @@ class Journal:
             try:
                 if self._fd >= 0 and self._broken is None and self._process == os.getpid():
                     self._sync()
+                    if self._mark is not None:
+                        self._mark.sync()
             finally:
                 fd, self._fd = self._fd, -1
                 try:
+                    if self._mark is not None:
+                        self._mark.close()
                     if fd >= 0:
                         self.files.close(fd)
                 finally:
@@ -210,11 +231,11 @@ class Journal:
 
     # -- appending -----------------------------------------------------------------------------------------------------
 
-    def append(self, facts: list[Fact], block: Block | None) -> int:
+    def append(self, facts: list[Fact], block: Block | None, tallies: Sequence[records.Tally] = ()) -> int:
         """Writes one commit and returns its serial. `DiskFull`: nothing of it is on disk, and nothing is broken."""
         self._check()
         promised = self._synced if self.durability == "fsync" else self._written
-        header = records.encode_commit(facts, block, promised)
+        header, repeatable = records.encode_commit(facts, block, promised, tallies, self._repeated)
         body, crc = (block.body(), block.body_crc()) if block is not None else ([], 0)
         buffers = encode_frame(Kind.COMMIT, header, body, serial=self.serial, body_crc=crc)
         size = sum(map(len, buffers))
@@ -231,7 +252,10 @@ class Journal:
             self._used += size
             self.alarm |= self._used > ALARM_BYTES
         self._empty = False
+        self._repeated = repeatable
         self._written = self.serial
+        if self._mark is not None and self.durability != "fsync":
+            self._mark.advance(self._written)
         self.serial += 1
         return self._written
 
@@ -291,15 +315,16 @@ class Journal:
         self._used = 0
         return True
 
-    def _take_reserve(self) -> None:
+    def _take_reserve(self, less: int = 0) -> None:
+        """Takes the room for acknowledgements; where there is not all of it, `less` bytes fewer."""
         path = self.directory / RESERVE
-        if not path.exists():
+        for size in () if path.exists() else (RESERVE_BYTES, RESERVE_BYTES - less):
             try:
-                self.files.reserve(path, RESERVE_BYTES)
+                self.files.reserve(path, size)
+                break
             except OSError:
                 self.files.unlink(path)
-                return
-        self._spent = False
+        self._spent = not path.exists()
 
     def _check(self) -> None:
         if self._broken is not None:
@@ -338,6 +363,8 @@ class Journal:
             self._broken = f"a sync failed ({error})"
             self._check()
         self._synced = max(self._synced, upto)
+        if self._mark is not None:
+            self._mark.advance(self._synced, self._synced)
 
     # -- segments and snapshots ----------------------------------------------------------------------------------------
 
@@ -348,6 +375,8 @@ class Journal:
             self._check()
             if self.durability == "fsync":
                 self._sync()
+                if self._mark is not None:
+                    self._mark.sync()
             old, size = self._fd, self._offset
             try:
                 self._start_segment(self.number + 1)
@@ -396,12 +425,12 @@ class Journal:
         try:
             path = self._draft(number, first_serial, captured)
         except DiskFull:
-            if not self._give_up_reserve():
-                raise
             try:
+                if not self._give_up_reserve():
+                    raise
                 path = self._draft(number, first_serial, captured)
             except DiskFull:
-                self._take_reserve()  # it was of no use, and acknowledgements must have it
+                self._take_reserve(less=NEW_SEGMENT_BYTES)  # it was of no use, and acknowledgements must have it
                 raise
         try:
             for outdated in read_layout(self.directory).outdated:

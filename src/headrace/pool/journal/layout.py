@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOCK = "lock"
+MARK = "mark"
 RESERVE = "reserve"
 
 
@@ -39,7 +40,7 @@ def read_layout(directory: Path) -> Layout:
     live = [path for path in segments if number_of(path) >= first]
     outdated = [*snapshots[:-1], *(path for path in segments if number_of(path) < first), *directory.glob("*.tmp")]
     numbers = {number_of(path) for path in live}
-    # A snapshot comes after its segment, and the reserve after the first: neither exists without it.
-    begun = snapshot is not None or (directory / RESERVE).exists()
+    # A snapshot comes after its segment, mark and reserve after the first: none of them exists without it.
+    begun = snapshot is not None or any((directory / name).exists() for name in (MARK, RESERVE))
     expected = range(first, max(numbers) + 1 if numbers else first + begun)
     return Layout(snapshot, live, [n for n in expected if n not in numbers], outdated)

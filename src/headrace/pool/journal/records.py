@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +17,13 @@ from headrace.pool.desk.facts import DeskFact
 from headrace.pool.facts import AnyFact, Fact
 
 T = TypeVar("T")
+
+#: A channel's ledger as a commit notes it: its name, the steps submitted, those consumed, those queued or leased.
+Tally = tuple[str, int, int, int]
+#: The facts of a commit that holds none, and nothing, as msgpack.
+NO_FACTS, NIL = msgspec.msgpack.encode([]), msgspec.msgpack.encode(None)
+#: Bytes of facts that the next commit repeats, at most. A hand-out of a thousand groups is a tenth of that.
+REPEATED_BYTES = 1 << 16
 
 #: Bytes read past a frame, so that small ones do not cost a system call each.
 AHEAD = 1 << 14
@@ -36,19 +44,38 @@ class Commit(msgspec.Struct, array_like=True):
 
     `promised` is the last serial whose safety had been promised when this was written. What a crash may take lies
     behind every promise; so a commit that does not read back, and that a later one knows as promised, is damage.
+
+    `tallies` and `repeated` serve a repair: the ledgers as they were before this commit, of the channels that it and
+    the one before it are about, and the facts of the one before it, where no steps belong to them. So the loss of one
+    commit loses no decision, and what is lost of the steps is counted.
     """
 
     facts: list[AnyFact | DeskFact]
     block: BlockHeader | None = None
     promised: int = 0
+    tallies: list[Tally] = []
+    repeated: msgspec.Raw = msgspec.Raw(NO_FACTS)
 
 
-class Promise(msgspec.Struct, array_like=True):
-    """A commit's promise, read without the rest."""
+class Dated(msgspec.Struct):
+    """When a fact happened, read without the rest."""
+
+    at: float = 0.0
+
+
+class Outline(msgspec.Struct, array_like=True):
+    """A commit, read without what it decided."""
 
     facts: msgspec.Raw
-    block: msgspec.Raw = msgspec.Raw(b"")
+    block: msgspec.Raw = msgspec.Raw(NIL)
     promised: int = 0
+    tallies: list[Tally] = []
+    repeated: msgspec.Raw = msgspec.Raw(NO_FACTS)
+
+    @property
+    def at(self) -> float:
+        """When it happened."""
+        return max((fact.at for fact in _dates.decode(self.facts)), default=0.0)
 
 
 class SegmentEnd(msgspec.Struct):
@@ -65,7 +92,8 @@ class SnapshotEnd(msgspec.Struct):
 
 encode = msgspec.msgpack.Encoder().encode
 _commits = msgspec.msgpack.Decoder(Commit)
-_promises = msgspec.msgpack.Decoder(Promise)
+_outlines = msgspec.msgpack.Decoder(Outline)
+_dates = msgspec.msgpack.Decoder(list[Dated])
 _heads = msgspec.msgpack.Decoder(SegmentHead)
 _segment_ends = msgspec.msgpack.Decoder(SegmentEnd)
 _snapshot_ends = msgspec.msgpack.Decoder(SnapshotEnd)
@@ -81,8 +109,33 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], found: frame.Frame) -> T:
         ) from error
 
 
-def encode_commit(facts: list[Fact], block: Block | None, promised: int = 0) -> bytes:
-    return encode(Commit(facts, block.header() if block else None, promised))  # type: ignore[arg-type]
+def _repeatable(facts: bytes, *, with_steps: bool) -> bytes:
+    return NO_FACTS if with_steps or len(facts) > REPEATED_BYTES else facts
+
+
+def encode_commit(
+    facts: list[Fact],
+    block: Block | None,
+    promised: int = 0,
+    tallies: Sequence[Tally] = (),
+    repeated: bytes = NO_FACTS,
+) -> tuple[bytes, bytes]:
+    """A commit's header, and what the next one repeats of it."""
+    packed = encode(facts)
+    header = block.header() if block else None
+    outline = (msgspec.Raw(packed), header, promised, tallies, msgspec.Raw(repeated))
+    return encode(outline), _repeatable(packed, with_steps=block is not None)
+
+
+def repeatable(header: bytes) -> bytes:
+    """What the next commit repeats of one with this header: its facts, unless they need the steps that came with it."""
+    outline = _outlines.decode(header)
+    return _repeatable(bytes(outline.facts), with_steps=msgspec.msgpack.decode(outline.block) is not None)
+
+
+def encode_repeated(repeated: bytes) -> bytes:
+    """The header of a commit that only another one tells of."""
+    return encode((msgspec.Raw(repeated),))
 
 
 def decode_commit(found: frame.Frame) -> tuple[list[Fact], Block | None]:
@@ -93,8 +146,8 @@ def decode_commit(found: frame.Frame) -> tuple[list[Fact], Block | None]:
         raise ForeignFrame(f"commit {found.serial} holds steps that do not add up ({error})") from error
 
 
-def decode_promise(found: frame.Frame) -> int:
-    return _decoded(_promises, found).promised
+def decode_outline(found: frame.Frame) -> Outline:
+    return _decoded(_outlines, found)
 
 
 def encode_head(head: SegmentHead) -> list[frame.Buffer]:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import errno
 import shutil
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.data.frame import Frame, Kind
+from headrace.data.frame import Buffer, Frame, Kind
 from headrace.data.frame import encode as encode_frame
 from headrace.pool.errors import JournalDamaged, JournalError, JournalLocked
+from headrace.pool.facts import Fact, Lost, Tallied
 from headrace.pool.journal import records
 from headrace.pool.journal.draft import Draft
 from headrace.pool.journal.files import Files
 from headrace.pool.journal.layout import LOCK, Layout, number_of, read_layout, segment_path
-from headrace.pool.journal.scan import Scan, scan
+from headrace.pool.journal.mark import MarkFile
+from headrace.pool.journal.scan import Hole, Scan, scan
 
 SAVED = "saved"
 DAMAGED = "damaged"
@@ -42,24 +46,60 @@ def verify(directory: Path) -> Scan:
     return scan(directory, lambda _: None, tolerant=True)
 
 
+class Mending:
+    """Reads a damaged journal: what reads back goes on to `add`, header and body. Behind every hole comes what the next
+    commits tell of it: the facts of the commit before it, and what the ledgers said."""
+
+    def __init__(self, add: Callable[[bytes, Sequence[Buffer]], None]) -> None:
+        self._add = add
+        self._at = 0.0  # when what was read last happened
+        self._settled: set[str] | None = None  # channels whose ledgers were told since the last hole; None: no hole yet
+        self.commits = 0  # that read back
+
+    def read(self, directory: Path) -> Scan:
+        return scan(directory, self._take, tolerant=True, missed=self._miss)
+
+    def _miss(self, hole: Hole, frame: Frame | None) -> None:
+        self._settled = set()
+        if frame is not None:
+            outline = records.decode_outline(frame)
+            self._at = outline.at
+            if hole.lost and bytes(outline.repeated) != records.NO_FACTS:
+                self._add(records.encode_repeated(bytes(outline.repeated)), [])
+        lost: list[Fact] = [Lost("", self._at, str(damage)) for damage in hole.damage]
+        self._add(records.encode_commit(lost, None)[0], [])
+
+    def _take(self, frame: Frame) -> None:
+        self.commits += 1
+        if self._settled is not None:
+            outline = records.decode_outline(frame)
+            self._at = outline.at
+            told: list[Fact] = [
+                Tallied(name, self._at, *counts) for name, *counts in outline.tallies if name not in self._settled
+            ]
+            if told:
+                self._settled.update(fact.channel for fact in told)
+                self._add(records.encode_commit(told, None)[0], [])
+        self._add(bytes(frame.header), [frame.body])
+
+
 def save_around(directory: Path, files: Files | None = None) -> Saved:
     """Copies every commit that reads back into `saved/`, a sound journal of its own."""
     files = files or Files()
     target = directory / SAVED
     shutil.rmtree(target, ignore_errors=True)
     files.make_directory(target)
-    count = 0
+    serials = count(1)
 
-    def keep(found: Frame) -> None:
-        nonlocal count
-        count += 1
-        files.write(fd, encode_frame(Kind.COMMIT, bytes(found.header), [found.body], serial=count))
+    def keep(header: bytes, body: Sequence[Buffer]) -> None:
+        files.write(fd, encode_frame(Kind.COMMIT, header, body, serial=next(serials)))
 
+    mending = Mending(keep)
     try:
         fd = files.create(segment_path(target, 1))
         try:
             files.write(fd, records.encode_head(records.SegmentHead(1, 1, time.time())))
-            scan(directory, keep, tolerant=True)
+            mending.read(directory)
             files.sync(fd)
         finally:
             files.close(fd)
@@ -67,7 +107,7 @@ def save_around(directory: Path, files: Files | None = None) -> Saved:
         shutil.rmtree(target, ignore_errors=True)  # half of it would only take room
         raise
     files.sync_dir(target)
-    return Saved(target, count)
+    return Saved(target, mending.commits)
 
 
 def repair(directory: Path, files: Files | None = None) -> Scan:
@@ -88,10 +128,11 @@ def repair(directory: Path, files: Files | None = None) -> Scan:
             return found
         _set_aside(directory, found.layout, files)
         number = max((number_of(path) for path in _numbered(found)), default=0) + 1
-        draft = Draft(files, directory, number, found.next_serial)
+        first = max(found.next_serial, found.acknowledged + 1)  # what is lost keeps its numbers
+        draft = Draft(files, directory, number, first)
         try:
-            scan(directory, lambda frame: draft.add(bytes(frame.header), [frame.body]), tolerant=True)
-            _begin_segment(files, directory, number, found.next_serial)
+            Mending(draft.add).read(directory)
+            _begin_segment(files, directory, number, first)
             draft.finish()
         except BaseException:
             draft.abandon()
@@ -171,6 +212,7 @@ def backup(directory: Path, target: Path, files: Files | None = None) -> Scan:
     found = verify(target)
     if found.damage:
         raise JournalDamaged(f"the backup in {target} is damaged in {found.damage[0]}; is the journal itself sound?")
+    MarkFile(files, target, synced=found.next_serial - 1).close()
     return found
 
 

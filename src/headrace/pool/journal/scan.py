@@ -16,10 +16,11 @@ from headrace.data.errors import ForeignFrame, FrameError
 from headrace.data.frame import Frame, Kind
 from headrace.pool.errors import JournalError
 from headrace.pool.journal.layout import RESERVE, Layout, number_of, read_layout, segment_path
+from headrace.pool.journal.mark import read_mark
 from headrace.pool.journal.records import (
     Reader,
     decode_head,
-    decode_promise,
+    decode_outline,
     decode_segment_end,
     decode_snapshot_end,
 )
@@ -47,7 +48,8 @@ class Damage:
 @dataclass(slots=True)
 class Scan:
     """What a reading found. `next_serial` follows the last commit; `tail` is the last segment and its sound length;
-    `torn` is that segment, its sound length, how many bytes follow it, and what is wrong with them."""
+    `torn` is that segment, its sound length, how many bytes follow it, and what is wrong with them; `acknowledged` is
+    the last commit that the journal's mark names."""
 
     layout: Layout
     commits: int = 0
@@ -56,12 +58,27 @@ class Scan:
     damage: list[Damage] = field(default_factory=list)
     torn: tuple[Path, int, int, str] | None = None
     tail: tuple[Path, int] | None = None
+    acknowledged: int = 0
 
 
-def scan(directory: Path, take: Take, *, tolerant: bool = False) -> Scan:
-    """Hands every commit that reads back to `take`, in order. Stops at the first damage, or notes it and goes on."""
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Damage that lies before a commit, or at the journal's end. `lost`: the commit just before that one is not there,
+    neither by itself nor in a snapshot."""
+
+    damage: tuple[Damage, ...]
+    lost: bool
+
+
+def scan(
+    directory: Path, take: Take, *, tolerant: bool = False, missed: Callable[[Hole, Frame | None], None] | None = None
+) -> Scan:
+    """Hands every commit that reads back to `take`, in order. Stops at the first damage, or notes it and goes on: then
+    `missed` hears of each hole, before the commit behind it is taken (None: none is)."""
+    acknowledged = read_mark(directory).acknowledged  # first: a pool that has the journal open goes on writing
     layout = read_layout(directory)
-    reading = _Reading(layout, take, tolerant)
+    reading = _Reading(layout, take, tolerant, missed)
+    reading.found.acknowledged = acknowledged
     try:
         reading.all(directory)
     except _Stop:
@@ -80,10 +97,19 @@ class _Stop(Exception):
 
 
 class _Reading:
-    def __init__(self, layout: Layout, take: Take, tolerant: bool) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        take: Take,
+        tolerant: bool,
+        missed: Callable[[Hole, Frame | None], None] | None,
+    ) -> None:
         self.found = Scan(layout)
         self.take = take
         self.tolerant = tolerant
+        self.missed = missed
+        self.told = 0  # damage that `missed` has heard of
+        self.held = 0 if layout.snapshot is None else -1  # the last commit that was taken, or is in the snapshot
         self.serial: int | None = 1  # of the next commit; None: unknown, since something before it is lost
         self.open_end: Damage | None = None  # bytes at a segment's end; noise, if the next segment follows on
         self.promised_number = 0  # the segment that the one before it says follows
@@ -103,6 +129,18 @@ class _Reading:
             missing.append(self.promised_number)
         for number in missing:
             self._lost(segment_path(directory, number), None)
+        if self.serial is not None and self.serial <= self.found.acknowledged:
+            path, at = self.found.tail or (segment_path(directory, 1), 0)
+            why = f"commits {self.serial} to {self.found.acknowledged} were acknowledged, and are missing at its end"
+            self._note(Damage(path, at, at, why))
+        self._tell(None, lost=True)
+
+    def _tell(self, frame: Frame | None, *, lost: bool) -> None:
+        """Says what is missing before a commit."""
+        damage = self.found.damage[self.told :]
+        if damage and self.missed is not None:
+            self.missed(Hole(tuple(damage), lost), frame)
+        self.told = len(self.found.damage)
 
     def _lost(self, path: Path, following: Path | None) -> None:
         why = "the segment is missing"
@@ -128,12 +166,14 @@ class _Reading:
                 try:
                     frame = self._frame(reader, at)
                     if frame.kind == Kind.COMMIT:
+                        self._tell(frame, lost=True)
                         self.take(frame)
                         records += 1
                     elif frame.kind == Kind.SNAPSHOT_END:
                         ended = decode_snapshot_end(frame).records == records
                     elif frame.kind == Kind.SEGMENT:
                         self.serial = found.next_serial = decode_head(frame).first_serial
+                        self.held = self.serial - 1
                     at += frame.size
                 except ForeignFrame:
                     raise
@@ -202,6 +242,8 @@ class _Reading:
         self.serial = serial + 1
         self.found.next_serial = max(self.found.next_serial, self.serial)
         self.found.commits += 1
+        self._tell(frame, lost=serial - 1 > self.held)
+        self.held = serial
         self.take(frame)
         return True
 
@@ -210,12 +252,14 @@ class _Reading:
         if self.serial is not None and first_serial != self.serial:
             self._note(Damage(path, 0, 0, f"commits {self.serial} to {first_serial - 1} are missing before it"))
         self.open_end = None
+        if self.held < 0:
+            self.held = first_serial - 1  # the snapshot's own head is damaged: it ends where its segment begins
         self.serial = first_serial
         self.found.next_serial = max(self.found.next_serial, first_serial)
 
     def _torn(self, reader: Reader, at: int, why: str) -> bool:
         """Whether all from `at` to the end of the last segment was never promised; it is then noted as torn."""
-        if self.serial is None:
+        if self.serial is None or self.serial <= self.found.acknowledged:
             return False
         if at == 0 and (self.open_end is not None or (reader.size > HEAD_ROOM and not reader.blank(0))):
             return False  # the segment before it, and then its head, are whole before anything else is written
@@ -224,7 +268,7 @@ class _Reading:
         behind = reader.next_frame(at)
         while behind is not None:
             frame = reader.frame_at(behind)
-            if frame.kind != Kind.COMMIT or decode_promise(frame) >= self.serial:
+            if frame.kind != Kind.COMMIT or decode_outline(frame).promised >= self.serial:
                 return False
             behind = reader.next_frame(behind + frame.size)
         self.found.torn = (reader.path, at, reader.size - at, why)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from headrace.gateway.ask import Ask, read_fields, take, take_max_tokens, take_sampling
+from headrace.gateway.ask import Ask, References, read_fields, take, take_max_tokens, take_sampling
 from headrace.gateway.dialects import openai
 from headrace.gateway.dialects.openai_responses.answer import PREFIX, ended, output_of
 from headrace.gateway.dialects.openai_responses.events import ResponseEvents
@@ -19,13 +20,26 @@ from headrace.gateway.dialects.openai_responses.fields import (
     take_text,
     take_tops,
 )
-from headrace.gateway.dialects.openai_responses.items import read_input
+from headrace.gateway.dialects.openai_responses.items import read_input, references
 from headrace.gateway.dialects.tools import conversation
 from headrace.gateway.errors import Refusal
 from headrace.gateway.turn import Turn
 from headrace.tokens import Message
 
 __all__ = ["OpenAIResponses"]
+
+
+def _input(
+    given: Any, opening: tuple[Message, ...], *, continued: bool
+) -> tuple[tuple[Message, ...], References | None]:
+    """The messages of a request, and what they lack as long as the items that it refers to are not found."""
+    calls = references(given)
+    messages = (*opening, *read_input(given, continued=continued or bool(calls)))
+
+    def read(answers: Mapping[str, Message]) -> tuple[Message, ...]:
+        return (*opening, *read_input(given, continued=continued, answers=answers))
+
+    return messages, References(calls, read) if calls else None
 
 
 class OpenAIResponses:
@@ -39,8 +53,8 @@ class OpenAIResponses:
         model = take(fields, "model", str, "default", "a string")
         previous = take(fields, "previous_response_id", str, None, "a string")
         instructions = take(fields, "instructions", str, None, "a string")
-        messages = read_input(fields.pop("input", None), continued=previous is not None)
         opening = (Message("system", instructions),) if instructions else ()
+        messages, named = _input(fields.pop("input", None), opening, continued=previous is not None)
         echo: dict[str, Any] = {"tools": fields.get("tools") or [], "tool_choice": fields.get("tool_choice") or "auto"}
         offered, namespaces = take_offer(fields)
         stream, _ = openai.take_stream(fields)
@@ -57,7 +71,7 @@ class OpenAIResponses:
         options = take(fields, "chat_template_kwargs", dict, None, "an object")
         return Ask(
             model=model,
-            conversation=conversation((*opening, *messages), offered, options, "input"),
+            conversation=conversation(messages, offered, options, "input"),
             sampling=sampling,
             stream=stream,
             tops=tops,
@@ -69,6 +83,7 @@ class OpenAIResponses:
             show_ids=take(fields, "return_token_ids", bool, False, "true or false"),
             opening=len(opening),
             previous=None if previous is None else previous.removeprefix(PREFIX),
+            references=named,
             keep=keep,
             notes=Notes({**echo, "top_logprobs": tops or 0}, namespaces, ENCRYPTED in include or not keep),
             extra=fields,

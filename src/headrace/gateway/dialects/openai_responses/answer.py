@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.gateway.dialects import openai
+from headrace.gateway.dialects.openai_responses.names import ItemName
 from headrace.gateway.dialects.seal import seal
 from headrace.gateway.dialects.tools import arguments_text
 from headrace.gateway.turn import Choice, Turn
@@ -73,7 +74,8 @@ def output_of(turn: Turn) -> list[Json]:
 
 def reasoning_item(turn: Turn, text: str, status: str = "completed") -> Json:
     parts = [reasoning_part(text)] if status != "in_progress" else []
-    item: Json = {"id": f"rs_{turn.call_id}", "type": "reasoning", "status": status, "summary": [], "content": parts}
+    name = str(ItemName("rs", turn.call_id))
+    item: Json = {"id": name, "type": "reasoning", "status": status, "summary": [], "content": parts}
     if turn.ask.notes.seal and parts:
         item["encrypted_content"] = seal(text)
     return item
@@ -82,7 +84,7 @@ def reasoning_item(turn: Turn, text: str, status: str = "completed") -> Json:
 def text_item(turn: Turn, number: int, text: str, logprobs: list[Json], status: str = "completed") -> Json:
     """The text, or where calls came between, a part of it."""
     parts = [text_part(text, logprobs)] if status != "in_progress" else []
-    name = f"msg_{turn.call_id}" if not number else f"msg_{turn.call_id}_{number}"
+    name = str(ItemName("msg", turn.call_id, number))
     return {"id": name, "type": "message", "status": status, "role": "assistant", "content": parts}
 
 
@@ -90,7 +92,7 @@ def call_item(turn: Turn, number: int, call: ToolCall, status: str = "completed"
     space, dot, name = call.name.partition(".")
     within = bool(dot) and space in turn.ask.notes.namespaces
     return {
-        "id": f"fc_{turn.call_id}_{number}",
+        "id": str(ItemName("fc", turn.call_id, number)),
         "type": "function_call",
         "status": status,
         "call_id": call.id,

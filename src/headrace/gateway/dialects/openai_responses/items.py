@@ -1,7 +1,8 @@
 """Input items into messages: what one answer was split into on its way out becomes one assistant message again.
 
 An answer is its reasoning, its text and its calls, in a row. Reasoning begins another one unless only reasoning came
-before; text does where there was text and no call yet: between two answers, a call has its output.
+before; text does where there was text and no call yet: between two answers, a call has its output. An item of an
+earlier answer may also be referred to by its id: it is then read from that answer as it was kept.
 """
 
 from __future__ import annotations
@@ -12,20 +13,40 @@ from typing import Any
 from headrace.data.errors import InvalidInput, shown
 from headrace.gateway.ask import Bad
 from headrace.gateway.dialects.openai_responses.fields import full_name
+from headrace.gateway.dialects.openai_responses.names import ItemName
 from headrace.gateway.dialects.seal import unseal
+from headrace.gateway.errors import Refusal
 from headrace.tokens import Message, ToolCall, read_message
 from headrace.tokens.messages import read_arguments
 
-ITEMS = "message, reasoning, function_call and function_call_output"
+ITEMS = "message, reasoning, function_call, function_call_output and item_reference"
 
 
-def read_input(given: Any, *, continued: bool) -> tuple[Message, ...]:
-    """The messages of `input`. `continued`: earlier ones are known elsewhere, so an output's call may be there."""
+def references(given: Any) -> tuple[str, ...]:
+    """The calls whose answers the items of `input` refer to; the last is the one that is named last."""
+    found: dict[str, None] = {}
+    for at, item in enumerate(given if isinstance(given, list) else ()):
+        if isinstance(item, Mapping) and _is_reference(item):
+            try:
+                name = _referred(item, f"input[{at}]")
+            except InvalidInput as error:
+                raise Bad(str(error), "input") from None
+            found.pop(name.call, None)
+            found[name.call] = None
+    return tuple(found)
+
+
+def read_input(given: Any, *, continued: bool, answers: Mapping[str, Message] | None = None) -> tuple[Message, ...]:
+    """The messages of `input`. `continued`: earlier ones are known elsewhere, so an output's call may be there.
+
+    `answers` are those that references are read from, by call; a `Refusal` names a reference to what is not there.
+    Without them references are passed over, until they can be found.
+    """
     if isinstance(given, str):
         return (Message("user", given),)
     if not isinstance(given, list) or not given:
         raise Bad(f"input must be a text or a list of at least one item, not {shown(given)}", "input")
-    reader = _Reader(continued)
+    reader = _Reader(continued, answers)
     for at, item in enumerate(given):
         try:
             reader.add(item, f"input[{at}]")
@@ -37,8 +58,9 @@ def read_input(given: Any, *, continued: bool) -> tuple[Message, ...]:
 class _Reader:
     """Items in, messages out; the answer that is being put together is kept apart until it ends."""
 
-    def __init__(self, continued: bool) -> None:
+    def __init__(self, continued: bool, answers: Mapping[str, Message] | None) -> None:
         self._continued = continued
+        self._answers = answers
         self._done: list[Message] = []
         self._reasoning: list[str] | None = None
         self._text: list[str] = []
@@ -48,7 +70,7 @@ class _Reader:
     def add(self, item: Any, at: str) -> None:
         if not isinstance(item, Mapping):
             raise InvalidInput(f"{at} must be an object, not {shown(item)}")
-        kind = item.get("type")
+        kind = "item_reference" if _is_reference(item) else item.get("type")
         match kind:
             case "message" | None:
                 self._message(item, at)
@@ -59,18 +81,13 @@ class _Reader:
                     raise InvalidInput(f"{at}.arguments must be JSON as a string, not {shown(arguments)}")
                 space = _text(item, "namespace", at) if item.get("namespace") is not None else None
                 name = full_name(space, _text(item, "name", at))
-                self._calls.append(ToolCall(name, read_arguments(arguments), call_id))
-                self._called.add(call_id)
+                self._call(ToolCall(name, read_arguments(arguments), call_id))
             case "function_call_output":
                 self._output(item, at)
             case "reasoning":
-                if self._text or self._calls:
-                    self._end()
-                self._reasoning = [*(self._reasoning or ()), *_reasoning(item, at)]
+                self._think(_reasoning(item, at))
             case "item_reference":
-                raise InvalidInput(
-                    f"{at} is an item_reference, which is not offered: send the item itself, or previous_response_id"
-                )
+                self._refer(_referred(item, at), at)
             case _:
                 raise InvalidInput(f"{at} is an item of type {shown(kind)}; only {ITEMS} are taken")
 
@@ -88,9 +105,39 @@ class _Reader:
             self._end()
             self._done.append(message)
             return
+        self._say(message.content)
+
+    def _refer(self, name: ItemName, at: str) -> None:
+        """Reads an item from the answer that it was part of."""
+        if self._answers is None:
+            return
+        answer = self._answers.get(name.call)
+        if answer is None:
+            raise _not_found(name, at)
+        if name.kind == "rs" and answer.reasoning is not None:
+            self._think([answer.reasoning])
+        elif name.kind == "msg" and name.number == 0:
+            self._say(answer.content)
+        elif name.kind == "msg" and name.number <= len(answer.tool_calls):
+            pass  # a stream showed the text in parts, with calls between them; the first one stands for all of it
+        elif name.kind == "fc" and name.number < len(answer.tool_calls):
+            self._call(answer.tool_calls[name.number])
+        else:
+            raise _not_found(name, at)
+
+    def _think(self, texts: list[str]) -> None:
+        if self._text or self._calls:
+            self._end()
+        self._reasoning = [*(self._reasoning or ()), *texts]
+
+    def _say(self, text: str) -> None:
         if self._text and not self._calls:
             self._end()
-        self._text.append(message.content)
+        self._text.append(text)
+
+    def _call(self, call: ToolCall) -> None:
+        self._calls.append(call)
+        self._called.add(call.id)
 
     def _output(self, item: Mapping[str, Any], at: str) -> None:
         call_id, output = _text(item, "call_id", at), item.get("output")
@@ -107,6 +154,30 @@ class _Reader:
             thought = "".join(self._reasoning) if self._reasoning else None
             self._done.append(Message("assistant", "".join(self._text), thought, tuple(self._calls)))
             self._reasoning, self._text, self._calls = None, [], []
+
+
+def _is_reference(item: Mapping[str, Any]) -> bool:
+    """Whether an item is an id alone; OpenAI's reference lets its type be left out."""
+    kind = item.get("type")
+    return kind == "item_reference" or (kind is None and "id" in item and "role" not in item and "content" not in item)
+
+
+def _referred(item: Mapping[str, Any], at: str) -> ItemName:
+    given = _text(item, "id", at)
+    name = ItemName.read(given)
+    if name is None:
+        raise _not_found(given, at)
+    return name
+
+
+def _not_found(name: ItemName | str, at: str) -> Refusal:
+    return Refusal(
+        f"{at} refers to the item {shown(str(name))}, which no answer that is stored in this trajectory holds; it was "
+        "given in another, by another model, with store: false, or never. Send the item itself",
+        404,
+        code="item_not_found",
+        param="input",
+    )
 
 
 def _text(item: Mapping[str, Any], name: str, at: str) -> str:

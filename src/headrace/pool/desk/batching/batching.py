@@ -8,7 +8,7 @@ more as the queue grows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -64,6 +64,10 @@ class Batching:
     def size(self, number: int) -> int:
         """A group's sequences."""
         return self._groups[number].size
+
+    def env(self, number: int) -> Env:
+        """The environment that a group came from."""
+        return self._groups[number].env
 
     def numbers(self) -> list[int]:
         """Every group that is here, wherever."""
@@ -125,8 +129,9 @@ class Batching:
     def is_silent(self, env: int) -> bool:
         return self._environments[env].silent
 
-    def status(self, env: int, batch_size: int) -> EnvStatus:
-        return env_status(env, batch_size, self._environments, self._queue)
+    def status(self, env: int, batch_size: int, in_vain: int = 0) -> EnvStatus:
+        """The numbers for one environment; `in_vain`: sequences that it posted and that no batch will hold."""
+        return env_status(env, batch_size, self._environments, self._queue, in_vain)
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
@@ -224,10 +229,11 @@ class Batching:
         if not self._out_sizes[group.size]:
             del self._out_sizes[group.size]
 
-    def dead_letters(self, batch_size: int) -> dict[int, DeadLetter]:
-        """Groups that can never be served, each with the reason. Changes nothing: `forget` them."""
+    def dead_letters(self, batch_size: int, condemned: Collection[int] = ()) -> dict[int, DeadLetter]:
+        """Groups that can never be served, each with the reason; queued ones of a size that was `condemned` before, at
+        once. Changes nothing: `forget` them."""
         coming = self._environments.group_sizes.union(self._out_sizes)
-        dead = list(dead_letters.unservable(self._queue, coming, batch_size))
+        dead = list(dead_letters.unservable(self._queue, coming, batch_size, condemned))
         for env, buffer in self._buffers.by_env.items():
             if env is not None:
                 dead += dead_letters.unmatched(buffer, self._environments[env].group_size)

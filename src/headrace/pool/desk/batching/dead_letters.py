@@ -3,12 +3,12 @@
 What may still come is judged by what is there: the sizes in line, those that are out and may come back, and the group
 sizes of connected environments. Sizes are condemned only once a batch's worth is in line, so that the first
 environment's groups outlast the second's late start; those that wait in a buffer, once it holds `PATIENCE` times the
-group size.
+group size. A size that was condemned before gets no such time again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -27,9 +27,12 @@ class DeadLetter(msgspec.Struct, frozen=True):
     reason: str
 
 
-def unservable(queue: Queue, coming: Iterable[int], batch_size: int) -> Iterator[tuple[Group, DeadLetter]]:
-    """The queued groups that no batch of this size can hold, with those of the sizes that may come; each with why."""
-    return _unservable(queue, coming, batch_size, "batch_size", patience=1)
+def unservable(
+    queue: Queue, coming: Iterable[int], batch_size: int, condemned: Collection[int] = ()
+) -> Iterator[tuple[Group, DeadLetter]]:
+    """The queued groups that no batch of this size can hold, with those of the sizes that may come; each with why.
+    `condemned`: the sizes that were found so before."""
+    return _unservable(queue, coming, batch_size, "batch_size", patience=1, condemned=condemned)
 
 
 def unmatched(buffer: Queue, group_size: int) -> Iterator[tuple[Group, DeadLetter]]:
@@ -38,16 +41,17 @@ def unmatched(buffer: Queue, group_size: int) -> Iterator[tuple[Group, DeadLette
 
 
 def _unservable(
-    queue: Queue, coming: Iterable[int], target: int, name: str, *, patience: int
+    queue: Queue, coming: Iterable[int], target: int, name: str, *, patience: int, condemned: Collection[int] = ()
 ) -> Iterator[tuple[Group, DeadLetter]]:
     fitting = {size for size in (*queue.sizes, *coming) if size <= target}
     waiting = sum(size * count for size, count in queue.sizes.items() if size <= target)
-    reached = endless_sums(fitting, target) if waiting >= patience * target else -1  # -1: every sum
+    judged = queue.sizes.keys() if waiting >= patience * target else queue.sizes.keys() & condemned
+    reached = endless_sums(fitting, target) if judged else -1  # -1: every sum
     dead: dict[int, DeadLetter] = {}
     for size in queue.sizes:
         if size > target:
             dead[size] = DeadLetter("too_large", f"its {size} sequences exceed {name} {target}")
-        elif not reached >> (target - size) & 1:
+        elif size in judged and not reached >> (target - size) & 1:
             dead[size] = DeadLetter("unmatched", f"no groups make up its {size} sequences to {name} {target}")
     if dead:  # nearly never: looking costs the sizes there are, not the environments
         for lanes in queue.lanes.values():

@@ -16,10 +16,12 @@ class EnvStatus(msgspec.Struct, frozen=True):
     max_group_size: int
 
 
-def env_status(env: int, batch_size: int, environments: Environments, queue: Queue) -> EnvStatus:
-    """The numbers for one environment: work in the number of environments that have groups queued."""
+def env_status(env: int, batch_size: int, environments: Environments, queue: Queue, in_vain: int = 0) -> EnvStatus:
+    """The numbers for one environment: work in the number of environments that have groups queued. What it posted in
+    vain, in sequences, counts as its own: one whose groups fit no batch pauses as it would at a queue that never moves.
+    """
     group_size, pack = environments[env].group_size, queue.largest
-    own = queue.sequences.get(env, 0)
+    own = queue.sequences.get(env, 0) + in_vain
     others = 0
     for other, sequences in queue.sequences.items():
         if other != env:
