@@ -19,10 +19,29 @@ HEAD_BYTES = 64 * 1024
 HEAD_S = 30.0
 BODY_S = 60.0
 
+#: What a client that closed only its own side hears, so that one that closed both is found out; it is ignored.
+INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+#: Seconds before it hears it again: the first time, and at most.
+PROBE_S, MOST_PROBE_S = 0.01, 5.0
+
 #: The extensions of ASGI under which an application learns that everything so far was written,
 FLUSHED = "headrace.flushed"
 #: and that the answer to its request was written whole.
 DELIVERED = "headrace.delivered"
+
+
+class UntilClosed(RequestResponseCycle):
+    """The answer to a client of HTTP/1.0, which knows no chunks: one whose length nobody told ends with its
+    connection."""
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self._unbounded = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+            if self._unbounded:
+                self.chunked_encoding = False
+        elif self._unbounded and not self.response_complete:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 class Connection(HttpToolsProtocol):
@@ -77,11 +96,30 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._awaits("body", self.body_s)
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.__class__ = UntilClosed  # its task is made by now, and has not begun
         self.scope["extensions"][DELIVERED] = {"wait": partial(self._delivered, self.cycle)}
 
     def on_message_complete(self) -> None:
         self._awaited, self._head = None, 0
         super().on_message_complete()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """A client sends nothing more: it left, or it only says so and waits for its answer. Until that begins, one
+        that left is told from one that waits by what it says to an interim answer, which no client minds."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or cycle.more_body or cycle.response_started or self.pipeline:
+            return False
+        cycle.keep_alive = False
+        if self.scope["http_version"] == "1.1":
+            self._ask_whether_there(cycle, PROBE_S)
+        return True
+
+    def _ask_whether_there(self, cycle: RequestResponseCycle, wait_s: float) -> None:
+        """Writes until the answer begins, or writing fails: then the connection is lost, as ever."""
+        if not (cycle.response_started or cycle.disconnected or self.transport.is_closing()):
+            self.transport.write(INTERIM)
+            self.loop.call_later(wait_s, self._ask_whether_there, cycle, min(2 * wait_s, MOST_PROBE_S))
 
     # -- what does not -------------------------------------------------------------------------------------------------
 

@@ -164,7 +164,9 @@ def _add_routes(app: Front, gateway: Gateway, live: Live | None) -> None:
     add("POST", "/servers", plain(control.add_server), bodies.Server)
     add("DELETE", "/servers", plain(control.remove_server), bodies.Server)
     add("POST", DROP, plain(control.drop_session), aliased=True)
+    add("GET", "/trajectories", plain(black.list_trajectories))
     add("GET", "/trajectories/{trajectory_uid}", plain(control.trajectory))
+    add("DELETE", "/trajectories/{trajectory_uid}", plain(black.delete_trajectory))
     add("GET", "/stats", plain(control.stats))
     add("GET", "/metrics", plain(control.metrics))
 

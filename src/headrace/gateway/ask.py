@@ -177,6 +177,16 @@ def take(fields: dict[str, Any], name: str, kind: type, default: Any, what: str)
     return value
 
 
+def checked_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters that are no request's, but hold for many; `Bad` names what is wrong or not known."""
+    fields = dict(given)
+    most = take_max_tokens(fields, "max_tokens")
+    found = take_sampling(fields)
+    if fields:
+        raise Bad(f"sampling: {', '.join(map(shown, fields))} is no sampling parameter", "sampling")
+    return found if most is None else {**found, "max_tokens": most}
+
+
 def take_n(fields: dict[str, Any]) -> int:
     n: int = take(fields, "n", int, 1, "an integer")
     if not 1 <= n <= MAX_N:

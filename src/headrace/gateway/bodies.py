@@ -13,6 +13,7 @@ class InitTrajectory(msgspec.Struct, forbid_unknown_fields=True):
     metadata: dict[str, Any] | None = None
     n_rollouts: int | None = None
     trajectory_uid: str | None = None
+    sampling: dict[str, Any] | None = None
 
 
 class RegisterTrajectory(msgspec.Struct, forbid_unknown_fields=True):

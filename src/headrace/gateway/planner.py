@@ -102,14 +102,14 @@ class Planner:
             texts = [message.content for message in conversation.messages]
             self._check_length(texts, context, beside=len(texts))
             plan = await self.conversation(conversation, session, ask.named)
-            return [self.turn(session.channel, ask, plan, call_id, request, context, sticky=session.uid)]
+            return [self.turn(session.channel, ask, plan, call_id, request, context, session=session)]
         turns: list[Turn] = []
         for prompt in ask.prompts:
             self._check_length([prompt] if isinstance(prompt, str) else [], context)
         for at, prompt in enumerate(ask.prompts):
             plan = await self._completion(session, prompt)
             named = call_id if len(ask.prompts) == 1 else f"{call_id}-{at}"
-            turn = self.turn(session.channel, ask, plan, named, request, context, sticky=session.uid)
+            turn = self.turn(session.channel, ask, plan, named, request, context, session=session)
             turn.first = at * ask.n
             turn.text = prompt if isinstance(prompt, str) else None
             turns.append(turn)
@@ -137,11 +137,16 @@ class Planner:
         request: str,
         context: int | None,
         *,
+        session: Session | None = None,
         sticky: str = "",
     ) -> Turn:
-        """A turn for a prompt that is decided; `Refusal` where it is too long or asks for what may not be."""
+        """A turn for a prompt that is decided; `Refusal` where it is too long or asks for what may not be. `sticky` is
+        what keeps calls on one server, where they are of no session."""
         chat = ask.conversation is not None
-        given = self._sampling.effective(ask, channel, len(plan.ids), context, self.renderer.stop_ids if chat else ())
+        stop_ids = self.renderer.stop_ids if chat else ()
+        forced = session.sampling if session is not None else None
+        sticky = session.uid if session is not None else sticky
+        given = self._sampling.effective(ask, channel, len(plan.ids), context, stop_ids, forced)
         _check_depth(ask, given)
         if ask.must_call:
             assert ask.conversation is not None

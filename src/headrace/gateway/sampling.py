@@ -5,7 +5,7 @@ Every one that shapes the distribution is explicit, so that no server's default 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace.gateway.ask import EXPLICIT, Ask
@@ -23,11 +23,18 @@ class Sampling:
         self._refused = _by_channel(settings.refuse)
 
     def effective(
-        self, ask: Ask, channel: str, prompt: int, context: int | None, stop_ids: Iterable[int] = ()
+        self,
+        ask: Ask,
+        channel: str,
+        prompt: int,
+        context: int | None,
+        stop_ids: Iterable[int] = (),
+        forced: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The parameters for a prompt of so many tokens; `Refusal` where it is too long, or a value is not allowed."""
+        """The parameters for a prompt of so many tokens; `Refusal` where it is too long, or a value is not allowed.
+        `forced`: those that its trajectory says, which stand before the agent's and behind its channel's."""
         most = self._room(prompt, context)
-        given = {**EXPLICIT, **ask.sampling}
+        given = {**EXPLICIT, **ask.sampling, **(forced or {})}
         for name, value in self._refused.get(channel, {}).items():
             if given.get(name) == value:
                 raise Refusal(

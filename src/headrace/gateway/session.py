@@ -5,25 +5,39 @@ A session rebuilt from the pool's steps continues a conversation with the same e
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 
+from headrace.data.errors import InvalidInput
 from headrace.data.step import IntArray, Step
 from headrace.data.trajectory import Trajectory
+from headrace.gateway.ask import checked_sampling
 from headrace.gateway.kept import KEPT, Conversations, Kept
 from headrace.gateway.text_key import DIGEST
 from headrace.gateway.tries import Tries
 from headrace.tokens import History, Node
 from headrace.tokens.images import files_in
 
+#: Where a trajectory's metadata says which parameters its calls are sampled with, whatever they ask for.
+SAMPLING = "forced_sampling"
 #: Where a step's metadata says which request it answers, and what text its prompt and answer are.
 REQUEST, TEXT = "request", "text"
 
 
 def digest_of(data: bytes) -> str:
     return blake2b(data, digest_size=DIGEST).hexdigest()
+
+
+def forced_by(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that a trajectory's metadata forces; what is none, a flow's own of that name, forces nothing."""
+    given = metadata.get(SAMPLING)
+    try:
+        return checked_sampling(given) if isinstance(given, dict) else {}
+    except InvalidInput:
+        return {}
 
 
 class TextNode(msgspec.Struct, frozen=True, eq=False):
@@ -37,8 +51,10 @@ class TextNode(msgspec.Struct, frozen=True, eq=False):
 class Session:
     """One trajectory: its place, the tree of its calls, and the calls under way."""
 
-    def __init__(self, uid: str, prompt_uid: str, channel: str) -> None:
+    def __init__(self, uid: str, prompt_uid: str, channel: str, sampling: Mapping[str, Any] | None = None) -> None:
+        """`sampling`: parameters that it forces on its calls."""
         self.uid = uid
+        self.sampling = dict(sampling or {})
         self.prompt_uid = prompt_uid
         self.channel = channel
         self.history = History()
@@ -53,7 +69,7 @@ class Session:
     @classmethod
     def of(cls, trajectory: Trajectory) -> Session:
         """The session of a trajectory as the pool holds it."""
-        session = cls(trajectory.uid, trajectory.prompt_uid, trajectory.channel)
+        session = cls(trajectory.uid, trajectory.prompt_uid, trajectory.channel, forced_by(trajectory.metadata))
         session.read(trajectory.steps)
         session.complete = trajectory.complete
         return session

@@ -76,11 +76,11 @@ class Sessions:
                 raise Refusal(f"{error}; begin another trajectory", 409, code="trajectory_complete") from None
             except NotFound:
                 if not begin:
-                    return Session(uid, session.prompt_uid, channel)
+                    return Session(uid, session.prompt_uid, channel, session.sampling)
                 await self._flushed(session.uid)
                 agents = await self._pool.trajectory(session.uid, session.channel)
                 await self._pool.open(uid, session.prompt_uid, channel, agents.metadata, agents.n_rollouts)
-                known = self.add(Session(uid, session.prompt_uid, channel))
+                known = self.add(Session(uid, session.prompt_uid, channel, session.sampling))
         else:
             self._known.move_to_end(uid)
         return known

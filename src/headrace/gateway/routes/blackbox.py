@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 from urllib.parse import quote
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.data.errors import InvalidInput
+from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import check_uid, finite
 from headrace.gateway.access import Caller, Role
+from headrace.gateway.ask import checked_sampling
 from headrace.gateway.bodies import CompleteTrajectory, InitTrajectory, RegisterTrajectory, Reward
 from headrace.gateway.counting import Count
 from headrace.gateway.dialects import Counter, Dialect
@@ -22,7 +25,7 @@ from headrace.gateway.places import Named
 from headrace.gateway.replay import Ends
 from headrace.gateway.responses import json_response, retry_header
 from headrace.gateway.routing import Handler, path_uid, read
-from headrace.gateway.session import Session
+from headrace.gateway.session import SAMPLING, Session, forced_by
 from headrace.pool.errors import Gone, NotFound, Unauthorized
 
 #: First segments of our own routes: no trajectory can be called so.
@@ -51,6 +54,8 @@ class BlackBox:
             try:
                 caller = gateway.access.caller(request, Role.AGENT)
                 uid, prompt = path_uid(request, "trajectory_uid"), path_uid(request, "prompt_uid")
+                if gateway.settings.open:
+                    self._check(uid, prompt)  # the call may begin it
             except (Unauthorized, InvalidInput, Refusal) as error:
                 refused = refusal(error)
                 gateway.counters.add("calls", route, str(refused.status))
@@ -90,13 +95,16 @@ class BlackBox:
         uid = asked.trajectory_uid if asked.trajectory_uid is not None else uuid.uuid4().hex
         prompt = asked.prompt_uid if asked.prompt_uid is not None else uid
         self._check(uid, prompt)
+        forced = checked_sampling(asked.sampling or {})
+        if forced:
+            asked = replace(asked, metadata={**(asked.metadata or {}), SAMPLING: forced})
         if asked.trajectory_uid is not None:
             await self._place(caller, uid, prompt, asked)
         else:
             channel = caller.channel(asked.channel, gateway.models.default.channel)
             held, group = caller.uid(uid), caller.uid(prompt)
             await gateway.pool.aio.open(held, group, channel, asked.metadata, asked.n_rollouts)
-            gateway.sessions.add(Session(held, group, channel))
+            gateway.sessions.add(Session(held, group, channel, forced))
         base = f"{_reached(request)}/{quote(uid, safe='')}/{quote(prompt, safe='')}"
         return json_response({"trajectory_uid": uid, "prompt_uid": prompt, "base_url": base})
 
@@ -143,7 +151,11 @@ class BlackBox:
         if session is not None and (session.channel, session.prompt_uid) != (channel, prompt):
             session.channel, session.prompt_uid = channel, prompt  # a call under way goes with it
             await gateway.forget(uid)
-        gateway.sessions.add(session or Session(uid, prompt, channel))
+        forced = forced_by(asked.metadata or {})
+        if session is not None and forced:
+            session.sampling = forced
+            await gateway.forget(uid)
+        gateway.sessions.add(session or Session(uid, prompt, channel, forced))
 
     async def models(self, request: Request) -> Response:
         """The models of the rollout servers."""
@@ -184,6 +196,40 @@ class BlackBox:
         await gateway.forget(uid)
         return json_response({"status": done.status, "steps": done.steps})
 
+    async def list_trajectories(self, request: Request) -> Response:
+        """The caller's trajectories that no trainer has consumed, a page at a time."""
+        gateway, given = self.gateway, request.query_params
+        caller = gateway.access.caller(request, Role.REWARD)
+        filters: dict[str, Any] = {"cursor": given.get("cursor") or 0, "limit": _count(given.get("limit", "100"))}
+        if "prompt_uid" in given:
+            filters["prompt_uid"] = caller.uid(given["prompt_uid"])
+        if "complete" in given:
+            if given["complete"] not in ("true", "false"):
+                raise InvalidInput(f"complete is {shown(given['complete'])}; it must be true or false")
+            filters["complete"] = given["complete"] == "true"
+        with caller.admitted():
+            channel = caller.channel(given.get("channel") or None, gateway.models.default.channel)
+            page = await gateway.pool.aio.list_trajectories(channel, **filters)
+        items = [named for row in page["items"] if (named := _as_named_by(caller, row)) is not None]
+        return json_response({"items": items, "next": page["next"]})
+
+    async def delete_trajectory(self, request: Request) -> Response:
+        """Removes a trajectory and all of its steps for good; its group waits for another in its place."""
+        gateway = self.gateway
+        caller = gateway.access.caller(request, Role.REWARD)
+        uid = caller.uid(path_uid(request, "trajectory_uid"))
+        with caller.admitted():
+            gateway.models.check(uid)
+            await gateway.flushed(uid)
+            try:
+                await gateway.pool.aio.trajectory(uid)
+            except Gone as error:
+                raise Refusal(f"{error}; it can no longer be deleted here", 409, code="trajectory_complete") from None
+            for policy in gateway.models:
+                await gateway.pool.aio.forget(policy.uid_of(uid))
+            await gateway.forget(uid)
+        return json_response({"status": "ok"})
+
     async def _check_channel(self, uid: str, channel: str) -> None:
         try:
             session = await self.gateway.sessions.find(uid)
@@ -196,6 +242,24 @@ class BlackBox:
                 409,
                 code="other_channel",
             )
+
+
+def _count(given: str) -> int:
+    if not (given.isascii() and given.isdecimal() and len(given) <= 9):
+        raise InvalidInput(f"limit is {shown(given)}; it must be a number of rows")
+    return int(given)
+
+
+def _as_named_by(caller: Caller, row: dict[str, Any]) -> dict[str, Any] | None:
+    """A row of a listing under the names that its caller has for it; None where it is not the caller's."""
+    own = caller.uid("") if caller.tenant is not None else ""
+    names = {name: row[name] for name in ("trajectory_uid", "prompt_uid")}
+    try:
+        if not all(name.startswith(own) and caller.uid(name.removeprefix(own)) == name for name in names.values()):
+            return None
+    except Refusal:
+        return None  # a tenant's
+    return {**row, **{field: name.removeprefix(own) for field, name in names.items()}}
 
 
 def refused_in(dialect: Dialect, refused: Refusal) -> Response:

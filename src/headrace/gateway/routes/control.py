@@ -91,7 +91,11 @@ class Control:
         """Takes a rollout server out; its calls under way end."""
         self.gateway.access.check(request, Role.ADMIN)
         asked = read(await self.gateway.body(request), Server)
-        await self.gateway.models.asked(asked.model).upstream.remove(asked.address.rstrip("/"))
+        upstream = self.gateway.models.asked(asked.model).upstream
+        try:
+            await upstream.remove(asked.address.rstrip("/"))
+        except InvalidInput as error:
+            raise Refusal(str(error), 404, code="unknown_server") from None
         return json_response({"servers": self.gateway.models.servers()})
 
     async def drop_session(self, request: Request) -> Response:
