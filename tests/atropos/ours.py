@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from tests.gateway.kit import serving
 
 from headrace import DataPool
-from headrace.api import create_app
+from headrace.api import Settings, create_app
 
 
 @contextmanager
 def ours() -> Iterator[tuple[DataPool, str]]:
-    with DataPool() as pool, serving(create_app(pool)) as address:
+    with DataPool() as pool, serving(create_app(pool, Settings(allow_origin=["http://a.page"]))) as address:
         yield pool, address
