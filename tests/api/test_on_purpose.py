@@ -96,8 +96,16 @@ def test_sizes_that_never_fit_are_said_in_every_answer_in_the_log_and_in_the_met
     assert (status["queue_size"], status["dead_letters"]) == (0, {"unmatched": 5})
     assert "another group_size" in status["warning"]
     assert api.get("/batch") == {"batch": None}
-    assert len([record for record in caplog.records if "batch_size 12" in record.message]) == 1
+    assert len([record for record in caplog.records if record.message.startswith("groups are dropped")]) == 1
     assert 'headrace_api_dead_letters_total{why="unmatched"} 5' in api.client.get("/metrics").text
+
+
+def test_an_environment_whose_groups_no_batch_can_hold_is_told_when_it_registers(api: Api) -> None:
+    api.opened(12)
+    found = api.post("/register-env", environment(8))
+    assert "no groups make up its 8 sequences to batch_size 12" in found["warning"]
+    assert "warning" not in api.post("/register-env", environment(4))
+    assert "warning" not in api.post("/register-env", environment(8)), "of 8 and 4 there is a batch"
 
 
 def test_an_environment_whose_sizes_never_fit_is_held_until_they_may(api: Api) -> None:

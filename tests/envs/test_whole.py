@@ -125,9 +125,9 @@ async def test_an_environment_whose_groups_fit_no_batch_is_told_so_and_pauses(
 ) -> None:
     caplog.set_level("INFO", "headrace.envs")
     with DataPool() as pool, serving(create_app(pool)) as address:
-        pool.desk_register(msgspec.convert(registration(batch_size=12, num_steps=1), Registration))
+        pool.desk_register(msgspec.convert(registration(batch_size=12), Registration))
         pool.desk_batch()
-        fields = {"group_size": 8, "max_num_workers": 1, "max_batches_offpolicy": 2}
+        fields = {"group_size": 8, "max_num_workers": 1, "max_batches_offpolicy": 2, "total_steps": 1}
         env = CountingEnv(BaseEnvConfig(rollout_server_url=address, use_wandb=False, status_poll_s=0.01, **fields))
         async with running(env):
             while pool.desk_status().dead_letters != {"unmatched": 4} or env.manager is None or not env.manager.held:

@@ -179,7 +179,7 @@ def test_metrics_are_what_prometheus_reads(rollout: Rollout, folder: Path) -> No
         shown = gateway.get("/metrics")
         assert shown.headers["content-type"].startswith("text/plain")
         families = {family.name: family for family in text_string_to_metric_families(shown.text)}
-        assert all(name.startswith("headrace_gateway_") for name in families)
+        assert all(name.startswith(("headrace_gateway_", "headrace_api_")) for name in families)
         assert all(family.documentation for family in families.values())
 
         def value(name: str, **labels: str) -> float:

@@ -59,7 +59,8 @@ ROUTES: dict[str, dict[str, tuple[str, dict[str, Any] | None, str]]] = {
         "POST": (
             "An environment begins, once the trainer has asked for its first batch.",
             _record(EnvRegistration),
-            "status, env_id, wandb_name, checkpoint_dir, starting_step, checkpoint_interval, num_steps",
+            "status, env_id, wandb_name, checkpoint_dir, starting_step, checkpoint_interval, num_steps; a warning "
+            "where no batch can hold its groups",
         )
     },
     "/disconnect-env": {"POST": ("An environment ends.", _ENV_ID, "status, and error where it is unknown")},

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.requests import Request
 
 from headrace.api import metrics
@@ -134,7 +135,12 @@ class Routes:
         found = await self._pool.desk_register_env(environment, uuid.uuid4().hex)
         if found is None:
             return answer(WAIT)
-        return answer({"status": "success"} | {name: getattr(found, name) for name in found.__struct_fields__})
+        said = msgspec.structs.asdict(found)
+        misfit = said.pop("misfit")
+        if misfit:
+            misfit = f"no batch can hold this environment's groups: {misfit}. {FIT}"
+            log.warning("%s: %s", found.wandb_name, misfit)
+        return answer({"status": "success"} | said | self._warned([misfit]))
 
     async def disconnect_env(self, request: Request) -> Answer:
         env_id = env_id_of(await object_of(request))

@@ -51,6 +51,8 @@ async def register(api: ApiClient, config: BaseEnvConfig, name: str) -> Register
                 f"no trainer has registered at {api.address} and asked for its first batch yet; start one, such as "
                 f"`python examples/atropos_trainer.py {api.address}`, or yours (docs/environments.md, A trainer for it)"
             )
+        if found.get("warning"):
+            log.warning("%s registered this environment, and says: %s", api.address, found["warning"])
         return _read(api, found)
 
     return await patiently(once, config.status_poll_s)

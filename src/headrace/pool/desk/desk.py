@@ -68,6 +68,7 @@ class Desk:
         self.latest: Held | None = None
         self.unfit: set[int] = set()  # groups that no channel can take, as far as anybody tried
         self.repeated: set[int] = set()  # groups that were out before
+        self.misfits: Counter[str] = Counter()  # groups that fitted no batch, by why
         self.dubious = False  # something has happened since the last look for groups that can never be served
         self._unservable: dict[int, DeadLetter] = {}  # what that look found
         self._judge_anew()
@@ -186,10 +187,11 @@ class Desk:
 
     def drop(self, numbers: Iterable[int], kind: str, reason: str) -> None:
         if kind != DAMAGED:
-            self._condemn([number for number in numbers if self.batching.knows(number)], reason)
+            self._condemn([number for number in numbers if self.batching.knows(number)], kind, reason)
         self.dead[kind] += self._forget(numbers)
 
-    def _condemn(self, numbers: Iterable[int], reason: str) -> None:
+    def _condemn(self, numbers: list[int], kind: str, reason: str) -> None:
+        self.misfits[kind] += len(numbers)
         for number in numbers:
             size, env = self.batching.size(number), self.batching.env(number)
             if self.batching.is_queued(number):

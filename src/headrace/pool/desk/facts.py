@@ -118,6 +118,7 @@ class DeskImage(Fact, tag="desk", frozen=True):
     keys: tuple[tuple[str, int], ...] = ()
     counts: dict[str, int] = msgspec.field(default_factory=dict)
     dead: dict[str, int] = msgspec.field(default_factory=dict)
+    misfits: dict[str, int] = msgspec.field(default_factory=dict)
     condemned: tuple[int, ...] = ()
     in_vain: tuple[tuple[int, int], ...] = ()
     misfit: str = ""

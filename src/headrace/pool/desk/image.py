@@ -69,6 +69,7 @@ def _image(desk: Desk, cursor: int, now: float) -> DeskImage:
         keys=tuple(desk.keys.items()),
         counts=dict(desk.counts),
         dead=dict(desk.dead),
+        misfits=dict(desk.misfits),
         condemned=tuple(sorted(desk.condemned)),
         in_vain=tuple(desk.in_vain.items()),
         misfit=desk.misfit,
@@ -93,6 +94,7 @@ def restore(desk: Desk, image: DeskImage) -> None:
     desk.ended, desk.keys = OrderedDict(image.ended), OrderedDict(image.keys)
     desk.returned, desk.repeated = OrderedDict(image.returned), set(image.repeated)
     desk.counts, desk.dead = Counter(image.counts), Counter(image.dead)
+    desk.misfits = Counter(image.misfits)
     desk.condemned, desk.in_vain, desk.misfit = set(image.condemned), dict(image.in_vain), image.misfit
     desk.latest = Piece(*image.latest) if image.latest is not None else None
     desk.serving = image.serving

@@ -147,15 +147,18 @@ def register_env(state: State, now: float, given: Any, request: str) -> Plan:
         return Plan()
     if request and request in desk.joined:
         env = desk.joined[request]
-        return Plan(reply=_welcome(desk, desk.registration, env, desk.environments[env][1]))
+        return Plan(reply=_welcome(desk, desk.registration, env, *desk.environments[env]))
     env = max(desk.environments, default=-1) + 1
     name = f"{registration.desired_name}_{desk.names[registration.desired_name]}"
-    return Plan(
-        [f.Joined("", now, env, registration, name, request)], reply=_welcome(desk, desk.registration, env, name)
-    )
+    welcome = _welcome(desk, desk.registration, env, registration, name)
+    return Plan([f.Joined("", now, env, registration, name, request)], reply=welcome)
 
 
-def _welcome(desk: Desk, registration: Registration, env: int, name: str) -> EnvRegistered:
+def _welcome(
+    desk: Desk, registration: Registration, env: int, environment: EnvRegistration, name: str
+) -> EnvRegistered:
+    size, batch_size = environment.group_size, registration.batch_size
+    fits = desk.batching.may_fit(size, batch_size)
     return EnvRegistered(
         env,
         name,
@@ -163,6 +166,7 @@ def _welcome(desk: Desk, registration: Registration, env: int, name: str) -> Env
         desk.step,
         registration.save_checkpoint_interval,
         registration.num_steps,
+        "" if fits else f"no groups make up its {size} sequences to batch_size {batch_size}",
     )
 
 
@@ -194,7 +198,7 @@ def info(state: State) -> DeskInfo:
 
 def status(state: State) -> DeskStatus:
     desk = state.desk
-    return DeskStatus(desk.step, len(desk.batching), dict(desk.dead), desk.misfit)
+    return DeskStatus(desk.step, len(desk.batching), dict(desk.misfits), desk.misfit)
 
 
 def env_status(state: State, now: float, env: Any, heartbeat_s: float | None) -> DeskEnvStatus:

@@ -58,12 +58,15 @@ class EnvRegistration(msgspec.Struct, frozen=True):
 
 
 class EnvRegistered(msgspec.Struct, frozen=True):
+    """`misfit`: why no batch can hold its groups, as long as no groups of another size come, where that is so."""
+
     env_id: int
     wandb_name: str
     checkpoint_dir: str
     starting_step: int
     checkpoint_interval: int
     num_steps: int
+    misfit: str = ""
 
 
 class Posting(msgspec.Struct, frozen=True, gc=False):
@@ -105,8 +108,8 @@ class DeskInfo(msgspec.Struct, frozen=True):
 
 
 class DeskStatus(msgspec.Struct, frozen=True):
-    """`dead_letters`: the groups that no batch will hold, or that were damaged, by why; `misfit`: why the last one fits
-    no batch, until a trainer or an environment registers and sizes may fit."""
+    """`dead_letters`: groups since the last reset that fitted no batch, by why; `misfit`: why the last of them did not,
+    until a trainer or an environment registers and sizes may fit."""
 
     step: int
     queue_size: int  # groups

@@ -239,6 +239,11 @@ class Batching:
                 dead += dead_letters.unmatched(buffer, self._environments[env].group_size)
         return {group.number: why for group, why in dead}
 
+    def may_fit(self, size: int, batch_size: int) -> bool:
+        """Whether a batch can hold a group of this size, with those that are here and those that may come."""
+        coming = self._environments.group_sizes.union(self._out_sizes, self._queue.sizes)
+        return dead_letters.fits(size, coming, batch_size)
+
     def _known(self, numbers: Iterable[int]) -> list[int]:
         known = list(dict.fromkeys(numbers))
         if strange := [number for number in known if number not in self._groups]:

@@ -35,6 +35,12 @@ def unservable(
     return _unservable(queue, coming, batch_size, "batch_size", patience=1, condemned=condemned)
 
 
+def fits(size: int, coming: Iterable[int], batch_size: int) -> bool:
+    """Whether groups of this size and of those that may come make up a batch that holds one of this size."""
+    fitting = {one for one in (size, *coming) if one <= batch_size}
+    return size <= batch_size and endless_sums(fitting, batch_size) >> (batch_size - size) & 1 == 1
+
+
 def unmatched(buffer: Queue, group_size: int) -> Iterator[tuple[Group, DeadLetter]]:
     """The buffered groups that nothing in the buffer, however much came of it, makes up to the group size."""
     return _unservable(buffer, (), group_size, "group_size", patience=PATIENCE)
