@@ -193,6 +193,20 @@ def test_a_key_protects_every_route(pool: DataPool) -> None:
         keyed.close()
 
 
+def test_pages_of_named_origins_may_call_and_none_with_credentials(pool: DataPool) -> None:
+    asks = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+    with api_on(pool) as api:
+        answer = api.client.get("/status", headers={"origin": "http://page.example"})
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+        assert api.client.options("/scored_data", headers={"origin": "http://page.example", **asks}).status_code == 405
+    with api_on(pool, allow_origin=["http://page.example"]) as api:
+        for origin, named in (("http://page.example", True), ("http://other.example", False)):
+            for method, path in (("GET", "/status"), ("OPTIONS", "/scored_data")):
+                answer = api.client.request(method, path, headers={"origin": origin, **asks})
+                assert answer.headers.get("access-control-allow-origin") == (origin if named else None)
+                assert "access-control-allow-credentials" not in answer.headers
+
+
 def test_a_restart_keeps_registrations_queue_buffers_and_step(tmp_path: Path) -> None:
     with DataPool(tmp_path) as pool, api_on(pool) as api:
         api.opened(4, 4)

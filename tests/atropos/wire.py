@@ -9,6 +9,9 @@ from tests.atropos.calls import Call, get, post
 from tests.atropos.groups import full, group, served
 from tests.atropos.words import GZIP, NOT_READY, RECEIVED, environment, opening, register, send, status
 
+#: Where a web page comes from that calls.
+PAGE = "http://a.page"
+
 
 def every_field() -> Iterator[Call]:
     said = [[{"role": "user", "content": "?", "name": "x", "reward": 1}], [{"role": "tool", "content": None}]]
@@ -116,7 +119,7 @@ def gzip_from_a_thousand_bytes() -> Iterator[Call]:
 
 
 def a_page_of_another_origin() -> Iterator[Call]:
-    page = (("origin", "http://a.page"),)
+    page = (("origin", PAGE),)
     yield get("/status", {"current_step": 0, "queue_size": 0}, headers=page)
     asks = (*page, ("access-control-request-method", "POST"), ("access-control-request-headers", "content-type"))
     yield Call("OPTIONS", "/scored_data", headers=asks, answer="OK")

@@ -17,6 +17,8 @@ from tests.cli.command import Command
         (("--pool", "somewhere"), "is no pool's address"),
         (("--max-body-mb", "0"), "--max-body-mb"),
         (("--serve-channel", ""), "--serve-channel"),
+        (("--allow-origin", "*"), "'*' is no origin"),
+        (("--allow-origin", "http://page.example/x"), "'http://page.example/x' is no origin"),
         (("--host", "256.0.0.1"), "cannot listen on 256.0.0.1"),
     ],
 )

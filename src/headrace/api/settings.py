@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, Field, field_validator
 
 from headrace.pool.operations import MAX_CHANNEL
 
@@ -23,3 +25,16 @@ class Settings(BaseModel):
     answer_s: float = Field(
         60, gt=0, description="most seconds that a trainer may take to read a batch before others may have it"
     )
+
+    @field_validator("allow_origin")
+    @classmethod
+    def _origins(cls, given: list[str]) -> list[str]:
+        for origin in given:
+            parts = urlsplit(origin)
+            if (
+                parts.scheme not in ("http", "https")
+                or not parts.hostname
+                or f"{parts.scheme}://{parts.netloc}" != origin
+            ):
+                raise ValueError(f"{origin!r} is no origin; name each as http://host:port, with nothing behind it")
+        return given
