@@ -36,6 +36,8 @@ OPEN = {"/health", "/ready", "/docs", "/docs/oauth2-redirect", "/redoc", "/opena
 CALLS = {"chat/completions", "completions", "responses", "messages", "messages/count_tokens", "models"}
 AGENTS = {"/init_trajectory", "/generate", "/submit_steps", "register_trajectory", "{rest:path}", *CALLS}
 REWARDS = {"/compute_reward", "/complete_trajectory/{trajectory_uid}", "/v1/feedback", "complete_trajectory", "reward"}
+#: What whoever pays may do with trajectories.
+OWN = {("GET", "/trajectories"), ("DELETE", "/trajectories/{trajectory_uid}")}
 #: Said only among workers: nobody else finds it.
 AMONG_WORKERS = {DROP}
 BASE = "/{trajectory_uid}/{prompt_uid}/"
@@ -46,7 +48,7 @@ def asked_for(method: str, path: str) -> Opens:
     name = path.removeprefix(BASE).removeprefix("/").removeprefix("v1/") if path.startswith((BASE, "/v1/")) else path
     if path in OPEN | AMONG_WORKERS:
         return Opens.EVERYBODY
-    if {path, name} & REWARDS:
+    if {path, name} & REWARDS or (method, path) in OWN:
         return Opens.REWARD
     if {path, name} & AGENTS or (method, path) == ("GET", "/policy_version"):
         return Opens.AGENT

@@ -100,7 +100,8 @@ def test_every_route_is_described(gateway: Running) -> None:
         *(("post", f"{base}/{name}") for name in ("messages", "messages/count_tokens")),
         *(("post", path) for path in ("/generate", "/submit_steps", "/compute_reward", "/init_trajectory")),
         *(("get", path) for path in ("/health", "/ready", "/stats", "/metrics", "/policy_version", f"{base}/models")),
-        ("get", "/trajectories/{trajectory_uid}"),
+        *((method, "/trajectories/{trajectory_uid}") for method in ("get", "delete")),
+        ("get", "/trajectories"),
         ("post", "/complete_trajectory/{trajectory_uid}"),
     ):
         assert paths[path][method]["summary"]

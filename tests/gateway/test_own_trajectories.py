@@ -167,12 +167,3 @@ def raw_post(url: str) -> bytes:
         head = f"POST {parts.path} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-length: {len(data)}\r\n\r\n"
         connection.sendall(head.encode() + data)
         return connection.makefile("rb").readline()
-
-
-# -- servers -----------------------------------------------------------------------------------------------------------
-
-
-def test_taking_out_a_server_that_is_not_there_is_404(gateway: Running) -> None:
-    answer = gateway.http.request("DELETE", "/servers", json={"address": "http://127.0.0.1:1"})
-    assert answer.status_code == 404
-    assert "http://127.0.0.1:1" in answer.json()["detail"]

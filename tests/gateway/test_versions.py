@@ -338,5 +338,5 @@ def test_an_address_that_is_none_is_refused(front: Running, body: Any) -> None:
 
 def test_removing_a_server_that_is_not_there_is_refused(front: Running) -> None:
     answer = front.http.request("DELETE", "/servers", json={"address": "http://127.0.0.1:1"})
-    assert answer.status_code == 400
+    assert answer.status_code == 404
     assert "127.0.0.1:1" in answer.json()["detail"]
