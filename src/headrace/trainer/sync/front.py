@@ -104,7 +104,7 @@ class Gateway:
         self._ask("POST", "/policy_version", {"version": version, "server": address})
 
     def take_out(self, address: str) -> None:
-        self._ask("DELETE", "/servers", {"address": address}, unless=400)  # 400: it has none of this address
+        self._ask("DELETE", "/servers", {"address": address}, unless=404)  # it has none of this address
 
     def bring_in(self, address: str) -> None:
         self._ask("POST", "/servers", {"address": address})
