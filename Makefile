@@ -15,7 +15,7 @@ PYTEST  = $(BIN)/pytest -q --numprocesses $(JOBS) --maxprocesses 8 -o cache_dir=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-vllm test-verl test-atropos test-gym test-install test-agents bench lint \
-        format clean
+        docs format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,12 +61,15 @@ lint: setup ## check style, format and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: setup ## build the documentation's site into site/, which a browser opens without a server
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 format: setup ## fix what ruff can fix, then format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean: ## remove .venv, caches and build outputs (runs/ stays)
-	rm -rf $(VENV) dist build bench-*.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build site bench-*.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # A set is installed anew when what it is made of changes. Who has all has what the demo needs.
