@@ -3,7 +3,8 @@
 The README is the site's first page. Every file that a page links to is part of the site, wherever it lies: what is in
 docs/ stands at the site's root, anything else under its path in the repo. Links are written as they work in the repo
 and are rewritten to where their targets stand in the site, so that a link which is broken in one is broken in both, and
-`mkdocs build --strict` says so.
+`mkdocs build --strict` says so. Nothing on a page comes from elsewhere: it works, search included, without a network
+and without a server.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 #: A link or an image of Markdown to a place within the repo: its opening, its path, its anchor.
 LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)#\s]+)((?:#[^)\s]*)?\))")
+#: What the theme would fetch for search in pages that are opened from a folder; docs/assets/worker.js stands in for it.
+REMOTE_WORKER = re.compile(r"https://[\w.]+/iframe-worker/shim")
 CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -50,6 +53,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     prose = CODE.split(markdown)
     codes = [*CODE.findall(markdown), ""]
     return "".join(LINK.sub(rewritten, text) + code for text, code in zip(prose, codes, strict=True))
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Takes the one script that the theme would fetch from the site's own folder."""
+    return REMOTE_WORKER.sub(posixpath.relpath("assets/worker.js", posixpath.dirname(page.url) or "."), output)
+
+
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
+    """Likewise of the page that stands for one that is not there."""
+    return REMOTE_WORKER.sub("assets/worker.js", output_content)
 
 
 def _targets(path: str) -> list[str]:
