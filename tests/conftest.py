@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.gym import environment as gym
+from tests import tiers
 from tests.schedule import ByFile, check_ids, longest_first
 
 # Small models are slower with more threads than one, here and in every process that a test starts; and the machine's
@@ -26,7 +26,7 @@ settings.load_profile("headrace")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gym: needs the real reasoning-gym (make test-gym)")
+    tiers.declare(config)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -34,31 +34,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     return ByFile(config, log)
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)  # markers are set here, and `-m` looks at them
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without what is marked `long` or `gym`, unless it is asked for (HEADRACE_LONG=1, HEADRACE_GYM=1); what takes
-    longest comes first."""
+    """Without the tiers that were not asked for; what takes longest comes first."""
     check_ids(items)
-    if not _asked("HEADRACE_LONG"):
-        _deselect(config, items, "long")
-    if not _asked("HEADRACE_GYM"):
-        _deselect(config, items, "gym")
-    elif found := [item for item in items if item.get_closest_marker("gym")]:
-        if reason := gym.lacking():
-            for item in found:
-                item.add_marker(pytest.mark.skip(reason=reason))
-        else:
-            gym.provide()
+    tiers.select(config, items)
     items[:] = longest_first(items)
-
-
-def _asked(variable: str) -> bool:
-    return os.environ.get(variable, "0") not in ("", "0")
-
-
-def _deselect(config: pytest.Config, items: list[pytest.Item], marker: str) -> None:
-    config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(marker)])
-    items[:] = [item for item in items if not item.get_closest_marker(marker)]
 
 
 @pytest.fixture(scope="session")

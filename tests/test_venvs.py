@@ -9,10 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests import venvs
-from tests.gym.environment import VENV as GYM
-from tests.venvs import Venv
-from tests.verl.environment import VENV as VERL
-from tests.vllm.environment import VENV as VLLM
+from tests.venvs import GYM, VERL, VLLM, Venv
 
 
 @pytest.fixture

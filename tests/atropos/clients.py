@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.atropos import environment
+from tests.venvs import ATROPOS
 
 ENVIRONMENT = Path(__file__).parent / "inside" / "number_env.py"
 #: An environment waits five seconds before it begins; a busy machine gets its time.
@@ -120,7 +120,7 @@ def environment_of(address: str, tokenizer: Path, log: Path, **config: Any) -> I
     given = json.dumps({"api": address, "tokenizer": str(tokenizer), **config})
     with log.open("w") as err:
         process = subprocess.Popen(
-            [str(environment.python()), str(ENVIRONMENT), given],
+            [str(ATROPOS.python()), str(ENVIRONMENT), given],
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -5,37 +5,15 @@ The rest compares with the original's recorded answers, and runs always.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from tests.atropos.environment import python
 from tests.atropos.server import original as start
-
-HERE = Path(__file__).parent
-#: The first test may wait for an installation.
-TIMEOUT_S = 1800
-
-#: Fixtures that need it.
-NEED = {"fresh", "atropos"}
+from tests.venvs import ATROPOS
 
 collect_ignore = ["inside"]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "atropos: needs the real atroposlib (make test-atropos)")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    found = [item for item in items if HERE in item.path.parents and NEED & {*getattr(item, "fixturenames", ())}]
-    for item in found:
-        item.add_marker(pytest.mark.atropos)
-        item.add_marker(pytest.mark.timeout(TIMEOUT_S))
-    if found and os.environ.get("HEADRACE_ATROPOS", "0") in ("", "0"):
-        config.hook.pytest_deselected(items=found)
-        items[:] = [item for item in items if item not in found]
 
 
 @pytest.fixture
@@ -53,4 +31,4 @@ def original(fresh: Callable[[], AbstractContextManager[str]]) -> Iterator[str]:
 @pytest.fixture
 def atropos() -> Path:
     """The Python that has the real atroposlib."""
-    return python()
+    return ATROPOS.python()

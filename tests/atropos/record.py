@@ -9,12 +9,12 @@ import json
 import tempfile
 from pathlib import Path
 
-from tests.atropos.environment import VENV
 from tests.atropos.player import Answer, play
 from tests.atropos.scenarios import SCENARIOS
 from tests.atropos.server import original
+from tests.venvs import ATROPOS
 
-PATH = Path(__file__).parent / "recorded" / f"{VENV.wheel}.json".replace("==", "-")
+PATH = Path(__file__).parent / "recorded" / f"{ATROPOS.wheel}.json".replace("==", "-")
 
 
 def recorded() -> dict[str, dict[str, Answer]]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from tests.atropos import environment
+from tests.venvs import ATROPOS
 
 READY_S = 120
 STOP_S = 20
@@ -27,7 +27,7 @@ def original(log: Path) -> Iterator[str]:
 def running(arguments: list[str], log: Path, ready: str = "") -> Iterator[str]:
     """The address of a server in atroposlib's Python, whose last argument is its port; up once `ready` answers."""
     port = _free_port()
-    command = [str(environment.python()), *arguments, str(port)]
+    command = [str(ATROPOS.python()), *arguments, str(port)]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
     try:

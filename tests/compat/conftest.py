@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -11,34 +10,17 @@ from pathlib import Path
 import pytest
 from tests.compat.model import model
 from tests.gateway.kit import serving
+from tests.venvs import ATROPOS
 
 HERE = Path(__file__).parent
-#: The first test may wait for an installation.
-TIMEOUT_S = 1800
 
 collect_ignore = ["files", "inside"]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "atropos: needs the real atroposlib (make test-atropos)")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    found = [item for item in items if HERE in item.path.parents and "atropos" in getattr(item, "fixturenames", ())]
-    for item in found:
-        item.add_marker(pytest.mark.atropos)
-        item.add_marker(pytest.mark.timeout(TIMEOUT_S))
-    if found and os.environ.get("HEADRACE_ATROPOS", "0") in ("", "0"):
-        config.hook.pytest_deselected(items=found)
-        items[:] = [item for item in items if item not in found]
 
 
 @pytest.fixture(scope="session")
 def atropos() -> Path:
     """The Python of an environment with the real atroposlib."""
-    from tests.atropos import environment
-
-    return environment.python()
+    return ATROPOS.python()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests.verl import environment
+from tests.venvs import VERL
 
 INSIDE = Path(__file__).parent / "inside"
 ROOT = INSIDE.parents[2]
@@ -15,7 +15,7 @@ ROOT = INSIDE.parents[2]
 def test_everything_inside_passes_in_verls_own_environment() -> None:
     options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(INSIDE), "--confcutdir", str(INSIDE)]
     found = subprocess.run(
-        [str(environment.python()), "-m", "pytest", *options, "--import-mode=importlib", str(INSIDE)],
+        [str(VERL.python()), "-m", "pytest", *options, "--import-mode=importlib", str(INSIDE)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests" / "trainer")])},
         capture_output=True,
         text=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,25 +13,8 @@ from tests.vllm.server import MAX_NUM_SEQS, NAME, vllm
 
 from headrace.engine import tiny
 
-HERE = Path(__file__).parent
 #: vLLM's attention on a CPU wants heads of at least this width; those of `tiny` are narrower.
 HEAD = 32
-#: The first test may wait for an installation, and every first one for the server.
-TIMEOUT_S = 1800
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "vllm: starts a real vLLM on the CPU (make test-vllm)")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    found = [item for item in items if HERE in item.path.parents]
-    for item in found:
-        item.add_marker(pytest.mark.vllm)
-        item.add_marker(pytest.mark.timeout(TIMEOUT_S))
-    if found and os.environ.get("HEADRACE_VLLM", "0") in ("", "0"):
-        config.hook.pytest_deselected(items=found)
-        items[:] = [item for item in items if HERE not in item.path.parents]
 
 
 @pytest.fixture(scope="session", autouse=True)

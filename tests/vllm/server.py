@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.vllm import environment
+from tests.venvs import VLLM
 
 #: It is ready in a minute on an idle machine; a busy one gets its time.
 READY_S = 600
@@ -45,7 +45,7 @@ def vllm(
 ) -> Iterator[str]:
     """The address of a server of this checkpoint under the name `tiny`; what it says goes to `log`."""
     port = _free_port()
-    command = [str(environment.python()), "-m", "vllm.entrypoints.openai.api_server"]
+    command = [str(VLLM.python()), "-m", "vllm.entrypoints.openai.api_server"]
     given = ("--model", str(model), "--served-model-name", NAME, "--port", str(port))
     given += ("--max-model-len", str(max_model_len))
     with log.open("wb") as out:

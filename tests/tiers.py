@@ -1,0 +1,86 @@
+"""Tests that run only where they are asked for: each tier has a variable (`HEADRACE_VLLM=1`) and a target of make.
+
+A tier's tests are those of its folders, of these only the ones that use one of its fixtures where it names some, and
+any test that has its marker. Where a tier is not asked for, its tests are deselected.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests import venvs
+
+ROOT = Path(__file__).parent
+#: Seconds for a test of a tier that installs something: the first one may wait for it.
+INSTALLING_S = 1800
+
+
+@dataclass(frozen=True)
+class Tier:
+    """`needs` is what its tests take that others do not."""
+
+    name: str
+    needs: str
+    folders: tuple[str, ...] = ()
+    fixtures: frozenset[str] = frozenset()
+
+    @property
+    def variable(self) -> str:
+        return f"HEADRACE_{self.name.upper()}"
+
+    @property
+    def asked_for(self) -> bool:
+        return os.environ.get(self.variable, "0") not in ("", "0")
+
+    def has(self, item: pytest.Item) -> bool:
+        """Whether a test is of this tier."""
+        if item.get_closest_marker(self.name):
+            return True
+        if not any(ROOT / folder in item.path.parents for folder in self.folders):
+            return False
+        return not self.fixtures or bool(self.fixtures & {*getattr(item, "fixturenames", ())})
+
+
+TIERS = (
+    Tier("vllm", "starts a real vLLM on the CPU", ("vllm",)),
+    Tier("verl", "needs a real verl", ("verl",)),
+    Tier("atropos", "needs the real atroposlib", ("atropos", "compat"), frozenset({"fresh", "atropos"})),
+    Tier("agents", "runs command-line agents from npm", ("agents",)),
+    Tier("install", "installs a built wheel into clean environments", ("install",), frozenset({"built", "uv"})),
+    Tier("gym", "needs the real reasoning-gym"),
+    Tier("long", "statistical or exhaustive; a cheaper form of the claim runs always"),
+)
+
+
+def declare(config: pytest.Config) -> None:
+    """Makes the tiers' markers known."""
+    for tier in TIERS:
+        config.addinivalue_line("markers", f"{tier.name}: {tier.needs} (make test-{tier.name})")
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the tests of each tier, and takes those out that were not asked for."""
+    for tier in TIERS:
+        found = {item: None for item in items if tier.has(item)}
+        for item in found:
+            item.add_marker(tier.name)
+            if tier.folders:
+                item.add_marker(pytest.mark.timeout(INSTALLING_S))
+        if found and not tier.asked_for:
+            config.hook.pytest_deselected(items=list(found))
+            items[:] = [item for item in items if item not in found]
+    _provide_gym([item for item in items if item.get_closest_marker("gym")])
+
+
+def _provide_gym(items: list[pytest.Item]) -> None:
+    """Tests with reasoning-gym run in this process, which finds the package in its environment."""
+    if not items:
+        return
+    if reason := venvs.gym_lacks():
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason=reason))
+    else:
+        venvs.provide_gym()
