@@ -59,6 +59,7 @@ bench: setup ## run the quick benchmarks of pool, gateway, trainer, environments
 lint: setup ## check style, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
 docs: setup ## build the documentation's site into site/, which a browser opens without a server
@@ -69,7 +70,7 @@ format: setup ## fix what ruff can fix, then format
 	$(BIN)/ruff format .
 
 clean: ## remove .venv, caches and build outputs (runs/ stays)
-	rm -rf $(VENV) dist build site bench-*.json .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build site bench-*.json .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # A set is installed anew when what it is made of changes. Who has all has what the demo needs.
