@@ -16,7 +16,7 @@ import torch
 
 from headrace.engine.app import create_app
 from headrace.engine.engine import Engine, Settings
-from headrace.serving import Server
+from headrace.net.server import Server
 
 Json = dict[str, Any]
 

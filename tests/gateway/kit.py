@@ -19,8 +19,8 @@ from tests.engine.kit import Client
 
 from headrace import DataPool, Step
 from headrace.gateway import Settings, create_app
+from headrace.net.server import Server
 from headrace.pool.remote import RemotePool
-from headrace.serving import Server
 
 Json = dict[str, Any]
 

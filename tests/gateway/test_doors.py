@@ -15,7 +15,7 @@ from tests.gateway.tenants.test_tenants import written
 
 from headrace import DataPool
 from headrace.gateway.hub import DROP
-from headrace.serving import CHANGED_BY_GET
+from headrace.net.server import CHANGED_BY_GET
 
 KEYS = {"api_key": "agents-own", "reward_key": "rewards-own", "admin_key": "admins-own"}
 TENANT = "tenants-own"

@@ -15,7 +15,7 @@ from headrace import DataPool
 from headrace.cli.gateway import GatewayCommand
 from headrace.gateway import Settings
 from headrace.gateway.models import renderers
-from headrace.serving import usual_host
+from headrace.net.server import usual_host
 from headrace.tokens import load_renderer
 
 

@@ -13,7 +13,7 @@ from isal import isal_zlib
 from starlette.requests import Request
 from starlette.types import Send
 
-from headrace.connections import flushed
+from headrace.net.connection import flushed
 
 log = logging.getLogger("headrace.api")
 

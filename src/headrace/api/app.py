@@ -18,11 +18,20 @@ from headrace.api.answers import Answer, answer, deliver, packed
 from headrace.api.routes import Routes
 from headrace.api.settings import Settings
 from headrace.data.errors import HeadraceError
-from headrace.front_page import KEY_NEEDED, KIND, channels, links, page, table, text, wants_page
+from headrace.net.front_page import (
+    KEY_NEEDED,
+    KIND,
+    channels,
+    links,
+    page,
+    table,
+    text,
+    wants_page,
+)
+from headrace.net.server import BodyTooLarge, presented_key
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Unauthorized
 from headrace.pool.remote import RemotePool
-from headrace.serving import BodyTooLarge, presented_key
 
 log = logging.getLogger("headrace.api")
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from headrace import __version__
-from headrace.front_page import links, page, table
+from headrace.net.front_page import links, page, table
 from headrace.pool.desk.types import EnvRegistration, Registration
 
 _ROWS = {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}

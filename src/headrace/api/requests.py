@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from headrace.data.errors import HeadraceError, InvalidInput, shown
 from headrace.data.scored import lenient
-from headrace.serving import BodyTooLarge, read_body
+from headrace.net.server import BodyTooLarge, read_body
 
 T = TypeVar("T", bound=msgspec.Struct)
 

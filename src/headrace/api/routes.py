@@ -19,7 +19,7 @@ from headrace.api.requests import body_of, env_id_of, flag, object_of, record, u
 from headrace.api.settings import Settings
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.data.scored import Scored, gzip_piece, inflate, join, join_gzip, read_group, read_groups
-from headrace.front_page import KIND as PAGE
+from headrace.net.front_page import KIND as PAGE
 from headrace.pool.aio import AsyncPool
 from headrace.pool.desk.types import DeskBatch, EnvRegistration, Posted, Posting, Registration
 from headrace.pool.errors import NotFound, NotRegistered

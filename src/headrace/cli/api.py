@@ -14,8 +14,8 @@ from headrace.api.settings import Settings
 from headrace.cli.common import pool_key, say
 from headrace.cli.pool.run import PoolOptions
 from headrace.data.errors import HeadraceError
+from headrace.net.server import loopback
 from headrace.pool import KEY_VARIABLE
-from headrace.serving import loopback
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -51,7 +51,12 @@ class ApiCommand(Settings, PoolOptions):
 
     def cli_cmd(self) -> None:
         from headrace.api.app import create_app
-        from headrace.serving import LocalOnly, Server, settle_memory, usual_host
+        from headrace.net.server import (
+            LocalOnly,
+            Server,
+            settle_memory,
+            usual_host,
+        )
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         settings = Settings(**{name: getattr(self, name) for name in Settings.model_fields})

@@ -61,7 +61,7 @@ class EngineCommand(BaseModel):
 
     def cli_cmd(self) -> None:
         from headrace.engine.serve import Loading, run
-        from headrace.serving import LocalOnly, Server, loopback
+        from headrace.net.server import LocalOnly, Server, loopback
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         check_model(self.model)

@@ -15,8 +15,8 @@ from headrace.cli.pool.run import PoolOptions
 from headrace.data.errors import HeadraceError
 from headrace.extras import require_for
 from headrace.gateway.settings import Settings
+from headrace.net.server import loopback, usual_host
 from headrace.pool import KEY_VARIABLE
-from headrace.serving import loopback, usual_host
 
 if TYPE_CHECKING:
     from headrace.gateway.process import Process

@@ -20,8 +20,8 @@ from rich.console import Console
 
 from headrace.data.errors import HeadraceError
 from headrace.demo.recipe import Recipe, trainer_config
+from headrace.net.server import address_of, listener
 from headrace.processes import Child, Processes
-from headrace.serving import address_of, listener
 
 __all__ = ["ACTOR", "CONFIG", "Settled", "Stack", "channel"]
 

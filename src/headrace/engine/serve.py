@@ -15,7 +15,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.serving import Server
+from headrace.net.server import Server
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine

@@ -24,8 +24,8 @@ from headrace.gateway.errors import Refusal
 from headrace.gateway.settings import Settings
 from headrace.gateway.tenants.spec import SLASH, read_tenants
 from headrace.gateway.tenants.tenant import Tenant
+from headrace.net.server import presented_key
 from headrace.pool.errors import Unauthorized
-from headrace.serving import presented_key
 
 
 class Role(IntEnum):

@@ -15,7 +15,6 @@ from contextlib import aclosing
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from headrace.connections import delivered
 from headrace.data.errors import HeadraceError
 from headrace.gateway import replay
 from headrace.gateway.access import Caller
@@ -31,6 +30,7 @@ from headrace.gateway.sending import Sending
 from headrace.gateway.session import Session
 from headrace.gateway.tries import Call, Debts, Mark
 from headrace.gateway.turn import Turn, completion_tokens, prompt_tokens
+from headrace.net.connection import delivered
 from headrace.tokens import Delta
 
 log = logging.getLogger("headrace.gateway")

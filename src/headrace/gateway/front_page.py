@@ -5,9 +5,17 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from headrace.data.errors import HeadraceError
-from headrace.front_page import KEY_NEEDED, channels, code, links, page, table, text
 from headrace.gateway.access import Role
 from headrace.gateway.gateway import Gateway
+from headrace.net.front_page import (
+    KEY_NEEDED,
+    channels,
+    code,
+    links,
+    page,
+    table,
+    text,
+)
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Unauthorized
 

@@ -33,11 +33,11 @@ from headrace.gateway.sessions import Sessions
 from headrace.gateway.settings import Settings
 from headrace.gateway.starting import Logged, Told, tell
 from headrace.gateway.upstream import Upstream
+from headrace.net.server import BodyTooLarge, read_body
+from headrace.net.supervised import Supervised
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import PoolUnreachable
 from headrace.pool.remote import RemotePool
-from headrace.serving import BodyTooLarge, read_body
-from headrace.supervised import Supervised
 
 log = logging.getLogger("headrace.gateway")
 

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.gateway.errors import Refusal
 from headrace.gateway.responses import refused
-from headrace.serving import BodyTooLarge, read_body
+from headrace.net.server import BodyTooLarge, read_body
 
 SECRET_HEADER = "x-headrace-hub"
 #: Beside the secret: the hub asks for itself, and needs no key.

@@ -17,11 +17,11 @@ from typing import Any
 from headrace.data.block import Block
 from headrace.data.errors import HeadraceError
 from headrace.gateway.spool import Spool
+from headrace.net.supervised import Supervised
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import InternalError, JournalError, PoolClosed, PoolFull, PoolUnreachable, Unauthorized
 from headrace.pool.plan import Receipt
 from headrace.pool.remote import RemotePool
-from headrace.supervised import Supervised
 
 log = logging.getLogger("headrace.gateway")
 

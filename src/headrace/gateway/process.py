@@ -12,10 +12,15 @@ from headrace.gateway.gateway import Gateway
 from headrace.gateway.settings import Settings
 from headrace.gateway.starting import Start
 from headrace.gateway.workers import RETRY_S, Workers
+from headrace.net.server import (
+    LocalOnly,
+    Server,
+    loopback,
+    settle_memory,
+)
 from headrace.pool.connect import connect
 from headrace.pool.embedded import DataPool
 from headrace.pool.remote import RemotePool
-from headrace.serving import LocalOnly, Server, loopback, settle_memory
 from headrace.tokens import do_without_torch
 
 #: The outbox's file, in the folder that --journal names, where the pool is elsewhere.

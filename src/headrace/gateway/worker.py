@@ -16,8 +16,13 @@ from headrace.gateway.hub import ToHub
 from headrace.gateway.settings import Settings
 from headrace.gateway.starting import Lines
 from headrace.gateway.workers import RETRY_S, Task
+from headrace.net.server import (
+    LocalOnly,
+    Server,
+    loopback,
+    settle_memory,
+)
 from headrace.pool.connect import connect
-from headrace.serving import LocalOnly, Server, loopback, settle_memory
 from headrace.tokens import do_without_torch
 
 

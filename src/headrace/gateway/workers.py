@@ -26,9 +26,9 @@ from headrace.data.errors import HeadraceError
 from headrace.gateway.hub import Hub, hub_app
 from headrace.gateway.settings import Settings
 from headrace.gateway.starting import Line, Start
+from headrace.net.server import address_of, listener
 from headrace.pool.embedded import DataPool
 from headrace.pool.http import pool_routes
-from headrace.serving import address_of, listener
 
 log = logging.getLogger("headrace.gateway")
 

@@ -26,16 +26,30 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from headrace import serving
 from headrace.data.errors import HeadraceError, InvalidInput, shown
 from headrace.data.json import to_json
-from headrace.front_page import KEY_NEEDED, KIND, channels, links, page, text, wants_page
+from headrace.net import server
+from headrace.net.front_page import (
+    KEY_NEEDED,
+    KIND,
+    channels,
+    links,
+    page,
+    text,
+    wants_page,
+)
+from headrace.net.server import (
+    BodyTooLarge,
+    LocalOnly,
+    loopback,
+    presented_key,
+    read_body,
+)
 from headrace.pool.config import DEFAULT_CHANNEL
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Unauthorized
 from headrace.pool.remote import RemotePool, Unreachable
 from headrace.pool.service import CallerGone, answer
-from headrace.serving import BodyTooLarge, LocalOnly, loopback, presented_key, read_body
 
 FRAME = "application/vnd.headrace.frame"
 STATUS = {
@@ -160,7 +174,7 @@ def create_app(
     return Starlette(routes=[Route("/", root), Route("/health", health), *routes])
 
 
-class Server(serving.Server):
+class Server(server.Server):
     """A pool's application on a socket. It closes the pool when it ends. Without a key and on loopback, it is for this
     machine's own programs alone."""
 

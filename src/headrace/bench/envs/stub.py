@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from headrace.serving import Server
+from headrace.net.server import Server
 
 #: So large that no environment ever holds.
 BATCH_SIZE = 1 << 30

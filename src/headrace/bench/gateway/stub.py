@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from headrace.bench.gateway.text import SOURCE
-from headrace.serving import Server
+from headrace.net.server import Server
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]

@@ -16,9 +16,9 @@ from headrace.command_line import Usage
 from headrace.data.errors import HeadraceError
 from headrace.extras import require_for
 from headrace.files import read
+from headrace.net.server import loopback
 from headrace.pool import KEY_VARIABLE
 from headrace.pool.config import ChannelConfig, Limits
-from headrace.serving import loopback
 
 CONFIG_KEYS = ("channels", "defaults", "limits")
 

@@ -27,9 +27,9 @@ from headrace.gateway.session import TEXT, Session
 from headrace.gateway.text_key import TextKey
 from headrace.gateway.tries import Debts, Mark
 from headrace.gateway.turn import Turn
+from headrace.net.supervised import Supervised
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Gone, NotFound
-from headrace.supervised import Supervised
 from headrace.tokens import RECORD, Message, Record, Request
 
 #: Where a conversation's metadata says which session it belongs to, and which part of it it is.

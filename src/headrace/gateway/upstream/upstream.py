@@ -27,7 +27,7 @@ from headrace.gateway.upstream.patience import Patience
 from headrace.gateway.upstream.server import Server
 from headrace.gateway.upstream.types import Answer, Order, Sampled
 from headrace.gateway.upstream.wire import Asked
-from headrace.supervised import Supervised
+from headrace.net.supervised import Supervised
 from headrace.tokens.vocabulary import Vocabulary
 
 T = TypeVar("T")

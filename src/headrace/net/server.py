@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.connections import Connection
+from headrace.net.connection import Connection
 
 #: The GETs that change something, since they do on Atropos' wire.
 CHANGED_BY_GET = ("/batch", "/reset_data")

@@ -17,9 +17,14 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from tests.gateway.kit import serving
 
-from headrace import connections
-from headrace.connections import BODY_S, HEAD_BYTES, Connection, flushed
-from headrace.serving import LocalOnly
+from headrace.net import connection
+from headrace.net.connection import (
+    BODY_S,
+    HEAD_BYTES,
+    Connection,
+    flushed,
+)
+from headrace.net.server import LocalOnly
 
 PATIENCE_S = 120
 LARGE = 30_000_000
@@ -153,7 +158,7 @@ def test_an_answer_that_nobody_reads_to_its_end_has_not_arrived(app: App, addres
 
 
 def test_a_server_that_cannot_tell_is_believed() -> None:
-    assert asyncio.run(connections.flushed({"type": "http"})) is True
+    assert asyncio.run(connection.flushed({"type": "http"})) is True
 
 
 # -- this machine alone ------------------------------------------------------------------------------------------------

@@ -1,0 +1,63 @@
+"""Metrics as Prometheus scrapes them: families of samples to text, and the texts of several processes to one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+
+@dataclass(frozen=True)
+class _Families(Collector):
+    families: Iterable[Metric]
+
+    def collect(self) -> Iterable[Metric]:
+        return self.families
+
+
+def counter(name: str, meaning: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    """A counter, written as `NAME_total`; each sample has the values of its labels, in their order, and its count."""
+    found = CounterMetricFamily(name, meaning, labels=labels)
+    for values, count in samples:
+        found.add_metric(values, count)
+    return found
+
+
+def gauge(name: str, meaning: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
+    """Likewise a gauge."""
+    found = GaugeMetricFamily(name, meaning, labels=labels)
+    for values, value in samples:
+        found.add_metric(values, value)
+    return found
+
+
+def histogram(name: str, meaning: str, bounds: Sequence[float], counts: Sequence[int], total: float) -> Metric:
+    """A histogram without labels: `counts` has one entry a bound, of what lies under it and over the one before, and
+    one for what lies over the last; `total` is the sum of all that was observed."""
+    below, buckets = 0, []
+    for bound, count in zip((*map(str, bounds), "+Inf"), counts, strict=True):
+        below += count
+        buckets.append((bound, float(below)))
+    return HistogramMetricFamily(name, meaning, buckets=buckets, sum_value=total)
+
+
+def exposition(families: Iterable[Metric]) -> bytes:
+    """The text of a scrape; its kind is `CONTENT_TYPE`."""
+    return generate_latest(_Families(families))
+
+
+def joined_by_worker(texts: Iterable[str]) -> bytes:
+    """The texts of several worker processes as one, each sample with its worker's number as the label `worker`."""
+    families: dict[str, Metric] = {}
+    for number, text in enumerate(texts):
+        for family in text_string_to_metric_families(text):
+            joined = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            for sample in family.samples:
+                joined.add_sample(sample.name, {**sample.labels, "worker": str(number)}, sample.value)
+    return exposition(families.values())
