@@ -16,6 +16,8 @@ Unit = Literal["group", "step"]
 Durability = Literal["memory", "os", "fsync"]
 
 DEFAULT_CHANNEL = "train"
+#: Characters of a channel's name; a lease's id is that name and a number.
+MAX_CHANNEL_NAME = 200
 
 
 class ChannelConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -103,13 +103,14 @@ def pool_routes(
         return _json(found.to_dict())
 
     def listing(name: str) -> Handler:
-        async def rows(request: Request) -> Response:
+        async def answer_rows(request: Request) -> Response:
             asked = request.query_params.items()
             filters: dict[str, Any] = {key: text if key in TEXTS else _value(text) for key, text in asked}
             channel = filters.pop("channel", DEFAULT_CHANNEL)
-            return _json(await pool._do_async(f"list_{name}", {"channel": channel, "filters": filters}))
+            rows: Callable[..., Awaitable[dict[str, Any]]] = getattr(pool.aio, f"list_{name}")
+            return _json(await rows(channel, **filters))
 
-        return rows
+        return answer_rows
 
     def guarded(handler: Handler) -> Handler:
         async def guard(request: Request) -> Response:

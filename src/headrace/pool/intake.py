@@ -17,7 +17,7 @@ from headrace.pool.channel import Channel
 from headrace.pool.config import Limits
 from headrace.pool.entities import DIGEST, OPEN, TrajectoryState, fingerprint
 from headrace.pool.errors import Conflict, PoolClosed, PoolFull
-from headrace.pool.plan import MustWait, Plan, Receipt
+from headrace.pool.operation import MustWait, Plan, Receipt
 
 
 def plan_submit(channel: Channel, block: Block, now: float, known_blob: Callable[[bytes], bool]) -> Plan:

@@ -27,7 +27,7 @@ from headrace.pool.batch import Batch
 from headrace.pool.config import DEFAULT_CHANNEL
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import NotFound, PoolUnreachable
-from headrace.pool.plan import Receipt
+from headrace.pool.operation import Receipt
 from headrace.pool.remote import Unreachable
 from headrace.pool.service import answer
 

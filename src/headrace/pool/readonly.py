@@ -13,14 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.data.block import Block
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import JournalDamaged, JournalLocked, NotFound, PoolError
 from headrace.pool.journal.journal import Journal, Take
 from headrace.pool.journal.layout import read_layout
 from headrace.pool.journal.repair import holder
 from headrace.pool.journal.scan import Scan, scan
-from headrace.pool.operations import READS
+from headrace.pool.operation import Operation, Read
 
 
 class JournalView(DataPool):
@@ -44,17 +43,22 @@ class JournalView(DataPool):
         """Facts about what is not there, by kind: none in a journal that is whole."""
         return dict(self._state.orphans)
 
-    def _do(
-        self, op: str, args: dict[str, Any], block: Block | None = None, then: Callable[[Any], Any] | None = None
-    ) -> Any:
-        _only_read(op, self.directory)
-        return super()._do(op, args, block, then)
+    def execute(self, operation: Operation[Any], then: Callable[[Any], Any] | None = None) -> Any:
+        self._check_reads(operation)
+        return super().execute(operation, then)
 
-    async def _do_async(
-        self, op: str, args: dict[str, Any], block: Block | None = None, then: Callable[[Any], Any] | None = None
+    async def execute_async(
+        self, operation: Operation[Any], then: Callable[[Any], Any] | None = None, *, pieces: bool = False
     ) -> Any:
-        _only_read(op, self.directory)
-        return await super()._do_async(op, args, block, then)
+        self._check_reads(operation)
+        return await super().execute_async(operation, then, pieces=pieces)
+
+    def _check_reads(self, operation: Operation[Any]) -> None:
+        if not isinstance(operation, Read):
+            raise PoolError(
+                f"{operation.name!r} changes a pool, and this one is only read from {self.directory}; "
+                "open DataPool(journal=...)"
+            )
 
     def describe(self) -> dict[str, Any]:
         return {"durability": "at rest", "journal": str(self.directory), "journal_bytes": self.found.bytes}
@@ -110,10 +114,3 @@ def hold(directory: Path) -> int:
 def release(held: int) -> None:
     fcntl.flock(held, fcntl.LOCK_UN)
     os.close(held)
-
-
-def _only_read(op: str, directory: Path) -> None:
-    if op not in READS:
-        raise PoolError(
-            f"{op!r} changes a pool, and this one is only read from {directory}; open DataPool(journal=...)"
-        )

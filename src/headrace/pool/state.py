@@ -17,7 +17,7 @@ from headrace.data.block import Blob, Block, Record, pack_extra
 from headrace.pool import facts as f
 from headrace.pool import holes
 from headrace.pool.channel import Channel
-from headrace.pool.config import ChannelConfig, Limits
+from headrace.pool.config import DEFAULT_CHANNEL, ChannelConfig, Limits
 from headrace.pool.desk.apply import APPLY as _APPLY_TO_DESK
 from headrace.pool.desk.desk import Desk
 from headrace.pool.entities import GroupState, Lease, Tomb, TrajectoryState, is_quarantined
@@ -60,6 +60,18 @@ class State:
     def look(self, name: str) -> Channel:
         """The channel as it is or would be; nothing is created."""
         return self.channels.get(name) or self._new(name)
+
+    def find(self, trajectory: str, channel: str | None) -> tuple[Channel, TrajectoryState | None]:
+        """The trajectory and its channel; without a channel's name, the one that knows it."""
+        if channel is None:
+            for candidate in self.channels.values():
+                if trajectory in candidate.trajectories:
+                    return candidate, candidate.trajectories[trajectory]
+            for candidate in self.channels.values():
+                if trajectory in candidate.tombs:
+                    return candidate, None
+        there = self.look(channel or DEFAULT_CHANNEL)
+        return there, there.trajectories.get(trajectory)
 
     def _new(self, name: str) -> Channel:
         channel = Channel(name, self.defaults)

@@ -19,7 +19,7 @@ from headrace.data.step import Step
 from headrace.data.trajectory import Group, Trajectory
 from headrace.data.tree import TokenTree
 from headrace.pool.config import ChannelConfig
-from headrace.pool.plan import Completion, Receipt
+from headrace.pool.operation import Completion, Receipt
 from headrace.pool.state import Event
 from headrace.pool.views import HandOut
 

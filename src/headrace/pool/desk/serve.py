@@ -19,7 +19,7 @@ from headrace.pool.desk import facts as df
 from headrace.pool.desk.batching.subset import sums
 from headrace.pool.entities import GroupState
 from headrace.pool.intake import plan_submit
-from headrace.pool.plan import Plan
+from headrace.pool.operation import Plan
 from headrace.pool.policies import order
 from headrace.pool.state import State
 from headrace.pool.views import trajectory_view

@@ -5,11 +5,20 @@ Called before and after every call, so nothing waits for a timer; a caller that 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.entities import GroupState
+
+
+def due(channel: Channel, now: float) -> Iterator[f.Fact]:
+    """Facts that the clock, the version or the capacity call for; each is applied before the next is asked for."""
+    if channel.grace_deadlines:
+        end_graces(channel, now)
+    while fact := next_due(channel, now):
+        yield fact
 
 
 def next_due(channel: Channel, now: float) -> f.Fact | None:
