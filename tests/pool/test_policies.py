@@ -14,6 +14,7 @@ from tests.pool.kit import step, trajectory
 
 from headrace import Step
 from headrace.data import HeadraceError
+from headrace.pool.apply import apply
 from headrace.pool.config import ChannelConfig, Limits
 from headrace.pool.errors import PoolFull
 from headrace.pool.operation import Change, MustWait
@@ -41,7 +42,7 @@ class Planned:
 
     def run(self, operation: Change[Any]) -> Any:
         plan = operation.plan(self.state, self.now)
-        self.state.apply(plan.facts, plan.block)
+        apply(self.state, plan.facts, plan.block)
         return plan.after() if plan.after is not None else plan.reply
 
     def submit(self, steps: list[Step]) -> None:
@@ -55,7 +56,7 @@ class Planned:
         found = []
         for fact in expiry.due(self.channel, self.now):
             found.append(fact)
-            self.state.apply([fact], None)
+            apply(self.state, [fact], None)
         return found
 
 

@@ -1,4 +1,4 @@
-"""The pool in this process: the core, its journal, a lock, and those who wait.
+"""The pool in this process: its state with its journal, the calls on it, and those who wait.
 
 A call takes the lock, plans, writes to the journal, applies, and lets go; then it waits until what it wrote is as safe
 as promised. So facts reach disk in the order in which they were applied, and nobody waits for a disk with the lock
@@ -9,55 +9,37 @@ next deadline; nothing polls.
 from __future__ import annotations
 
 import asyncio
-import gc
-import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from headrace.data.block import Block
-from headrace.data.errors import HeadraceError, InvalidInput, shown
-from headrace.data.frame import Frame
-from headrace.pool import facts as facts_
-from headrace.pool import holes
+from headrace.data.errors import InvalidInput, shown
+from headrace.pool import facts as f
 from headrace.pool.calls import AsyncPool, BlockingPool
+from headrace.pool.clock import MonotonicClock
 from headrace.pool.config import ChannelConfig, Durability, Limits, choice
-from headrace.pool.desk import facts as desk_facts
-from headrace.pool.desk.desk import DAMAGED
-from headrace.pool.desk.plans import due as desk_due
-from headrace.pool.desk.spill import Spill
-from headrace.pool.errors import DiskFull, JournalError, PoolClosed
+from headrace.pool.errors import DiskFull, PoolClosed
 from headrace.pool.journal.files import Files
 from headrace.pool.journal.journal import Journal
-from headrace.pool.journal.records import decode_commit
-from headrace.pool.journal.repair import backup
-from headrace.pool.journal.snapshot import capture, live_bytes
+from headrace.pool.journaled import JournaledState
 from headrace.pool.operation import PENDING, Change, MustWait, Operation, Read, Upkeep
 from headrace.pool.operations.consume import FetchBatch
 from headrace.pool.operations.control import BackUpJournal, ForgetTrajectory
 from headrace.pool.operations.read import ReadStats
 from headrace.pool.operations.scored import NackScoredBatch, TakeScoredBatch
-from headrace.pool.policies import expiry
 from headrace.pool.state import State
-from headrace.pool.steady import Steady
-
-log = logging.getLogger("headrace.pool")
 
 #: Waits are cut to this: a lock cannot wait for centuries. Who wakes early looks, and waits on.
 LONGEST_WAIT_S = 86_400.0
-#: A journal smaller than this is not worth rewriting.
-COMPACT_FROM = 64_000_000
-#: A journal that is full is rewritten where it holds so many times what lives in it.
-WORTH_IT = 1.15
 
 
-class DataPool(BlockingPool):
+class DataPool(JournaledState, BlockingPool):
     """A timestamped queue of trajectories, grouped by prompt, in this process.
 
     `journal`: a directory; what was acknowledged is found there again. Without one the pool lives in memory.
@@ -81,26 +63,17 @@ class DataPool(BlockingPool):
         monotonic: Callable[[], float] | None = None,
         files: Files | None = None,
     ) -> None:
-        self.durability = _durability(durability, journal)
+        safety = _durability(durability, journal)
+        opened = None
+        if journal is not None:
+            opened = Journal(journal, durability=safety, segment_mb=segment_mb, quota_mb=quota_mb, files=files)
         base = defaults if isinstance(defaults, ChannelConfig) else ChannelConfig().changed(dict(defaults or {}))
-        self._state = State(base, limits or Limits())
-        self._time = Steady(clock, monotonic or (time.monotonic if clock is time.time else None))
-        self._lock = threading.Lock()
+        steady = monotonic or (time.monotonic if clock is time.time else None)
+        super().__init__(State(base, limits or Limits()), opened, MonotonicClock(clock, steady))
+        self.durability = safety
         self._waiters: dict[str, set[Callable[[], None]]] = {}
-        self._closed: str | None = None
-        self._journal: Journal | None = None
-        self._about: dict[str, None] = {}  # the channels of the last commit
-        self._check_at = COMPACT_FROM
-        self._compacting = threading.Lock()
-        self._compactions = 0
         self._syncer: ThreadPoolExecutor | None = None
         self.aio = AsyncPool(self)
-        if journal is not None:
-            self._journal = Journal(
-                journal, durability=self.durability, segment_mb=segment_mb, quota_mb=quota_mb, files=files
-            )
-        if self._journal is not None:
-            self._state.desk.shelf.spill = Spill(self._journal.directory, self._journal.files.write)
         try:
             if self._journal is not None:
                 self._recover(self._journal)
@@ -111,53 +84,12 @@ class DataPool(BlockingPool):
 
     # -- opening and closing -------------------------------------------------------------------------------------------
 
-    def _recover(self, journal: Journal) -> None:
-        def take(found: Frame) -> None:
-            facts, block = decode_commit(found)
-            try:
-                self._state.apply(facts, block)
-            except Exception as error:
-                raise JournalError(
-                    f"journal {journal.directory}: commit {found.serial} reads back, but cannot be applied "
-                    f"({error!r}). Nothing was changed"
-                ) from error
-            self._state.sweep()
-            self._about = dict.fromkeys([fact.channel for fact in facts])
-            self._time.after(max((fact.at for fact in facts), default=0.0))
-
-        collecting = gc.isenabled()
-        gc.disable()  # half a million new objects, none of them garbage
-        try:
-            found = journal.open(take)
-        finally:
-            if collecting:
-                gc.enable()
-        if self._state.orphans:
-            log.warning("journal %s: facts about what is not there: %s", journal.directory, dict(self._state.orphans))
-        if found.commits:
-            log.info("journal %s: %d commits recovered", journal.directory, found.commits)
-        with self._lock:
-            now = self._now()
-        if journal.torn is not None:
-            log.warning("journal %s: %s", journal.directory, journal.torn)
-            self._settle_one(facts_.Cut("", now, journal.torn))
-        for name, channel in self._state.channels.items():
-            queued, leased = holes.counted(channel)
-            if (queued, leased) != (channel.ledger.queued, channel.ledger.leased):
-                log.warning(
-                    "journal %s: steps of channel %r are lost: the ledger is set right", journal.directory, name
-                )
-                self._settle_one(facts_.Recounted(name, now, queued, leased))
-        if lost := self._state.desk.lost():
-            log.warning("journal %s: %d scored groups are lost", journal.directory, len(lost))
-            self._settle_one(desk_facts.Dropped("", now, tuple(lost), DAMAGED, "the journal lost it"))
-
     def _adopt(self, channels: Mapping[str, Mapping[str, Any] | ChannelConfig], with_defaults: bool) -> None:
         """Writes down options that differ from what the journal knew."""
         base = self._state.defaults
         for name, channel in self._state.channels.items() if with_defaults else ():
             if channel.by_default and channel.config != base and name not in channels:
-                self._settle_one(facts_.Defaulted(name, self._time.now(), base))
+                self._settle_one(f.Defaulted(name, self._time.now(), base))
         for name, options in channels.items():
             config = options if isinstance(options, ChannelConfig) else base.changed(dict(options))
             if name not in self._state.channels or self._state.look(name).config != config:
@@ -296,68 +228,11 @@ class DataPool(BlockingPool):
         self._commit(plan.facts, plan.block)
         return plan.after() if plan.after is not None else plan.reply
 
-    def _now(self) -> float:
-        """The time. Deadlines move with a clock that was set forward. Called with the lock held."""
-        now = self._time.now()
-        by = self._time.jumped()
-        if by and self._state.timed:
-            log.info("the clock was set forward, or the pool away, for %.0f s: deadlines move with it", by)
-            moved = facts_.ClockMoved("", now, by)
-            try:
-                self._commit([moved], None)
-            except DiskFull as error:
-                log.warning("that deadlines moved could not be written down: %s", error)
-                self._state.apply([moved], None)
-        return now
-
-    def _commit(self, facts: Any, block: Block | None) -> None:
-        if not facts:
-            return
-        facts = [*self._state.begun_by(facts), *facts]
-        try:
-            if self._journal is not None:
-                about = dict.fromkeys([fact.channel for fact in facts])
-                self._journal.append(facts, block, self._state.tallies(self._about | about))
-                self._about = about
-            self._state.apply(facts, block)
-        except JournalError:
-            raise  # nothing of it was written, and nothing changed
-        except BaseException as error:
-            # Perhaps on disk, and only half in memory: only a recovery can tell what is true.
-            self._closed = f"a fact could not be applied ({error!r}); open the pool again to recover from its journal"
-            raise
-
     def _next_deadline(self, name: str) -> float:
         """When the clock alone may have something for who waits for a channel."""
         desk = self._state.desk
         deadlines = [self._state.look(name).deadline(), desk.deadline() if desk.serving == name else None]
         return min((deadline for deadline in deadlines if deadline is not None), default=float("inf"))
-
-    def _settle(self, names: list[str], now: float, *, late: bool) -> None:
-        """Carries out what is due. `late`: what the journal has no room for now may wait for the next call."""
-        try:
-            for name in names:
-                for fact in self._due(name, now):
-                    self._commit([fact], None)
-        except JournalError as error:
-            if not late:
-                raise
-            log.warning("what was due could not be written down yet: %s", error)
-
-    def _due(self, name: str, now: float) -> Iterable[facts_.Fact]:
-        if not name:
-            return desk_due(self._state, now)
-        channel = self._state.channels.get(name)
-        return expiry.due(channel, now) if channel is not None else ()
-
-    def _settle_one(self, fact: facts_.Fact) -> None:
-        """Carries out what opening the journal called for; where it is full, so will opening it the next time."""
-        with self._lock:
-            try:
-                self._commit([fact], None)
-            except DiskFull as error:
-                log.warning("what was found could not be written down yet: %s", error)
-                self._state.apply([fact], None)
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
@@ -403,88 +278,16 @@ class DataPool(BlockingPool):
                 self._attempt(NackScoredBatch(answer.lease), lambda: None)
             raise
 
-    # -- the journal's upkeep ------------------------------------------------------------------------------------------
-
     def _must_erase(self, operation: Operation[Any]) -> bool:
         """Whether a call may be answered only once nothing that was forgotten stands in the journal."""
         erases = isinstance(operation, ForgetTrajectory) and operation.erase
         return erases and self._journal is not None and self._state.unerased
 
-    def _erase(self) -> None:
-        """Compacts, unless that was done meanwhile: of many that forget at once, one rewrites the journal for all."""
-        with self._compacting:
-            if self._state.unerased:
-                self._compact()
-
-    def _compact_when_due(self) -> None:
-        """Starts a compaction where the journal has grown enough, and none is under way."""
-        journal = self._journal
-        if journal is None or not (journal.bytes > self._check_at or journal.alarm):
-            return
-        if self._compacting.acquire(blocking=False):
-            threading.Thread(target=self._compact_if_worth, name="headrace-compact", daemon=True).start()
-
-    def _compact_if_worth(self) -> None:
-        assert self._journal is not None
-        try:
-            with self._lock:
-                live, alarm, self._journal.alarm = live_bytes(self._state), self._journal.alarm, False
-                self._check_at = 2 * live + COMPACT_FROM
-                worth = self._journal.bytes > self._check_at or (alarm and self._journal.bytes >= WORTH_IT * live)
-                worth = worth and self._closed is None
-            if worth:
-                self._compact()
-        except HeadraceError as error:
-            log.warning("the journal could not be compacted: %s", error)
-        finally:
-            self._compacting.release()
-
-    def _make_room(self, compactions: int) -> bool:
-        """Compacts a journal that is full, where enough of it is dead; whether that was done, by this call or, since
-        there were so many `compactions`, by another."""
-        if self._journal is None:
-            return False  # it is the desk's scratch files that found no room
-        try:
-            with self._compacting:
-                if self._compactions > compactions:
-                    return True
-                with self._lock:
-                    if self._closed is not None or self._journal.bytes < WORTH_IT * live_bytes(self._state):
-                        return False
-                self._compact()
-                return True
-        except HeadraceError as error:
-            log.warning("the journal is full and could not be compacted: %s", error)
-            return False
-
     def _upkeep(self, operation: Upkeep) -> None:
-        if self._journal is None:
-            raise JournalError(f"this pool has no journal to {operation.name}")
-        with self._compacting:
-            if not isinstance(operation, BackUpJournal):
-                return self._compact()
-            with self._lock:
-                self._journal.rotate()
-            backup(self._journal.directory, Path(operation.to))
-
-    def _compact(self) -> None:
-        journal = self._journal
-        assert journal is not None
-        with self._lock:
-            if self._closed is not None:
-                raise PoolClosed(self._closed)
-            now = self._now()
-            # A segment that nothing was written to since the last try is as good as a new one.
-            number = journal.number if journal.empty else journal.rotate(spare=True)
-            first_serial = journal.serial
-            captured = capture(self._state, now)
-            unerased, self._state.unerased = self._state.unerased, False
-        try:
-            journal.write_snapshot(number, first_serial, captured)
-        except BaseException:
-            self._state.unerased |= unerased
-            raise
-        self._compactions += 1
+        if isinstance(operation, BackUpJournal):
+            self._back_up(Path(operation.to))
+        else:
+            self._compact_now()
 
     def describe(self) -> dict[str, Any]:
         """How safe this pool is, and how many calls wait in it, for `stats()`."""
@@ -495,17 +298,6 @@ class DataPool(BlockingPool):
             "journal": str(journal.directory) if journal is not None else None,
             "journal_bytes": journal.bytes if journal is not None else 0,
         }
-
-
-def _durability(given: str | None, journal: Any) -> Durability:
-    durability = given or ("memory" if journal is None else "fsync")
-    choice(durability, Durability, "durability")
-    if (durability == "memory") != (journal is None):
-        raise InvalidInput(
-            f"durability {durability!r} with journal {shown(journal)}: `memory` takes no journal, "
-            "`os` and `fsync` need one"
-        )
-    return durability  # type: ignore[return-value]
 
 
 def _until(operation: Operation[Any]) -> float | None:
@@ -529,3 +321,14 @@ def _gave_up(operation: Operation[Any], *, pieces: bool) -> Any:
 def _soonest(left: float | None, until_deadline: float) -> float | None:
     times = [t for t in (left, until_deadline) if t is not None and t != float("inf")]
     return min(max(0.0, min(times)), LONGEST_WAIT_S) if times else None
+
+
+def _durability(given: str | None, journal: Any) -> Durability:
+    durability = given or ("memory" if journal is None else "fsync")
+    choice(durability, Durability, "durability")
+    if (durability == "memory") != (journal is None):
+        raise InvalidInput(
+            f"durability {durability!r} with journal {shown(journal)}: `memory` takes no journal, "
+            "`os` and `fsync` need one"
+        )
+    return durability  # type: ignore[return-value]

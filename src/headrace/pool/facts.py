@@ -182,12 +182,12 @@ class ChannelImage(Fact, tag="image", frozen=True):
     next_lease: int = 0
     ledger: dict[str, Any] = {}
     tombs: tuple[tuple[str, str, str, bytes], ...] = ()
-    owed: tuple[tuple[str, int], ...] = ()
+    expected_late: tuple[tuple[str, int], ...] = msgspec.field(default=(), name="owed")
     acked: tuple[str, ...] = ()
     pool_version: int = 0
     pool_closed: bool = False
     by_default: bool = True
-    owed_since: tuple[float, ...] = ()
+    expected_since: tuple[float, ...] = msgspec.field(default=(), name="owed_since")
 
 
 class TrajectoryImage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -211,7 +211,7 @@ class GroupImage(Fact, tag="group", frozen=True):
     consumed: bool = False
     broken: bool = False
     seen: int = 0
-    ripe: tuple[str, ...] = ()
+    counted: tuple[str, ...] = msgspec.field(default=(), name="ripe")
     trajectories: tuple[TrajectoryImage, ...] = ()
     n: int = 0
     oldest: int | None = None

@@ -13,8 +13,13 @@ from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import count, finite
 from headrace.data.trajectory import Trajectory
 from headrace.pool.channel import Channel
-from headrace.pool.entities import FULL, OPEN, GroupState, TrajectoryState
 from headrace.pool.errors import Gone, NotFound
+from headrace.pool.groups import (
+    FULL,
+    OPEN,
+    GroupState,
+    TrajectoryState,
+)
 from headrace.pool.state import Event, State
 from headrace.pool.views import trajectory_view
 
@@ -99,7 +104,7 @@ def _group_row(c: Channel, group: GroupState) -> Row:
         "state": "leased" if group.leased or group.lease else "ready" if group.bucket == FULL else "waiting",
         "n_rollouts": c.need(group),
         "trajectories": len(group.trajectories),
-        "complete": len(group.ripe),
+        "complete": len(group.counted),
         "steps": group.queued + group.leased,
         "oldest_version": group.oldest,
         "deliveries": group.deliveries,

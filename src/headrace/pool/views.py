@@ -13,7 +13,7 @@ from headrace.data.frame import Buffer
 from headrace.data.trajectory import Group, Trajectory
 from headrace.data.tree import TokenTree
 from headrace.pool.channel import Channel
-from headrace.pool.entities import OPEN, GroupState, TrajectoryState
+from headrace.pool.groups import OPEN, GroupState, TrajectoryState
 
 _metadata = msgspec.msgpack.Decoder(Extra)
 

@@ -14,6 +14,7 @@ from tests.pool.journal.kit import Crashing, Unsynced, check_rules, flip, frames
 from headrace import DataPool
 from headrace.data import frame
 from headrace.data.frame import Kind, frame_bytes
+from headrace.pool.apply import apply
 from headrace.pool.config import ChannelConfig, Durability, Limits
 from headrace.pool.errors import JournalDamaged, JournalError
 from headrace.pool.journal import mark, records
@@ -585,7 +586,7 @@ def test_every_commit_says_what_the_ledgers_were_before_it(tmp_path: Path) -> No
         tallies = records.decode_outline(found).tallies
         assert tallies == [tuple(tally) for tally in state.tallies([name for name, *_ in tallies])]
         compared.update(name for name, *_ in tallies)
-        state.apply(*records.decode_commit(found))
+        apply(state, *records.decode_commit(found))
 
     assert scan(tmp_path, compare).commits > 40
     assert compared == {"train"}

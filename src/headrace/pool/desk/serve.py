@@ -17,7 +17,7 @@ from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.desk import facts as df
 from headrace.pool.desk.batching.subset import sums
-from headrace.pool.entities import GroupState
+from headrace.pool.groups import GroupState
 from headrace.pool.intake import plan_submit
 from headrace.pool.operation import Plan
 from headrace.pool.policies import order

@@ -14,7 +14,7 @@ from headrace.data.frame import Buffer
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.desk import image
-from headrace.pool.entities import GroupState, Lease
+from headrace.pool.groups import GroupState, Lease
 from headrace.pool.journal.records import Commit, encode
 from headrace.pool.state import State
 
@@ -72,12 +72,12 @@ def _channel(state: State, channel: Channel, now: float, written: set[bytes]) ->
             channel.next_lease,
             counters,
             some,
-            tuple((prompt, missing) for prompt, missing, _ in channel.owed),
+            tuple((prompt, missing) for prompt, missing, _ in channel.expected_late),
             tuple(channel.acked),
             state.version,
             state.closed,
             channel.by_default,
-            tuple(since for _, _, since in channel.owed),
+            tuple(since for _, _, since in channel.expected_late),
         )
         yield encode(Commit([image])), []
         first = False
@@ -130,7 +130,7 @@ def _group(channel: Channel, group: GroupState, now: float, written: set[bytes])
         group.seq not in channel.groups,
         group.broken,
         group.seen,
-        group.ripe,
+        group.counted,
         tuple(images),
         group.n,
         group.oldest,

@@ -11,8 +11,8 @@ from headrace.pool.batch import Batch
 from headrace.pool.channel import Channel
 from headrace.pool.config import DEFAULT_CHANNEL, Order, Unit, choice
 from headrace.pool.desk.serve import into_channel
-from headrace.pool.entities import Lease
 from headrace.pool.errors import LeaseLost
+from headrace.pool.groups import Lease
 from headrace.pool.operation import Change, MustWait, Plan
 from headrace.pool.policies import expiry, order
 from headrace.pool.state import State
@@ -92,7 +92,7 @@ class FetchBatch(Change[Batch | None], frozen=True):
         surplus = tuple(
             uid
             for group in lease.groups
-            if len(group.trajectories) > len(group.ripe) or len(group.ripe) > channel.need(group)
+            if len(group.trajectories) > len(group.counted) or len(group.counted) > channel.need(group)
             for uid in order.surplus(channel, group)
         )
         fact = f.HandedOut(

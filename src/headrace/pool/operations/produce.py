@@ -12,8 +12,8 @@ from headrace.data.step import Step, check_dict, check_uid, count, finite
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.config import DEFAULT_CHANNEL
-from headrace.pool.entities import OPEN
 from headrace.pool.errors import Conflict, NotFound, PoolClosed, PoolFull
+from headrace.pool.groups import OPEN
 from headrace.pool.intake import check_indices, check_room, check_size, plan_submit
 from headrace.pool.operation import Change, Completion, Plan, Receipt
 from headrace.pool.state import State

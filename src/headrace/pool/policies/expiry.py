@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
-from headrace.pool.entities import GroupState
+from headrace.pool.groups import GroupState
 
 
 def due(channel: Channel, now: float) -> Iterator[f.Fact]:
@@ -32,7 +32,9 @@ def end_graces(channel: Channel, now: float) -> None:
         deadline, uid = heappop(graces)
         trajectory = channel.trajectories.get(uid)
         if trajectory is not None and deadline >= trajectory.completed_at + channel.config.grace_s:
-            channel.ripen(trajectory, now)  # one that ended anew has a later entry: each comes in its own time
+            channel.count_if_complete(
+                trajectory, now
+            )  # one that ended anew has a later entry: each comes in its own time
 
 
 def _expired_lease(channel: Channel, now: float) -> f.Fact | None:
@@ -57,7 +59,7 @@ def _timed_out(channel: Channel, now: float) -> f.Fact | None:
         elif group.touched + timeout > now:
             heappop(heap)
             heappush(heap, (group.touched + timeout, group.seq))
-        elif channel.config.on_timeout == "partial" and group.ripe and not group.broken:
+        elif channel.config.on_timeout == "partial" and group.counted and not group.broken:
             return f.Trimmed(channel.name, now, (group.seq,))
         else:
             return f.Dropped(channel.name, now, (group.seq,), "timeout")
@@ -65,7 +67,7 @@ def _timed_out(channel: Channel, now: float) -> f.Fact | None:
 
 
 def _complete(channel: Channel, group: GroupState) -> bool:
-    return group.partial or (not group.broken and len(group.ripe) >= channel.need(group))
+    return group.partial or (not group.broken and len(group.counted) >= channel.need(group))
 
 
 def _stale(channel: Channel, now: float, limit: int | None = None) -> f.Fact | None:
@@ -80,11 +82,11 @@ stale = _stale
 
 
 def _overflow(channel: Channel, now: float) -> f.Fact | None:
-    """Groups that are not leased make room, see `crowd`; with all the room leased, the newcomers go."""
+    """Groups that are not leased make room, see `eviction`; with all the room leased, the newcomers go."""
     if channel.config.overflow != "drop_oldest":
         return None  # what is there stays: newcomers are held back until there is room
     excess = len(channel.groups) - channel.config.max_queue_size
     if excess <= 0:
         return None
-    found = tuple(channel.least(excess))
+    found = tuple(channel.pick_evicted(excess))
     return f.Dropped(channel.name, now, found, "capacity") if found else None

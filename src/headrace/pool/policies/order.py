@@ -12,7 +12,7 @@ from heapq import merge
 from itertools import islice
 
 from headrace.pool.channel import Channel
-from headrace.pool.entities import FULL, GroupState
+from headrace.pool.groups import FULL, GroupState
 
 
 def ready_groups(channel: Channel, n_rollouts: int | None, *, newest_first: bool = False) -> Iterator[int]:
@@ -51,5 +51,5 @@ def _replayable(channel: Channel, max_staleness: int | None) -> Iterator[GroupSt
 
 def surplus(channel: Channel, group: GroupState) -> list[str]:
     """Trajectories that a hand-out of the group leaves behind: those that do not count, and those beyond its need."""
-    counted = set(group.ripe[: channel.need(group)])
+    counted = set(group.counted[: channel.need(group)])
     return [uid for uid in group.trajectories if uid not in counted]
