@@ -6,8 +6,6 @@ and every step ever taken in exactly one column of the ledger.
 
 from __future__ import annotations
 
-from sortedcontainers import SortedList
-
 from headrace.data.block import Record
 from headrace.pool.config import ChannelConfig
 from headrace.pool.groups import (
@@ -19,10 +17,10 @@ from headrace.pool.groups import (
     is_quarantined,
     quarantined_steps,
 )
-from headrace.pool.index import Index
+from headrace.pool.single_steps import SingleSteps
 
 
-class Channel(Index):
+class Channel(SingleSteps):
     # -- configuration -----------------------------------------------------------------------------------------------
 
     def configure(self, config: ChannelConfig, at: float) -> None:
@@ -379,93 +377,6 @@ class Channel(Index):
         """Steps that can still be trained on: neither quarantined nor consumed one by one."""
         gone = len(trajectory.consumed) if trajectory.consumed else 0
         return len(trajectory.tree) - quarantined_steps(trajectory) - gone
-
-    # -- single steps --------------------------------------------------------------------------------------------------
-
-    def offered(self) -> SortedList:
-        """Steps that a `unit="step"` fetch may take, as (created_at, group, trajectory, index)."""
-        if self.single_steps is None:
-            self.single_steps = SortedList()
-            for trajectory in self.trajectories.values():
-                for index in trajectory.tree.records:
-                    self._offer(trajectory, index)
-        return self.single_steps
-
-    def _offer(self, trajectory: TrajectoryState, index: int) -> None:
-        record = trajectory.tree.records[index]
-        taken = (trajectory.leased_steps or set()) | (trajectory.consumed or set())
-        if self.single_steps is None or index in taken or trajectory.group.lease or is_quarantined(record):
-            return
-        if self.config.require_reward and record.head.reward is None:
-            return
-        entry = (record.head.created_at, trajectory.group.seq, trajectory.uid, index)
-        if entry not in self.single_steps:
-            self.single_steps.add(entry)
-            self.changed = True
-
-    def _withdraw(self, group: GroupState, only: TrajectoryState | None = None) -> None:
-        if self.single_steps is not None:
-            for trajectory in (only,) if only else group.trajectories.values():
-                for index, record in trajectory.tree.records.items():
-                    self.single_steps.discard((record.head.created_at, group.seq, trajectory.uid, index))
-
-    def _lease_step(self, trajectory: TrajectoryState, index: int) -> None:
-        group = trajectory.group
-        group.broken = True
-        self.dequeue(group)
-        if trajectory.leased_steps is None:
-            trajectory.leased_steps = set()
-        trajectory.leased_steps.add(index)
-        trajectory.deliver(index)
-        group.queued -= 1
-        group.leased += 1
-        self.ledger.queued -= 1
-        self.ledger.leased += 1
-        if self.single_steps is not None:
-            head = trajectory.tree.records[index].head
-            self.single_steps.discard((head.created_at, group.seq, trajectory.uid, index))
-
-    def _consume_step(self, trajectory: TrajectoryState, index: int) -> None:
-        group = trajectory.group
-        if trajectory.leased_steps is None or index not in trajectory.leased_steps:
-            return
-        trajectory.leased_steps.discard(index)
-        if trajectory.consumed is None:
-            trajectory.consumed = set()
-        trajectory.consumed.add(index)
-        group.leased -= 1
-        self.ledger.leased -= 1
-        self.ledger.consumed += 1
-        if group.seq in self.groups:
-            self._add_waiting_again(group)
-        self._end_if_consumed(group)
-
-    def _return_leased_steps(self, trajectory: TrajectoryState) -> None:
-        if not trajectory.leased_steps:
-            return
-        group, n = trajectory.group, len(trajectory.leased_steps)
-        trajectory.leased_steps.clear()
-        group.leased -= n
-        group.queued += n
-        self.ledger.leased -= n
-        self.ledger.queued += n
-        if not group.leased:
-            self.add_waiting(group)
-            self._schedule_timeout(group)
-            self._rejoin(group)
-
-    def _rejoin(self, group: GroupState) -> None:
-        """A group of which every step that was handed out by itself is back is a group again."""
-        if group.broken and not any(other.leased_steps or other.consumed for other in group.trajectories.values()):
-            group.broken = False
-            self.update_ready(group)
-
-    def _end_if_consumed(self, group: GroupState) -> None:
-        """A group whose steps all went one by one, and whose trajectories all ended, is consumed."""
-        done = not group.queued and not group.leased and len(group.counted) >= self.need(group)
-        if done and self._all_counted(group) and group.seq in self.groups:
-            group.consumed = True
-            self._end_group(group, "consumed")
 
 
 def _strip(group: GroupState, uid: str) -> None:

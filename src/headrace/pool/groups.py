@@ -1,8 +1,8 @@
 """What a channel holds: trajectories, groups, leases, tombstones and its ledger. `Channel` keeps them consistent.
 
 The garbage collector does not track the records: with 100,000 groups queued it would spend a third of a submit's time
-looking for cycles. The one cycle there is, a group and its trajectories, is broken by `Index.sweep` when the group is
-gone, and by `Index.let_go` when the pool is closed.
+looking for cycles. The one cycle there is, a group and its trajectories, is broken by `Channel.sweep` when the group is
+gone, and by `Channel.let_go` when the pool is closed.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class JournaledState:
     def _compact_when_due(self) -> None:
         """Starts a compaction where the journal has grown enough, and none is under way."""
         journal = self._journal
-        if journal is None or not (journal.bytes > self._check_at or journal.alarm):
+        if journal is None or not (journal.bytes > self._check_at or journal.reserve.alarm):
             return
         if self._compacting.acquire(blocking=False):
             threading.Thread(target=self._compact_if_worth, name="headrace-compact", daemon=True).start()
@@ -179,7 +179,8 @@ class JournaledState:
         assert self._journal is not None
         try:
             with self._lock:
-                live, alarm, self._journal.alarm = live_bytes(self._state), self._journal.alarm, False
+                live, alarm = live_bytes(self._state), self._journal.reserve.alarm
+                self._journal.reserve.alarm = False
                 self._check_at = 2 * live + COMPACT_FROM_BYTES
                 worth = self._journal.bytes > self._check_at or (alarm and self._journal.bytes >= COMPACT_RATIO * live)
                 worth = worth and self._closed is None

@@ -15,8 +15,8 @@ from typing import Any
 
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import JournalDamaged, JournalLocked, NotFound, PoolError
+from headrace.pool.journal.files import read_layout
 from headrace.pool.journal.journal import Journal, Take
-from headrace.pool.journal.layout import read_layout
 from headrace.pool.journal.repair import holder
 from headrace.pool.journal.scan import Scan, scan
 from headrace.pool.operation import Operation, Read

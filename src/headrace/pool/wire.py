@@ -23,6 +23,9 @@ from headrace.pool.operation import Completion, Receipt
 from headrace.pool.state import Event
 from headrace.pool.views import HandOut
 
+#: The media type of a frame in an HTTP body.
+FRAME_TYPE = "application/vnd.headrace.frame"
+
 
 class Call(msgspec.Struct, array_like=True):
     op: str

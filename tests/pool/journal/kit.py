@@ -21,8 +21,7 @@ from headrace.pool.groups import (
     TrajectoryState,
     is_quarantined,
 )
-from headrace.pool.journal.files import Files
-from headrace.pool.journal.layout import segment_path
+from headrace.pool.journal.files import Files, segment_path
 from headrace.pool.journal.records import Reader
 from headrace.pool.state import State
 

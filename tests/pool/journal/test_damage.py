@@ -18,7 +18,7 @@ from headrace.pool.apply import apply
 from headrace.pool.config import ChannelConfig, Durability, Limits
 from headrace.pool.errors import JournalDamaged, JournalError
 from headrace.pool.journal import mark, records
-from headrace.pool.journal.layout import MARK, snapshot_path
+from headrace.pool.journal.files import MARK, snapshot_path
 from headrace.pool.journal.mark import read_mark
 from headrace.pool.journal.repair import repair, verify
 from headrace.pool.journal.scan import scan

@@ -13,9 +13,8 @@ from tests.pool.journal.kit import Unsynced, check_rules, dump, flip, frames, on
 
 from headrace import DataPool, Step
 from headrace.pool.errors import DiskFull, JournalDamaged, JournalError
-from headrace.pool.journal.files import Files
+from headrace.pool.journal.files import Files, snapshot_path
 from headrace.pool.journal.journal import Journal
-from headrace.pool.journal.layout import snapshot_path
 from headrace.pool.journal.repair import backup, repair, verify
 
 

@@ -15,8 +15,7 @@ from uuid import UUID
 
 from crc32c import crc32c
 
-from headrace.pool.journal.files import Files
-from headrace.pool.journal.layout import MARK
+from headrace.pool.journal.files import MARK, Files
 
 #: Where Linux tells one start of the machine from another.
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -16,11 +16,17 @@ from headrace.data.frame import encode as encode_frame
 from headrace.pool.errors import JournalDamaged, JournalError, JournalLocked
 from headrace.pool.facts import Fact, Lost, Tallied
 from headrace.pool.journal import records
-from headrace.pool.journal.draft import Draft
-from headrace.pool.journal.files import Files
-from headrace.pool.journal.layout import LOCK, Layout, number_of, read_layout, segment_path
+from headrace.pool.journal.files import (
+    LOCK,
+    Files,
+    Layout,
+    number_of,
+    read_layout,
+    segment_path,
+)
 from headrace.pool.journal.mark import MarkFile, read_mark
 from headrace.pool.journal.scan import Hole, Scan, scan
+from headrace.pool.journal.snapshot import SnapshotWriter
 
 SAVED = "saved"
 DAMAGED = "damaged"
@@ -129,7 +135,7 @@ def repair(directory: Path, files: Files | None = None) -> Scan:
         _set_aside(directory, found.layout, files)
         number = max((number_of(path) for path in _numbered(found)), default=0) + 1
         first = max(found.next_serial, found.acknowledged + 1)  # what is lost keeps its numbers
-        draft = Draft(files, directory, number, first)
+        draft = SnapshotWriter(files, directory, number, first)
         try:
             Mending(draft.add).read(directory)
             _begin_segment(files, directory, number, first)

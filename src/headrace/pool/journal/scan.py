@@ -15,7 +15,13 @@ from pathlib import Path
 from headrace.data.errors import ForeignFrame, FrameError
 from headrace.data.frame import Frame, Kind
 from headrace.pool.errors import JournalError
-from headrace.pool.journal.layout import RESERVE, Layout, number_of, read_layout, segment_path
+from headrace.pool.journal.files import (
+    RESERVE,
+    Layout,
+    number_of,
+    read_layout,
+    segment_path,
+)
 from headrace.pool.journal.mark import read_mark
 from headrace.pool.journal.records import (
     Reader,

@@ -35,7 +35,7 @@ ACKS_KEPT = 1024
 REPLIES_KEPT = 1024
 
 
-class Index:
+class ChannelIndex:
     def __init__(self, name: str, config: ChannelConfig) -> None:
         self.name = name
         self.config = config
