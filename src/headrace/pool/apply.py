@@ -7,7 +7,7 @@ something that is not there (a hole that a repair left) is counted and passed ov
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -161,6 +161,17 @@ def _set_free(state: State, channel: Channel, group: GroupState, fact: f.Fact) -
         recovery.end_leases_of(channel, group)
 
 
+def _free_groups(state: State, channel: Channel, fact: f.Dropped | f.Trimmed) -> Iterator[GroupState]:
+    """The groups of a fact that are there, each out of any lease before it is given."""
+    for seq in fact.groups:
+        group = channel.groups.get(seq)
+        if group is None:
+            state.orphan(fact)
+            continue
+        _set_free(state, channel, group, fact)
+        yield group
+
+
 def _acked(state: State, channel: Channel, fact: f.Acked, block: Block | None) -> None:
     lease = channel.leases.get(fact.lease)
     if lease is None:
@@ -184,23 +195,13 @@ def _extended(state: State, channel: Channel, fact: f.Extended, block: Block | N
 
 
 def _dropped(state: State, channel: Channel, fact: f.Dropped, block: Block | None) -> None:
-    for seq in fact.groups:
-        group = channel.groups.get(seq)
-        if group is None:
-            state.orphan(fact)
-            continue
-        _set_free(state, channel, group, fact)
+    for group in _free_groups(state, channel, fact):
         state.record("drop", channel.name, fact.at, group=group.uid, steps=group.queued, reason=fact.reason)
         channel.drop(group, fact.reason)
 
 
 def _trimmed(state: State, channel: Channel, fact: f.Trimmed, block: Block | None) -> None:
-    for seq in fact.groups:
-        group = channel.groups.get(seq)
-        if group is None:
-            state.orphan(fact)
-            continue
-        _set_free(state, channel, group, fact)
+    for group in _free_groups(state, channel, fact):
         channel.trim(group)
         state.record("partial", channel.name, fact.at, group=group.uid, trajectories=len(group.counted))
 

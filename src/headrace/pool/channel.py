@@ -21,9 +21,12 @@ from headrace.pool.single_steps import SingleSteps
 
 
 class Channel(SingleSteps):
+    """One channel: its groups, trajectories, leases and ledger, changed by what facts say."""
+
     # -- configuration -----------------------------------------------------------------------------------------------
 
     def configure(self, config: ChannelConfig, at: float) -> None:
+        """Takes new options over; which trajectories count, deadlines and limits are decided anew by them."""
         self.config = config
         self.group_deadlines.clear()
         for group in self.groups.values():
@@ -55,6 +58,7 @@ class Channel(SingleSteps):
         return group
 
     def insert_group(self, group: GroupState, *, opened: bool = True) -> GroupState:
+        """Takes in a group that waits; `opened`: it still takes trajectories of its prompt."""
         self.groups[group.seq] = group
         if opened:
             self.open_groups[group.uid] = group
@@ -66,6 +70,7 @@ class Channel(SingleSteps):
     def open(
         self, uid: str, prompt: str, metadata: bytes, n_rollouts: int | None, at: float, number: int | None = None
     ) -> None:
+        """Announces a trajectory, adds to what is known of it, or moves one without steps to the group of `prompt`."""
         trajectory = self.trajectories.get(uid)
         if trajectory is not None and trajectory.group.uid != prompt:
             left = trajectory.group
@@ -120,6 +125,7 @@ class Channel(SingleSteps):
             self._end_if_consumed(group)
 
     def end(self, trajectory: TrajectoryState, last: int, at: float) -> None:
+        """Ends a trajectory at the step `last` (-1: without any step)."""
         records = trajectory.tree.records
         if 0 <= trajectory.last != last and trajectory.last in records:
             records[trajectory.last].head.is_last = False
@@ -153,6 +159,7 @@ class Channel(SingleSteps):
         extra: bytes | None,
         at: float,
     ) -> None:
+        """Changes a step that is there: a reward, its end, or its `extra` as a whole."""
         record = trajectory.tree.records[index]
         if extra is not None:
             record.head.extra = extra
@@ -170,6 +177,7 @@ class Channel(SingleSteps):
     # -- hand-out ------------------------------------------------------------------------------------------------------
 
     def hand_out(self, lease: Lease, leased: bool) -> None:
+        """Gives a lease's groups and steps to a consumer: `leased`, or consumed at once."""
         for group in lease.groups:
             self.dequeue(group)
             group.deliveries += 1
@@ -194,6 +202,7 @@ class Channel(SingleSteps):
         self._enforce_limits()
 
     def ack(self, lease: Lease) -> None:
+        """Consumes what a lease holds."""
         del self.leases[lease.id]
         self.acked[lease.id] = None
         self.replies.pop(lease.request, None)
@@ -206,6 +215,7 @@ class Channel(SingleSteps):
         self._enforce_limits()
 
     def give_back(self, lease: Lease) -> None:
+        """Ends a lease without an ack: what it holds stands in its old place again."""
         del self.leases[lease.id]
         self.replies.pop(lease.request, None)
         for group in lease.groups:
@@ -244,6 +254,7 @@ class Channel(SingleSteps):
         self._add_deadline(self.lease_deadlines, deadline, lease.id)
 
     def consume(self, group: GroupState) -> None:
+        """Ends a group whose steps were used; it is kept for replay where the channel has a history."""
         self.ledger.queued -= group.queued
         self.ledger.consumed += group.queued
         group.queued = 0
@@ -255,6 +266,7 @@ class Channel(SingleSteps):
     # -- loss ----------------------------------------------------------------------------------------------------------
 
     def drop(self, group: GroupState, reason: str) -> None:
+        """Ends a group that is not leased; its steps are counted as dropped."""
         self.dequeue(group)
         self._expect_late(group)
         self._withdraw(group)
@@ -287,6 +299,7 @@ class Channel(SingleSteps):
         self.update_ready(group)
 
     def refuse(self, uid: str, prompt: str, steps: int, reason: str) -> None:
+        """Counts steps that came too late for their group."""
         self.ledger.submitted += steps
         self.ledger.dropped[reason] += steps
         if uid not in self.tombs and uid not in self.trajectories:

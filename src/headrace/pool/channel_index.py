@@ -36,6 +36,8 @@ REPLIES_KEPT = 1024
 
 
 class ChannelIndex:
+    """The containers of a channel, and the ways in which a group moves between them."""
+
     def __init__(self, name: str, config: ChannelConfig) -> None:
         self.name = name
         self.config = config
@@ -77,6 +79,7 @@ class ChannelIndex:
         return self.config.group_timeout_s or LATE_WINDOW_S
 
     def need(self, group: GroupState) -> int:
+        """How many trajectories make a group ready."""
         return group.n or self.config.n_rollouts
 
     def deadline(self) -> float | None:
@@ -109,13 +112,12 @@ class ChannelIndex:
     # -- ready and waiting ---------------------------------------------------------------------------------------------
 
     def update_ready(self, group: GroupState, *, end_empty: bool = True) -> None:
-        """Puts a group where a fetch will find it; one that holds nothing to fetch is buried."""
+        """Puts a group where a fetch will find it; one that holds nothing to fetch is ended."""
         if group.leased or group.lease or group.broken or group.consumed or group.seq not in self.groups:
             return self._unready(group)
         counted = len(group.counted)
-        bucket = (
-            FULL if counted and (group.partial or counted >= (group.n or self.config.n_rollouts)) else (counted or None)
-        )
+        full = counted and (group.partial or counted >= (group.n or self.config.n_rollouts))
+        bucket = FULL if full else (counted or None)
         if bucket == group.bucket:
             return None
         if group.bucket is not None:
@@ -143,6 +145,7 @@ class ChannelIndex:
             group.bucket = None
 
     def dequeue(self, group: GroupState) -> None:
+        """Takes a group out of all that a fetch, a timeout or an eviction looks at."""
         self._unready(group)
         self.waiting.discard(group.seq)
         if self.eviction is not None:
@@ -203,6 +206,7 @@ class ChannelIndex:
         self.changed = True
 
     def note_version(self, group: GroupState, version: int | None) -> None:
+        """Has a group count as no younger than the policy version of one of its steps."""
         if version is None:
             return
         if group.oldest is None or version < group.oldest:

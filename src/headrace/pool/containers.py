@@ -95,6 +95,7 @@ class EvictionQueue:
             self.add(group)
 
     def add(self, group: GroupState) -> None:
+        """Takes in a group that may be dropped."""
         owner = self._owner(group)
         self._all.setdefault(owner, AgeOrderedSet()).add(group.seq)
         if not group.queued:
@@ -158,6 +159,7 @@ class ExpectedLate:
             yield prompt, missing, since
 
     def expect(self, prompt: str, missing: int, since: float) -> None:
+        """Notes that a prompt's group is gone and waited for so many more; none where `missing` is not positive."""
         self._expected.pop(prompt, None)
         if missing > 0:
             self._expected[prompt] = missing, since
@@ -176,6 +178,7 @@ class ExpectedLate:
             self._expected.pop(prompt, None)
 
     def cancel(self, prompt: str) -> None:
+        """Expects none of the prompt any more."""
         self._expected.pop(prompt, None)
 
     def postpone(self, seconds: float) -> None:

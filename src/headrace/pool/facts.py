@@ -15,11 +15,15 @@ from headrace.pool.config import ChannelConfig
 
 
 class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What happened in a channel, and when. Facts without a channel (an empty name) concern the whole pool."""
+
     channel: str
     at: float = 0.0
 
 
 class Configured(Fact, tag="config", frozen=True):
+    """A channel was given options."""
+
     config: ChannelConfig = ChannelConfig()
 
 
@@ -37,11 +41,15 @@ class Versioned(Fact, tag="version", frozen=True):
 
 
 class Closed(Fact, tag="close", frozen=True):
+    """A channel was shut down, or opened again; `everywhere`: channels that are yet to come, too."""
+
     closed: bool = True
     everywhere: bool = False
 
 
 class Opened(Fact, tag="open", frozen=True):
+    """A trajectory was announced, or moved, into the group of that number."""
+
     trajectory: str = ""
     prompt: str = ""
     metadata: bytes = b""
@@ -82,6 +90,8 @@ class Completed(Fact, tag="complete", frozen=True):
 
 
 class LateReward(Fact, tag="late_reward", frozen=True):
+    """A reward came after its step was handed out: only counted."""
+
     trajectory: str = ""
     reward: float = 0.0
 
@@ -107,6 +117,8 @@ class StepsHandedOut(Fact, tag="handout_steps", frozen=True):
 
 
 class Acked(Fact, tag="ack", frozen=True):
+    """A lease ended: what it held was used, and is consumed."""
+
     lease: str = ""
 
 
@@ -118,11 +130,15 @@ class Returned(Fact, tag="return", frozen=True):
 
 
 class Extended(Fact, tag="extend", frozen=True):
+    """A lease has another deadline."""
+
     lease: str = ""
     deadline: float = 0.0
 
 
 class Dropped(Fact, tag="drop", frozen=True):
+    """Groups went without being handed out."""
+
     groups: tuple[int, ...] = ()
     reason: str = ""
 
@@ -134,6 +150,8 @@ class Trimmed(Fact, tag="partial", frozen=True):
 
 
 class Forgotten(Fact, tag="forget", frozen=True):
+    """A trajectory was removed for good."""
+
     trajectory: str = ""
 
 
@@ -191,6 +209,8 @@ class ChannelImage(Fact, tag="image", frozen=True):
 
 
 class TrajectoryImage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A trajectory in a snapshot; its steps are in the group's block."""
+
     uid: str
     last: int = -2
     completed_at: float = 0.0

@@ -22,6 +22,8 @@ DIGEST = 4  # bytes of a step's fingerprint in a tombstone
 
 
 class TrajectoryState(msgspec.Struct, eq=False, gc=False):
+    """`last`: the index of its last step, once its end is known; `counted`: it counts for its group."""
+
     uid: str
     group: GroupState
     tree: TokenTree = msgspec.field(default_factory=TokenTree)
@@ -48,6 +50,8 @@ class TrajectoryState(msgspec.Struct, eq=False, gc=False):
 
 
 class GroupState(msgspec.Struct, eq=False, gc=False):
+    """The trajectories of one prompt that are handed out together. `seq` is its number, by age."""
+
     uid: str
     seq: int
     touched: float
@@ -67,6 +71,8 @@ class GroupState(msgspec.Struct, eq=False, gc=False):
 
 
 class Lease(msgspec.Struct, eq=False, gc=False):
+    """What was handed out together: whole groups, replayed ones, or single steps as (trajectory, index)."""
+
     id: str
     deadline: float
     request: str
@@ -75,6 +81,7 @@ class Lease(msgspec.Struct, eq=False, gc=False):
     replayed: list[GroupState] = []
 
     def holds(self, uid: str) -> bool:
+        """Whether it holds steps of a trajectory."""
         return any(uid in group.trajectories for group in (*self.groups, *self.replayed)) or any(
             trajectory.uid == uid for trajectory, _ in self.steps
         )
@@ -124,6 +131,7 @@ class Ledger:
 
     @property
     def balanced(self) -> bool:
+        """Whether every step is somewhere."""
         placed = self.queued + self.leased + self.consumed + sum(self.dropped.values()) + self.quarantined
         return self.submitted == placed
 

@@ -156,7 +156,7 @@ def create_app(
     return Starlette(routes=[Route("/", root), Route("/health", health), *routes])
 
 
-class Server(serving.Server):
+class PoolServer(serving.Server):
     """A pool's application on a socket. It closes the pool when it ends. Without a key and on loopback, it is for this
     machine's own programs alone."""
 
@@ -177,7 +177,7 @@ def serve(
     **options: Any,
 ) -> None:
     """Serves a pool until SIGTERM or SIGINT, then closes it; `options` are `create_app`'s."""
-    Server(pool, host, port, **options).run(ready)
+    PoolServer(pool, host, port, **options).run(ready)
 
 
 async def _disconnected(request: Request) -> None:

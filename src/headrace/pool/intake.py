@@ -26,6 +26,8 @@ from headrace.pool.operation import MustWait, Plan, Receipt
 
 
 def plan_submit(channel: Channel, block: Block, now: float, known_blob: Callable[[bytes], bool]) -> Plan:
+    """Which steps of a block are taken, as a plan whose reply is a `Receipt`. `Conflict` or `InvalidInput` where one
+    cannot be taken, `PoolFull` or `MustWait` where there is no room: none is taken then."""
     if channel.closed:
         raise PoolClosed(f"channel {channel.name!r} was shut down; nothing was taken")
     if _all_new(channel, block):
@@ -38,6 +40,7 @@ def plan_submit(channel: Channel, block: Block, now: float, known_blob: Callable
 
 
 def check_size(block: Block, limits: Limits) -> None:
+    """`InvalidInput` where a submit is larger than the limits."""
     if len(block.heads) > limits.max_submit_steps:
         raise InvalidInput(
             f"{len(block.heads)} steps in one submit; at most {limits.max_submit_steps} are taken: send them in parts"

@@ -27,7 +27,7 @@ class JournalView(DataPool):
 
     def __init__(self, directory: str | os.PathLike[str], *, clock: Callable[[], float] = time.time) -> None:
         self.directory = Path(directory)
-        self._held: int | None = hold(self.directory)
+        self._held: int | None = lock_shared(self.directory)
         try:
             super().__init__(clock=clock)
             # Without a journal of its own: what recovery sets right, it sets right in memory.
@@ -72,7 +72,7 @@ class JournalView(DataPool):
 
     def _let_go(self) -> None:
         if self._held is not None:
-            release(self._held)
+            unlock(self._held)
             self._held = None
 
 
@@ -92,7 +92,7 @@ class _AtRest(Journal):
         return self.found
 
 
-def hold(directory: Path) -> int:
+def lock_shared(directory: Path) -> int:
     """Keeps pools away from a journal for as long as the descriptor lives; `JournalLocked` where one is there."""
     if not directory.is_dir():
         raise NotFound(f"no journal at {directory}: there is no such folder")
@@ -111,6 +111,6 @@ def hold(directory: Path) -> int:
     return held
 
 
-def release(held: int) -> None:
+def unlock(held: int) -> None:
     fcntl.flock(held, fcntl.LOCK_UN)
     os.close(held)

@@ -16,6 +16,7 @@ from headrace.pool.groups import OPEN, GroupState, Lease, TrajectoryState, recon
 
 
 def restore_step(channel: Channel, trajectory: TrajectoryState, record: Record) -> None:
+    """Takes a step of a group in a snapshot in."""
     trajectory.tree.add(record)
     group, head = trajectory.group, record.head
     if not group.consumed:
@@ -82,6 +83,7 @@ def fits(channel: Channel, head: StepHead) -> bool:
 
 
 def lose(channel: Channel, steps: int) -> None:
+    """Counts steps that were taken and are lost."""
     channel.ledger.submitted += steps
     channel.ledger.dropped["damaged"] += steps
 

@@ -28,6 +28,8 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class State:
+    """The whole of a pool: what its calls read and its facts change."""
+
     def __init__(self, defaults: ChannelConfig, limits: Limits) -> None:
         self.defaults = defaults
         self.limits = limits
@@ -43,6 +45,7 @@ class State:
         self.unerased = False  # something that was forgotten still stands in the journal
 
     def channel(self, name: str) -> Channel:
+        """The channel of that name, which is created where it is not there."""
         found = self.channels.get(name)
         if found is None:
             found = self.channels[name] = self._new(name)
@@ -101,6 +104,7 @@ class State:
         return [f.Defaulted(name, facts[0].at, self.defaults) for name in names]
 
     def sweep(self) -> None:
+        """Lets go of what calls have ended; see `Channel.sweep`."""
         for channel in self.channels.values():
             channel.sweep()
 
@@ -112,6 +116,7 @@ class State:
         self.desk.let_go()
 
     def record(self, kind: str, channel: str, at: float, **detail: Any) -> None:
+        """Adds an event for `events()`."""
         self.events.append(Event(self.next_cursor, kind, channel, at, detail))
         self.next_cursor += 1
 
@@ -131,4 +136,5 @@ class State:
         record.blobs = tuple(found)
 
     def orphan(self, fact: f.Fact) -> None:
+        """Counts a fact about what is not there."""
         self.orphans[type(fact).__name__] += 1

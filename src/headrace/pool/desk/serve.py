@@ -21,8 +21,8 @@ from headrace.pool.groups import GroupState
 from headrace.pool.intake import plan_submit
 from headrace.pool.operation import Plan
 from headrace.pool.policies import order
+from headrace.pool.queries import trajectory_view
 from headrace.pool.state import State
-from headrace.pool.views import trajectory_view
 
 #: Batches' worth of sequences at the desk beyond which no more are brought: by then the batch is filled by age.
 ENOUGH = 2

@@ -46,6 +46,7 @@ def number_of(path: Path) -> int:
 
 
 def read_layout(directory: Path) -> Layout:
+    """Which files are there, and which should be."""
     snapshots = sorted(p for p in directory.glob("*.snap") if p.stem.isdigit())
     segments = sorted(p for p in directory.glob("*.seg") if p.stem.isdigit())
     snapshot = snapshots[-1] if snapshots else None
@@ -74,6 +75,7 @@ class Files:
         path.mkdir(PRIVATE_FOLDER, exist_ok=True)
 
     def create(self, path: Path) -> int:
+        """A new file to append to; `FileExistsError` where there is one."""
         return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, PRIVATE)
 
     def append_to(self, path: Path) -> int:
@@ -102,6 +104,7 @@ class Files:
                 at += 1
 
     def sync(self, fd: int) -> None:
+        """Returns once what was written is on the disk."""
         os.fdatasync(fd)
 
     def sync_dir(self, directory: Path) -> None:

@@ -23,11 +23,11 @@ from headrace.pool.errors import DiskFull, JournalDamaged, JournalError, Journal
 from headrace.pool.facts import Fact
 from headrace.pool.journal import records
 from headrace.pool.journal.files import PRIVATE, Files, number_of, read_layout, segment_path
-from headrace.pool.journal.mark import MarkFile
 from headrace.pool.journal.repair import holder, save_around
 from headrace.pool.journal.reserve import NEW_SEGMENT_BYTES, Reserve
 from headrace.pool.journal.scan import Scan, scan
 from headrace.pool.journal.snapshot import Captured, SnapshotWriter
+from headrace.pool.journal.watermark import WatermarkFile
 
 #: Errors of a disk, a quota or a file that is full.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -36,6 +36,8 @@ Take = Callable[[Frame], None]
 
 
 class Journal:
+    """A journal that is open for appending; at most one at a time has its directory."""
+
     def __init__(
         self,
         directory: str | os.PathLike[str],
@@ -64,7 +66,7 @@ class Journal:
         self._broken: str | None = None
         self._written = 0  # the last serial handed to the kernel
         self._synced = 0  # the last serial known to be on the disk
-        self._mark: MarkFile | None = None
+        self._mark: WatermarkFile | None = None
         self._sync_lock = threading.Lock()  # held while the last segment is synced, replaced or closed
 
     @property
@@ -163,7 +165,7 @@ class Journal:
             self._empty = False
             self.number = number_of(path)
             self._fd = self.files.append_to(path)
-        self._mark = MarkFile(self.files, self.directory)
+        self._mark = WatermarkFile(self.files, self.directory)
         self._mark.advance(self._written, self._synced if self.durability == "fsync" else None)
         self.reserve.take()
 
@@ -312,6 +314,7 @@ class Journal:
     # -- durability ----------------------------------------------------------------------------------------------------
 
     def durable(self, serial: int) -> bool:
+        """Whether a commit is as safe as promised."""
         return self.durability != "fsync" or serial <= self._synced
 
     def wait(self, serial: int) -> None:

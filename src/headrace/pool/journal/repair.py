@@ -24,9 +24,9 @@ from headrace.pool.journal.files import (
     read_layout,
     segment_path,
 )
-from headrace.pool.journal.mark import MarkFile, read_mark
 from headrace.pool.journal.scan import Hole, Scan, scan
 from headrace.pool.journal.snapshot import SnapshotWriter
+from headrace.pool.journal.watermark import WatermarkFile, read_watermark
 
 SAVED = "saved"
 DAMAGED = "damaged"
@@ -34,6 +34,8 @@ DAMAGED = "damaged"
 
 @dataclass(frozen=True, slots=True)
 class Saved:
+    """What `save_around` kept: where, and how many commits."""
+
     path: Path
     commits: int
 
@@ -200,7 +202,7 @@ def backup(directory: Path, target: Path, files: Files | None = None) -> Scan:
         files.make_directory(target)
     except (OSError, ValueError) as error:
         raise InvalidInput(f"no backup can be made in {shown(str(target))}: {error}") from error
-    acknowledged = read_mark(directory).acknowledged
+    acknowledged = read_watermark(directory).acknowledged
     copied: set[Path] = set()
     while True:
         there = _files_of(directory)
@@ -224,7 +226,7 @@ def backup(directory: Path, target: Path, files: Files | None = None) -> Scan:
             f"the backup in {target} lacks commits {found.next_serial} to {acknowledged}, which were acknowledged: "
             f"they are missing in {directory}"
         )
-    MarkFile(files, target, synced=found.next_serial - 1).close()
+    WatermarkFile(files, target, synced=found.next_serial - 1).close()
     return found
 
 

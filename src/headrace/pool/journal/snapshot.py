@@ -25,10 +25,12 @@ from headrace.pool.state import State
 #: A record: its header, and its body, or how to read that when it is written.
 Captured = tuple[bytes, list[Buffer] | Callable[[], list[Buffer]]]
 
+#: A channel may remember 200,000 trajectories: as many in one record would be a frame of tens of MB.
 TOMBS_A_RECORD = 10_000
 
 
 def capture(state: State, now: float) -> list[Captured]:
+    """The records of a snapshot of the state."""
     written: set[bytes] = set()
     records: list[Captured] = []
     for channel in state.channels.values():
@@ -171,6 +173,7 @@ class SnapshotWriter:
         self._records += 1
 
     def finish(self) -> Path:
+        """Puts the snapshot in place, durable; its path."""
         self._files.write(self._fd, encode_snapshot_end(self._records))
         self._files.sync(self._fd)
         self._close()

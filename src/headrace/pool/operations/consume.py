@@ -15,8 +15,8 @@ from headrace.pool.errors import LeaseLost
 from headrace.pool.groups import Lease
 from headrace.pool.operation import Change, MustWait, Plan
 from headrace.pool.policies import expiry, order
+from headrace.pool.queries import HandOut, group_view, step_views
 from headrace.pool.state import State
-from headrace.pool.views import HandOut, group_view, step_views
 
 
 class FetchBatch(Change[Batch | None], frozen=True):

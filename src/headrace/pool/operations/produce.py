@@ -16,8 +16,8 @@ from headrace.pool.errors import Conflict, NotFound, PoolClosed, PoolFull
 from headrace.pool.groups import OPEN
 from headrace.pool.intake import check_indices, check_room, check_size, plan_submit
 from headrace.pool.operation import Change, Completion, Plan, Receipt
+from headrace.pool.queries import unpack_metadata
 from headrace.pool.state import State
-from headrace.pool.views import unpack_metadata
 
 
 class _Block(Change[Receipt], frozen=True):

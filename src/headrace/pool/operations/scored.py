@@ -33,12 +33,25 @@ def _concerned(state: State) -> list[str]:
     return ["", serving] if serving is not None else [""]
 
 
+def _as_record(kind: type[Any]) -> Any:
+    """An operation's `result` for an answer that is a record, or None; from another process it comes as a dict."""
+
+    def result(self: Any, caller: Any, answer: Any) -> Any:
+        return None if answer is None else read(answer, kind)
+
+    return result
+
+
 class ScoredChange(Change[Answer], frozen=True):
+    """A change of the scored groups."""
+
     def concerned(self, state: State) -> list[str]:
         return _concerned(state)
 
 
 class ScoredRead(Read[Answer], frozen=True):
+    """A look at the scored groups."""
+
     def concerned(self, state: State) -> list[str]:
         return _concerned(state)
 
@@ -86,8 +99,7 @@ class TakeScoredBatch(_TakeBatch, frozen=True, kw_only=True):
     def plan(self, state: State, now: float) -> Plan:
         return plans.batch(state, now, self.request_id, self.lease_s)
 
-    def result(self, caller: Any, answer: Any) -> DeskBatch | None:
-        return None if answer is None else read(answer, DeskBatch)
+    result = _as_record(DeskBatch)
 
 
 class AckScoredBatch(ScoredChange[None], frozen=True):
@@ -146,8 +158,7 @@ class RegisterEnvironment(ScoredChange[EnvRegistered | None], frozen=True):
     def plan(self, state: State, now: float) -> Plan:
         return plans.register_env(state, now, self.environment, self.request_id)
 
-    def result(self, caller: Any, answer: Any) -> EnvRegistered | None:
-        return None if answer is None else read(answer, EnvRegistered)
+    result = _as_record(EnvRegistered)
 
 
 def desk_register_env(environment: EnvRegistration, request_id: str = "") -> RegisterEnvironment:
@@ -238,8 +249,7 @@ class ReadScoredInfo(ScoredRead[DeskInfo], frozen=True):
     def read(self, state: State, now: float) -> DeskInfo:
         return plans.info(state)
 
-    def result(self, caller: Any, answer: Any) -> DeskInfo:
-        return read(answer, DeskInfo)
+    result = _as_record(DeskInfo)
 
 
 class ReadScoredStatus(ScoredRead[DeskStatus], frozen=True):
@@ -250,8 +260,7 @@ class ReadScoredStatus(ScoredRead[DeskStatus], frozen=True):
     def read(self, state: State, now: float) -> DeskStatus:
         return plans.status(state)
 
-    def result(self, caller: Any, answer: Any) -> DeskStatus:
-        return read(answer, DeskStatus)
+    result = _as_record(DeskStatus)
 
 
 class ReadEnvironmentStatus(ScoredRead[DeskEnvStatus], frozen=True):
@@ -265,8 +274,7 @@ class ReadEnvironmentStatus(ScoredRead[DeskEnvStatus], frozen=True):
     def read(self, state: State, now: float) -> DeskEnvStatus:
         return plans.env_status(state, now, self.env_id, self.heartbeat_s)
 
-    def result(self, caller: Any, answer: Any) -> DeskEnvStatus:
-        return read(answer, DeskEnvStatus)
+    result = _as_record(DeskEnvStatus)
 
 
 class ReadLatestGroup(ScoredRead[Piece | None], frozen=True):
@@ -277,5 +285,4 @@ class ReadLatestGroup(ScoredRead[Piece | None], frozen=True):
     def read(self, state: State, now: float) -> Piece | None:
         return plans.latest(state)
 
-    def result(self, caller: Any, answer: Any) -> Piece | None:
-        return None if answer is None else read(answer, Piece)
+    result = _as_record(Piece)

@@ -22,6 +22,7 @@ def due(channel: Channel, now: float) -> Iterator[f.Fact]:
 
 
 def next_due(channel: Channel, now: float) -> f.Fact | None:
+    """The first fact that is due: a lease that ran out, a timeout, stale groups, too many groups."""
     return _expired_lease(channel, now) or _timed_out(channel, now) or _stale(channel, now) or _overflow(channel, now)
 
 

@@ -26,6 +26,7 @@ def ready_groups(channel: Channel, n_rollouts: int | None, *, newest_first: bool
 
 
 def ready_count(channel: Channel, n_rollouts: int | None) -> int:
+    """How many groups a fetch could take."""
     return sum(len(b) for k, b in channel.ready.items() if k == FULL or (n_rollouts is not None and k >= n_rollouts))
 
 
