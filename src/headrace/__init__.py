@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from headrace.version import __version__
 
 if TYPE_CHECKING:
     from headrace.data import Group, HeadraceError, Sequence, Step, Trajectory
@@ -10,7 +10,17 @@ if TYPE_CHECKING:
     from headrace.pool.connect import connect
     from headrace.pool.embedded import DataPool
 
-__all__ = ["ChannelConfig", "DataPool", "Group", "HeadraceError", "Sequence", "Step", "Trajectory", "connect"]
+__all__ = [
+    "ChannelConfig",
+    "DataPool",
+    "Group",
+    "HeadraceError",
+    "Sequence",
+    "Step",
+    "Trajectory",
+    "__version__",
+    "connect",
+]
 
 _HOME = {
     "ChannelConfig": "headrace.pool.config",

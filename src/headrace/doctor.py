@@ -20,9 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from headrace import __version__
 from headrace.extras import NEEDS, clone, install_command, installed, missing
 from headrace.files import cache_folder
+from headrace.version import __version__
 
 #: The Pythons that Headrace is tried with.
 PYTHONS = ((3, 11), (3, 13))

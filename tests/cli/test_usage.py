@@ -9,10 +9,10 @@ from pydantic import BaseModel, Field
 from pydantic_settings import CliSubCommand
 from tests.cli.command import Command, spawn
 
-from headrace import __version__
 from headrace.cli.parser import Commands, run
 from headrace.cli.pool.run import channel_spec, read_config
 from headrace.command_line import Usage
+from headrace.version import __version__
 
 POOL = ("serve", "start", "stop", "stats", "ls", "show", "export", "verify", "repair", "compact", "backup")
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from headrace import DataPool, Step
-from headrace.data.block import Block
 from headrace.data.packing import pack
 from headrace.gateway import outbox as module
 from headrace.gateway.outbox import TRIES, Entry, Outbox
 from headrace.pool.errors import InternalError, PoolFull, PoolUnreachable
+from headrace.pool.operations.produce import SubmitSteps
 
 PATIENCE_S = 120
 
@@ -25,9 +25,9 @@ class Elsewhere:
         self._pool = pool
         self.spoilt: Any = lambda channel, uids: None
 
-    async def _do_async(self, op: str, args: dict[str, Any], block: Block) -> Any:
-        self.spoilt(args["channel"], [head.trajectory_uid for head in block.heads])
-        return await self._pool._do_async(op, args, block)
+    async def execute_async(self, operation: SubmitSteps) -> Any:
+        self.spoilt(operation.channel, [head.trajectory_uid for head in operation.block.heads])
+        return await self._pool.execute_async(operation)
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from tests.pool.kit import group, prompts
 from tests.pool.servers import ServedPool, serving
 
 from headrace import DataPool
-from headrace.data.block import Block
 from headrace.pool import remote
 from headrace.pool.connect import connect
 from headrace.pool.errors import InternalError
+from headrace.pool.operation import Operation
 
 
 @pytest.fixture
@@ -223,14 +223,15 @@ def test_a_step_that_the_pool_fails_at_is_counted_and_the_others_arrive(
     with away_from(served, rollout, folder) as gateway:
         bases = [gateway.init()["base_url"] for _ in range(3)]
         bad = uid_of(bases[1])
-        carry_out = gateway.pool._do_async
+        execute_async = gateway.pool.execute_async
 
-        async def failing(op: str, args: dict[str, Any], block: Block | None = None, then: Any = None) -> Any:
-            if op == "submit" and block is not None and bad in {head.trajectory_uid for head in block.heads}:
+        async def failing(operation: Operation[Any], *rest: Any, **options: Any) -> Any:
+            steps = operation.steps()
+            if steps is not None and bad in {head.trajectory_uid for head in steps.heads}:
                 raise InternalError("the pool failed at this call")
-            return await carry_out(op, args, block, then)
+            return await execute_async(operation, *rest, **options)
 
-        monkeypatch.setattr(gateway.pool, "_do_async", failing)
+        monkeypatch.setattr(gateway.pool, "execute_async", failing)
         served.kill()  # so that they wait, and travel together
         for base in bases:
             talk(gateway, base, 1)
@@ -254,13 +255,13 @@ def test_a_long_fetch_through_a_gateway_is_relayed_in_pieces(folder: Path, monke
         connect(gateway.address) as trainer,
         ThreadPoolExecutor(1) as threads,
     ):
-        carry_out = pool._do_async
+        execute_async = pool.execute_async
 
-        async def counted(op: str, *rest: Any) -> Any:
-            asked.append(op)
-            return await carry_out(op, *rest)
+        async def counted(operation: Operation[Any], *rest: Any, **options: Any) -> Any:
+            asked.append(operation.name)
+            return await execute_async(operation, *rest, **options)
 
-        monkeypatch.setattr(pool, "_do_async", counted)
+        monkeypatch.setattr(pool, "execute_async", counted)
         waiting = threads.submit(trainer.fetch_batch, 1, timeout=PATIENCE_S)
         until(lambda: asked.count("fetch") >= 3 or waiting.done())
         pool.submit_steps(group("p"))

@@ -11,7 +11,7 @@ import pytest
 from tests.pool.kit import Host, Threads, check_conservation
 
 from headrace import DataPool, connect
-from headrace.pool.calls import Calls
+from headrace.pool.calls import BlockingPool
 from headrace.pool.errors import PoolClosed
 
 MakePool = Callable[..., Any]
@@ -36,17 +36,17 @@ def ray_actor(ray_cluster: str) -> Iterator[tuple[str, Any]]:
     ray.kill(actor)
 
 
-def _embedded(request: pytest.FixtureRequest, options: dict[str, Any], stack: ExitStack) -> Calls:
+def _embedded(request: pytest.FixtureRequest, options: dict[str, Any], stack: ExitStack) -> BlockingPool:
     return stack.enter_context(DataPool(**options))
 
 
-def _http(request: pytest.FixtureRequest, options: dict[str, Any], stack: ExitStack) -> Calls:
+def _http(request: pytest.FixtureRequest, options: dict[str, Any], stack: ExitStack) -> BlockingPool:
     served = stack.enter_context(DataPool(**options))
     address = stack.enter_context(request.getfixturevalue("host").serving(served))
     return stack.enter_context(connect(address))
 
 
-def _ray(request: pytest.FixtureRequest, options: dict[str, Any], stack: ExitStack) -> Calls:
+def _ray(request: pytest.FixtureRequest, options: dict[str, Any], stack: ExitStack) -> BlockingPool:
     import ray
 
     name, actor = request.getfixturevalue("ray_actor")
@@ -61,9 +61,9 @@ WAYS = {"embedded": _embedded, "http": _http, "ray": _ray}
 def make_pool(request: pytest.FixtureRequest) -> Iterator[MakePool]:
     """Makes pools with the options of `DataPool`. After the test, every ledger must balance."""
     with ExitStack() as stack:
-        made: list[Calls] = []
+        made: list[BlockingPool] = []
 
-        def make(**options: Any) -> Calls:
+        def make(**options: Any) -> BlockingPool:
             made.append(WAYS[request.param](request, options, stack))
             return made[-1]
 

@@ -16,7 +16,7 @@ from starlette.routing import Mount
 
 from headrace import DataPool, Step
 from headrace.pool.batch import Batch
-from headrace.pool.calls import Calls
+from headrace.pool.calls import BlockingPool
 from headrace.pool.http import pool_routes
 
 #: Seconds after which a test that waits for what must come gives up.
@@ -67,7 +67,7 @@ def group(prompt: str, n: int = 1, turns: int = 1, **fields: Any) -> list[Step]:
     return [one for turn in zip(*made, strict=True) for one in turn]
 
 
-def fetched(pool: Calls, batch_size: int = 1, **options: Any) -> Batch:
+def fetched(pool: BlockingPool, batch_size: int = 1, **options: Any) -> Batch:
     """A batch that must be there, or come soon."""
     batch = pool.fetch_batch(batch_size, **{"timeout": SOON, **options})
     assert batch is not None
@@ -83,14 +83,14 @@ def keys(steps: list[Step]) -> list[tuple[str, int | None]]:
     return [(found.trajectory_uid, found.step_index) for found in steps]
 
 
-def until_blocked(pool: Calls, calls: int = 1) -> None:
+def until_blocked(pool: BlockingPool, calls: int = 1) -> None:
     """Returns once so many calls wait in the pool."""
     give_up = time.monotonic() + SOON
     while pool.stats()["waiting"] < calls:
         assert time.monotonic() < give_up, "nothing blocks"
 
 
-def drain(pool: Calls, **options: Any) -> list[str]:
+def drain(pool: BlockingPool, **options: Any) -> list[str]:
     """Takes every ready group, one at a time; their prompts, in the order in which they came."""
     found = []
     while (batch := pool.fetch_batch(1, timeout=0, **options)) is not None:
@@ -98,14 +98,14 @@ def drain(pool: Calls, **options: Any) -> list[str]:
     return found
 
 
-def ledger(pool: Calls, channel: str = "train") -> dict[str, Any]:
+def ledger(pool: BlockingPool, channel: str = "train") -> dict[str, Any]:
     """The ledger's columns, the drops by reason beside the others, zeros left out."""
     found = dict(pool.stats(channel)["ledger"])
     found |= found.pop("dropped")
     return {name: value for name, value in found.items() if value}
 
 
-def events(pool: Calls, kind: str) -> list[dict[str, Any]]:
+def events(pool: BlockingPool, kind: str) -> list[dict[str, Any]]:
     return [event.detail for event in pool.events() if event.kind == kind]
 
 
@@ -120,7 +120,7 @@ def rows(ask: Callable[..., dict[str, Any]], **filters: Any) -> list[dict[str, A
     return found
 
 
-def check_conservation(pool: Calls) -> None:
+def check_conservation(pool: BlockingPool) -> None:
     """What must hold at every moment: no step is nowhere, none is in two places, and the listings agree."""
     stats = pool.stats()
     assert stats["balanced"]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace import DataPool
-from headrace.pool.http import Server
+from headrace.pool.http import PoolServer
 
 CHILD = """
 import sys
@@ -25,7 +25,7 @@ Server(pool, port=int(sys.argv[2])).run(ready=lambda address: print(address, flu
 @contextmanager
 def serving(pool: DataPool, **options: object) -> Iterator[str]:
     """The address of a pool that is served until the block ends."""
-    server = Server(pool, port=0, **options)  # type: ignore[arg-type]
+    server = PoolServer(pool, port=0, **options)  # type: ignore[arg-type]
     bound = threading.Event()
     thread = threading.Thread(target=server.run, kwargs={"ready": lambda _: bound.set()}, daemon=True)
     thread.start()

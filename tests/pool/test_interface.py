@@ -3,35 +3,54 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from headrace import DataPool, Step
 from headrace.pool import operations
-from headrace.pool.aio import AsyncPool
-from headrace.pool.arguments import BY_OPERATION
-from headrace.pool.calls import Calls
-from headrace.pool.desk.aio import AsyncDesk
-from headrace.pool.desk.calls import DeskCalls
-from headrace.pool.embedded import UPKEEP
+from headrace.pool.batch import Batch
+from headrace.pool.calls import AsyncPool, BlockingPool
+from headrace.pool.operation import Change, Operation, Read, Upkeep
 
 
-def public(cls: type) -> dict[str, inspect.Signature]:
+def public(cls: type) -> dict[str, Any]:
     return {
-        name: inspect.signature(member)
-        for name, member in vars(cls).items()
-        if inspect.isfunction(member) and not name.startswith("_")
+        name: member for name, member in vars(cls).items() if inspect.isfunction(member) and not name.startswith("_")
     }
 
 
-def test_every_call_has_an_awaitable_twin_with_the_same_arguments_and_answer() -> None:
-    assert public(Calls) == public(AsyncPool)
-    assert public(DeskCalls) == public(AsyncDesk)
+def kinds(base: type[Operation[Any]]) -> set[type[Operation[Any]]]:
+    """The operations that derive from a class, themselves and through others."""
+    found = {kind for below in base.__subclasses__() for kind in kinds(below)}
+    return found | ({base} if "name" in vars(base) else set())
 
 
-def test_every_operation_has_its_arguments_typed() -> None:
-    assert set(BY_OPERATION) == {*operations.PLANS, *operations.READS, *UPKEEP}
+def test_every_call_has_an_awaitable_twin_with_the_same_arguments_answer_and_documentation() -> None:
+    blocking, awaited = public(BlockingPool), public(AsyncPool)
+    assert blocking.pop("execute")
+    assert blocking.keys() == awaited.keys()
+    for name in blocking:
+        assert inspect.signature(blocking[name]) == inspect.signature(awaited[name])
+        assert blocking[name].__doc__ == awaited[name].__doc__ != None  # noqa: E711
+
+
+def test_a_call_shows_its_real_signature() -> None:
+    assert str(inspect.signature(DataPool().open)) == (
+        "(trajectory_uid: str, prompt_uid: str | None = None, channel: str = 'train', "
+        "metadata: dict[str, typing.Any] | None = None, n_rollouts: int | None = None, *, "
+        "move: bool = False, keep: bool = False) -> None"
+    )
+    assert inspect.signature(BlockingPool.fetch_batch).return_annotation == Batch | None
+    assert str(inspect.signature(DataPool().configure)).startswith("(channel: str = 'train', **options: Any) -> ")
+
+
+def test_every_operation_can_be_asked_for_by_another_process() -> None:
+    """All but those that are sent under another's name, with its arguments."""
+    for kind in kinds(Operation):
+        asked = operations.OPERATIONS[kind.name]
+        assert asked is kind or get_type_hints(asked) == get_type_hints(kind)
+        assert issubclass(kind, Change | Read | Upkeep)
 
 
 @pytest.mark.parametrize("what", ["list_trajectories", "list_steps"])

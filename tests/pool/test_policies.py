@@ -14,11 +14,13 @@ from tests.pool.kit import step, trajectory
 
 from headrace import Step
 from headrace.data import HeadraceError
-from headrace.data.packing import pack
+from headrace.pool.apply import apply
 from headrace.pool.config import ChannelConfig, Limits
-from headrace.pool.core import Core
 from headrace.pool.errors import PoolFull
-from headrace.pool.plan import MustWait
+from headrace.pool.operation import Change, MustWait
+from headrace.pool.operations.consume import ExtendLease, FetchBatch, NackLease
+from headrace.pool.operations.control import ForgetTrajectory, SetVersion, ShutDown, configure, curate
+from headrace.pool.operations.produce import CompleteTrajectory, OpenTrajectory, SetReward, submit_steps
 from headrace.pool.policies import expiry, order
 from headrace.pool.state import State
 
@@ -33,28 +35,28 @@ class Planned:
 
     def __post_init__(self) -> None:
         self.state = State(ChannelConfig(**self.config), Limits())
-        self.core = Core(self.state)
 
     @property
     def channel(self) -> Any:
         return self.state.channel("train")
 
-    def run(self, plan: Any) -> Any:
-        self.state.apply(plan.facts, plan.block)
+    def run(self, operation: Change[Any]) -> Any:
+        plan = operation.plan(self.state, self.now)
+        apply(self.state, plan.facts, plan.block)
         return plan.after() if plan.after is not None else plan.reply
 
     def submit(self, steps: list[Step]) -> None:
-        self.run(self.core.submit("train", pack(steps), self.now))
+        self.run(submit_steps(steps))
 
     def fetch(self, size: int, **options: Any) -> Any:
-        return self.run(self.core.fetch("train", size, self.now, **options))
+        return self.run(FetchBatch(size, **options))
 
     def settle(self) -> list[Any]:
         """The facts that are due, each applied before the next is asked for."""
         found = []
-        for fact in self.core.due("train", self.now):
+        for fact in expiry.due(self.channel, self.now):
             found.append(fact)
-            self.state.apply([fact], None)
+            apply(self.state, [fact], None)
         return found
 
 
@@ -115,8 +117,8 @@ def test_a_group_that_was_out_and_came_back_stands_where_it_stood(
     for _ in range(data.draw(st.integers(0, 3))):
         size = data.draw(st.integers(1, max(1, len(ready))))
         if size <= len(ready):
-            lease = planned.fetch(size, lease_s=5, order_=data.draw(st.sampled_from(["fifo", "latest"]))).lease
-            planned.run(planned.core.nack("train", lease, planned.now))
+            lease = planned.fetch(size, lease_s=5, order=data.draw(st.sampled_from(["fifo", "latest"]))).lease
+            planned.run(NackLease(lease))
     assert order.pick(planned.channel, 100, None, "fifo") == (ready, [])
 
 
@@ -146,7 +148,7 @@ def test_a_mixed_batch_has_at_most_its_share_of_replays_the_least_used_first(
         planned.fetch(len(history))
     for at in range(fresh):
         planned.submit(trajectory(f"fresh{at}", 1, policy_version=4))
-    planned.run(planned.core.set_version(4, None, planned.now))
+    planned.run(SetVersion(4))
     taken, replayed = order.pick(planned.channel, size, None, "mixed", limit)
     usable = [at for at, version in enumerate(history) if limit is None or version >= 4 - limit]
     assert len(replayed) == min(int(size * share), len(usable))
@@ -166,7 +168,7 @@ def test_a_channel_holds_so_many_groups_and_the_oldest_that_are_not_out_make_roo
     out = ready[: min(leased, len(ready))]
     if out:
         planned.fetch(len(out), lease_s=100)
-    planned.run(planned.core.configure("train", {"max_queue_size": most}, planned.now))
+    planned.run(configure(max_queue_size=most))
     dropped = [seq for fact in planned.settle() for seq in fact.groups]
     waiting = [at for at in range(len(groups)) if at not in out]
     assert dropped == waiting[: max(0, len(groups) - most)]
@@ -192,7 +194,7 @@ def test_exactly_the_groups_whose_oldest_step_is_too_old_are_stale(
     groups: list[Made], version: int, limit: int
 ) -> None:
     planned = filled(groups, max_staleness=limit)
-    planned.run(planned.core.set_version(version, None, planned.now))
+    planned.run(SetVersion(version))
     dropped = [seq for fact in planned.settle() for seq in fact.groups]
     assert dropped == [at for at, made in enumerate(groups) if made.version < version - limit]
     assert planned.settle() == []
@@ -235,7 +237,7 @@ def test_exactly_the_leases_whose_last_deadline_passed_come_back(
     for seconds, extended in leases:
         lease = planned.fetch(1, lease_s=seconds).lease
         if extended is not None:
-            planned.run(planned.core.extend("train", lease, extended, planned.now))
+            planned.run(ExtendLease(lease, extended))
         deadlines[lease] = extended or seconds
     planned.now = float(now)
     assert sorted(fact.lease for fact in planned.settle()) == sorted(k for k, at in deadlines.items() if at <= now)
@@ -266,21 +268,21 @@ def test_making_a_plan_changes_nothing(groups: list[Made], again: list[int], dat
     before = dump(planned.state)
     steps = [known[at % len(known)] for at in again if known]
     steps += [step("new", 1), step("new", 0), step("g0/0", 3, "g0"), step("g0/0", 1, "g0", last=True)]
-    core = planned.core
-    for plan in (
-        lambda: core.submit("train", pack(data.draw(st.permutations(steps))), planned.now),
-        lambda: core.fetch("train", 1, planned.now, lease_s=5, n_rollouts=1),
-        lambda: core.fetch("train", 1, planned.now, unit="step", order_="latest"),
-        lambda: core.fetch("train", 2, planned.now, order_="mixed", max_staleness=0),
-        lambda: core.open("train", "g0/0", "other", {"a": 1}, 2, planned.now),
-        lambda: core.reward(None, "g0/0", 1.0, None, planned.now),
-        lambda: core.complete(None, "g0/open0", 1.0, planned.now),
-        lambda: core.set_version(9, None, planned.now),
-        lambda: core.set_closed(True, None, planned.now),
-        lambda: core.curate(None, "g0/0", 0, {"trainable": False}, planned.now),
-        lambda: core.forget("g0/0", None, planned.now),
-        lambda: core.nack("train", "train-0", planned.now),
-    ):
+    operations: tuple[Change[Any], ...] = (
+        submit_steps(data.draw(st.permutations(steps))),
+        FetchBatch(1, n_rollouts=1, lease_s=5),
+        FetchBatch(1, order="latest", unit="step"),
+        FetchBatch(2, order="mixed", max_staleness=0),
+        OpenTrajectory("g0/0", "other", metadata={"a": 1}, n_rollouts=2),
+        SetReward("g0/0", 1.0),
+        CompleteTrajectory("g0/open0", 1.0),
+        SetVersion(9),
+        ShutDown(),
+        curate("g0/0", 0, trainable=False),
+        ForgetTrajectory("g0/0"),
+        NackLease("train-0"),
+    )
+    for operation in operations:
         with suppress(MustWait, HeadraceError):  # a refusal must change nothing either
-            plan()
+            operation.plan(planned.state, planned.now)
         assert dump(planned.state) == before

@@ -10,22 +10,29 @@ import pytest
 from tests.pool.kit import SOON, Clock, Threads, fetched, group, prompts, step, until_blocked
 
 from headrace import DataPool
-from headrace.pool import operations
 from headrace.pool.errors import PoolClosed
+from headrace.pool.operation import Operation
+from headrace.pool.operations import OPERATIONS
 
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The operation of every look that a call took at the pool."""
     seen: list[str] = []
-    run = operations.run
-
-    def counted(core: Any, op: str, *rest: Any) -> Any:
-        seen.append(op)
-        return run(core, op, *rest)
-
-    monkeypatch.setattr(operations, "run", counted)
+    for kind in OPERATIONS.values():
+        for method in {"plan", "read"} & set(vars(kind)):
+            _count(monkeypatch, kind, method, seen)
     return seen
+
+
+def _count(monkeypatch: pytest.MonkeyPatch, kind: type[Operation[Any]], method: str, seen: list[str]) -> None:
+    look = getattr(kind, method)
+
+    def counted(operation: Operation[Any], *rest: Any) -> Any:
+        seen.append(operation.name)
+        return look(operation, *rest)
+
+    monkeypatch.setattr(kind, method, counted)
 
 
 def test_a_blocked_fetch_looks_once_and_again_when_it_is_woken(looks: list[str], threads: Threads) -> None:

@@ -19,7 +19,7 @@ from headrace.data.packing import pack
 from headrace.pool.batch import Batch
 from headrace.pool.config import ChannelConfig
 from headrace.pool.errors import LeaseLost
-from headrace.pool.plan import Completion, Receipt
+from headrace.pool.operation import Completion, Receipt
 from headrace.pool.state import Event
 from headrace.pool.wire import decode_call, decode_reply, encode_call, encode_error, encode_reply
 

@@ -14,7 +14,7 @@ from hashlib import sha256
 
 from headrace.data.errors import HeadraceError
 from headrace.data.scored import Scored
-from headrace.pool.aio import AsyncPool
+from headrace.pool.calls import AsyncPool
 
 #: An environment's id and a key of its.
 Key = tuple[int | None, str]

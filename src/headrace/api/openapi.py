@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from headrace import __version__
 from headrace.net.front_page import links, page, table
 from headrace.pool.desk.types import EnvRegistration, Registration
+from headrace.version import __version__
 
 _ROWS = {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}
 _REAL_ROWS = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}

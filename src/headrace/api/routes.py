@@ -20,7 +20,7 @@ from headrace.api.settings import Settings
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.data.scored import Scored, gzip_piece, inflate, join, join_gzip, read_group, read_groups
 from headrace.net.front_page import KIND as PAGE
-from headrace.pool.aio import AsyncPool
+from headrace.pool.calls import AsyncPool
 from headrace.pool.desk.types import DeskBatch, EnvRegistration, Posted, Posting, Registration
 from headrace.pool.errors import NotFound, NotRegistered
 

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, field_validator
 
-from headrace.pool.operations import MAX_CHANNEL
+from headrace.pool.config import MAX_CHANNEL_NAME
 
 
 class Settings(BaseModel):
@@ -14,7 +14,7 @@ class Settings(BaseModel):
     serve_channel: str | None = Field(
         None,
         min_length=1,
-        max_length=MAX_CHANNEL,
+        max_length=MAX_CHANNEL_NAME,
         description="a channel of the pool whose groups are served here too, and which these feed; it is kept",
     )
     heartbeat_s: float = Field(300, gt=0, description="an environment that did not call for so long has no weight")

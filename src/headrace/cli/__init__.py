@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pydantic import Field
 from pydantic_settings import CliSubCommand
 
-from headrace import __version__
 from headrace.cli.api import ApiCommand
 from headrace.cli.bench import Bench
 from headrace.cli.check_gateway import CheckGateway
@@ -22,6 +21,7 @@ from headrace.cli.parser import Commands, run
 from headrace.cli.pool import Pool
 from headrace.cli.train import Train
 from headrace.command_line import exit_code
+from headrace.version import __version__
 
 __all__ = ["main", "run_api"]
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from headrace import __version__
 from headrace.checkpoints import checkpoint_folder
 from headrace.data.errors import InvalidInput
 from headrace.engine import chat, tiny
@@ -27,6 +26,7 @@ from headrace.engine.text import Text
 from headrace.engine.vocabulary import Vocabulary
 from headrace.engine.weights import DTYPES
 from headrace.engine.worker import Call, Worker
+from headrace.version import __version__
 
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 #: Fields of a checkpoint's generation_config.json that a request without them takes.

@@ -8,12 +8,12 @@ from dataclasses import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace import __version__
 from headrace.engine import answers
 from headrace.engine.engine import Engine
 from headrace.engine.failures import Refused
 from headrace.engine.requests import DetokenizeRequest, TokenizeRequest, checked
 from headrace.engine.routing import body, json
+from headrace.version import __version__
 
 #: The version of vLLM whose wire this is, and what really answers.
 VERSION = f"0.32.0+headrace.{__version__}"

@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headrace import __version__
 from headrace.api import Api
 from headrace.api import Settings as ApiSettings
 from headrace.gateway import bodies
@@ -43,6 +42,7 @@ from headrace.gateway.settings import Settings
 from headrace.pool.embedded import DataPool
 from headrace.pool.http import pool_routes
 from headrace.pool.remote import RemotePool
+from headrace.version import __version__
 
 
 def create_app(

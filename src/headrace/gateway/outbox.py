@@ -20,7 +20,8 @@ from headrace.gateway.spool import Spool
 from headrace.net.supervised import Supervised
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import InternalError, JournalError, PoolClosed, PoolFull, PoolUnreachable, Unauthorized
-from headrace.pool.plan import Receipt
+from headrace.pool.operation import Receipt
+from headrace.pool.operations.produce import SubmitSteps
 from headrace.pool.remote import RemotePool
 
 log = logging.getLogger("headrace.gateway")
@@ -161,7 +162,7 @@ class Outbox:
     async def _submit(self, batch: list[Entry]) -> list[Receipt | None]:
         try:
             block = batch[0].block if len(batch) == 1 else joined([entry.block for entry in batch])
-            receipt = await self._pool._do_async("submit", {"channel": batch[0].channel, "timeout": 0}, block)
+            receipt = await self._pool.execute_async(SubmitSteps(block, batch[0].channel, timeout=0))
         except (*PASSING, InternalError):
             raise
         except HeadraceError as error:

@@ -22,7 +22,7 @@ from headrace.gateway.outbox import RETRY_S, Entry, Outbox
 from headrace.gateway.session import Session
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import DiskFull, JournalError, PoolFull
-from headrace.pool.plan import Receipt
+from headrace.pool.operation import Receipt
 from headrace.pool.remote import RemotePool
 from headrace.tokens import Node
 

@@ -21,7 +21,7 @@ from headrace.gateway.sessions import Sessions
 from headrace.gateway.tries import Call, Mark
 from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream.types import Order, Sampled
-from headrace.pool.plan import Completion
+from headrace.pool.operation import Completion
 from headrace.tokens import Cause, PromptPlan
 
 #: Trajectories whose end is remembered, for clients that did not hear of it.

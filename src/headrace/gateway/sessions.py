@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from headrace.data.step import Step
 from headrace.gateway.errors import Refusal
 from headrace.gateway.session import Session
-from headrace.pool.aio import AsyncPool
+from headrace.pool.calls import AsyncPool
 from headrace.pool.errors import Gone, NotFound
 
 #: Sessions kept, however few tokens they hold.

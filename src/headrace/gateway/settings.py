@@ -12,7 +12,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from headrace.data.errors import InvalidInput
-from headrace.pool.operations import MAX_CHANNEL
+from headrace.pool.config import MAX_CHANNEL_NAME
 
 Balance = Literal["round-robin", "sticky", "least-busy"]
 
@@ -92,7 +92,7 @@ class Settings(BaseModel):
     serve_channel: str | None = Field(
         None,
         min_length=1,
-        max_length=MAX_CHANNEL,
+        max_length=MAX_CHANNEL_NAME,
         description="a channel whose groups the Trajectory API's trainers get too, and its environments feed",
     )
     heartbeat_s: float = Field(300, gt=0, description="an environment that did not call for so long has no weight")

@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from headrace import __version__
+from headrace.version import __version__
 
 KIND = "text/html; charset=utf-8"
 #: What stands in for the numbers of a pool or a gateway where the caller has no key for them.

@@ -1,7 +1,7 @@
 """The DataPool: a timestamped queue of trajectories, grouped by prompt.
 
-`core` and `policies` decide, `state` and `channel` hold, `journal` remembers; `embedded`, `ray` and `http` are the
-three ways in. They speak the same calls (`calls`).
+`operations` and `policies` decide, pure: they read the `state` and answer with `facts`. `apply` changes the state by
+them, `journal` keeps them. `embedded`, `ray` and `http` are the three ways in, with the same calls (`calls`).
 """
 
 #: Where a key comes from that no flag and no file gives.

@@ -6,31 +6,40 @@ and every step ever taken in exactly one column of the ledger.
 
 from __future__ import annotations
 
-from sortedcontainers import SortedList
-
 from headrace.data.block import Record
 from headrace.pool.config import ChannelConfig
-from headrace.pool.entities import OPEN, GroupState, Lease, Tomb, TrajectoryState, is_quarantined, quarantined_steps
-from headrace.pool.index import Index
+from headrace.pool.groups import (
+    OPEN,
+    GroupState,
+    Lease,
+    Tomb,
+    TrajectoryState,
+    is_quarantined,
+    quarantined_steps,
+)
+from headrace.pool.single_steps import SingleSteps
 
 
-class Channel(Index):
+class Channel(SingleSteps):
+    """One channel: its groups, trajectories, leases and ledger, changed by what facts say."""
+
     # -- configuration -----------------------------------------------------------------------------------------------
 
     def configure(self, config: ChannelConfig, at: float) -> None:
+        """Takes new options over; which trajectories count, deadlines and limits are decided anew by them."""
         self.config = config
         self.group_deadlines.clear()
         for group in self.groups.values():
-            self._watch(group)
+            self._schedule_timeout(group)
         for trajectory in list(self.trajectories.values()):
-            if trajectory.ripe and not self._counts(trajectory):
-                trajectory.ripe = False
-                without(trajectory.group, trajectory.uid)
-            self.ripen(trajectory, at)
-            self.place(trajectory.group)
+            if trajectory.counted and not self._is_complete(trajectory):
+                trajectory.counted = False
+                uncount(trajectory.group, trajectory.uid)
+            self.count_if_complete(trajectory, at)
+            self.update_ready(trajectory.group)
         self.single_steps = None
-        self.crowd = None
-        self._trim()
+        self.eviction = None
+        self._enforce_limits()
         self.changed = True
 
     def set_version(self, version: int) -> None:
@@ -38,53 +47,55 @@ class Channel(Index):
 
     # -- growth --------------------------------------------------------------------------------------------------------
 
-    def group_for(self, prompt: str, at: float, seat: int | None = None) -> GroupState:
+    def group_for(self, prompt: str, at: float, number: int | None = None) -> GroupState:
         """The group of that number, or the one that takes trajectories of the prompt; a new one where there is none."""
-        group = self.open_groups.get(prompt) if seat is None else self.groups.get(seat)
+        group = self.open_groups.get(prompt) if number is None else self.groups.get(number)
         if group is None:
-            seq = self.next_seq if seat is None else seat
+            seq = self.next_seq if number is None else number
             group = self.insert_group(GroupState(prompt, seq, at))
             if seq >= self.next_seq:
                 self.next_seq = seq + 1
         return group
 
     def insert_group(self, group: GroupState, *, opened: bool = True) -> GroupState:
+        """Takes in a group that waits; `opened`: it still takes trajectories of its prompt."""
         self.groups[group.seq] = group
         if opened:
             self.open_groups[group.uid] = group
-        self.wait(group)
+        self.add_waiting(group)
         if self.config.group_timeout_s is not None:
-            self._watch(group)
+            self._schedule_timeout(group)
         return group
 
     def open(
-        self, uid: str, prompt: str, metadata: bytes, n_rollouts: int | None, at: float, seat: int | None = None
+        self, uid: str, prompt: str, metadata: bytes, n_rollouts: int | None, at: float, number: int | None = None
     ) -> None:
+        """Announces a trajectory, adds to what is known of it, or moves one without steps to the group of `prompt`."""
         trajectory = self.trajectories.get(uid)
         if trajectory is not None and trajectory.group.uid != prompt:
             left = trajectory.group
             left.seen -= 1
             self._leave(trajectory)
             left.n = max((other.n_rollouts or 0 for other in left.trajectories.values()), default=0)
-            self.place(left)
+            self.update_ready(left)
             trajectory = None
         if trajectory is None:
-            trajectory = self._join(uid, self.group_for(prompt, at, seat))
+            trajectory = self._join(uid, self.group_for(prompt, at, number))
         if metadata:
             trajectory.metadata = metadata
         if n_rollouts is not None:
             trajectory.n_rollouts = n_rollouts
             trajectory.group.n = max(trajectory.group.n, n_rollouts)
         trajectory.group.touched = at
-        self.place(trajectory.group)
-        self._watch(trajectory.group)  # it may wait for more than before
+        self.update_ready(trajectory.group)
+        self._schedule_timeout(trajectory.group)  # it may wait for more than before
 
-    def append(self, record: Record, at: float, seat: int | None = None) -> None:
+    def append(self, record: Record, at: float, number: int | None = None) -> None:
         """Takes a step in. Every step passes here, and the common one calls little."""
         head, ledger = record.head, self.ledger
         trajectory = self.trajectories.get(head.trajectory_uid)
         if trajectory is None:
-            trajectory = self._join(head.trajectory_uid, self.group_for(head.prompt_uid, at, seat))
+            trajectory = self._join(head.trajectory_uid, self.group_for(head.prompt_uid, at, number))
         group = trajectory.group
         head.trajectory_uid, head.prompt_uid = trajectory.uid, group.uid  # one string each, not one a step
         trajectory.tree.add(record)
@@ -94,26 +105,27 @@ class Channel(Index):
             trajectory.rewarded = True
         group.touched = at
         ledger.submitted += 1
-        if head.extra and self.note(trajectory, record):
+        if head.extra and self.note_step(trajectory, record):
             ledger.quarantined += 1
         else:
             ledger.queued += 1
             group.queued += 1
-            if self.crowd is not None and group.queued == 1:
-                self.crowd.filled(group)
+            if self.eviction is not None and group.queued == 1:
+                self.eviction.filled(group)
             version = head.policy_version
-            if group.oldest is None or version < group.oldest or self.ages is not None:
-                self.age(group, version)
+            if group.oldest is None or version < group.oldest or self.by_version is not None:
+                self.note_version(group, version)
             if self.single_steps is not None:
                 self._offer(trajectory, head.step_index)
         if head.is_last:
             self.end(trajectory, head.step_index, at)
         elif trajectory.last != OPEN:
-            self.ripen(trajectory, at)
+            self.count_if_complete(trajectory, at)
         if group.broken:
-            self._close_if_spent(group)
+            self._end_if_consumed(group)
 
     def end(self, trajectory: TrajectoryState, last: int, at: float) -> None:
+        """Ends a trajectory at the step `last` (-1: without any step)."""
         records = trajectory.tree.records
         if 0 <= trajectory.last != last and trajectory.last in records:
             records[trajectory.last].head.is_last = False
@@ -121,22 +133,22 @@ class Channel(Index):
         if last in records:
             records[last].head.is_last = True
         trajectory.completed_at = at
-        self.ripen(trajectory, at)
+        self.count_if_complete(trajectory, at)
 
-    def ripen(self, trajectory: TrajectoryState, at: float) -> None:
+    def count_if_complete(self, trajectory: TrajectoryState, at: float) -> None:
         """Lets a complete trajectory count for its group, once its grace is over."""
-        if trajectory.ripe or not self._counts(trajectory):
+        if trajectory.counted or not self._is_complete(trajectory):
             return
         grace = self.config.grace_s
         if grace and at < trajectory.completed_at + grace:
-            self._wake_at(self.grace_deadlines, trajectory.completed_at + grace, trajectory.uid)
+            self._add_deadline(self.grace_deadlines, trajectory.completed_at + grace, trajectory.uid)
             return
-        trajectory.ripe = True
+        trajectory.counted = True
         group = trajectory.group
-        group.ripe += (trajectory.uid,)
-        self.place(group)
+        group.counted += (trajectory.uid,)
+        self.update_ready(group)
         if group.broken:
-            self._close_if_spent(group)
+            self._end_if_consumed(group)
 
     def amend(
         self,
@@ -147,6 +159,7 @@ class Channel(Index):
         extra: bytes | None,
         at: float,
     ) -> None:
+        """Changes a step that is there: a reward, its end, or its `extra` as a whole."""
         record = trajectory.tree.records[index]
         if extra is not None:
             record.head.extra = extra
@@ -158,18 +171,19 @@ class Channel(Index):
         if is_last:
             self.end(trajectory, index, at)
         else:
-            self.ripen(trajectory, at)
+            self.count_if_complete(trajectory, at)
         trajectory.group.touched = at
 
     # -- hand-out ------------------------------------------------------------------------------------------------------
 
     def hand_out(self, lease: Lease, leased: bool) -> None:
+        """Gives a lease's groups and steps to a consumer: `leased`, or consumed at once."""
         for group in lease.groups:
-            self.unplace(group)
+            self.dequeue(group)
             group.deliveries += 1
             if self.open_groups.get(group.uid) is group:
                 del self.open_groups[group.uid]
-            self._expect(group)
+            self._expect_late(group)
             self._withdraw(group)
             if leased:
                 group.lease = lease.id
@@ -177,17 +191,18 @@ class Channel(Index):
             else:
                 self.consume(group)
         for trajectory, index in lease.steps:
-            self._give(trajectory, index)
+            self._lease_step(trajectory, index)
             if not leased:
-                self._take(trajectory, index)
+                self._consume_step(trajectory, index)
         if leased:
             self.leases[lease.id] = lease
-            self._wake_at(self.lease_deadlines, lease.deadline, lease.id)
+            self._add_deadline(self.lease_deadlines, lease.deadline, lease.id)
         if lease.request:
             self.replies[lease.request] = lease
-        self._trim()
+        self._enforce_limits()
 
     def ack(self, lease: Lease) -> None:
+        """Consumes what a lease holds."""
         del self.leases[lease.id]
         self.acked[lease.id] = None
         self.replies.pop(lease.request, None)
@@ -196,10 +211,11 @@ class Channel(Index):
             self._move(group, leased=False)
             self.consume(group)
         for trajectory, index in lease.steps:
-            self._take(trajectory, index)
-        self._trim()
+            self._consume_step(trajectory, index)
+        self._enforce_limits()
 
     def give_back(self, lease: Lease) -> None:
+        """Ends a lease without an ack: what it holds stands in its old place again."""
         del self.leases[lease.id]
         self.replies.pop(lease.request, None)
         for group in lease.groups:
@@ -209,23 +225,23 @@ class Channel(Index):
                 self._remove(group)
                 continue
             if self.open_groups.setdefault(group.uid, group) is group:
-                self.owed.forgive(group.uid)
-            self.place(group)
+                self.expected_late.cancel(group.uid)
+            self.update_ready(group)
             for trajectory in group.trajectories.values():
                 for index in trajectory.tree.records:
                     self._offer(trajectory, index)
-            self.age(group, group.oldest)
-            self._watch(group)
+            self.note_version(group, group.oldest)
+            self._schedule_timeout(group)
         for trajectory, index in lease.steps:
-            assert trajectory.given is not None
-            trajectory.given.discard(index)
+            assert trajectory.leased_steps is not None
+            trajectory.leased_steps.discard(index)
             trajectory.group.leased -= 1
             trajectory.group.queued += 1
             self.ledger.leased -= 1
             self.ledger.queued += 1
-            self._wait_again(trajectory.group)
+            self._add_waiting_again(trajectory.group)
             self._offer(trajectory, index)
-            self._mend(trajectory.group)
+            self._rejoin(trajectory.group)
         self.ledger.counts["redelivered"] += len(lease.groups) + len(lease.steps)
         self.changed = True
 
@@ -235,28 +251,30 @@ class Channel(Index):
 
     def extend(self, lease: Lease, deadline: float) -> None:
         lease.deadline = deadline
-        self._wake_at(self.lease_deadlines, deadline, lease.id)
+        self._add_deadline(self.lease_deadlines, deadline, lease.id)
 
     def consume(self, group: GroupState) -> None:
+        """Ends a group whose steps were used; it is kept for replay where the channel has a history."""
         self.ledger.queued -= group.queued
         self.ledger.consumed += group.queued
         group.queued = 0
         group.consumed = True
-        self._bury(group, "consumed")
+        self._end_group(group, "consumed")
         if self.config.history_size:
             self.history[group.seq] = group
 
     # -- loss ----------------------------------------------------------------------------------------------------------
 
     def drop(self, group: GroupState, reason: str) -> None:
-        self.unplace(group)
-        self._expect(group)
+        """Ends a group that is not leased; its steps are counted as dropped."""
+        self.dequeue(group)
+        self._expect_late(group)
         self._withdraw(group)
         self.ledger.dropped[reason] += group.queued
         self.ledger.queued -= group.queued
         self.ledger.counts[f"groups_dropped_{reason}"] += 1
         group.queued = 0
-        self._bury(group, reason)
+        self._end_group(group, reason)
 
     def drop_trajectory(self, trajectory: TrajectoryState, reason: str) -> None:
         """Takes one trajectory out of its group; its queued steps are dropped with the reason."""
@@ -266,27 +284,28 @@ class Channel(Index):
         self.ledger.queued -= lost
         group.queued -= lost
         self.ledger.dropped[reason] += lost
-        self._entomb(trajectory, reason)
+        self._leave_tombstone(trajectory, reason)
         self._leave(trajectory)
         rest = [r for t in group.trajectories.values() for r in t.tree.records.values() if not is_quarantined(r)]
         group.oldest = None
-        self.age(group, min((record.head.policy_version for record in rest), default=None))
+        self.note_version(group, min((record.head.policy_version for record in rest), default=None))
 
     def trim(self, group: GroupState) -> None:
         """Makes a group that timed out ready with the trajectories that count; the others are dropped."""
         group.partial = True
         for trajectory in list(group.trajectories.values()):
-            if not trajectory.ripe:
+            if not trajectory.counted:
                 self.drop_trajectory(trajectory, "timeout")
-        self.place(group)
+        self.update_ready(group)
 
     def refuse(self, uid: str, prompt: str, steps: int, reason: str) -> None:
+        """Counts steps that came too late for their group."""
         self.ledger.submitted += steps
         self.ledger.dropped[reason] += steps
         if uid not in self.tombs and uid not in self.trajectories:
             self.tombs[uid] = Tomb(reason, prompt, b"")
-            self.owed.paid(prompt)
-            self._trim()
+            self.expected_late.arrived(prompt)
+            self._enforce_limits()
 
     def forget(self, uid: str) -> None:
         """Removes a trajectory's content, wherever it is; the uid stays known as forgotten."""
@@ -310,10 +329,10 @@ class Channel(Index):
                 group.leased -= lost
                 self.ledger.leased -= lost
                 self.ledger.dropped["forgotten"] += lost
-                self._entomb(trajectory, "forgotten")
+                self._leave_tombstone(trajectory, "forgotten")
                 self._leave(trajectory)
             else:
-                self._return_given(trajectory)
+                self._return_leased_steps(trajectory)
                 self.drop_trajectory(trajectory, "forgotten")
         self.tombs[uid] = Tomb("forgotten", self.tombs[uid].prompt if uid in self.tombs else "", b"")
 
@@ -327,17 +346,17 @@ class Channel(Index):
 
     def _leave(self, trajectory: TrajectoryState) -> None:
         group = trajectory.group
-        self._release(trajectory)
+        self._release_trajectory(trajectory)
         del group.trajectories[trajectory.uid]
-        if trajectory.ripe:
-            without(group, trajectory.uid)
+        if trajectory.counted:
+            uncount(group, trajectory.uid)
         if not group.trajectories and not group.lease:
             self._remove(group)
         else:
-            self.place(group)
-            self._watch(group)  # it may have been complete until now
+            self.update_ready(group)
+            self._schedule_timeout(group)  # it may have been complete until now
 
-    def note(self, trajectory: TrajectoryState, record: Record) -> bool:
+    def note_step(self, trajectory: TrajectoryState, record: Record) -> bool:
         """Takes over what a record says about its trajectory; true where the step is quarantined."""
         head = record.head
         if head.reward is not None:
@@ -351,7 +370,7 @@ class Channel(Index):
             trajectory.calls[seen.call_id] = head.step_index
         return seen.quarantined is not None
 
-    def _counts(self, trajectory: TrajectoryState) -> bool:
+    def _is_complete(self, trajectory: TrajectoryState) -> bool:
         last = trajectory.last
         if last == OPEN or len(trajectory.tree.records) != last + 1:
             return False
@@ -365,107 +384,20 @@ class Channel(Index):
         self.ledger.leased += sign * n
         self.ledger.queued -= sign * n
         if not leased:
-            self.wait(group)
+            self.add_waiting(group)
 
     def live_steps(self, trajectory: TrajectoryState) -> int:
         """Steps that can still be trained on: neither quarantined nor consumed one by one."""
         gone = len(trajectory.consumed) if trajectory.consumed else 0
         return len(trajectory.tree) - quarantined_steps(trajectory) - gone
 
-    # -- single steps --------------------------------------------------------------------------------------------------
-
-    def offered(self) -> SortedList:
-        """Steps that a `unit="step"` fetch may take, as (created_at, group, trajectory, index)."""
-        if self.single_steps is None:
-            self.single_steps = SortedList()
-            for trajectory in self.trajectories.values():
-                for index in trajectory.tree.records:
-                    self._offer(trajectory, index)
-        return self.single_steps
-
-    def _offer(self, trajectory: TrajectoryState, index: int) -> None:
-        record = trajectory.tree.records[index]
-        taken = (trajectory.given or set()) | (trajectory.consumed or set())
-        if self.single_steps is None or index in taken or trajectory.group.lease or is_quarantined(record):
-            return
-        if self.config.require_reward and record.head.reward is None:
-            return
-        entry = (record.head.created_at, trajectory.group.seq, trajectory.uid, index)
-        if entry not in self.single_steps:
-            self.single_steps.add(entry)
-            self.changed = True
-
-    def _withdraw(self, group: GroupState, only: TrajectoryState | None = None) -> None:
-        if self.single_steps is not None:
-            for trajectory in (only,) if only else group.trajectories.values():
-                for index, record in trajectory.tree.records.items():
-                    self.single_steps.discard((record.head.created_at, group.seq, trajectory.uid, index))
-
-    def _give(self, trajectory: TrajectoryState, index: int) -> None:
-        group = trajectory.group
-        group.broken = True
-        self.unplace(group)
-        if trajectory.given is None:
-            trajectory.given = set()
-        trajectory.given.add(index)
-        trajectory.deliver(index)
-        group.queued -= 1
-        group.leased += 1
-        self.ledger.queued -= 1
-        self.ledger.leased += 1
-        if self.single_steps is not None:
-            head = trajectory.tree.records[index].head
-            self.single_steps.discard((head.created_at, group.seq, trajectory.uid, index))
-
-    def _take(self, trajectory: TrajectoryState, index: int) -> None:
-        group = trajectory.group
-        if trajectory.given is None or index not in trajectory.given:
-            return
-        trajectory.given.discard(index)
-        if trajectory.consumed is None:
-            trajectory.consumed = set()
-        trajectory.consumed.add(index)
-        group.leased -= 1
-        self.ledger.leased -= 1
-        self.ledger.consumed += 1
-        if group.seq in self.groups:
-            self._wait_again(group)
-        self._close_if_spent(group)
-
-    def _return_given(self, trajectory: TrajectoryState) -> None:
-        if not trajectory.given:
-            return
-        group, n = trajectory.group, len(trajectory.given)
-        trajectory.given.clear()
-        group.leased -= n
-        group.queued += n
-        self.ledger.leased -= n
-        self.ledger.queued += n
-        if not group.leased:
-            self.wait(group)
-            self._watch(group)
-            self._mend(group)
-
-    def _mend(self, group: GroupState) -> None:
-        """A group of which every step that was handed out by itself is back is a group again."""
-        if group.broken and not any(other.given or other.consumed for other in group.trajectories.values()):
-            group.broken = False
-            self.place(group)
-
-    def _close_if_spent(self, group: GroupState) -> None:
-        """A group whose steps all went one by one, and whose trajectories all ended, is consumed."""
-        done = not group.queued and not group.leased and len(group.ripe) >= self.need(group)
-        if done and self._spent(group) and group.seq in self.groups:
-            group.consumed = True
-            self._bury(group, "consumed")
-
 
 def _strip(group: GroupState, uid: str) -> None:
     """Takes a trajectory out of a group that is consumed."""
-    if group.trajectories.pop(uid, None) is not None and uid in group.ripe:
-        without(group, uid)
+    if group.trajectories.pop(uid, None) is not None and uid in group.counted:
+        uncount(group, uid)
 
 
-def without(group: GroupState, uid: str) -> None:
+def uncount(group: GroupState, uid: str) -> None:
     """Lets a trajectory count no longer."""
-    group.ripe = tuple(other for other in group.ripe if other != uid)
+    group.counted = tuple(other for other in group.counted if other != uid)

@@ -16,6 +16,8 @@ Unit = Literal["group", "step"]
 Durability = Literal["memory", "os", "fsync"]
 
 DEFAULT_CHANNEL = "train"
+#: Characters of a channel's name; a lease's id is that name and a number.
+MAX_CHANNEL_NAME = 200
 
 
 class ChannelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +74,7 @@ class ChannelConfig(msgspec.Struct, frozen=True, kw_only=True):
         choice(self.on_timeout, OnTimeout, "on_timeout")
 
     def changed(self, options: dict[str, Any]) -> ChannelConfig:
+        """These options with some changed; `InvalidInput` for one that is unknown or could not work."""
         for name in options:
             if name not in self.__struct_fields__:
                 near = difflib.get_close_matches(name, self.__struct_fields__, 1)
@@ -114,5 +117,6 @@ def _check(config: Any, name: str, kind: type, least: float, *, above: bool = Fa
 
 
 def choice(value: Any, options: Any, name: str) -> None:
+    """`InvalidInput` where the value is none of the options of a `Literal`."""
     if value not in get_args(options):
         raise InvalidInput(f"{name} is {shown(value)}; it must be one of {', '.join(get_args(options))}")

@@ -1,4 +1,4 @@
-"""The pool in this process: the core, its journal, a lock, and those who wait.
+"""The pool in this process: its state with its journal, the calls on it, and those who wait.
 
 A call takes the lock, plans, writes to the journal, applies, and lets go; then it waits until what it wrote is as safe
 as promised. So facts reach disk in the order in which they were applied, and nobody waits for a disk with the lock
@@ -9,53 +9,37 @@ next deadline; nothing polls.
 from __future__ import annotations
 
 import asyncio
-import gc
-import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from headrace.data.block import Block
-from headrace.data.errors import HeadraceError, InvalidInput, shown
-from headrace.data.frame import Frame
-from headrace.pool import facts as facts_
-from headrace.pool import holes, operations
-from headrace.pool.aio import AsyncPool
-from headrace.pool.calls import Calls
+import msgspec
+
+from headrace.data.errors import InvalidInput, shown
+from headrace.pool import facts as f
+from headrace.pool.calls import AsyncPool, BlockingPool
+from headrace.pool.clock import MonotonicClock
 from headrace.pool.config import ChannelConfig, Durability, Limits, choice
-from headrace.pool.core import Core
-from headrace.pool.desk import facts as desk_facts
-from headrace.pool.desk.desk import DAMAGED
-from headrace.pool.desk.plans import due as desk_due
-from headrace.pool.desk.spill import Spill
-from headrace.pool.errors import DiskFull, JournalError, PoolClosed, PoolFull
+from headrace.pool.errors import DiskFull, PoolClosed
 from headrace.pool.journal.files import Files
 from headrace.pool.journal.journal import Journal
-from headrace.pool.journal.records import decode_commit
-from headrace.pool.journal.repair import backup
-from headrace.pool.journal.snapshot import capture, live_bytes
-from headrace.pool.plan import PENDING, MustWait, Plan
+from headrace.pool.journaled import JournaledState
+from headrace.pool.operation import PENDING, Change, MustWait, Operation, Read, Upkeep
+from headrace.pool.operations.consume import FetchBatch
+from headrace.pool.operations.control import BackUpJournal, ForgetTrajectory
+from headrace.pool.operations.read import ReadStats
+from headrace.pool.operations.scored import NackScoredBatch, TakeScoredBatch
 from headrace.pool.state import State
-from headrace.pool.steady import Steady
-
-log = logging.getLogger("headrace.pool")
-
-#: Operations on the journal itself: long, and outside the pool's lock.
-UPKEEP = ("compact", "backup")
 
 #: Waits are cut to this: a lock cannot wait for centuries. Who wakes early looks, and waits on.
 LONGEST_WAIT_S = 86_400.0
-#: A journal smaller than this is not worth rewriting.
-COMPACT_FROM = 64_000_000
-#: A journal that is full is rewritten where it holds so many times what lives in it.
-WORTH_IT = 1.15
 
 
-class DataPool(Calls):
+class DataPool(JournaledState, BlockingPool):
     """A timestamped queue of trajectories, grouped by prompt, in this process.
 
     `journal`: a directory; what was acknowledged is found there again. Without one the pool lives in memory.
@@ -79,27 +63,17 @@ class DataPool(Calls):
         monotonic: Callable[[], float] | None = None,
         files: Files | None = None,
     ) -> None:
-        self.durability = _durability(durability, journal)
-        base = defaults if isinstance(defaults, ChannelConfig) else ChannelConfig().changed(dict(defaults or {}))
-        self._state = State(base, limits or Limits())
-        self._core = Core(self._state)
-        self._time = Steady(clock, monotonic or (time.monotonic if clock is time.time else None))
-        self._lock = threading.Lock()
-        self._waiters: dict[str, set[Callable[[], None]]] = {}
-        self._closed: str | None = None
-        self._journal: Journal | None = None
-        self._about: dict[str, None] = {}  # the channels of the last commit
-        self._check_at = COMPACT_FROM
-        self._compacting = threading.Lock()
-        self._compactions = 0
-        self._syncer: ThreadPoolExecutor | None = None
-        self.aio: AsyncPool = cast(AsyncPool, _Awaitable(self))
+        safety = _durability(durability, journal)
+        opened = None
         if journal is not None:
-            self._journal = Journal(
-                journal, durability=self.durability, segment_mb=segment_mb, quota_mb=quota_mb, files=files
-            )
-        if self._journal is not None:
-            self._state.desk.shelf.spill = Spill(self._journal.directory, self._journal.files.write)
+            opened = Journal(journal, durability=safety, segment_mb=segment_mb, quota_mb=quota_mb, files=files)
+        base = defaults if isinstance(defaults, ChannelConfig) else ChannelConfig().changed(dict(defaults or {}))
+        steady = monotonic or (time.monotonic if clock is time.time else None)
+        super().__init__(State(base, limits or Limits()), opened, MonotonicClock(clock, steady))
+        self.durability = safety
+        self._waiters: dict[str, set[Callable[[], None]]] = {}
+        self._syncer: ThreadPoolExecutor | None = None
+        self.aio = AsyncPool(self)
         try:
             if self._journal is not None:
                 self._recover(self._journal)
@@ -110,59 +84,16 @@ class DataPool(Calls):
 
     # -- opening and closing -------------------------------------------------------------------------------------------
 
-    def _recover(self, journal: Journal) -> None:
-        def take(found: Frame) -> None:
-            facts, block = decode_commit(found)
-            try:
-                self._state.apply(facts, block)
-            except Exception as error:
-                raise JournalError(
-                    f"journal {journal.directory}: commit {found.serial} reads back, but cannot be applied "
-                    f"({error!r}). Nothing was changed"
-                ) from error
-            self._state.sweep()
-            self._about = dict.fromkeys([fact.channel for fact in facts])
-            self._time.after(max((fact.at for fact in facts), default=0.0))
-
-        collecting = gc.isenabled()
-        gc.disable()  # half a million new objects, none of them garbage
-        try:
-            found = journal.open(take)
-        finally:
-            if collecting:
-                gc.enable()
-        if self._state.orphans:
-            log.warning("journal %s: facts about what is not there: %s", journal.directory, dict(self._state.orphans))
-        if found.commits:
-            log.info("journal %s: %d commits recovered", journal.directory, found.commits)
-        with self._lock:
-            now = self._now()
-        if journal.torn is not None:
-            log.warning("journal %s: %s", journal.directory, journal.torn)
-            self._settle_one(facts_.Cut("", now, journal.torn))
-        for name, channel in self._state.channels.items():
-            queued, leased = holes.counted(channel)
-            if (queued, leased) != (channel.ledger.queued, channel.ledger.leased):
-                log.warning(
-                    "journal %s: steps of channel %r are lost: the ledger is set right", journal.directory, name
-                )
-                self._settle_one(facts_.Recounted(name, now, queued, leased))
-        if lost := self._state.desk.lost():
-            log.warning("journal %s: %d scored groups are lost", journal.directory, len(lost))
-            self._settle_one(desk_facts.Dropped("", now, tuple(lost), DAMAGED, "the journal lost it"))
-
     def _adopt(self, channels: Mapping[str, Mapping[str, Any] | ChannelConfig], with_defaults: bool) -> None:
         """Writes down options that differ from what the journal knew."""
         base = self._state.defaults
         for name, channel in self._state.channels.items() if with_defaults else ():
             if channel.by_default and channel.config != base and name not in channels:
-                self._settle_one(facts_.Defaulted(name, self._time.now(), base))
+                self._settle_one(f.Defaulted(name, self._time.now(), base))
         for name, options in channels.items():
             config = options if isinstance(options, ChannelConfig) else base.changed(dict(options))
             if name not in self._state.channels or self._state.look(name).config != config:
-                self._do(
-                    "configure", {"channel": name, "options": {k: getattr(config, k) for k in config.__struct_fields__}}
-                )
+                self.configure(name, **msgspec.structs.asdict(config))
 
     def close(self) -> None:
         """Lets go of the journal; calls after this raise `PoolClosed`."""
@@ -185,47 +116,46 @@ class DataPool(Calls):
 
     # -- one call ------------------------------------------------------------------------------------------------------
 
-    def _do(
-        self, op: str, args: dict[str, Any], block: Block | None = None, then: Callable[[Any], Any] | None = None
-    ) -> Any:
-        if op in UPKEEP:
-            return self._upkeep(op, args)
-        timeout = _timeout(args)
-        until = None if timeout is None else time.monotonic() + timeout
-        if block is not None:
-            block.prepare()  # with the lock held it would keep everyone waiting
+    def execute(self, operation: Operation[Any], then: Callable[[Any], Any] | None = None) -> Any:
+        if isinstance(operation, Upkeep):
+            self._upkeep(operation)
+            return then(None) if then is not None else None
+        until = _until(operation)
+        if (steps := operation.steps()) is not None:
+            steps.prepare()  # with the lock held it would keep everyone waiting
         while True:
             woken = threading.Event()
             compactions = self._compactions
             try:
-                answer, serial, wake_at = self._attempt(op, args, block, woken.set)
+                answer, serial, wake_at = self._attempt(operation, woken.set)
             except DiskFull:
                 if not self._make_room(compactions):
                     raise
-                answer, serial, wake_at = self._attempt(op, args, block, woken.set)
+                answer, serial, wake_at = self._attempt(operation, woken.set)
             if wake_at is None:
                 if self._journal is not None:
                     self._journal.wait(serial)
-                if self._must_erase(op, args):
+                if self._must_erase(operation):
                     self._erase()
                 self._compact_when_due()
                 return then(answer) if then is not None else answer
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
-                self._forget_waiter(args["channel"], woken.set)
-                return _gave_up(op, args)
+                self._forget_waiter(operation, woken.set)
+                answer = _gave_up(operation, pieces=False)
+                return then(answer) if then is not None else answer
             woken.wait(_soonest(left, self._time.until(wake_at)))
-            self._forget_waiter(args["channel"], woken.set)
+            self._forget_waiter(operation, woken.set)
 
-    async def _do_async(
-        self, op: str, args: dict[str, Any], block: Block | None = None, then: Callable[[Any], Any] | None = None
+    async def execute_async(
+        self, operation: Operation[Any], then: Callable[[Any], Any] | None = None, *, pieces: bool = False
     ) -> Any:
+        """`execute`, awaited; no thread a call. With `pieces`, a call that waited in vain is answered `PENDING`."""
         loop = asyncio.get_running_loop()
-        if op in UPKEEP:
-            await loop.run_in_executor(None, self._upkeep, op, args)
+        if isinstance(operation, Upkeep):
+            await loop.run_in_executor(None, self._upkeep, operation)
             return then(None) if then is not None else None
-        timeout = _timeout(args)
-        until = None if timeout is None else time.monotonic() + timeout
+        until = _until(operation)
         while True:
             woken = asyncio.Event()
 
@@ -235,132 +165,74 @@ class DataPool(Calls):
 
             compactions = self._compactions
             try:
-                answer, serial, wake_at = self._attempt(op, args, block, wake)
+                answer, serial, wake_at = self._attempt(operation, wake)
             except DiskFull:
                 if not await loop.run_in_executor(None, self._make_room, compactions):
                     raise
-                answer, serial, wake_at = self._attempt(op, args, block, wake)
+                answer, serial, wake_at = self._attempt(operation, wake)
             if wake_at is None:
                 safe = self._made_safe(loop, serial)
                 try:
                     made = then(answer) if then is not None else answer  # while the disk is busy
                 finally:
-                    await self._kept(op, answer, safe)
-                if self._must_erase(op, args):
+                    await self._wait_until_safe(operation, answer, safe)
+                if self._must_erase(operation):
                     await loop.run_in_executor(None, self._erase)
                 self._compact_when_due()
                 return made
             try:
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
-                    nothing = _gave_up(op, args)
-                    return then(nothing) if then is not None else nothing
+                    answer = _gave_up(operation, pieces=pieces)
+                    return then(answer) if then is not None else answer
                 try:
                     await asyncio.wait_for(woken.wait(), _soonest(left, self._time.until(wake_at)))
                 except TimeoutError:
                     pass
             finally:
-                self._forget_waiter(args["channel"], wake)
+                self._forget_waiter(operation, wake)
 
-    def _attempt(
-        self, op: str, args: dict[str, Any], block: Block | None, wake: Callable[[], None]
-    ) -> tuple[Any, int, float | None]:
+    def _attempt(self, operation: Operation[Any], wake: Callable[[], None]) -> tuple[Any, int, float | None]:
         """(answer, serial to wait for, None), or, where the call must wait, `wake` registered and when to try again."""
-        operations.check(op, args)
+        operation.check()
         with self._lock:
             if self._closed is not None:
                 raise PoolClosed(self._closed)
             now = self._now()
-            names = self._concerned(op, args)
-            self._settle(names, now, late=op in operations.READS)
+            concerned = operation.concerned(self._state)
+            self._settle(concerned, now, late=isinstance(operation, Read))
             try:
-                answer = operations.run(self._core, op, now, args, block)
-                while isinstance(answer, Plan) and answer.again:
-                    self._commit(answer.facts, answer.block)
-                    answer = operations.run(self._core, op, now, args, block)
+                if isinstance(operation, Change):
+                    answer = self._change(operation, now)
+                    self._settle(concerned, now, late=True)
+                    self._state.sweep()
+                else:
+                    assert isinstance(operation, Read)
+                    answer = operation.read(self._state, now)
+                    if isinstance(operation, ReadStats):
+                        answer |= self.describe()
             except MustWait:
-                name = args["channel"]
+                name = operation.channel  # type: ignore[attr-defined]  # whatever waits, waits for a channel
                 self._waiters.setdefault(name, set()).add(wake)
                 return None, 0, self._next_deadline(name)
             finally:
                 self._notify()
-            if isinstance(answer, Plan):
-                plan = answer
-                self._commit(plan.facts, plan.block)
-                answer = plan.after() if plan.after is not None else plan.reply
-                self._settle(names, now, late=True)
-                self._notify()
-                self._state.sweep()
-            elif op == "stats":
-                answer |= self.describe()
             return answer, self._journal.serial - 1 if self._journal is not None else 0, None
 
-    def _now(self) -> float:
-        """The time. Deadlines move with a clock that was set forward. Called with the lock held."""
-        now = self._time.now()
-        by = self._time.jumped()
-        if by and self._state.timed:
-            log.info("the clock was set forward, or the pool away, for %.0f s: deadlines move with it", by)
-            moved = facts_.ClockMoved("", now, by)
-            try:
-                self._commit([moved], None)
-            except DiskFull as error:
-                log.warning("that deadlines moved could not be written down: %s", error)
-                self._state.apply([moved], None)
-        return now
-
-    def _commit(self, facts: Any, block: Block | None) -> None:
-        if not facts:
-            return
-        facts = [*self._state.begun_by(facts), *facts]
-        try:
-            if self._journal is not None:
-                about = dict.fromkeys([fact.channel for fact in facts])
-                self._journal.append(facts, block, self._state.tallies(self._about | about))
-                self._about = about
-            self._state.apply(facts, block)
-        except JournalError:
-            raise  # nothing of it was written, and nothing changed
-        except BaseException as error:
-            # Perhaps on disk, and only half in memory: only a recovery can tell what is true.
-            self._closed = f"a fact could not be applied ({error!r}); open the pool again to recover from its journal"
-            raise
+    def _change(self, operation: Change[Any], now: float) -> Any:
+        """Plans, writes the facts down and applies them; the answer."""
+        plan = operation.plan(self._state, now)
+        while plan.again:
+            self._commit(plan.facts, plan.block)
+            plan = operation.plan(self._state, now)
+        self._commit(plan.facts, plan.block)
+        return plan.after() if plan.after is not None else plan.reply
 
     def _next_deadline(self, name: str) -> float:
         """When the clock alone may have something for who waits for a channel."""
         desk = self._state.desk
         deadlines = [self._state.look(name).deadline(), desk.deadline() if desk.serving == name else None]
         return min((deadline for deadline in deadlines if deadline is not None), default=float("inf"))
-
-    def _concerned(self, op: str, args: dict[str, Any]) -> list[str]:
-        """The channels that a call may look at; an empty name is the desk's."""
-        serving = self._state.desk.serving
-        if op in operations.AT_DESK:
-            return ["", serving] if serving is not None else [""]
-        name = args.get("channel")
-        if name is None:
-            return ["", *self._state.channels]
-        return ["", name] if name == serving else [name]
-
-    def _settle(self, names: list[str], now: float, *, late: bool) -> None:
-        """Carries out what is due. `late`: what the journal has no room for now may wait for the next call."""
-        try:
-            for name in names:
-                for fact in self._core.due(name, now) if name else desk_due(self._state, now):
-                    self._commit([fact], None)
-        except JournalError as error:
-            if not late:
-                raise
-            log.warning("what was due could not be written down yet: %s", error)
-
-    def _settle_one(self, fact: facts_.Fact) -> None:
-        """Carries out what opening the journal called for; where it is full, so will opening it the next time."""
-        with self._lock:
-            try:
-                self._commit([fact], None)
-            except DiskFull as error:
-                log.warning("what was found could not be written down yet: %s", error)
-                self._state.apply([fact], None)
 
     # -- waiting -------------------------------------------------------------------------------------------------------
 
@@ -379,9 +251,9 @@ class DataPool(Calls):
                 wake()
         self._waiters.clear()
 
-    def _forget_waiter(self, name: str, wake: Callable[[], None]) -> None:
+    def _forget_waiter(self, operation: Any, wake: Callable[[], None]) -> None:
         with self._lock:
-            self._waiters.get(name, set()).discard(wake)
+            self._waiters.get(operation.channel, set()).discard(wake)
 
     def _made_safe(self, loop: asyncio.AbstractEventLoop, serial: int) -> asyncio.Future[None]:
         """Done once the commit is as safe as promised; a thread of the pool's own waits for the disk."""
@@ -393,100 +265,29 @@ class DataPool(Calls):
             self._syncer = ThreadPoolExecutor(1, "headrace-sync")
         return loop.run_in_executor(self._syncer, self._journal.wait, serial)
 
-    async def _kept(self, op: str, answer: Any, safe: asyncio.Future[None]) -> None:
-        """Waits until what a call wrote is safe. A batch is not lost because its caller gives up meanwhile: the desk's
-        goes back, and a fetch, which may be without a lease, is answered all the same."""
+    async def _wait_until_safe(self, operation: Operation[Any], answer: Any, safe: asyncio.Future[None]) -> None:
+        """Waits until what a call wrote is safe. A batch is not lost because its caller gives up meanwhile: one of
+        scored groups goes back, and a fetch, which may be without a lease, is answered all the same."""
         try:
             await asyncio.shield(safe)
         except asyncio.CancelledError:
-            if op == "fetch" and answer is not None:
+            if isinstance(operation, FetchBatch) and answer is not None:
                 await safe
                 return
-            if op == "desk_batch" and answer is not None:
-                self._attempt("desk_nack", {"lease_id": answer.lease}, None, lambda: None)
+            if isinstance(operation, TakeScoredBatch) and answer is not None:
+                self._attempt(NackScoredBatch(answer.lease), lambda: None)
             raise
 
-    # -- the journal's upkeep ------------------------------------------------------------------------------------------
-
-    def _must_erase(self, op: str, args: dict[str, Any]) -> bool:
+    def _must_erase(self, operation: Operation[Any]) -> bool:
         """Whether a call may be answered only once nothing that was forgotten stands in the journal."""
-        return op == "forget" and args.get("erase", True) and self._journal is not None and self._state.unerased
+        erases = isinstance(operation, ForgetTrajectory) and operation.erase
+        return erases and self._journal is not None and self._state.unerased
 
-    def _erase(self) -> None:
-        """Compacts, unless that was done meanwhile: of many that forget at once, one rewrites the journal for all."""
-        with self._compacting:
-            if self._state.unerased:
-                self._compact()
-
-    def _compact_when_due(self) -> None:
-        """Starts a compaction where the journal has grown enough, and none is under way."""
-        journal = self._journal
-        if journal is None or not (journal.bytes > self._check_at or journal.alarm):
-            return
-        if self._compacting.acquire(blocking=False):
-            threading.Thread(target=self._compact_if_worth, name="headrace-compact", daemon=True).start()
-
-    def _compact_if_worth(self) -> None:
-        assert self._journal is not None
-        try:
-            with self._lock:
-                live, alarm, self._journal.alarm = live_bytes(self._state), self._journal.alarm, False
-                self._check_at = 2 * live + COMPACT_FROM
-                worth = self._journal.bytes > self._check_at or (alarm and self._journal.bytes >= WORTH_IT * live)
-                worth = worth and self._closed is None
-            if worth:
-                self._compact()
-        except HeadraceError as error:
-            log.warning("the journal could not be compacted: %s", error)
-        finally:
-            self._compacting.release()
-
-    def _make_room(self, compactions: int) -> bool:
-        """Compacts a journal that is full, where enough of it is dead; whether that was done, by this call or, since
-        there were so many `compactions`, by another."""
-        if self._journal is None:
-            return False  # it is the desk's scratch files that found no room
-        try:
-            with self._compacting:
-                if self._compactions > compactions:
-                    return True
-                with self._lock:
-                    if self._closed is not None or self._journal.bytes < WORTH_IT * live_bytes(self._state):
-                        return False
-                self._compact()
-                return True
-        except HeadraceError as error:
-            log.warning("the journal is full and could not be compacted: %s", error)
-            return False
-
-    def _upkeep(self, op: str, args: dict[str, Any]) -> None:
-        if self._journal is None:
-            raise JournalError(f"this pool has no journal to {op}")
-        with self._compacting:
-            if op == "compact":
-                return self._compact()
-            with self._lock:
-                self._journal.rotate()
-            backup(self._journal.directory, Path(args["to"]))
-
-    def _compact(self) -> None:
-        journal = self._journal
-        assert journal is not None
-        with self._lock:
-            if self._closed is not None:
-                raise PoolClosed(self._closed)
-            now = self._now()
-            # A segment that nothing was written to since the last try is as good as a new one.
-            number = journal.number if journal.empty else journal.rotate(spare=True)
-            first_serial = journal.serial
-            captured = capture(self._state, now)
-            unerased, self._state.unerased = self._state.unerased, False
-        try:
-            journal.write_snapshot(number, first_serial, captured)
-        except BaseException:
-            self._state.unerased |= unerased
-            raise
-        self._compactions += 1
+    def _upkeep(self, operation: Upkeep) -> None:
+        if isinstance(operation, BackUpJournal):
+            self._back_up(Path(operation.to))
+        else:
+            self._compact_now()
 
     def describe(self) -> dict[str, Any]:
         """How safe this pool is, and how many calls wait in it, for `stats()`."""
@@ -499,16 +300,27 @@ class DataPool(Calls):
         }
 
 
-class _Awaitable(Calls):
-    """The same calls, awaitable; no thread a call."""
+def _until(operation: Operation[Any]) -> float | None:
+    """When a call that waits gives up; None: never."""
+    timeout = getattr(operation, "timeout", None)
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+        raise InvalidInput(
+            f"timeout must be a number of seconds of at least 0, or None to wait for ever, not {shown(timeout)}"
+        )
+    return time.monotonic() + timeout
 
-    def __init__(self, pool: DataPool) -> None:
-        self._pool = pool
 
-    def _do(
-        self, op: str, args: dict[str, Any], block: Block | None = None, then: Callable[[Any], Any] | None = None
-    ) -> Any:
-        return self._pool._do_async(op, args, block, then)
+def _gave_up(operation: Operation[Any], *, pieces: bool) -> Any:
+    """The answer of a call that waited in vain; a remote caller who waits in pieces is told to ask again."""
+    assert isinstance(operation, Change)
+    return PENDING if pieces else operation.gave_up()
+
+
+def _soonest(left: float | None, until_deadline: float) -> float | None:
+    times = [t for t in (left, until_deadline) if t is not None and t != float("inf")]
+    return min(max(0.0, min(times)), LONGEST_WAIT_S) if times else None
 
 
 def _durability(given: str | None, journal: Any) -> Durability:
@@ -520,26 +332,3 @@ def _durability(given: str | None, journal: Any) -> Durability:
             "`os` and `fsync` need one"
         )
     return durability  # type: ignore[return-value]
-
-
-def _timeout(args: dict[str, Any]) -> float | None:
-    timeout = args.get("timeout")
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0):
-        raise InvalidInput(
-            f"timeout must be a number of seconds of at least 0, or None to wait for ever, not {shown(timeout)}"
-        )
-    return timeout
-
-
-def _gave_up(op: str, args: dict[str, Any]) -> str | None:
-    """The answer of a call that waited in vain; a remote caller who waits in pieces is told to ask again."""
-    if args.get("pieces"):
-        return PENDING
-    if op == "submit":
-        raise PoolFull(f"channel {args['channel']!r} had no room within {args['timeout']} s; nothing was taken")
-    return None
-
-
-def _soonest(left: float | None, until_deadline: float) -> float | None:
-    times = [t for t in (left, until_deadline) if t is not None and t != float("inf")]
-    return min(max(0.0, min(times)), LONGEST_WAIT_S) if times else None

@@ -6,6 +6,8 @@ from headrace.data.errors import HeadraceError
 
 
 class PoolError(HeadraceError):
+    """Whatever a pool refuses or fails at."""
+
     code = "pool_error"
 
 
@@ -58,6 +60,8 @@ class PoolUnreachable(PoolError):
 
 
 class Unauthorized(PoolError):
+    """The caller presented no key, or a wrong one."""
+
     code = "unauthorized"
 
 

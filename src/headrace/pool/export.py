@@ -34,10 +34,10 @@ Row = dict[str, Any]
 STEP_FIELDS = tuple(name for name in Step.__struct_fields__ if name != "builds_on")
 
 #: Trajectories listed at a time.
-PAGE = 1_000
+TRAJECTORIES_A_PAGE = 1_000
 #: A row group is written once it holds so many rows or tokens.
-GROUP_ROWS = 4_096
-GROUP_TOKENS = 4_000_000
+ROW_GROUP_ROWS = 4_096
+ROW_GROUP_TOKENS = 4_000_000
 
 
 class Readable(Protocol):
@@ -110,7 +110,7 @@ def _uids(pool: Readable, channel: str) -> Iterator[str]:
     seen: set[str] = set()
     cursor: int | None = 0
     while cursor is not None:
-        page = pool.list_trajectories(channel, cursor=cursor, limit=PAGE)
+        page = pool.list_trajectories(channel, cursor=cursor, limit=TRAJECTORIES_A_PAGE)
         fresh = [row["trajectory_uid"] for row in page["items"] if row["trajectory_uid"] not in seen]
         seen.update(fresh)
         yield from fresh
@@ -295,7 +295,7 @@ class _Parquet:
     def add(self, row: Row) -> None:
         self._rows.append({name: _cell(name, value) for name, value in row.items()})
         self._tokens += sum(len(value) for value in row.values() if isinstance(value, np.ndarray))
-        if len(self._rows) >= GROUP_ROWS or self._tokens >= GROUP_TOKENS:
+        if len(self._rows) >= ROW_GROUP_ROWS or self._tokens >= ROW_GROUP_TOKENS:
             self._flush()
 
     def _flush(self) -> None:
@@ -326,7 +326,7 @@ def _cell(name: str, value: Any) -> Any:
 def _read_parquet(path: Path) -> Iterator[Row]:
     pa = _arrow()
     with pa.parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=GROUP_ROWS):
+        for batch in file.iter_batches(batch_size=ROW_GROUP_ROWS):
             names = batch.schema.names
             for at in range(batch.num_rows):
                 yield {name: _uncell(name, batch.column(i)[at]) for i, name in enumerate(names)}

@@ -15,11 +15,15 @@ from headrace.pool.config import ChannelConfig
 
 
 class Fact(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What happened in a channel, and when. Facts without a channel (an empty name) concern the whole pool."""
+
     channel: str
     at: float = 0.0
 
 
 class Configured(Fact, tag="config", frozen=True):
+    """A channel was given options."""
+
     config: ChannelConfig = ChannelConfig()
 
 
@@ -37,11 +41,15 @@ class Versioned(Fact, tag="version", frozen=True):
 
 
 class Closed(Fact, tag="close", frozen=True):
+    """A channel was shut down, or opened again; `everywhere`: channels that are yet to come, too."""
+
     closed: bool = True
     everywhere: bool = False
 
 
 class Opened(Fact, tag="open", frozen=True):
+    """A trajectory was announced, or moved, into the group of that number."""
+
     trajectory: str = ""
     prompt: str = ""
     metadata: bytes = b""
@@ -82,6 +90,8 @@ class Completed(Fact, tag="complete", frozen=True):
 
 
 class LateReward(Fact, tag="late_reward", frozen=True):
+    """A reward came after its step was handed out: only counted."""
+
     trajectory: str = ""
     reward: float = 0.0
 
@@ -107,6 +117,8 @@ class StepsHandedOut(Fact, tag="handout_steps", frozen=True):
 
 
 class Acked(Fact, tag="ack", frozen=True):
+    """A lease ended: what it held was used, and is consumed."""
+
     lease: str = ""
 
 
@@ -118,11 +130,15 @@ class Returned(Fact, tag="return", frozen=True):
 
 
 class Extended(Fact, tag="extend", frozen=True):
+    """A lease has another deadline."""
+
     lease: str = ""
     deadline: float = 0.0
 
 
 class Dropped(Fact, tag="drop", frozen=True):
+    """Groups went without being handed out."""
+
     groups: tuple[int, ...] = ()
     reason: str = ""
 
@@ -134,6 +150,8 @@ class Trimmed(Fact, tag="partial", frozen=True):
 
 
 class Forgotten(Fact, tag="forget", frozen=True):
+    """A trajectory was removed for good."""
+
     trajectory: str = ""
 
 
@@ -182,15 +200,17 @@ class ChannelImage(Fact, tag="image", frozen=True):
     next_lease: int = 0
     ledger: dict[str, Any] = {}
     tombs: tuple[tuple[str, str, str, bytes], ...] = ()
-    owed: tuple[tuple[str, int], ...] = ()
+    expected_late: tuple[tuple[str, int], ...] = msgspec.field(default=(), name="owed")
     acked: tuple[str, ...] = ()
     pool_version: int = 0
     pool_closed: bool = False
     by_default: bool = True
-    owed_since: tuple[float, ...] = ()
+    expected_since: tuple[float, ...] = msgspec.field(default=(), name="owed_since")
 
 
 class TrajectoryImage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A trajectory in a snapshot; its steps are in the group's block."""
+
     uid: str
     last: int = -2
     completed_at: float = 0.0
@@ -211,7 +231,7 @@ class GroupImage(Fact, tag="group", frozen=True):
     consumed: bool = False
     broken: bool = False
     seen: int = 0
-    ripe: tuple[str, ...] = ()
+    counted: tuple[str, ...] = msgspec.field(default=(), name="ripe")
     trajectories: tuple[TrajectoryImage, ...] = ()
     n: int = 0
     oldest: int | None = None

@@ -1,4 +1,4 @@
-"""The pool over HTTP: routes to mount, an application of its own, and the client's transport.
+"""The pool served over HTTP: routes to mount, and an application of its own.
 
 `POST /pool/call` takes and answers frames (see `wire`); that is what `connect("http://...")` speaks. The `GET` routes
 answer JSON, for people and scripts. With a key, every route but `/health` and the front page asks for it, as
@@ -7,18 +7,12 @@ answer JSON, for people and scripts. With a key, every route but `/health` and t
 
 from __future__ import annotations
 
-import asyncio
 import hmac
-import http.client
 import os
-import socket
-import threading
-import urllib.parse
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-import aiohttp
 import orjson
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -48,10 +42,11 @@ from headrace.net.server import (
 from headrace.pool.config import DEFAULT_CHANNEL
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Unauthorized
-from headrace.pool.remote import RemotePool, Unreachable
+from headrace.pool.remote import RemotePool
 from headrace.pool.service import CallerGone, answer
+from headrace.pool.wire import FRAME_TYPE
 
-FRAME = "application/vnd.headrace.frame"
+#: The HTTP status of each error, by its code.
 STATUS = {
     "invalid_input": 422,
     "bad_frame": 400,
@@ -103,7 +98,7 @@ def pool_routes(
             data, error = await answer(pool, body, lambda: _disconnected(request), partial(_below, backups))
         except CallerGone:
             return Response(status_code=499)
-        return Response(data, STATUS.get(error.code, 500) if error else 200, media_type=FRAME)
+        return Response(data, STATUS.get(error.code, 500) if error else 200, media_type=FRAME_TYPE)
 
     async def stats(request: Request) -> Response:
         return _json(await pool.aio.stats(request.query_params.get("channel")))
@@ -117,13 +112,14 @@ def pool_routes(
         return _json(found.to_dict())
 
     def listing(name: str) -> Handler:
-        async def rows(request: Request) -> Response:
+        async def answer_rows(request: Request) -> Response:
             asked = request.query_params.items()
             filters: dict[str, Any] = {key: text if key in TEXTS else _value(text) for key, text in asked}
             channel = filters.pop("channel", DEFAULT_CHANNEL)
-            return _json(await pool._do_async(f"list_{name}", {"channel": channel, "filters": filters}))
+            rows: Callable[..., Awaitable[dict[str, Any]]] = getattr(pool.aio, f"list_{name}")
+            return _json(await rows(channel, **filters))
 
-        return rows
+        return answer_rows
 
     def guarded(handler: Handler) -> Handler:
         async def guard(request: Request) -> Response:
@@ -174,7 +170,7 @@ def create_app(
     return Starlette(routes=[Route("/", root), Route("/health", health), *routes])
 
 
-class Server(server.Server):
+class PoolServer(server.Server):
     """A pool's application on a socket. It closes the pool when it ends. Without a key and on loopback, it is for this
     machine's own programs alone."""
 
@@ -195,7 +191,7 @@ def serve(
     **options: Any,
 ) -> None:
     """Serves a pool until SIGTERM or SIGINT, then closes it; `options` are `create_app`'s."""
-    Server(pool, host, port, **options).run(ready)
+    PoolServer(pool, host, port, **options).run(ready)
 
 
 async def _disconnected(request: Request) -> None:
@@ -249,114 +245,3 @@ def _value(text: str) -> Any:
     except orjson.JSONDecodeError:
         return text
     return found if isinstance(found, bool | int | float) else text
-
-
-class HttpTransport:
-    """Carries frames over HTTP, on kept connections: one a thread for blocking calls, aiohttp's for awaitable ones."""
-
-    def __init__(self, address: str, key: str | None = None) -> None:
-        parts = urllib.parse.urlsplit(address)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidInput(f"{address!r} is no pool's address; it looks like http://127.0.0.1:8200")
-        self.address = address.rstrip("/")
-        self._parts = parts
-        self._path = parts.path.rstrip("/") + "/pool/call"
-        self._headers = {"content-type": FRAME, **({"authorization": f"Bearer {key}"} if key else {})}
-        self._local = threading.local()
-        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
-
-    def call(self, op: str, body: bytes, timeout: float) -> bytes:
-        for fresh in (False, True):
-            connection, reused = self._connection(timeout)
-            try:
-                connection.request("POST", self._path, body, self._headers)
-                response = connection.getresponse()
-                return self._checked(response.status, response.headers.get("content-type"), response.read())
-            except (OSError, http.client.HTTPException) as error:
-                connection.close()
-                self._local.connection = None
-                # A kept-alive connection that the server closed meanwhile says nothing about the server.
-                if fresh or not reused:
-                    raise Unreachable(f"{type(error).__name__}: {error}") from error
-        raise AssertionError("unreachable")
-
-    def _connection(self, timeout: float) -> tuple[http.client.HTTPConnection, bool]:
-        connection = getattr(self._local, "connection", None)
-        if connection is not None:
-            if connection.sock is not None:
-                connection.sock.settimeout(timeout)
-            return connection, True
-        connection = self._local.connection = self._connect(timeout)
-        return connection, False
-
-    def _connect(self, timeout: float) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        assert self._parts.hostname
-        return kind(self._parts.hostname, self._parts.port, timeout=timeout)
-
-    async def acall(self, op: str, body: bytes, timeout: float, *, waits: bool = True) -> bytes:
-        try:
-            limit = aiohttp.ClientTimeout(total=timeout)
-            url = f"{self._parts.scheme}://{self._parts.netloc}{self._path}"
-            async with self._session().post(url, data=body, headers=self._headers, timeout=limit) as response:
-                return self._checked(response.status, response.headers.get("content-type"), await response.read())
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise Unreachable(f"{type(error).__name__}: {error}") from error
-
-    def _session(self) -> aiohttp.ClientSession:
-        loop = asyncio.get_running_loop()
-        session = self._sessions.get(loop)
-        if session is None or session.closed:
-            for other in [old for old in self._sessions if old.is_closed()]:
-                del self._sessions[other]
-            session = self._sessions[loop] = aiohttp.ClientSession(connector=self._connector(), auto_decompress=True)
-        return session
-
-    def _connector(self) -> aiohttp.BaseConnector:
-        return aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
-
-    def _checked(self, status: int, kind: str | None, data: bytes) -> bytes:
-        if kind == FRAME:
-            return data
-        try:
-            said = orjson.loads(data)
-            raise HeadraceError.from_wire(said.get("code", "error"), str(said.get("detail", said)))
-        except (orjson.JSONDecodeError, AttributeError):
-            raise Unreachable(f"HTTP {status} from {self.address}, which does not answer as a pool does") from None
-
-    def close(self) -> None:
-        connection = getattr(self._local, "connection", None)
-        if connection is not None:
-            connection.close()
-            self._local.connection = None
-
-    async def aclose(self) -> None:
-        session = self._sessions.pop(asyncio.get_running_loop(), None)
-        if session is not None:
-            await session.close()
-
-
-class UnixTransport(HttpTransport):
-    """The same over a unix socket: processes of one machine, and nobody else."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("http://unix")
-        self.address = f"unix://{path}"
-        self._socket = path
-
-    def _connect(self, timeout: float) -> http.client.HTTPConnection:
-        return _UnixConnection(self._socket, timeout)
-
-    def _connector(self) -> aiohttp.BaseConnector:
-        return aiohttp.UnixConnector(self._socket, limit=0, keepalive_timeout=60)
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("unix", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)

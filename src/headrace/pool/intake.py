@@ -15,12 +15,19 @@ from headrace.data.tree import TokenTree
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.config import Limits
-from headrace.pool.entities import DIGEST, OPEN, TrajectoryState, fingerprint
 from headrace.pool.errors import Conflict, PoolClosed, PoolFull
-from headrace.pool.plan import MustWait, Plan, Receipt
+from headrace.pool.groups import (
+    DIGEST,
+    OPEN,
+    TrajectoryState,
+    fingerprint,
+)
+from headrace.pool.operation import MustWait, Plan, Receipt
 
 
 def plan_submit(channel: Channel, block: Block, now: float, known_blob: Callable[[bytes], bool]) -> Plan:
+    """Which steps of a block are taken, as a plan whose reply is a `Receipt`. `Conflict` or `InvalidInput` where one
+    cannot be taken, `PoolFull` or `MustWait` where there is no room: none is taken then."""
     if channel.closed:
         raise PoolClosed(f"channel {channel.name!r} was shut down; nothing was taken")
     if _all_new(channel, block):
@@ -33,6 +40,7 @@ def plan_submit(channel: Channel, block: Block, now: float, known_blob: Callable
 
 
 def check_size(block: Block, limits: Limits) -> None:
+    """`InvalidInput` where a submit is larger than the limits."""
     if len(block.heads) > limits.max_submit_steps:
         raise InvalidInput(
             f"{len(block.heads)} steps in one submit; at most {limits.max_submit_steps} are taken: send them in parts"
@@ -62,7 +70,7 @@ def check_indices(indices: Sequence[int], limits: Limits) -> None:
 
 def _all_new(channel: Channel, block: Block) -> bool:
     """The common case, in which no step can touch another: one step each of trajectories never heard of."""
-    if channel.owed:
+    if channel.expected_late:
         return False
     uids = {head.trajectory_uid for head in block.heads if head.base < 0}
     return (
@@ -113,11 +121,11 @@ def _taken(channel: Channel, block: Block, now: float, indices: list[int], known
     if block.blobs:
         fresh = {digest: blob for digest, blob in block.blobs.items() if not known_blob(digest)}
         block = Block(block.heads, block.ids, block.log_probs, fresh)
-    taken = f.Appended(channel.name, now, _seats(channel, block.heads))
+    taken = f.Appended(channel.name, now, _group_numbers(channel, block.heads))
     return Plan([taken], block, Receipt(len(indices), 0, 0, tuple(indices)))
 
 
-def _seats(channel: Channel, heads: list[StepHead]) -> tuple[int, ...]:
+def _group_numbers(channel: Channel, heads: list[StepHead]) -> tuple[int, ...]:
     """The number of each step's group: its trajectory's, its prompt's, or that of a new one."""
     prompts = {head.prompt_uid for head in heads}
     if (
@@ -126,13 +134,13 @@ def _seats(channel: Channel, heads: list[StepHead]) -> tuple[int, ...]:
         and channel.trajectories.keys().isdisjoint([head.trajectory_uid for head in heads])
     ):
         return tuple(range(channel.next_seq, channel.next_seq + len(heads)))
-    seats: list[int] = []
+    numbers: list[int] = []
     new: dict[str, int] = {}
     for head in heads:
         trajectory = channel.trajectories.get(head.trajectory_uid)
         group = trajectory.group if trajectory is not None else channel.open_groups.get(head.prompt_uid)
-        seats.append(group.seq if group is not None else new.setdefault(head.prompt_uid, channel.next_seq + len(new)))
-    return tuple(seats)
+        numbers.append(group.seq if group is not None else new.setdefault(head.prompt_uid, channel.next_seq + len(new)))
+    return tuple(numbers)
 
 
 class _Intake:
@@ -149,7 +157,7 @@ class _Intake:
         self.facts: list[f.Fact] = []
         self.late: dict[str, int] = {}
         self.late_prompts: dict[str, str] = {}
-        self.owed: dict[str, int] = {}
+        self.expected_late: dict[str, int] = {}
         self.duplicates = 0
 
     def plan(self, block: Block, known_blob: Callable[[bytes], bool]) -> Plan:
@@ -174,7 +182,7 @@ class _Intake:
             used = {digest for record in records for digest in record.head.blobs}
             fresh = {d: b for d, b in block.blobs.items() if d in used and not known_blob(d)}
             taken = Block.of(records, fresh)
-            facts.append(f.Appended(self.channel.name, self.now, _seats(self.channel, taken.heads)))
+            facts.append(f.Appended(self.channel.name, self.now, _group_numbers(self.channel, taken.heads)))
         facts += self.facts
         for uid, steps in self.late.items():
             facts.append(f.Refused(self.channel.name, self.now, uid, self.late_prompts[uid], steps))
@@ -191,7 +199,7 @@ class _Intake:
         if head.prompt_uid != prompt:
             raise Conflict(f"trajectory {uid!r} belongs to group {prompt!r}, not {head.prompt_uid!r}")
         tree = self._tree(uid, trajectory)
-        if trajectory is None and not len(tree) and self._owed(uid, prompt):
+        if trajectory is None and not len(tree) and self._is_expected_late(uid, prompt):
             return self._refuse(uid, prompt)
         index = self._index(record, trajectory, tree)
         if index in tree.records:
@@ -313,14 +321,17 @@ class _Intake:
         self.duplicates += 1
         return index
 
-    def _owed(self, uid: str, prompt: str) -> bool:
+    def _is_expected_late(self, uid: str, prompt: str) -> bool:
         """Whether a new trajectory is one that a group which is gone was still waiting for."""
         if uid in self.late:
             return True
         if prompt in self.channel.open_groups:
             return False
-        left = self.owed.setdefault(prompt, self.channel.owed.due(prompt, self.now, self.channel.patience_s))
-        self.owed[prompt] = left - 1
+        channel = self.channel
+        left = self.expected_late.setdefault(
+            prompt, channel.expected_late.count(prompt, self.now, channel.late_window_s)
+        )
+        self.expected_late[prompt] = left - 1
         return left > 0
 
     def _refuse(self, uid: str, prompt: str) -> int:

@@ -1,28 +1,41 @@
-"""Reading a pool: statistics, events, pages of groups, trajectories and steps."""
+"""Reading a pool: statistics, events, pages of groups, trajectories and steps; and copies of them for whoever asked.
+
+Nothing here changes the state. What it gives out later calls cannot change; the token bytes themselves are shared.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import msgspec
 
-from headrace.data.block import Record
+from headrace.data.block import TOKEN, Extra, Record
 from headrace.data.errors import InvalidInput, shown
+from headrace.data.frame import Buffer
 from headrace.data.step import count, finite
-from headrace.data.trajectory import Trajectory
+from headrace.data.trajectory import Group, Trajectory
+from headrace.data.tree import TokenTree
 from headrace.pool.channel import Channel
-from headrace.pool.entities import FULL, OPEN, GroupState, TrajectoryState
 from headrace.pool.errors import Gone, NotFound
+from headrace.pool.groups import (
+    FULL,
+    OPEN,
+    GroupState,
+    TrajectoryState,
+)
 from headrace.pool.state import Event, State
-from headrace.pool.views import trajectory_view
 
 Row = dict[str, Any]
 
 #: Where a row stands: its group's number, then a trajectory's place in the group, then a step's index. As a cursor it
 #: is a text such as `12-0-3`; groups that come or go between two pages move nobody else's.
-Place = tuple[int, ...]
+Position = tuple[int, ...]
+
+
+_extras = msgspec.msgpack.Decoder(Extra)
 
 
 def stats(state: State, channel: str | None) -> Row:
@@ -63,6 +76,7 @@ def _channel_stats(c: Channel) -> Row:
 
 
 def events(state: State, cursor: int, limit: int) -> list[Event]:
+    """The events kept, from `cursor` on."""
     count(cursor, "cursor")
     count(limit, "limit", 1)
     kept = state.events
@@ -71,6 +85,7 @@ def events(state: State, cursor: int, limit: int) -> list[Event]:
 
 
 def trajectory(state: State, uid: str, channel: str | None) -> Trajectory:
+    """A trajectory in a channel, or in any; `Gone` where it was there, `NotFound` where not."""
     names = [channel] if channel is not None else list(state.channels)
     for name in names:
         there = state.look(name)
@@ -86,6 +101,7 @@ def trajectory(state: State, uid: str, channel: str | None) -> Trajectory:
 
 
 def list_groups(state: State, channel: str, filters: Row) -> Row:
+    """A page of a channel's groups."""
     there = state.look(channel)
     f = _Filters(filters, state=None, prompt_uid=None)
     rows = (((seq,), _group_row(there, there.groups[seq])) for seq in sorted(there.groups) if (seq,) >= f.cursor)
@@ -99,7 +115,7 @@ def _group_row(c: Channel, group: GroupState) -> Row:
         "state": "leased" if group.leased or group.lease else "ready" if group.bucket == FULL else "waiting",
         "n_rollouts": c.need(group),
         "trajectories": len(group.trajectories),
-        "complete": len(group.ripe),
+        "complete": len(group.counted),
         "steps": group.queued + group.leased,
         "oldest_version": group.oldest,
         "deliveries": group.deliveries,
@@ -108,6 +124,7 @@ def _group_row(c: Channel, group: GroupState) -> Row:
 
 
 def list_trajectories(state: State, channel: str, filters: Row) -> Row:
+    """A page of a channel's trajectories."""
     there = state.look(channel)
     f = _Filters(filters, state=None, prompt_uid=None, complete=None, min_reward=None, max_reward=None)
     for name in ("min_reward", "max_reward"):
@@ -126,7 +143,7 @@ def list_trajectories(state: State, channel: str, filters: Row) -> Row:
     return _page(rows, f, fits)
 
 
-def _trajectories(there: Channel, cursor: Place) -> Iterator[tuple[Place, TrajectoryState]]:
+def _trajectories(there: Channel, cursor: Position) -> Iterator[tuple[Position, TrajectoryState]]:
     """Trajectories from a cursor's on, each with its place."""
     for seq in sorted(there.groups):
         if (seq,) >= cursor[:1]:
@@ -148,6 +165,7 @@ def _trajectory_row(t: TrajectoryState) -> Row:
 
 
 def list_steps(state: State, channel: str, filters: Row) -> Row:
+    """A page of a channel's steps, without their tokens."""
     there = state.look(channel)
     f = _Filters(filters, prompt_uid=None, trajectory_uid=None, trainable=None, tag=None, quarantined=None)
 
@@ -162,9 +180,9 @@ def list_steps(state: State, channel: str, filters: Row) -> Row:
     return _page(_steps(there, f), f, fits)
 
 
-def _steps(there: Channel, f: _Filters) -> Iterator[tuple[Place, Row]]:
+def _steps(there: Channel, f: _Filters) -> Iterator[tuple[Position, Row]]:
     only = f.values["trajectory_uid"]
-    known: Iterator[tuple[Place, TrajectoryState]]
+    known: Iterator[tuple[Position, TrajectoryState]]
     if only is not None:
         known = iter([((0, 0), there.trajectories[only])] if only in there.trajectories else [])
     else:
@@ -206,7 +224,7 @@ class _Filters:
             if name not in known:
                 raise InvalidInput(f"unknown filter {name!r}; known: {', '.join(known)}")
         self.values = known | given
-        self.cursor = _place(self.values["cursor"] or 0)
+        self.cursor = _position(self.values["cursor"] or 0)
         self.limit = count(self.values["limit"], "limit", 1)
         if self.limit > 10_000:
             raise InvalidInput(f"limit is {shown(self.limit)}; at most 10000 rows are given at a time")
@@ -216,7 +234,7 @@ class _Filters:
         return wanted is None or row[name] == wanted
 
 
-def _place(cursor: Any) -> Place:
+def _position(cursor: Any) -> Position:
     if not isinstance(cursor, str):
         return (count(cursor, "cursor"),)
     parts = cursor.split("-")
@@ -225,7 +243,7 @@ def _place(cursor: Any) -> Place:
     return tuple(map(int, parts))
 
 
-def _page(rows: Iterator[tuple[Place, Row]], f: _Filters, fits: Callable[[Row], bool]) -> Row:
+def _page(rows: Iterator[tuple[Position, Row]], f: _Filters, fits: Callable[[Row], bool]) -> Row:
     items: list[Row] = []
     for at, row in rows:
         if fits(row):
@@ -233,3 +251,71 @@ def _page(rows: Iterator[tuple[Place, Row]], f: _Filters, fits: Callable[[Row], 
                 return {"items": items, "next": "-".join(map(str, at))}
             items.append(row)
     return {"items": items, "next": None}
+
+
+# -- copies -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class HandOut:
+    """A batch before it is wrapped for its consumer."""
+
+    channel: str
+    lease: str
+    deadline: float
+    groups: Sequence[Group]
+
+
+def unpack_metadata(packed: bytes) -> dict[str, Any]:
+    return _extras.decode(packed).metadata if packed else {}
+
+
+def trajectory_view(channel: Channel, trajectory: TrajectoryState, only: int | None = None) -> Trajectory:
+    """A trajectory as it is; `only` one step of it, with its prompt whole."""
+    blobs: dict[bytes, Buffer] = {}
+    records: dict[int, Record] = {}
+    for index, record in trajectory.tree.records.items() if only is None else ((only, trajectory.tree.records[only]),):
+        copy = records[index] = Record(msgspec.structs.replace(record.head), record.ids, record.log_probs, record.blobs)
+        if only is not None and copy.head.base >= 0:
+            copy.ids = trajectory.tree.prompt(index) + record.response
+            copy.head.n_prompt = len(copy.ids) // TOKEN - copy.head.n_response
+            copy.head.base, copy.head.keep = -1, 0
+        for blob in record.blobs:
+            blobs[blob.digest] = blob.data
+    group = trajectory.group
+    state = "leased" if group.lease else "consumed" if group.consumed else "queued"
+    return Trajectory(
+        uid=trajectory.uid,
+        prompt_uid=group.uid,
+        channel=channel.name,
+        complete=trajectory.last != OPEN and len(trajectory.tree) == trajectory.last + 1,
+        metadata=unpack_metadata(trajectory.metadata),
+        tree=TokenTree(records),
+        blobs=blobs,
+        n_rollouts=trajectory.n_rollouts,
+        state=state,
+    )
+
+
+def group_view(channel: Channel, group: GroupState, *, replayed: bool) -> Group:
+    return Group(
+        prompt_uid=group.uid,
+        trajectories=tuple([trajectory_view(channel, trajectory) for trajectory in group.trajectories.values()]),
+        deliveries=group.deliveries,
+        replayed=replayed,
+        partial=group.partial,
+        oldest_version=group.oldest or 0,
+    )
+
+
+def step_views(channel: Channel, steps: list[tuple[TrajectoryState, int]]) -> list[Group]:
+    """Single steps, each as a group of its own with one trajectory of one step."""
+    return [
+        Group(
+            prompt_uid=trajectory.group.uid,
+            trajectories=(trajectory_view(channel, trajectory, only=index),),
+            deliveries=(trajectory.deliveries or {}).get(index, 1),
+            oldest_version=trajectory.tree.records[index].head.policy_version,
+        )
+        for trajectory, index in steps
+    ]

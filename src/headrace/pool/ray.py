@@ -27,16 +27,16 @@ from headrace.pool.batch import Batch
 from headrace.pool.config import DEFAULT_CHANNEL
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import NotFound, PoolUnreachable
-from headrace.pool.plan import Receipt
+from headrace.pool.operation import Receipt
 from headrace.pool.remote import Unreachable
 from headrace.pool.service import answer
 
 DEFAULT_NAMESPACE = "default"
 
-#: Calls that go to the actor in one.
-MOST_TOGETHER = 64
+#: Calls that go to the actor in one, at most.
+MAX_CALLS_TOGETHER = 64
 #: Answers lost to a dying or restarting actor: the call may be sent again.
-LOST = (rayerr.ActorUnavailableError, rayerr.ActorDiedError, rayerr.GetTimeoutError, rayerr.WorkerCrashedError)
+LOST_ANSWERS = (rayerr.ActorUnavailableError, rayerr.ActorDiedError, rayerr.GetTimeoutError, rayerr.WorkerCrashedError)
 
 
 def actor_address(name: str, address: str = "auto", namespace: str = DEFAULT_NAMESPACE) -> str:
@@ -174,6 +174,7 @@ def _use_token() -> None:
 
 
 def find_actor(name: str, namespace: str) -> Any:
+    """The handle of a named actor; `NotFound` where there is none."""
     try:
         return ray.get_actor(name, namespace=namespace)
     except ValueError:
@@ -208,11 +209,11 @@ class _Gathering:
     async def _send(self) -> None:
         try:
             while self._next:
-                some, self._next = self._next[:MOST_TOGETHER], self._next[MOST_TOGETHER:]
+                some, self._next = self._next[:MAX_CALLS_TOGETHER], self._next[MAX_CALLS_TOGETHER:]
                 try:
                     answers = await self._actor.call_many.remote([body for body, _ in some])
                 except Exception as error:  # also what nobody thought of: whoever waits must hear of it
-                    failed = Unreachable(_cause(error)) if isinstance(error, LOST) else error
+                    failed = Unreachable(_cause(error)) if isinstance(error, LOST_ANSWERS) else error
                     for _, waiting in some:
                         if not waiting.done():
                             waiting.set_exception(failed)
@@ -244,7 +245,7 @@ class RayTransport:
         sent = self._actor.call.remote(body)
         try:
             return bytes(ray.get(sent, timeout=timeout))
-        except LOST as error:
+        except LOST_ANSWERS as error:
             raise Unreachable(_cause(error)) from error
         except KeyboardInterrupt:
             ray.cancel(sent)
@@ -256,7 +257,7 @@ class RayTransport:
         sent = self._actor.call.remote(body)
         try:
             return bytes(await asyncio.wait_for(sent, timeout))
-        except (*LOST, TimeoutError) as error:
+        except (*LOST_ANSWERS, TimeoutError) as error:
             raise Unreachable(_cause(error)) from error
         except asyncio.CancelledError:
             ray.cancel(sent)  # nobody takes the answer: a fetch that waits must not take a batch for them

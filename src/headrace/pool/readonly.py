@@ -13,14 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headrace.data.block import Block
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import JournalDamaged, JournalLocked, NotFound, PoolError
+from headrace.pool.journal.files import read_layout
 from headrace.pool.journal.journal import Journal, Take
-from headrace.pool.journal.layout import read_layout
 from headrace.pool.journal.repair import holder
 from headrace.pool.journal.scan import Scan, scan
-from headrace.pool.operations import READS
+from headrace.pool.operation import Operation, Read
 
 
 class JournalView(DataPool):
@@ -28,7 +27,7 @@ class JournalView(DataPool):
 
     def __init__(self, directory: str | os.PathLike[str], *, clock: Callable[[], float] = time.time) -> None:
         self.directory = Path(directory)
-        self._held: int | None = hold(self.directory)
+        self._held: int | None = lock_shared(self.directory)
         try:
             super().__init__(clock=clock)
             # Without a journal of its own: what recovery sets right, it sets right in memory.
@@ -44,17 +43,22 @@ class JournalView(DataPool):
         """Facts about what is not there, by kind: none in a journal that is whole."""
         return dict(self._state.orphans)
 
-    def _do(
-        self, op: str, args: dict[str, Any], block: Block | None = None, then: Callable[[Any], Any] | None = None
-    ) -> Any:
-        _only_read(op, self.directory)
-        return super()._do(op, args, block, then)
+    def execute(self, operation: Operation[Any], then: Callable[[Any], Any] | None = None) -> Any:
+        self._check_reads(operation)
+        return super().execute(operation, then)
 
-    async def _do_async(
-        self, op: str, args: dict[str, Any], block: Block | None = None, then: Callable[[Any], Any] | None = None
+    async def execute_async(
+        self, operation: Operation[Any], then: Callable[[Any], Any] | None = None, *, pieces: bool = False
     ) -> Any:
-        _only_read(op, self.directory)
-        return await super()._do_async(op, args, block, then)
+        self._check_reads(operation)
+        return await super().execute_async(operation, then, pieces=pieces)
+
+    def _check_reads(self, operation: Operation[Any]) -> None:
+        if not isinstance(operation, Read):
+            raise PoolError(
+                f"{operation.name!r} changes a pool, and this one is only read from {self.directory}; "
+                "open DataPool(journal=...)"
+            )
 
     def describe(self) -> dict[str, Any]:
         return {"durability": "at rest", "journal": str(self.directory), "journal_bytes": self.found.bytes}
@@ -68,7 +72,7 @@ class JournalView(DataPool):
 
     def _let_go(self) -> None:
         if self._held is not None:
-            release(self._held)
+            unlock(self._held)
             self._held = None
 
 
@@ -88,7 +92,7 @@ class _AtRest(Journal):
         return self.found
 
 
-def hold(directory: Path) -> int:
+def lock_shared(directory: Path) -> int:
     """Keeps pools away from a journal for as long as the descriptor lives; `JournalLocked` where one is there."""
     if not directory.is_dir():
         raise NotFound(f"no journal at {directory}: there is no such folder")
@@ -107,13 +111,6 @@ def hold(directory: Path) -> int:
     return held
 
 
-def release(held: int) -> None:
+def unlock(held: int) -> None:
     fcntl.flock(held, fcntl.LOCK_UN)
     os.close(held)
-
-
-def _only_read(op: str, directory: Path) -> None:
-    if op not in READS:
-        raise PoolError(
-            f"{op!r} changes a pool, and this one is only read from {directory}; open DataPool(journal=...)"
-        )

@@ -11,21 +11,20 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
+
+import msgspec
 
 from headrace.data.block import Block, pack_extra
-from headrace.pool.aio import AsyncPool
-from headrace.pool.calls import Calls
-from headrace.pool.errors import PoolFull, PoolUnreachable
-from headrace.pool.plan import PENDING
+from headrace.pool.calls import AsyncPool, BlockingPool
+from headrace.pool.errors import PoolUnreachable
+from headrace.pool.operation import PENDING, Change, Operation
 from headrace.pool.wire import decode_reply, encode_call
 
 #: Seconds that one request may wait in the pool before it is asked again.
 PIECE_S = 20.0
 #: Seconds that an answer may take beyond that.
 SLACK_S = 30.0
-#: Operations on the pool's journal, which take long.
-UPKEEP = frozenset({"compact", "backup", "forget"})
 #: Between tries at a pool that does not answer.
 BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 
@@ -50,14 +49,14 @@ class Transport(Protocol):
     async def aclose(self) -> None: ...
 
 
-class RemotePool(Calls):
+class RemotePool(BlockingPool):
     """A pool reached by `connect`. `retry_s`: how long a pool that does not answer is tried again."""
 
     def __init__(self, transport: Transport, *, retry_s: float = 30.0) -> None:
         self._transport = transport
         self._retry_s = retry_s
         self._consumer = uuid.uuid4().hex  # whose hand-outs are remembered apart from others'
-        self.aio: AsyncPool = cast(AsyncPool, _Awaitable(self))
+        self.aio = AsyncPool(self)
 
     def __repr__(self) -> str:
         return f"RemotePool({self._transport.address!r})"
@@ -84,63 +83,53 @@ class RemotePool(Calls):
         """Lets go of this event loop's connections."""
         await self._transport.aclose()
 
-    def _do(
-        self, op: str, args: dict[str, Any], block: Block | None = None, then: Callable[[Any], Any] | None = None
-    ) -> Any:
-        call = _Call(op, args, block, retry_s=self._retry_s, consumer=self._consumer)
+    def execute(self, operation: Operation[Any], then: Callable[[Any], Any] | None = None) -> Any:
+        call = _Call(operation, retry_s=self._retry_s, consumer=self._consumer)
         while not call.done:
             try:
-                call.answered(self._transport.call(op, call.body(), call.patience))
+                call.answered(self._transport.call(operation.name, call.body(), call.timeout_s))
             except Unreachable as error:
                 time.sleep(call.failed(error, self._transport.address))
         return then(call.answer) if then is not None else call.answer
 
-    async def _do_async(
-        self, op: str, args: dict[str, Any], block: Block | None = None, then: Callable[[Any], Any] | None = None
+    async def execute_async(
+        self, operation: Operation[Any], then: Callable[[Any], Any] | None = None, *, pieces: bool = False
     ) -> Any:
-        call = _Call(op, args, block, retry_s=self._retry_s, consumer=self._consumer)
+        """`execute`, awaited. With `pieces`, a call that waited in vain is answered `PENDING`."""
+        call = _Call(operation, retry_s=self._retry_s, consumer=self._consumer, relayed=pieces)
         while not call.done:
             try:
                 waits = call.may_wait
-                call.answered(await self._transport.acall(op, call.body(), call.patience, waits=waits))
+                data = await self._transport.acall(operation.name, call.body(), call.timeout_s, waits=waits)
+                call.answered(data)
             except Unreachable as error:
                 await asyncio.sleep(call.failed(error, self._transport.address))
         return then(call.answer) if then is not None else call.answer
 
 
-class _Awaitable(Calls):
-    """The same calls, awaitable."""
-
-    def __init__(self, pool: RemotePool) -> None:
-        self._pool = pool
-
-    def _do(
-        self, op: str, args: dict[str, Any], block: Block | None = None, then: Callable[[Any], Any] | None = None
-    ) -> Any:
-        return self._pool._do_async(op, args, block, then)
-
-
 class _Call:
-    """One call until its answer: what to send next, how long to wait for it, when to give up."""
+    """One call until its answer: what to send next, how long to wait for it, when to give up.
 
-    def __init__(self, op: str, args: dict[str, Any], block: Block | None, *, retry_s: float, consumer: str) -> None:
-        self.op = op
-        self.args = args
-        self.block = block
+    `relayed`: it is sent on for a caller who asks in pieces itself.
+    """
+
+    def __init__(self, operation: Operation[Any], *, retry_s: float, consumer: str, relayed: bool = False) -> None:
         self.answer: Any = None
         self.done = False
         self._retry_s = retry_s
+        self._relayed = relayed
         self._tries = 0
         self._unreachable_since: float | None = None
         self._frame: bytes | None = None
-        timeout = args.get("timeout")
-        self._waits = "timeout" in args and not _wrong(timeout)
-        self._relayed = bool(args.get("pieces"))  # for a caller who asks in pieces itself
+        if "request_id" in operation.__struct_fields__ and not operation.request_id:  # type: ignore[attr-defined]
+            operation = msgspec.structs.replace(operation, request_id=f"{consumer}/{uuid.uuid4().hex}")
+        self._operation = operation
+        self._arguments, self._steps = operation.arguments(), operation.steps()
+        timeout = self._arguments.get("timeout")
+        self._waits = operation.waits and not _wrong(timeout)
         self._until = time.monotonic() + timeout if self._waits and timeout is not None else None
-        if args.get("request_id") == "":
-            args["request_id"] = f"{consumer}/{uuid.uuid4().hex}"
-        if block is not None:
-            _identify(block)
+        if self._steps is not None:
+            _identify(self._steps)
 
     @property
     def _left(self) -> float | None:
@@ -149,20 +138,21 @@ class _Call:
     @property
     def may_wait(self) -> bool:
         """Whether the pool may hold this call: for room, for groups, or for its disk."""
-        return self.op in UPKEEP or (self._waits and self._left != 0)
+        return self._operation.takes_long or (self._waits and self._left != 0)
 
     @property
-    def patience(self) -> float:
+    def timeout_s(self) -> float:
+        """How long the next answer may take."""
         return SLACK_S + (PIECE_S if self._waits else 0.0)
 
     def body(self) -> bytes:
         if self._waits:
             left = self._left
             piece = PIECE_S if left is None else min(left, PIECE_S)
-            self.args = {**self.args, "timeout": piece, "pieces": True}
-            return encode_call(self.op, self.args, self.block)
+            arguments = {**self._arguments, "timeout": piece, "pieces": True}
+            return encode_call(self._operation.name, arguments, self._steps)
         if self._frame is None:
-            self._frame = encode_call(self.op, self.args, self.block)
+            self._frame = encode_call(self._operation.name, self._arguments, self._steps)
         return self._frame
 
     def answered(self, data: bytes) -> None:
@@ -171,12 +161,9 @@ class _Call:
         if answer == PENDING and self._waits:
             if self._left is None or self._left > 0:
                 return
-            if self._relayed:
-                self.answer, self.done = answer, True
-                return
-            if self.op == "submit":
-                raise PoolFull(f"channel {self.args['channel']!r} had no room in time; nothing was taken")
-            answer = None
+            if not self._relayed:
+                assert isinstance(self._operation, Change)
+                answer = self._operation.gave_up()
         self.answer, self.done = answer, True
 
     def failed(self, error: Unreachable, address: str) -> float:

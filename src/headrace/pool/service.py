@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable
 
 from headrace.data.errors import HeadraceError
 from headrace.data.frame import Buffer
-from headrace.pool import arguments
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import InternalError
+from headrace.pool.operations import from_wire
+from headrace.pool.operations.control import BackUpJournal
 from headrace.pool.remote import RemotePool
 from headrace.pool.wire import decode_call, encode_error, encode_reply
 
@@ -49,12 +50,12 @@ async def answer(
     says where a backup goes for which the caller named a folder, or raises why it may not.
     """
     try:
-        op, args, block = decode_call(data)
-        args = arguments.checked(op, args)
-        if op == "backup":
-            args = {**args, "to": backup_to(args["to"])}
-        reply = pool._do_async(op, args, block, encode_reply)
-        return await (reply if gone is None or not args.get("timeout") else _unless(gone(), reply)), None
+        operation, pieces = from_wire(*decode_call(data))
+        if isinstance(operation, BackUpJournal):
+            operation = BackUpJournal(backup_to(operation.to))
+        reply = pool.execute_async(operation, encode_reply, pieces=pieces)
+        may_wait = getattr(operation, "timeout", None)
+        return await (_unless(gone(), reply) if gone is not None and may_wait else reply), None
     except HeadraceError as error:
         return encode_error(error), error
     except CallerGone:

@@ -19,18 +19,25 @@ from headrace.data.step import Step
 from headrace.data.trajectory import Group, Trajectory
 from headrace.data.tree import TokenTree
 from headrace.pool.config import ChannelConfig
-from headrace.pool.plan import Completion, Receipt
+from headrace.pool.operation import Completion, Receipt
+from headrace.pool.queries import HandOut
 from headrace.pool.state import Event
-from headrace.pool.views import HandOut
+
+#: The media type of a frame in an HTTP body.
+FRAME_TYPE = "application/vnd.headrace.frame"
 
 
-class Call(msgspec.Struct, array_like=True):
+class WireCall(msgspec.Struct, array_like=True):
+    """A call: its operation, its arguments, and the layout of the steps that follow it."""
+
     op: str
     args: dict[str, Any]
     block: BlockHeader | None = None
 
 
 class TrajectoryHead(msgspec.Struct, array_like=True):
+    """A trajectory of a group: all but its steps."""
+
     uid: str
     prompt_uid: str
     channel: str
@@ -42,6 +49,8 @@ class TrajectoryHead(msgspec.Struct, array_like=True):
 
 
 class GroupHead(msgspec.Struct, array_like=True):
+    """A group in an answer: all but its steps."""
+
     prompt_uid: str
     deliveries: int
     replayed: bool
@@ -59,18 +68,20 @@ class Reply(msgspec.Struct, array_like=True):
     block: BlockHeader | None = None
 
 
-_calls = msgspec.msgpack.Decoder(Call)
+_calls = msgspec.msgpack.Decoder(WireCall)
 _replies = msgspec.msgpack.Decoder(Reply)
 _encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
 _STRUCTS: dict[str, type] = {"receipt": Receipt, "completion": Completion, "config": ChannelConfig}
 
 
 def encode_call(op: str, args: dict[str, Any], block: Block | None = None) -> bytes:
-    header = _encode(Call(op, args, block.header() if block else None))
+    """A call as a frame."""
+    header = _encode(WireCall(op, args, block.header() if block else None))
     return frame.frame_bytes(frame.Kind.MESSAGE, header, block.body() if block else ())
 
 
 def decode_call(data: frame.Buffer) -> tuple[str, dict[str, Any], Block | None]:
+    """An operation, its arguments and its steps; `FrameError` or `InvalidInput` where a frame or a step is wrong."""
     message = _message(data)
     try:
         call = _calls.decode(message.header)
@@ -85,6 +96,7 @@ def decode_call(data: frame.Buffer) -> tuple[str, dict[str, Any], Block | None]:
 
 
 def encode_reply(value: Any) -> bytes:
+    """An answer as a frame."""
     if isinstance(value, HandOut):
         heads, block, body = _pack_groups(value.groups)
         reply = Reply("handout", [value.channel, value.lease, value.deadline], heads, block)
@@ -102,6 +114,7 @@ def encode_reply(value: Any) -> bytes:
 
 
 def encode_error(error: HeadraceError) -> bytes:
+    """An error as a frame."""
     return frame.frame_bytes(frame.Kind.MESSAGE, _encode(Reply("error", [error.code, str(error)])))
 
 

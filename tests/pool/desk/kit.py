@@ -8,7 +8,7 @@ import msgspec
 
 from headrace import DataPool
 from headrace.data.scored import Piece, decode, read_group
-from headrace.pool.calls import Calls
+from headrace.pool.calls import BlockingPool
 from headrace.pool.desk.types import DeskBatch, EnvRegistered, EnvRegistration, Posted, Posting, Registration
 
 TRAINER = Registration("group", "project", 4, 2048, "checkpoints", 10, 0, 100)
@@ -41,7 +41,7 @@ def posting(name: int, env: int | None = None, sequences: int = 2, key: str = ""
     return Posting(piece(name, sequences), sequences, env, key)
 
 
-def post(pool: Calls, name: int, env: int | None = None, sequences: int = 2, key: str = "") -> Posted:
+def post(pool: BlockingPool, name: int, env: int | None = None, sequences: int = 2, key: str = "") -> Posted:
     [answer] = pool.desk_post([posting(name, env, sequences, key)])
     return answer
 
@@ -55,20 +55,20 @@ def names(batch: DeskBatch | None) -> list[int]:
     return [name_of(found) for found in batch.pieces]
 
 
-def started(pool: Calls, **changes: Any) -> None:
+def started(pool: BlockingPool, **changes: Any) -> None:
     """A trainer that has asked for its first batch."""
     pool.desk_register(trainer(**changes))
     pool.desk_batch()
 
 
-def joined(pool: Calls, **changes: Any) -> int:
+def joined(pool: BlockingPool, **changes: Any) -> int:
     """The number of a new environment."""
     found = pool.desk_register_env(environment(**changes))
     assert isinstance(found, EnvRegistered)
     return found.env_id
 
 
-def desk(pool: Calls) -> dict[str, Any]:
+def desk(pool: BlockingPool) -> dict[str, Any]:
     """The desk's numbers. Whatever was posted is in one place."""
     found: dict[str, Any] = pool.stats()["desk"]
     placed = [found[name] for name in ("queued", "buffered", "out", "served", "moved", "cleared")]
@@ -82,7 +82,7 @@ def queued(pool: DataPool) -> set[int]:
     return {name_of(found.shelf.piece(number)) for number in found.batching.oldest_first()}
 
 
-def drained(pool: Calls) -> list[int]:
+def drained(pool: BlockingPool) -> list[int]:
     """Takes and acknowledges every batch there is; the groups in the order in which they came."""
     found: list[int] = []
     while (batch := pool.desk_batch()) is not None:

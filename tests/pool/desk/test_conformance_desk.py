@@ -23,19 +23,19 @@ from tests.pool.kit import events
 
 from headrace.data.errors import InvalidInput
 from headrace.data.scored import Piece, decode
-from headrace.pool.calls import Calls
+from headrace.pool.calls import BlockingPool
 from headrace.pool.desk.types import DeskInfo, DeskStatus, EnvRegistered, Posted, Posting
 from headrace.pool.errors import LeaseLost, NotFound, NotRegistered
 
 # -- trainers ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_before_any_trainer_registered_is_refused(pool: Calls) -> None:
+def test_a_batch_before_any_trainer_registered_is_refused(pool: BlockingPool) -> None:
     with pytest.raises(NotRegistered, match="register first"):
         pool.desk_batch()
 
 
-def test_a_batch_holds_exactly_its_size_oldest_first_as_it_was_posted(pool: Calls) -> None:
+def test_a_batch_holds_exactly_its_size_oldest_first_as_it_was_posted(pool: BlockingPool) -> None:
     pool.desk_register(trainer())
     for name in range(5):
         assert post(pool, name) == Posted("received")
@@ -49,14 +49,14 @@ def test_a_batch_holds_exactly_its_size_oldest_first_as_it_was_posted(pool: Call
     assert pool.desk_batch() is None
 
 
-def test_every_registration_gets_a_number_of_128_bits_of_its_own(pool: Calls) -> None:
+def test_every_registration_gets_a_number_of_128_bits_of_its_own(pool: BlockingPool) -> None:
     first, second = pool.desk_register(trainer()), pool.desk_register(trainer())
     assert first.uuid != second.uuid
     assert max(first.uuid, second.uuid).bit_length() in range(65, 129)
     assert (first.warning, second.warning) == (None, None)
 
 
-def test_a_second_registration_with_other_settings_is_told_which_hold(pool: Calls) -> None:
+def test_a_second_registration_with_other_settings_is_told_which_hold(pool: BlockingPool) -> None:
     pool.desk_register(trainer())
     warning = pool.desk_register(trainer(batch_size=8, num_steps=7)).warning
     assert warning is not None
@@ -64,7 +64,7 @@ def test_a_second_registration_with_other_settings_is_told_which_hold(pool: Call
     assert pool.desk_info() == DeskInfo(trainer(), False, 0)
 
 
-def test_a_registration_that_resumes_changes_the_settings_and_keeps_the_queue(pool: Calls) -> None:
+def test_a_registration_that_resumes_changes_the_settings_and_keeps_the_queue(pool: BlockingPool) -> None:
     started(pool)
     for name in range(6):
         post(pool, name)
@@ -90,7 +90,7 @@ def test_a_registration_that_resumes_changes_the_settings_and_keeps_the_queue(po
     ],
 )
 def test_a_registration_that_could_not_be_read_back_is_refused_and_harms_nothing(
-    pool: Calls, changes: dict[str, Any]
+    pool: BlockingPool, changes: dict[str, Any]
 ) -> None:
     with pytest.raises(InvalidInput):
         pool.desk_register(trainer(**changes))
@@ -100,7 +100,7 @@ def test_a_registration_that_could_not_be_read_back_is_refused_and_harms_nothing
 # -- delivery ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_that_was_given_back_goes_out_again_and_is_no_step(pool: Calls) -> None:
+def test_a_batch_that_was_given_back_goes_out_again_and_is_no_step(pool: BlockingPool) -> None:
     started(pool)
     for name in range(4):
         post(pool, name)
@@ -113,7 +113,7 @@ def test_a_batch_that_was_given_back_goes_out_again_and_is_no_step(pool: Calls) 
     assert desk(pool)["served"] == 4
 
 
-def test_an_acknowledged_batch_is_gone_and_may_be_acknowledged_again(pool: Calls) -> None:
+def test_an_acknowledged_batch_is_gone_and_may_be_acknowledged_again(pool: BlockingPool) -> None:
     started(pool)
     post(pool, 0, sequences=4)
     batch = pool.desk_batch()
@@ -126,7 +126,7 @@ def test_an_acknowledged_batch_is_gone_and_may_be_acknowledged_again(pool: Calls
     assert desk(pool)["memory_bytes"] == 0
 
 
-def test_the_same_request_gets_the_same_batch_again(pool: Calls) -> None:
+def test_the_same_request_gets_the_same_batch_again(pool: BlockingPool) -> None:
     started(pool)
     for name in range(4):
         post(pool, name)
@@ -135,7 +135,7 @@ def test_the_same_request_gets_the_same_batch_again(pool: Calls) -> None:
     assert pool.desk_status() == DeskStatus(2, 0)
 
 
-def test_released_every_batch_that_is_out_goes_back_and_counts_as_no_step(pool: Calls) -> None:
+def test_released_every_batch_that_is_out_goes_back_and_counts_as_no_step(pool: BlockingPool) -> None:
     pool.desk_register(trainer())
     for name in range(4):
         post(pool, name)
@@ -151,7 +151,7 @@ def test_released_every_batch_that_is_out_goes_back_and_counts_as_no_step(pool: 
 # -- environments ------------------------------------------------------------------------------------------------------
 
 
-def test_environments_wait_until_the_trainer_has_asked_for_its_first_batch(pool: Calls) -> None:
+def test_environments_wait_until_the_trainer_has_asked_for_its_first_batch(pool: BlockingPool) -> None:
     assert pool.desk_register_env(environment()) is None
     pool.desk_register(trainer(starting_step=5))
     assert pool.desk_register_env(environment()) is None
@@ -159,7 +159,7 @@ def test_environments_wait_until_the_trainer_has_asked_for_its_first_batch(pool:
     assert pool.desk_register_env(environment()) == EnvRegistered(0, "maze_0", "checkpoints", 5, 10, 100)
 
 
-def test_environments_are_numbered_and_named_in_the_order_in_which_they_come(pool: Calls) -> None:
+def test_environments_are_numbered_and_named_in_the_order_in_which_they_come(pool: BlockingPool) -> None:
     started(pool)
     wanted = ["maze", "chess", "maze"]
     found = [pool.desk_register_env(environment(desired_name=name)) for name in wanted]
@@ -170,7 +170,7 @@ def test_environments_are_numbered_and_named_in_the_order_in_which_they_come(poo
     ]
 
 
-def test_a_registration_that_is_sent_again_is_one_environment(pool: Calls) -> None:
+def test_a_registration_that_is_sent_again_is_one_environment(pool: BlockingPool) -> None:
     started(pool)
     first = pool.desk_register_env(environment(), "request")
     assert pool.desk_register_env(environment(), "request") == first
@@ -178,7 +178,7 @@ def test_a_registration_that_is_sent_again_is_one_environment(pool: Calls) -> No
 
 
 @pytest.mark.parametrize("changes", [{"group_size": 2**62}, {"group_size": 0}, {"weight": float("nan")}])
-def test_an_environment_that_could_not_work_is_refused(pool: Calls, changes: dict[str, Any]) -> None:
+def test_an_environment_that_could_not_work_is_refused(pool: BlockingPool, changes: dict[str, Any]) -> None:
     started(pool)
     with pytest.raises(InvalidInput):
         pool.desk_register_env(environment(**changes))
@@ -186,7 +186,7 @@ def test_an_environment_that_could_not_work_is_refused(pool: Calls, changes: dic
 
 
 @pytest.mark.parametrize("unknown", [-1, 1, 2**40])
-def test_an_environment_that_nobody_knows_is_not_found(pool: Calls, unknown: int) -> None:
+def test_an_environment_that_nobody_knows_is_not_found(pool: BlockingPool, unknown: int) -> None:
     started(pool)
     joined(pool)
     for call in (pool.desk_disconnect, pool.desk_env_status):
@@ -194,7 +194,7 @@ def test_an_environment_that_nobody_knows_is_not_found(pool: Calls, unknown: int
             call(unknown)
 
 
-def test_a_disconnected_environment_has_no_weight_and_keeps_its_groups(pool: Calls) -> None:
+def test_a_disconnected_environment_has_no_weight_and_keeps_its_groups(pool: BlockingPool) -> None:
     started(pool)
     first, second = joined(pool), joined(pool)
     post(pool, 7, first)
@@ -205,7 +205,7 @@ def test_a_disconnected_environment_has_no_weight_and_keeps_its_groups(pool: Cal
     assert (status.env_weight, status.queue_size, status.self_queue_size) == (1.0, 1, 0)
 
 
-def test_a_size_that_is_not_the_environments_waits_in_its_buffer(pool: Calls) -> None:
+def test_a_size_that_is_not_the_environments_waits_in_its_buffer(pool: BlockingPool) -> None:
     started(pool)
     env = joined(pool, group_size=4)
     assert post(pool, 1, env, 3) == Posted("buffered", 3)
@@ -218,7 +218,7 @@ def test_a_size_that_is_not_the_environments_waits_in_its_buffer(pool: Calls) ->
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_group_under_a_known_key_is_answered_as_the_first_and_queued_once(pool: Calls) -> None:
+def test_a_group_under_a_known_key_is_answered_as_the_first_and_queued_once(pool: BlockingPool) -> None:
     started(pool)
     env = joined(pool, group_size=4)
     assert post(pool, 1, env, 3, "a") == Posted("buffered", 3)
@@ -230,7 +230,7 @@ def test_a_group_under_a_known_key_is_answered_as_the_first_and_queued_once(pool
     assert desk(pool)["duplicates"] == 2
 
 
-def test_a_group_under_a_key_that_was_forgotten_is_another_group(pool: Calls) -> None:
+def test_a_group_under_a_key_that_was_forgotten_is_another_group(pool: BlockingPool) -> None:
     started(pool)
     first, second = joined(pool), joined(pool)
     for env in (first, second):
@@ -243,7 +243,7 @@ def test_a_group_under_a_key_that_was_forgotten_is_another_group(pool: Calls) ->
         pool.desk_forget(["a"])  # type: ignore[list-item]
 
 
-def test_a_post_that_is_sent_again_is_one_post(pool: Calls) -> None:
+def test_a_post_that_is_sent_again_is_one_post(pool: BlockingPool) -> None:
     started(pool)
     groups = [posting(1), posting(1)]
     pool.desk_post(groups, "request")
@@ -262,7 +262,7 @@ def test_a_post_that_is_sent_again_is_one_post(pool: Calls) -> None:
         Posting(Piece(b"", 0, 0), 1, env_id="maze"),  # type: ignore[arg-type]
     ],
 )
-def test_one_wrong_group_and_none_is_taken(pool: Calls, wrong: Posting) -> None:
+def test_one_wrong_group_and_none_is_taken(pool: BlockingPool, wrong: Posting) -> None:
     started(pool)
     with pytest.raises(InvalidInput):
         pool.desk_post([posting(1), wrong])
@@ -270,7 +270,7 @@ def test_one_wrong_group_and_none_is_taken(pool: Calls, wrong: Posting) -> None:
     assert post(pool, 1) == Posted("received")
 
 
-def test_groups_that_no_batch_can_hold_are_counted_and_told_not_left_to_rot(pool: Calls) -> None:
+def test_groups_that_no_batch_can_hold_are_counted_and_told_not_left_to_rot(pool: BlockingPool) -> None:
     post(pool, 9, sequences=6)  # nobody knows yet
     pool.desk_register(trainer())
     assert desk(pool)["dead_letters"] == {"too_large": 1}
@@ -282,7 +282,7 @@ def test_groups_that_no_batch_can_hold_are_counted_and_told_not_left_to_rot(pool
     ]
 
 
-def test_a_reset_forgets_all_but_what_was_counted(pool: Calls) -> None:
+def test_a_reset_forgets_all_but_what_was_counted(pool: BlockingPool) -> None:
     started(pool)
     env = joined(pool)
     for name in range(3):
@@ -300,7 +300,7 @@ def test_a_reset_forgets_all_but_what_was_counted(pool: Calls) -> None:
     assert not post(pool, 0, env, key="0").duplicate
 
 
-def test_the_awaitable_desk_does_the_same(pool: Calls) -> None:
+def test_the_awaitable_desk_does_the_same(pool: BlockingPool) -> None:
     async def run() -> list[int]:
         aio = pool.aio  # type: ignore[attr-defined]
         await aio.desk_register(trainer())

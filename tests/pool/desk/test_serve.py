@@ -17,7 +17,7 @@ from tests.pool.kit import SOON, Threads, drain, fetched, group, ledger, prompts
 
 from headrace import DataPool
 from headrace.data.scored import decode, read_group
-from headrace.pool.calls import Calls
+from headrace.pool.calls import BlockingPool
 from headrace.pool.desk.types import Posting
 
 
@@ -26,7 +26,7 @@ def scored(tokens: list[list[int]], masks: list[list[int]], **fields: Any) -> Po
     return Posting(read_group(msgspec.json.encode(body)).piece, len(tokens))
 
 
-def test_what_environments_posted_is_fetched_as_steps(pool: Calls) -> None:
+def test_what_environments_posted_is_fetched_as_steps(pool: BlockingPool) -> None:
     pool.desk_serve("train")
     pool.desk_post(
         [
@@ -68,7 +68,7 @@ def test_what_agents_recorded_is_served_in_batches_of_the_trainers_size(make_poo
     assert (ledger(pool)["consumed"], desk(pool)["served"]) == (6, 2)
 
 
-def test_a_batch_that_came_from_a_channel_and_was_lost_goes_out_again(pool: Calls) -> None:
+def test_a_batch_that_came_from_a_channel_and_was_lost_goes_out_again(pool: BlockingPool) -> None:
     started(pool, batch_size=1)
     pool.desk_serve("train")
     pool.submit_steps(group("p"))
@@ -95,7 +95,7 @@ def test_groups_that_make_up_no_batch_stay_in_their_channel(make_pool: MakePool)
     assert desk(pool)["dead_letters"] == {}
 
 
-def test_a_fetch_that_waits_is_woken_by_a_post(pool: Calls, threads: Threads) -> None:
+def test_a_fetch_that_waits_is_woken_by_a_post(pool: BlockingPool, threads: Threads) -> None:
     pool.desk_serve("train")
     waiting = threads.submit(pool.fetch_batch, 2)
     until_blocked(pool)
@@ -104,7 +104,7 @@ def test_a_fetch_that_waits_is_woken_by_a_post(pool: Calls, threads: Threads) ->
     assert prompts(waiting.result(SOON)) == ["desk/0", "desk/1"]
 
 
-def test_a_fetch_that_waits_is_woken_by_a_batch_that_came_back(pool: Calls, threads: Threads) -> None:
+def test_a_fetch_that_waits_is_woken_by_a_batch_that_came_back(pool: BlockingPool, threads: Threads) -> None:
     started(pool, batch_size=2)
     pool.desk_serve("train")
     post(pool, 1)
@@ -116,7 +116,7 @@ def test_a_fetch_that_waits_is_woken_by_a_batch_that_came_back(pool: Calls, thre
     assert prompts(waiting.result(SOON)) == ["desk/0"]
 
 
-def test_single_steps_come_from_as_many_groups_as_they_take(pool: Calls) -> None:
+def test_single_steps_come_from_as_many_groups_as_they_take(pool: BlockingPool) -> None:
     pool.desk_serve("train")
     for name in range(3):
         post(pool, name)
@@ -126,7 +126,7 @@ def test_single_steps_come_from_as_many_groups_as_they_take(pool: Calls) -> None
     assert desk(pool)["queued"] == 1
 
 
-def test_a_fetch_takes_what_its_channel_has_first_and_nothing_where_both_have_too_little(pool: Calls) -> None:
+def test_a_fetch_takes_what_its_channel_has_first_and_nothing_where_both_have_too_little(pool: BlockingPool) -> None:
     pool.desk_serve("train")
     post(pool, 1)
     post(pool, 2)
@@ -137,7 +137,7 @@ def test_a_fetch_takes_what_its_channel_has_first_and_nothing_where_both_have_to
     assert desk(pool)["queued"] == 1
 
 
-def test_a_group_that_is_no_steps_stays_for_the_trainer_at_the_desk(pool: Calls) -> None:
+def test_a_group_that_is_no_steps_stays_for_the_trainer_at_the_desk(pool: BlockingPool) -> None:
     started(pool)
     pool.desk_serve("train")
     pool.desk_post([scored([[1], [2], [3], [4]], [[1], [2], [3], [4]])])
@@ -149,7 +149,7 @@ def test_a_group_that_is_no_steps_stays_for_the_trainer_at_the_desk(pool: Calls)
     assert decode(batch.pieces[0])["tokens"] == [[1], [2], [3], [4]]
 
 
-def test_serving_ends_when_it_is_told_to(pool: Calls) -> None:
+def test_serving_ends_when_it_is_told_to(pool: BlockingPool) -> None:
     pool.desk_serve("train")
     pool.desk_serve(None)
     post(pool, 1)
@@ -157,7 +157,7 @@ def test_serving_ends_when_it_is_told_to(pool: Calls) -> None:
     assert pool.desk_info().serving is None
 
 
-def test_a_channel_that_is_not_served_keeps_its_groups_and_the_desk_its_own(pool: Calls) -> None:
+def test_a_channel_that_is_not_served_keeps_its_groups_and_the_desk_its_own(pool: BlockingPool) -> None:
     started(pool)
     post(pool, 1, sequences=4)
     pool.submit_steps(group("p", 1))

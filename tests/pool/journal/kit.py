@@ -14,9 +14,14 @@ from headrace.data.frame import Buffer
 from headrace.pool.channel import Channel
 from headrace.pool.desk.desk import Desk
 from headrace.pool.desk.shelf import whole
-from headrace.pool.entities import OPEN, GroupState, Lease, TrajectoryState, is_quarantined
-from headrace.pool.journal.files import Files
-from headrace.pool.journal.layout import segment_path
+from headrace.pool.groups import (
+    OPEN,
+    GroupState,
+    Lease,
+    TrajectoryState,
+    is_quarantined,
+)
+from headrace.pool.journal.files import Files, segment_path
 from headrace.pool.journal.records import Reader
 from headrace.pool.state import State
 
@@ -115,7 +120,7 @@ def _channel(c: Channel) -> dict[str, Any]:
         "replies": [(request, _lease(reply)) for request, reply in c.replies.items()],
         "history": [_group(group) for group in c.history.values()],
         "tombs": [(uid, tomb.reason, tomb.prompt, tomb.digests) for uid, tomb in c.tombs.items()],
-        "owed": sorted(c.owed),
+        "expected_late": sorted(c.expected_late),
         "acked": list(c.acked),
     }
 
@@ -123,17 +128,18 @@ def _channel(c: Channel) -> dict[str, Any]:
 def _group(g: GroupState) -> dict[str, Any]:
     plain = ("uid", "seq", "touched", "seen", "n", "oldest", "queued", "leased", "lease", "deliveries", "partial")
     row = {name: getattr(g, name) for name in (*plain, "broken", "consumed", "bucket")}
-    return {**row, "ripe": list(g.ripe), "trajectories": [_trajectory(t) for t in g.trajectories.values()]}
+    return {**row, "counted": list(g.counted), "trajectories": [_trajectory(t) for t in g.trajectories.values()]}
 
 
 def _trajectory(t: TrajectoryState) -> dict[str, Any]:
     row = {
-        name: getattr(t, name) for name in ("uid", "last", "completed_at", "n_rollouts", "metadata", "rewarded", "ripe")
+        name: getattr(t, name)
+        for name in ("uid", "last", "completed_at", "n_rollouts", "metadata", "rewarded", "counted")
     }
     return {
         **row,
         "calls": t.calls or {},
-        "given": sorted(t.given or ()),
+        "leased_steps": sorted(t.leased_steps or ()),
         "consumed": sorted(t.consumed or ()),
         "deliveries": dict(sorted((t.deliveries or {}).items())),
         "steps": {
@@ -183,7 +189,7 @@ def _check_channel(c: Channel) -> None:
         assert (group.queued, group.leased) == (sum(q for q, _ in of_group), sum(n for _, n in of_group))
         queued, leased = queued + group.queued, leased + group.leased
         assert all(c.trajectories[uid] is t and t.group is group for uid, t in group.trajectories.items())
-        assert sorted(group.ripe) == sorted(uid for uid, t in group.trajectories.items() if t.ripe)
+        assert sorted(group.counted) == sorted(uid for uid, t in group.trajectories.items() if t.counted)
         assert (group.lease in c.leases) == bool(group.lease)
         assert (seq in c.waiting) == (not group.lease and not group.leased), group
         assert (group.bucket is not None) == any(seq in bucket for bucket in c.ready.values())
@@ -195,7 +201,7 @@ def _check_channel(c: Channel) -> None:
         assert group.uid == prompt
     for lease in c.leases.values():
         assert all(c.groups.get(group.seq) is group and group.lease == lease.id for group in lease.groups)
-        assert all(index in (t.given or ()) and c.trajectories[t.uid] is t for t, index in lease.steps)
+        assert all(index in (t.leased_steps or ()) and c.trajectories[t.uid] is t for t, index in lease.steps)
     for trajectory in c.trajectories.values():
         _check_tree(trajectory)
     if c.single_steps is not None:
@@ -208,7 +214,7 @@ def _count(t: TrajectoryState, leased: bool) -> tuple[int, int]:
     live = [i for i, r in t.tree.records.items() if not is_quarantined(r) and i not in (t.consumed or ())]
     if leased:
         return 0, len(live)
-    given = [i for i in live if i in (t.given or ())]
+    given = [i for i in live if i in (t.leased_steps or ())]
     return len(live) - len(given), len(given)
 
 

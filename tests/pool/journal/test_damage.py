@@ -14,13 +14,14 @@ from tests.pool.journal.kit import Crashing, Unsynced, check_rules, flip, frames
 from headrace import DataPool
 from headrace.data import frame
 from headrace.data.frame import Kind, frame_bytes
+from headrace.pool.apply import apply
 from headrace.pool.config import ChannelConfig, Durability, Limits
 from headrace.pool.errors import JournalDamaged, JournalError
-from headrace.pool.journal import mark, records
-from headrace.pool.journal.layout import MARK, snapshot_path
-from headrace.pool.journal.mark import read_mark
+from headrace.pool.journal import records, watermark
+from headrace.pool.journal.files import MARK, snapshot_path
 from headrace.pool.journal.repair import repair, verify
 from headrace.pool.journal.scan import scan
+from headrace.pool.journal.watermark import read_watermark
 from headrace.pool.readonly import JournalView
 from headrace.pool.state import State
 
@@ -279,7 +280,7 @@ def test_after_a_start_of_the_machine_only_what_was_synced_is_missed(
     pool = DataPool(tmp_path, durability="os", files=files)
     pool.submit_step(one("c"))
     files.crash()
-    monkeypatch.setattr(mark, "boot_id", lambda: b"another start...")
+    monkeypatch.setattr(watermark, "boot_id", lambda: b"another start...")
     path, places = segment(tmp_path), frames(segment(tmp_path))
     path.write_bytes(path.read_bytes()[: places[2][1] + 20])
     with opened(tmp_path) as pool:
@@ -295,7 +296,7 @@ def test_a_mark_that_does_not_read_back_tells_nothing(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[: frames(path)[-1][0]])
     with opened(tmp_path) as pool:
         assert uids(pool) == ["a", "b", "c"]
-    assert read_mark(tmp_path).acknowledged == 3
+    assert read_watermark(tmp_path).acknowledged == 3
 
 
 def test_a_mark_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
@@ -585,7 +586,7 @@ def test_every_commit_says_what_the_ledgers_were_before_it(tmp_path: Path) -> No
         tallies = records.decode_outline(found).tallies
         assert tallies == [tuple(tally) for tally in state.tallies([name for name, *_ in tallies])]
         compared.update(name for name, *_ in tallies)
-        state.apply(*records.decode_commit(found))
+        apply(state, *records.decode_commit(found))
 
     assert scan(tmp_path, compare).commits > 40
     assert compared == {"train"}

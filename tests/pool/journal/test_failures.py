@@ -299,7 +299,7 @@ def test_a_pool_that_could_not_apply_a_fact_can_be_closed_and_opened_again(
 ) -> None:
     pool = DataPool(tmp_path)
     with monkeypatch.context() as broken:
-        broken.setattr(pool._state, "apply", lambda *_: 1 / 0)
+        broken.setattr("headrace.pool.journaled.apply", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             pool.submit_step(one("a"))
     with pytest.raises(PoolClosed, match=r"could not be applied.*open the pool again"):
@@ -313,7 +313,7 @@ def test_a_commit_that_cannot_be_applied_in_recovery_is_named(tmp_path: Path, mo
     with DataPool(tmp_path) as pool:
         pool.submit_step(one("a"))
     with monkeypatch.context() as broken:
-        broken.setattr("headrace.pool.state.State.apply", lambda *_: 1 / 0)
+        broken.setattr("headrace.pool.journaled.apply", lambda *_: 1 / 0)
         with pytest.raises(JournalError, match=r"commit 1 reads back, but cannot be applied .*ZeroDivisionError"):
             DataPool(tmp_path)
     with DataPool(tmp_path) as pool:

@@ -16,7 +16,7 @@ from tests.pool.journal.kit import Unsynced, check_rules, flip, frames, one, seg
 
 from headrace import DataPool
 from headrace.data.frame import Kind, frame_bytes
-from headrace.pool.journal.layout import read_layout
+from headrace.pool.journal.files import read_layout
 from headrace.pool.journal.repair import repair, verify
 
 ROOT = Path(__file__).parents[3]

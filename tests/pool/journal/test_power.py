@@ -16,7 +16,7 @@ from tests.pool.journal.victim import work
 from headrace import DataPool
 from headrace.pool import facts as f
 from headrace.pool.journal import Journal
-from headrace.pool.journal.layout import MARK
+from headrace.pool.journal.files import MARK
 from headrace.pool.journal.records import decode_commit
 from headrace.pool.journal.scan import scan
 

@@ -13,9 +13,8 @@ from tests.pool.journal.kit import Unsynced, check_rules, dump, flip, frames, on
 
 from headrace import DataPool, Step
 from headrace.pool.errors import DiskFull, JournalDamaged, JournalError
-from headrace.pool.journal.files import Files
+from headrace.pool.journal.files import Files, snapshot_path
 from headrace.pool.journal.journal import Journal
-from headrace.pool.journal.layout import snapshot_path
 from headrace.pool.journal.repair import backup, repair, verify
 
 
@@ -53,7 +52,7 @@ def test_a_snapshot_of_a_snapshot_is_the_same(tmp_path: Path) -> None:
 def test_a_journal_that_is_mostly_dead_is_compacted_in_the_background(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.pool.embedded.COMPACT_FROM", 20_000)
+    monkeypatch.setattr("headrace.pool.journaled.COMPACT_FROM_BYTES", 20_000)
     done = threading.Event()
 
     class Telling(Unsynced):

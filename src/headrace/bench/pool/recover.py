@@ -14,7 +14,7 @@ from headrace.bench.pool.sizes import Sizes
 from headrace.bench.report import Part
 from headrace.bench.timing import in_turn, median, seconds, warm_memory
 from headrace.pool.embedded import DataPool
-from headrace.pool.journal.layout import read_layout
+from headrace.pool.journal.files import read_layout
 
 
 def measure(sizes: Sizes, folder: Path) -> Part:

@@ -22,13 +22,13 @@ class Verify(OnFolder):
 
     def cli_cmd(self) -> None:
         from headrace.pool.journal.repair import verify
-        from headrace.pool.readonly import JournalView, hold, release
+        from headrace.pool.readonly import JournalView, lock_shared, unlock
 
-        held = hold(self.folder)
+        held = lock_shared(self.folder)
         try:
             report = _report(verify(self.folder))
         finally:
-            release(held)
+            unlock(held)
         if report["sound"]:
             # What reads back must also add up: it is replayed, as a pool would, and the ledger is looked at.
             with JournalView(self.folder) as view:
@@ -51,9 +51,9 @@ class Repair(OnFolder):
 
     def cli_cmd(self) -> None:
         from headrace.pool.journal.repair import DAMAGED, repair
-        from headrace.pool.readonly import JournalView, hold, release
+        from headrace.pool.readonly import JournalView, lock_shared, unlock
 
-        release(hold(self.folder))
+        unlock(lock_shared(self.folder))
         found = repair(self.folder)
         if not found.damage:
             print(f"{self.folder} is not damaged: {found.commits} commits; nothing was changed")
@@ -109,9 +109,9 @@ class Backup(OnTarget):
 def _opened(folder: Path) -> Any:
     """A pool on a journal that is there; a folder without one is an error, and not a new journal."""
     from headrace.pool.embedded import DataPool
-    from headrace.pool.readonly import hold, release
+    from headrace.pool.readonly import lock_shared, unlock
 
-    release(hold(folder))
+    unlock(lock_shared(folder))
     return DataPool(folder)
 
 

@@ -76,7 +76,7 @@ class Serve(PoolOptions):
 
     def cli_cmd(self) -> None:
         from headrace.pool.embedded import DataPool
-        from headrace.pool.http import Server
+        from headrace.pool.http import PoolServer
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         key = pool_key(self.key)
@@ -87,7 +87,9 @@ class Serve(PoolOptions):
             )
         with DataPool(self.journal, **self.options()) as pool:
             try:
-                server = Server(pool, self.host, self.port, key=key, max_body_mb=self.max_body_mb, backups=self.backups)
+                server = PoolServer(
+                    pool, self.host, self.port, key=key, max_body_mb=self.max_body_mb, backups=self.backups
+                )
             except OSError as error:
                 raise HeadraceError(
                     f"cannot listen on {self.host} port {self.port}: {error.strerror or error}"

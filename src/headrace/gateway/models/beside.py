@@ -9,7 +9,7 @@ from __future__ import annotations
 from headrace.gateway.bodies import InitTrajectory, RegisterTrajectory
 from headrace.gateway.gateway import Gateway
 from headrace.pool.errors import NotFound
-from headrace.pool.plan import Completion
+from headrace.pool.operation import Completion
 
 
 class Beside:

@@ -12,7 +12,7 @@ from headrace.data.scored.piece import Piece
 from headrace.pool.desk import facts as f
 from headrace.pool.desk.desk import Desk, key_of
 from headrace.pool.desk.types import Posted, Posting, check_posting, checked
-from headrace.pool.plan import Plan
+from headrace.pool.operation import Plan
 from headrace.pool.state import State
 
 

@@ -24,7 +24,7 @@ from headrace.pool.desk.types import (
     checked,
 )
 from headrace.pool.errors import LeaseLost, NotFound, NotRegistered
-from headrace.pool.plan import Plan
+from headrace.pool.operation import Plan
 from headrace.pool.state import State
 
 

@@ -17,12 +17,12 @@ from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.desk import facts as df
 from headrace.pool.desk.batching.subset import sums
-from headrace.pool.entities import GroupState
+from headrace.pool.groups import GroupState
 from headrace.pool.intake import plan_submit
-from headrace.pool.plan import Plan
+from headrace.pool.operation import Plan
 from headrace.pool.policies import order
+from headrace.pool.queries import trajectory_view
 from headrace.pool.state import State
-from headrace.pool.views import trajectory_view
 
 #: Batches' worth of sequences at the desk beyond which no more are brought: by then the batch is filled by age.
 ENOUGH = 2

@@ -1,4 +1,6 @@
-"""The few things the journal asks of a file system, in one place, so that tests can break each of them."""
+"""The journal's files: their names, which of them a recovery reads, and what is asked of the file system.
+
+The last is in one class, so that tests can break each of its calls."""
 
 from __future__ import annotations
 
@@ -6,10 +8,14 @@ import fcntl
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.data.frame import Buffer
-from headrace.pool.journal.layout import LOCK
+
+LOCK = "lock"
+MARK = "mark"
+RESERVE = "reserve"
 
 #: Buffers that one `writev` takes (IOV_MAX is at least this on Linux and macOS).
 BUFFERS_A_WRITE = 512
@@ -17,7 +23,46 @@ BUFFERS_A_WRITE = 512
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The newest snapshot and the segments from it on. `missing` numbers should be there and are not."""
+
+    snapshot: Path | None
+    segments: list[Path]
+    missing: list[int]
+    outdated: list[Path]
+
+
+def segment_path(directory: Path, number: int) -> Path:
+    return directory / f"{number:012d}.seg"
+
+
+def snapshot_path(directory: Path, number: int) -> Path:
+    return directory / f"{number:012d}.snap"
+
+
+def number_of(path: Path) -> int:
+    return int(path.stem)
+
+
+def read_layout(directory: Path) -> Layout:
+    """Which files are there, and which should be."""
+    snapshots = sorted(p for p in directory.glob("*.snap") if p.stem.isdigit())
+    segments = sorted(p for p in directory.glob("*.seg") if p.stem.isdigit())
+    snapshot = snapshots[-1] if snapshots else None
+    first = number_of(snapshot) if snapshot else 1
+    live = [path for path in segments if number_of(path) >= first]
+    outdated = [*snapshots[:-1], *(path for path in segments if number_of(path) < first), *directory.glob("*.tmp")]
+    numbers = {number_of(path) for path in live}
+    # A snapshot comes after its segment, mark and reserve after the first: none of them exists without it.
+    begun = snapshot is not None or any((directory / name).exists() for name in (MARK, RESERVE))
+    expected = range(first, max(numbers) + 1 if numbers else first + begun)
+    return Layout(snapshot, live, [n for n in expected if n not in numbers], outdated)
+
+
 class Files:
+    """What the journal asks of a file system."""
+
     def make_directory(self, path: Path) -> None:
         """Makes the directory and those above it, each of them durable in the one that holds it."""
         if not path.is_dir():
@@ -30,6 +75,7 @@ class Files:
         path.mkdir(PRIVATE_FOLDER, exist_ok=True)
 
     def create(self, path: Path) -> int:
+        """A new file to append to; `FileExistsError` where there is one."""
         return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, PRIVATE)
 
     def append_to(self, path: Path) -> int:
@@ -58,6 +104,7 @@ class Files:
                 at += 1
 
     def sync(self, fd: int) -> None:
+        """Returns once what was written is on the disk."""
         os.fdatasync(fd)
 
     def sync_dir(self, directory: Path) -> None:

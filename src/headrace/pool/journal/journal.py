@@ -22,25 +22,22 @@ from headrace.pool.config import Durability
 from headrace.pool.errors import DiskFull, JournalDamaged, JournalError, JournalLocked
 from headrace.pool.facts import Fact
 from headrace.pool.journal import records
-from headrace.pool.journal.draft import Draft
-from headrace.pool.journal.files import PRIVATE, Files
-from headrace.pool.journal.layout import RESERVE, number_of, read_layout, segment_path
-from headrace.pool.journal.mark import MarkFile
+from headrace.pool.journal.files import PRIVATE, Files, number_of, read_layout, segment_path
 from headrace.pool.journal.repair import holder, save_around
+from headrace.pool.journal.reserve import NEW_SEGMENT_BYTES, Reserve
 from headrace.pool.journal.scan import Scan, scan
-from headrace.pool.journal.snapshot import Captured
+from headrace.pool.journal.snapshot import Captured, SnapshotWriter
+from headrace.pool.journal.watermark import WatermarkFile
 
+#: Errors of a disk, a quota or a file that is full.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-RESERVE_BYTES = 1 << 20
-#: While the reserve is being used, a compaction is called for once so much of it was.
-ALARM_BYTES = RESERVE_BYTES // 10
-#: As much as a segment that was begun in the reserve may have taken of it, on file systems with large blocks too.
-NEW_SEGMENT_BYTES = 64 << 10
 
 Take = Callable[[Frame], None]
 
 
 class Journal:
+    """A journal that is open for appending; at most one at a time has its directory."""
+
     def __init__(
         self,
         directory: str | os.PathLike[str],
@@ -65,14 +62,11 @@ class Journal:
         self._repeated = records.NO_FACTS  # what the next commit repeats of the last
         self._lock_fd = -1
         self._process = 0
-        self._spent = False  # the reserve was given up, and has not been taken again
-        self._used = 0  # bytes written since, or since the last alarm
-        #: The room for acknowledgements is running out: whoever compacts next sets it back.
-        self.alarm = False
+        self.reserve = Reserve(self.files, self.directory)
         self._broken: str | None = None
         self._written = 0  # the last serial handed to the kernel
         self._synced = 0  # the last serial known to be on the disk
-        self._mark: MarkFile | None = None
+        self._mark: WatermarkFile | None = None
         self._sync_lock = threading.Lock()  # held while the last segment is synced, replaced or closed
 
     @property
@@ -171,9 +165,9 @@ class Journal:
             self._empty = False
             self.number = number_of(path)
             self._fd = self.files.append_to(path)
-        self._mark = MarkFile(self.files, self.directory)
+        self._mark = WatermarkFile(self.files, self.directory)
         self._mark.advance(self._written, self._synced if self.durability == "fsync" else None)
-        self._take_reserve()
+        self.reserve.take()
 
     def _settle(self, found: Scan) -> None:
         """Makes sure that the disk holds what was read: a process may have died between its write and its sync.
@@ -248,9 +242,7 @@ class Journal:
                 pass  # the segment grows past its size: where its commit has room, nothing is refused
         self._write(buffers, size, spare=block is None)
         self._offset += size
-        if self._spent:
-            self._used += size
-            self.alarm |= self._used > ALARM_BYTES
+        self.reserve.written(size)
         self._empty = False
         self._repeated = repeatable
         self._written = self.serial
@@ -267,9 +259,9 @@ class Journal:
                 f"{self.quota_bytes / 1e6:.1f} MB, and this needs {size / 1e6:.1f} MB more; nothing was taken: fetch, "
                 "compact, or raise the quota"
             )
-        if self._spent:
-            self._take_reserve()
-            if self._spent:
+        if self.reserve.spent:
+            self.reserve.take()
+            if self.reserve.spent:
                 raise DiskFull(
                     f"no room on disk in {self.directory}: what is left is kept for acknowledgements; nothing was "
                     "taken: free some, then send it again"
@@ -300,31 +292,11 @@ class Journal:
 
     def _use_reserve(self, error: OSError) -> bool:
         """Acknowledgements free room: they may use what was kept for them. Whether there may be room now."""
-        held = self._give_up_reserve()
+        held = self.reserve.give_up()
         if error.errno == errno.EFBIG:
             self.rotate()  # it is the file that may not grow
             return True
         return held
-
-    def _give_up_reserve(self) -> bool:
-        """Makes the room that was kept for acknowledgements usable; False where there is none."""
-        if self._spent or not (self.directory / RESERVE).exists():
-            return False
-        self.files.unlink(self.directory / RESERVE)
-        self._spent = self.alarm = True
-        self._used = 0
-        return True
-
-    def _take_reserve(self, less: int = 0) -> None:
-        """Takes the room for acknowledgements; where there is not all of it, `less` bytes fewer."""
-        path = self.directory / RESERVE
-        for size in () if path.exists() else (RESERVE_BYTES, RESERVE_BYTES - less):
-            try:
-                self.files.reserve(path, size)
-                break
-            except OSError:
-                self.files.unlink(path)
-        self._spent = not path.exists()
 
     def _check(self) -> None:
         if self._broken is not None:
@@ -342,6 +314,7 @@ class Journal:
     # -- durability ----------------------------------------------------------------------------------------------------
 
     def durable(self, serial: int) -> bool:
+        """Whether a commit is as safe as promised."""
         return self.durability != "fsync" or serial <= self._synced
 
     def wait(self, serial: int) -> None:
@@ -381,13 +354,13 @@ class Journal:
             try:
                 self._start_segment(self.number + 1)
             except DiskFull:
-                if not spare or not self._give_up_reserve():
+                if not spare or not self.reserve.give_up():
                     raise
                 self._start_segment(self.number + 1)
             self._before += size + self._end_segment(old, size)
             self.files.close(old)
-            if self._spent and not spare:
-                self._take_reserve()
+            if self.reserve.spent and not spare:
+                self.reserve.take()
         return self.number
 
     def _start_segment(self, number: int) -> None:
@@ -421,16 +394,16 @@ class Journal:
     def write_snapshot(self, number: int, first_serial: int, captured: Sequence[Captured]) -> None:
         """Writes the state that segment `number` begins with; everything older is deleted once it is on the disk. It
         may use the room that is kept for acknowledgements: it makes more."""
-        self.alarm, self._used = False, 0
+        self.reserve.clear_alarm()
         try:
             path = self._draft(number, first_serial, captured)
         except DiskFull:
             try:
-                if not self._give_up_reserve():
+                if not self.reserve.give_up():
                     raise
                 path = self._draft(number, first_serial, captured)
             except DiskFull:
-                self._take_reserve(less=NEW_SEGMENT_BYTES)  # it was of no use, and acknowledgements must have it
+                self.reserve.take(less=NEW_SEGMENT_BYTES)  # it was of no use, and acknowledgements must have it
                 raise
         try:
             for outdated in read_layout(self.directory).outdated:
@@ -442,12 +415,12 @@ class Journal:
             layout = read_layout(self.directory)
             older = [segment for segment in layout.segments if number_of(segment) < self.number]
             self._before = sum(each.stat().st_size for each in (path, *older))
-            self._take_reserve()
+            self.reserve.take()
 
     def _draft(self, number: int, first_serial: int, captured: Sequence[Captured]) -> Path:
         """Writes a snapshot and puts it in place."""
         try:
-            draft = Draft(self.files, self.directory, number, first_serial)
+            draft = SnapshotWriter(self.files, self.directory, number, first_serial)
             try:
                 for header, body in captured:
                     draft.add(header, body() if callable(body) else body)

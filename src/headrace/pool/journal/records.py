@@ -27,9 +27,9 @@ NO_FACTS, NIL = msgspec.msgpack.encode([]), msgspec.msgpack.encode(None)
 REPEATED_BYTES = 1 << 16
 
 #: Bytes read past a frame, so that small ones do not cost a system call each.
-AHEAD = 1 << 14
+READ_AHEAD_BYTES = 1 << 14
 #: Bytes looked through at a time for the next frame behind damage.
-STRETCH = 1 << 20
+SEARCH_BYTES = 1 << 20
 
 
 class SegmentHead(msgspec.Struct):
@@ -140,6 +140,7 @@ def encode_repeated(repeated: bytes) -> bytes:
 
 
 def decode_commit(found: frame.Frame) -> tuple[list[Fact], Block | None]:
+    """A commit's facts and steps; `ForeignFrame` where this release does not know them."""
     commit = _decoded(_commits, found)
     try:
         return list(commit.facts), read_block(commit.block, found.body) if commit.block is not None else None
@@ -183,7 +184,7 @@ class Reader:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.size = os.fstat(self._fd).st_size
         # One buffer for all frames: a new one each time would leave as much memory behind as the steps themselves take.
-        self._buffer = bytearray(2 * AHEAD)
+        self._buffer = bytearray(2 * READ_AHEAD_BYTES)
         self._data = memoryview(b"")
         self._start = 0
 
@@ -209,7 +210,7 @@ class Reader:
         """Where the next frame that reads back begins, at or after `at`."""
         overlap = len(frame.MAGIC) - 1
         while at < self.size:
-            stretch = os.pread(self._fd, STRETCH, at)
+            stretch = os.pread(self._fd, SEARCH_BYTES, at)
             found = stretch.find(frame.MAGIC)
             if found < 0:
                 if len(stretch) <= overlap:
@@ -228,7 +229,7 @@ class Reader:
 
     def blank(self, at: int) -> bool:
         """Whether nothing but zeros follows."""
-        while stretch := os.pread(self._fd, STRETCH, at):
+        while stretch := os.pread(self._fd, SEARCH_BYTES, at):
             if stretch.strip(b"\0"):
                 return False
             at += len(stretch)
@@ -238,12 +239,12 @@ class Reader:
         return self._start <= at and at + size <= self._start + len(self._data)
 
     def _read(self, at: int, size: int) -> None:
-        wanted = min(size, self.size - at) + AHEAD
+        wanted = min(size, self.size - at) + READ_AHEAD_BYTES
         if len(self._buffer) < wanted:
             self._buffer = bytearray(wanted + wanted // 4)
         into = memoryview(self._buffer)[:wanted]
         got = os.preadv(self._fd, [into], at)
-        while got < wanted - AHEAD:  # a read may give less than was asked for
+        while got < wanted - READ_AHEAD_BYTES:  # a read may give less than was asked for
             more = os.preadv(self._fd, [into[got:]], at + got)
             if not more:
                 break

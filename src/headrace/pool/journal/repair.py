@@ -16,11 +16,17 @@ from headrace.data.frame import encode as encode_frame
 from headrace.pool.errors import JournalDamaged, JournalError, JournalLocked
 from headrace.pool.facts import Fact, Lost, Tallied
 from headrace.pool.journal import records
-from headrace.pool.journal.draft import Draft
-from headrace.pool.journal.files import Files
-from headrace.pool.journal.layout import LOCK, Layout, number_of, read_layout, segment_path
-from headrace.pool.journal.mark import MarkFile, read_mark
+from headrace.pool.journal.files import (
+    LOCK,
+    Files,
+    Layout,
+    number_of,
+    read_layout,
+    segment_path,
+)
 from headrace.pool.journal.scan import Hole, Scan, scan
+from headrace.pool.journal.snapshot import SnapshotWriter
+from headrace.pool.journal.watermark import WatermarkFile, read_watermark
 
 SAVED = "saved"
 DAMAGED = "damaged"
@@ -28,6 +34,8 @@ DAMAGED = "damaged"
 
 @dataclass(frozen=True, slots=True)
 class Saved:
+    """What `save_around` kept: where, and how many commits."""
+
     path: Path
     commits: int
 
@@ -129,7 +137,7 @@ def repair(directory: Path, files: Files | None = None) -> Scan:
         _set_aside(directory, found.layout, files)
         number = max((number_of(path) for path in _numbered(found)), default=0) + 1
         first = max(found.next_serial, found.acknowledged + 1)  # what is lost keeps its numbers
-        draft = Draft(files, directory, number, first)
+        draft = SnapshotWriter(files, directory, number, first)
         try:
             Mending(draft.add).read(directory)
             _begin_segment(files, directory, number, first)
@@ -194,7 +202,7 @@ def backup(directory: Path, target: Path, files: Files | None = None) -> Scan:
         files.make_directory(target)
     except (OSError, ValueError) as error:
         raise InvalidInput(f"no backup can be made in {shown(str(target))}: {error}") from error
-    acknowledged = read_mark(directory).acknowledged
+    acknowledged = read_watermark(directory).acknowledged
     copied: set[Path] = set()
     while True:
         there = _files_of(directory)
@@ -218,7 +226,7 @@ def backup(directory: Path, target: Path, files: Files | None = None) -> Scan:
             f"the backup in {target} lacks commits {found.next_serial} to {acknowledged}, which were acknowledged: "
             f"they are missing in {directory}"
         )
-    MarkFile(files, target, synced=found.next_serial - 1).close()
+    WatermarkFile(files, target, synced=found.next_serial - 1).close()
     return found
 
 

@@ -15,8 +15,13 @@ from pathlib import Path
 from headrace.data.errors import ForeignFrame, FrameError
 from headrace.data.frame import Frame, Kind
 from headrace.pool.errors import JournalError
-from headrace.pool.journal.layout import RESERVE, Layout, number_of, read_layout, segment_path
-from headrace.pool.journal.mark import read_mark
+from headrace.pool.journal.files import (
+    RESERVE,
+    Layout,
+    number_of,
+    read_layout,
+    segment_path,
+)
 from headrace.pool.journal.records import (
     Reader,
     decode_head,
@@ -24,11 +29,12 @@ from headrace.pool.journal.records import (
     decode_segment_end,
     decode_snapshot_end,
 )
+from headrace.pool.journal.watermark import read_watermark
 
 Take = Callable[[Frame], None]
 
 #: A segment's head is smaller than this. Of a file that was only begun, no more than its head can be torn.
-HEAD_ROOM = 256
+MAX_HEAD_BYTES = 256
 
 
 @dataclass(slots=True)
@@ -75,7 +81,7 @@ def scan(
 ) -> Scan:
     """Hands every commit that reads back to `take`, in order. Stops at the first damage, or notes it and goes on: then
     `missed` hears of each hole, before the commit behind it is taken (None: none is)."""
-    acknowledged = read_mark(directory).acknowledged  # first: a pool that has the journal open goes on writing
+    acknowledged = read_watermark(directory).acknowledged  # first: a pool that has the journal open goes on writing
     layout = read_layout(directory)
     reading = _Reading(layout, take, tolerant, missed)
     reading.found.acknowledged = acknowledged
@@ -261,7 +267,7 @@ class _Reading:
         """Whether all from `at` to the end of the last segment was never promised; it is then noted as torn."""
         if self.serial is None or self.serial <= self.found.acknowledged:
             return False
-        if at == 0 and (self.open_end is not None or (reader.size > HEAD_ROOM and not reader.blank(0))):
+        if at == 0 and (self.open_end is not None or (reader.size > MAX_HEAD_BYTES and not reader.blank(0))):
             return False  # the segment before it, and then its head, are whole before anything else is written
         if at == 0 and self._had_a_head(reader.path):
             return False

@@ -1,4 +1,4 @@
-"""A state as facts that rebuild it: the content of a snapshot.
+"""Snapshots: a state as facts that rebuild it, and the file that they are written to.
 
 `capture` is called with the state held still. It encodes what can change (heads, counters) and only refers to what
 cannot (token bytes), so the long part, summing and writing, happens while the pool goes on.
@@ -6,25 +6,31 @@ cannot (token bytes), so the long part, summing and writing, happens while the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
+from pathlib import Path
 
 from headrace.data.block import BlockHeader, Record
-from headrace.data.frame import Buffer
+from headrace.data.frame import Buffer, Kind
+from headrace.data.frame import encode as encode_frame
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.desk import image
-from headrace.pool.entities import GroupState, Lease
-from headrace.pool.journal.records import Commit, encode
+from headrace.pool.groups import GroupState, Lease
+from headrace.pool.journal.files import Files, snapshot_path
+from headrace.pool.journal.records import Commit, SegmentHead, encode, encode_head, encode_snapshot_end
 from headrace.pool.state import State
 
 #: A record: its header, and its body, or how to read that when it is written.
 Captured = tuple[bytes, list[Buffer] | Callable[[], list[Buffer]]]
 
+#: A channel may remember 200,000 trajectories: as many in one record would be a frame of tens of MB.
 TOMBS_A_RECORD = 10_000
 
 
 def capture(state: State, now: float) -> list[Captured]:
+    """The records of a snapshot of the state."""
     written: set[bytes] = set()
     records: list[Captured] = []
     for channel in state.channels.values():
@@ -72,12 +78,12 @@ def _channel(state: State, channel: Channel, now: float, written: set[bytes]) ->
             channel.next_lease,
             counters,
             some,
-            tuple((prompt, missing) for prompt, missing, _ in channel.owed),
+            tuple((prompt, missing) for prompt, missing, _ in channel.expected_late),
             tuple(channel.acked),
             state.version,
             state.closed,
             channel.by_default,
-            tuple(since for _, _, since in channel.owed),
+            tuple(since for _, _, since in channel.expected_late),
         )
         yield encode(Commit([image])), []
         first = False
@@ -130,7 +136,7 @@ def _group(channel: Channel, group: GroupState, now: float, written: set[bytes])
         group.seq not in channel.groups,
         group.broken,
         group.seen,
-        group.ripe,
+        group.counted,
         tuple(images),
         group.n,
         group.oldest,
@@ -141,3 +147,45 @@ def _group(channel: Channel, group: GroupState, now: float, written: set[bytes])
     sizes = [(digest, len(data)) for digest, data in blobs.items()]
     header = BlockHeader([record.head for record in records], sum(map(len, ids)), sum(map(len, probs)), sizes)
     return encode(Commit([image], header)), [*ids, *probs, *blobs.values()]
+
+
+class SnapshotWriter:
+    """A snapshot while it is written: nobody reads it before it is whole and on the disk.
+
+    `add` its records, then `finish` puts it in place, at once and for good; `abandon` leaves no trace.
+    """
+
+    def __init__(self, files: Files, directory: Path, number: int, first_serial: int) -> None:
+        self.path = snapshot_path(directory, number)
+        self._files = files
+        self._draft = self.path.with_suffix(".tmp")
+        self._records = 0
+        files.unlink(self._draft)
+        self._fd = files.create(self._draft)
+        try:
+            files.write(self._fd, encode_head(SegmentHead(number, first_serial, time.time())))
+        except BaseException:
+            self.abandon()
+            raise
+
+    def add(self, header: bytes, body: Sequence[Buffer]) -> None:
+        self._files.write(self._fd, encode_frame(Kind.COMMIT, header, body))
+        self._records += 1
+
+    def finish(self) -> Path:
+        """Puts the snapshot in place, durable; its path."""
+        self._files.write(self._fd, encode_snapshot_end(self._records))
+        self._files.sync(self._fd)
+        self._close()
+        self._files.rename(self._draft, self.path)
+        self._files.sync_dir(self.path.parent)
+        return self.path
+
+    def abandon(self) -> None:
+        self._close()
+        self._files.unlink(self._draft)
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._files.close(fd)

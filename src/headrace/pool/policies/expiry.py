@@ -5,14 +5,24 @@ Called before and after every call, so nothing waits for a timer; a caller that 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
-from headrace.pool.entities import GroupState
+from headrace.pool.groups import GroupState
+
+
+def due(channel: Channel, now: float) -> Iterator[f.Fact]:
+    """Facts that the clock, the version or the capacity call for; each is applied before the next is asked for."""
+    if channel.grace_deadlines:
+        end_graces(channel, now)
+    while fact := next_due(channel, now):
+        yield fact
 
 
 def next_due(channel: Channel, now: float) -> f.Fact | None:
+    """The first fact that is due: a lease that ran out, a timeout, stale groups, too many groups."""
     return _expired_lease(channel, now) or _timed_out(channel, now) or _stale(channel, now) or _overflow(channel, now)
 
 
@@ -23,7 +33,9 @@ def end_graces(channel: Channel, now: float) -> None:
         deadline, uid = heappop(graces)
         trajectory = channel.trajectories.get(uid)
         if trajectory is not None and deadline >= trajectory.completed_at + channel.config.grace_s:
-            channel.ripen(trajectory, now)  # one that ended anew has a later entry: each comes in its own time
+            channel.count_if_complete(
+                trajectory, now
+            )  # one that ended anew has a later entry: each comes in its own time
 
 
 def _expired_lease(channel: Channel, now: float) -> f.Fact | None:
@@ -48,7 +60,7 @@ def _timed_out(channel: Channel, now: float) -> f.Fact | None:
         elif group.touched + timeout > now:
             heappop(heap)
             heappush(heap, (group.touched + timeout, group.seq))
-        elif channel.config.on_timeout == "partial" and group.ripe and not group.broken:
+        elif channel.config.on_timeout == "partial" and group.counted and not group.broken:
             return f.Trimmed(channel.name, now, (group.seq,))
         else:
             return f.Dropped(channel.name, now, (group.seq,), "timeout")
@@ -56,7 +68,7 @@ def _timed_out(channel: Channel, now: float) -> f.Fact | None:
 
 
 def _complete(channel: Channel, group: GroupState) -> bool:
-    return group.partial or (not group.broken and len(group.ripe) >= channel.need(group))
+    return group.partial or (not group.broken and len(group.counted) >= channel.need(group))
 
 
 def _stale(channel: Channel, now: float, limit: int | None = None) -> f.Fact | None:
@@ -71,11 +83,11 @@ stale = _stale
 
 
 def _overflow(channel: Channel, now: float) -> f.Fact | None:
-    """Groups that are not leased make room, see `crowd`; with all the room leased, the newcomers go."""
+    """Groups that are not leased make room, see `eviction`; with all the room leased, the newcomers go."""
     if channel.config.overflow != "drop_oldest":
         return None  # what is there stays: newcomers are held back until there is room
     excess = len(channel.groups) - channel.config.max_queue_size
     if excess <= 0:
         return None
-    found = tuple(channel.least(excess))
+    found = tuple(channel.pick_evicted(excess))
     return f.Dropped(channel.name, now, found, "capacity") if found else None

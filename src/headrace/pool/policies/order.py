@@ -12,7 +12,7 @@ from heapq import merge
 from itertools import islice
 
 from headrace.pool.channel import Channel
-from headrace.pool.entities import FULL, GroupState
+from headrace.pool.groups import FULL, GroupState
 
 
 def ready_groups(channel: Channel, n_rollouts: int | None, *, newest_first: bool = False) -> Iterator[int]:
@@ -26,6 +26,7 @@ def ready_groups(channel: Channel, n_rollouts: int | None, *, newest_first: bool
 
 
 def ready_count(channel: Channel, n_rollouts: int | None) -> int:
+    """How many groups a fetch could take."""
     return sum(len(b) for k, b in channel.ready.items() if k == FULL or (n_rollouts is not None and k >= n_rollouts))
 
 
@@ -51,5 +52,5 @@ def _replayable(channel: Channel, max_staleness: int | None) -> Iterator[GroupSt
 
 def surplus(channel: Channel, group: GroupState) -> list[str]:
     """Trajectories that a hand-out of the group leaves behind: those that do not count, and those beyond its need."""
-    counted = set(group.ripe[: channel.need(group)])
+    counted = set(group.counted[: channel.need(group)])
     return [uid for uid in group.trajectories if uid not in counted]

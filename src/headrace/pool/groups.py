@@ -1,11 +1,14 @@
-"""What a channel holds: trajectories, groups, leases and tombstones. Plain records; `Channel` keeps them consistent.
+"""What a channel holds: trajectories, groups, leases, tombstones and its ledger. `Channel` keeps them consistent.
 
-None of them is the garbage collector's business: with 100,000 groups queued it would spend a third of a submit's time
-looking for cycles. The one cycle there is, a group and its trajectories, is broken by `Index.sweep` when the group is
-gone, and by `Index.let_go` when the pool is closed.
+The garbage collector does not track the records: with 100,000 groups queued it would spend a third of a submit's time
+looking for cycles. The one cycle there is, a group and its trajectories, is broken by `Channel.sweep` when the group is
+gone, and by `Channel.let_go` when the pool is closed.
 """
 
 from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
 
 import msgspec
 from crc32c import crc32c
@@ -19,6 +22,8 @@ DIGEST = 4  # bytes of a step's fingerprint in a tombstone
 
 
 class TrajectoryState(msgspec.Struct, eq=False, gc=False):
+    """`last`: the index of its last step, once its end is known; `counted`: it counts for its group."""
+
     uid: str
     group: GroupState
     tree: TokenTree = msgspec.field(default_factory=TokenTree)
@@ -27,10 +32,10 @@ class TrajectoryState(msgspec.Struct, eq=False, gc=False):
     n_rollouts: int | None = None
     metadata: bytes = b""
     rewarded: bool = False
-    ripe: bool = False
+    counted: bool = False
     calls: dict[str, int] | None = None
     # Step indices handed out one by one (`unit="step"`): under a lease, and for good.
-    given: set[int] | None = None
+    leased_steps: set[int] | None = None
     consumed: set[int] | None = None
     deliveries: dict[int, int] | None = None
 
@@ -41,17 +46,19 @@ class TrajectoryState(msgspec.Struct, eq=False, gc=False):
 
     def handed_out(self, index: int) -> bool:
         """Whether a step is with a consumer, or was: with its group, or by itself."""
-        return bool(self.group.lease) or index in (self.given or ()) or index in (self.consumed or ())
+        return bool(self.group.lease) or index in (self.leased_steps or ()) or index in (self.consumed or ())
 
 
 class GroupState(msgspec.Struct, eq=False, gc=False):
+    """The trajectories of one prompt that are handed out together. `seq` is its number, by age."""
+
     uid: str
     seq: int
     touched: float
     trajectories: dict[str, TrajectoryState] = {}
     seen: int = 0  # trajectories that ever joined
     n: int = 0  # what its trajectories asked for; 0: the channel's n_rollouts
-    ripe: tuple[str, ...] = ()  # trajectories that count, in the order in which they came to count
+    counted: tuple[str, ...] = ()  # trajectories that count, in the order in which they came to count
     oldest: int | None = None
     queued: int = 0
     leased: int = 0
@@ -64,6 +71,8 @@ class GroupState(msgspec.Struct, eq=False, gc=False):
 
 
 class Lease(msgspec.Struct, eq=False, gc=False):
+    """What was handed out together: whole groups, replayed ones, or single steps as (trajectory, index)."""
+
     id: str
     deadline: float
     request: str
@@ -72,6 +81,7 @@ class Lease(msgspec.Struct, eq=False, gc=False):
     replayed: list[GroupState] = []
 
     def holds(self, uid: str) -> bool:
+        """Whether it holds steps of a trajectory."""
         return any(uid in group.trajectories for group in (*self.groups, *self.replayed)) or any(
             trajectory.uid == uid for trajectory, _ in self.steps
         )
@@ -97,3 +107,46 @@ def is_quarantined(record: Record) -> bool:
 
 def quarantined_steps(trajectory: TrajectoryState) -> int:
     return sum(1 for record in trajectory.tree.records.values() if is_quarantined(record))
+
+
+class Ledger:
+    """Where every step went. `submitted = queued + leased + consumed + sum(dropped) + quarantined`, always."""
+
+    __slots__ = ("consumed", "counts", "dropped", "leased", "quarantined", "queued", "submitted")
+
+    def __init__(self) -> None:
+        self.submitted = self.queued = self.leased = self.consumed = self.quarantined = 0
+        self.dropped: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # what is not a step: duplicates, late rewards, redeliveries, ...
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "submitted": self.submitted,
+            "queued": self.queued,
+            "leased": self.leased,
+            "consumed": self.consumed,
+            "dropped": dict(self.dropped),
+            "quarantined": self.quarantined,
+        }
+
+    @property
+    def balanced(self) -> bool:
+        """Whether every step is somewhere."""
+        placed = self.queued + self.leased + self.consumed + sum(self.dropped.values()) + self.quarantined
+        return self.submitted == placed
+
+
+class Reconciled(NamedTuple):
+    """`submitted` in all; `consumed` beyond those known to be; `lost`: neither here nor known to have gone."""
+
+    submitted: int
+    consumed: int
+    lost: int
+
+
+def reconcile(submitted: int, consumed: int, *, here: int, gone: int, known_consumed: int) -> Reconciled:
+    """A ledger behind a hole in the journal, where `submitted` and `consumed` are what it said there, and `here`,
+    `gone` (`known_consumed` among them) what the commits that read back come to."""
+    missing = submitted - here - gone
+    unseen = min(max(0, missing), max(0, consumed - known_consumed))
+    return Reconciled(submitted - min(0, missing), unseen, max(0, missing - unseen))

@@ -13,12 +13,19 @@ from typing import TypeVar
 
 from sortedcontainers import SortedList
 
-from headrace.pool.ages import ByAge
 from headrace.pool.config import ChannelConfig
-from headrace.pool.crowd import Crowd
-from headrace.pool.debts import PATIENCE_S, Debts
-from headrace.pool.entities import DIGEST, FULL, OPEN, GroupState, Lease, Tomb, TrajectoryState, fingerprint
-from headrace.pool.ledger import Ledger
+from headrace.pool.containers import LATE_WINDOW_S, AgeOrderedSet, EvictionQueue, ExpectedLate
+from headrace.pool.groups import (
+    DIGEST,
+    FULL,
+    OPEN,
+    GroupState,
+    Lease,
+    Ledger,
+    Tomb,
+    TrajectoryState,
+    fingerprint,
+)
 
 Key = TypeVar("Key", int, str)
 
@@ -28,7 +35,9 @@ ACKS_KEPT = 1024
 REPLIES_KEPT = 1024
 
 
-class Index:
+class ChannelIndex:
+    """The containers of a channel, and the ways in which a group moves between them."""
+
     def __init__(self, name: str, config: ChannelConfig) -> None:
         self.name = name
         self.config = config
@@ -40,15 +49,15 @@ class Index:
         self.groups: dict[int, GroupState] = {}
         self.open_groups: dict[str, GroupState] = {}  # by prompt_uid: those that still take trajectories
         self.trajectories: dict[str, TrajectoryState] = {}
-        self.waiting = ByAge()
-        self.ready: dict[int, ByAge] = {FULL: ByAge()}
+        self.waiting = AgeOrderedSet()
+        self.ready: dict[int, AgeOrderedSet] = {FULL: AgeOrderedSet()}
         self.leases: dict[str, Lease] = {}
         self.tombs: OrderedDict[str, Tomb] = OrderedDict()
-        self.owed = Debts()
+        self.expected_late = ExpectedLate()
         self.now = 0.0  # when the newest fact about it happened
         self.history: OrderedDict[int, GroupState] = OrderedDict()
         self.replies: OrderedDict[str, Lease] = OrderedDict()
-        self.kept: dict[int, GroupState] = {}  # consumed groups, while a snapshot is read
+        self.restoring: dict[int, GroupState] = {}  # consumed groups, while a snapshot is read
         self.acked: OrderedDict[str, None] = OrderedDict()  # so that an ack sent again is not refused
         self.ledger = Ledger()
         # Deadlines, as heaps whose entries are checked when they come up.
@@ -56,20 +65,21 @@ class Index:
         self.group_deadlines: list[tuple[float, int]] = []
         self.grace_deadlines: list[tuple[float, str]] = []
         # Made when they are first asked for: most channels never need them.
-        self.ages: list[tuple[int, int]] | None = None
+        self.by_version: list[tuple[int, int]] | None = None
         self.single_steps: SortedList | None = None
-        self.crowd: Crowd | None = None
+        self.eviction: EvictionQueue | None = None
         self.gone: list[GroupState] = []  # since the last `sweep`
         self.changed = False  # something a blocked caller may wait for has happened
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     @property
-    def patience_s(self) -> float:
+    def late_window_s(self) -> float:
         """How long a trajectory that its group did not wait for is late, and not the first of another."""
-        return self.config.group_timeout_s or PATIENCE_S
+        return self.config.group_timeout_s or LATE_WINDOW_S
 
     def need(self, group: GroupState) -> int:
+        """How many trajectories make a group ready."""
         return group.n or self.config.n_rollouts
 
     def deadline(self) -> float | None:
@@ -79,14 +89,14 @@ class Index:
 
     def stale_before(self, oldest_allowed: int) -> list[GroupState]:
         """Waiting groups whose oldest step is of a version below `oldest_allowed`, oldest first."""
-        if self.ages is None:
-            self.ages = []
+        if self.by_version is None:
+            self.by_version = []
             for seq in self.waiting:
-                self.age(self.groups[seq], self.groups[seq].oldest)
+                self.note_version(self.groups[seq], self.groups[seq].oldest)
         found: dict[int, GroupState] = {}
         kept = []
-        while self.ages and self.ages[0][0] < oldest_allowed:
-            entry = heappop(self.ages)
+        while self.by_version and self.by_version[0][0] < oldest_allowed:
+            entry = heappop(self.by_version)
             group = self.groups.get(entry[1])
             if group is None or group.oldest != entry[0]:
                 continue
@@ -96,34 +106,35 @@ class Index:
             if not group.leased:  # some of its steps are out, one by one: it is looked at again when they are back
                 found[group.seq] = group
         for entry in kept:  # nothing is dropped yet: a plan that is not carried out must find them again
-            heappush(self.ages, entry)
+            heappush(self.by_version, entry)
         return [found[seq] for seq in sorted(found)]
 
     # -- ready and waiting ---------------------------------------------------------------------------------------------
 
-    def place(self, group: GroupState, *, bury: bool = True) -> None:
-        """Puts a group where a fetch will find it; one that holds nothing to fetch is buried."""
+    def update_ready(self, group: GroupState, *, end_empty: bool = True) -> None:
+        """Puts a group where a fetch will find it; one that holds nothing to fetch is ended."""
         if group.leased or group.lease or group.broken or group.consumed or group.seq not in self.groups:
             return self._unready(group)
-        ripe = len(group.ripe)
-        bucket = FULL if ripe and (group.partial or ripe >= (group.n or self.config.n_rollouts)) else (ripe or None)
+        counted = len(group.counted)
+        full = counted and (group.partial or counted >= (group.n or self.config.n_rollouts))
+        bucket = FULL if full else (counted or None)
         if bucket == group.bucket:
             return None
         if group.bucket is not None:
             self._unready(group)
         if bucket is not None:
-            if bury and not group.queued and bucket == FULL and self._spent(group):
-                return self._bury(group, "empty")
+            if end_empty and not group.queued and bucket == FULL and self._all_counted(group):
+                return self._end_group(group, "empty")
             if bucket not in self.ready:
-                self.ready[bucket] = ByAge()
+                self.ready[bucket] = AgeOrderedSet()
             self.ready[bucket].add(group.seq)
             group.bucket = bucket
             self.changed = True
         return None
 
-    def _spent(self, group: GroupState) -> bool:
+    def _all_counted(self, group: GroupState) -> bool:
         """All that the group wanted has ended and nothing in it can be trained on."""
-        return len(group.ripe) == len(group.trajectories)
+        return len(group.counted) == len(group.trajectories)
 
     def _unready(self, group: GroupState) -> None:
         if group.bucket is not None:
@@ -133,34 +144,35 @@ class Index:
                 del self.ready[group.bucket]
             group.bucket = None
 
-    def unplace(self, group: GroupState) -> None:
+    def dequeue(self, group: GroupState) -> None:
+        """Takes a group out of all that a fetch, a timeout or an eviction looks at."""
         self._unready(group)
         self.waiting.discard(group.seq)
-        if self.crowd is not None:
-            self.crowd.discard(group)
+        if self.eviction is not None:
+            self.eviction.discard(group)
 
-    def wait(self, group: GroupState) -> None:
+    def add_waiting(self, group: GroupState) -> None:
         """Puts a group among those that may time out, grow stale or be dropped."""
         self.waiting.add(group.seq)
-        if self.crowd is not None:
-            self.crowd.add(group)
+        if self.eviction is not None:
+            self.eviction.add(group)
 
-    def least(self, count: int) -> list[int]:
+    def pick_evicted(self, count: int) -> list[int]:
         """The groups that make room in a full channel."""
-        if self.crowd is None:
+        if self.eviction is None:
             waiting = (self.groups[seq] for seq in self.waiting)
-            self.crowd = Crowd(waiting, by_owner=self.config.by_owner)
-        return self.crowd.least(count)
+            self.eviction = EvictionQueue(waiting, by_owner=self.config.by_owner)
+        return self.eviction.pick(count)
 
-    def _wait_again(self, group: GroupState) -> None:
+    def _add_waiting_again(self, group: GroupState) -> None:
         """The same for a group of which no step is out any more."""
         if not group.leased and group.seq not in self.waiting:
-            self.wait(group)
-            self._watch(group)
-            self.age(group, group.oldest)
+            self.add_waiting(group)
+            self._schedule_timeout(group)
+            self.note_version(group, group.oldest)
 
     def _remove(self, group: GroupState) -> None:
-        self.unplace(group)
+        self.dequeue(group)
         if self.groups.pop(group.seq, None) is not None:
             self.changed = True
         if self.open_groups.get(group.uid) is group:
@@ -168,11 +180,11 @@ class Index:
 
     # -- time and versions ---------------------------------------------------------------------------------------------
 
-    def _watch(self, group: GroupState) -> None:
+    def _schedule_timeout(self, group: GroupState) -> None:
         if self.config.group_timeout_s is not None:
-            self._wake_at(self.group_deadlines, group.touched + self.config.group_timeout_s, group.seq)
+            self._add_deadline(self.group_deadlines, group.touched + self.config.group_timeout_s, group.seq)
 
-    def _wake_at(self, deadlines: list[tuple[float, Key]], at: float, key: Key) -> None:
+    def _add_deadline(self, deadlines: list[tuple[float, Key]], at: float, key: Key) -> None:
         """Notes a deadline. Who already waits must hear of one that is earlier than all before."""
         if not deadlines or at < deadlines[0][0]:
             self.changed = True
@@ -190,29 +202,30 @@ class Index:
         self.lease_deadlines = [(at + seconds, key) for at, key in self.lease_deadlines]
         self.group_deadlines = [(at + seconds, key) for at, key in self.group_deadlines]
         self.grace_deadlines = [(at + seconds, key) for at, key in self.grace_deadlines]
-        self.owed.postpone(seconds)
+        self.expected_late.postpone(seconds)
         self.changed = True
 
-    def age(self, group: GroupState, version: int | None) -> None:
+    def note_version(self, group: GroupState, version: int | None) -> None:
+        """Has a group count as no younger than the policy version of one of its steps."""
         if version is None:
             return
         if group.oldest is None or version < group.oldest:
             group.oldest = version
-        if self.ages is not None and group.oldest == version:
-            heappush(self.ages, (version, group.seq))
+        if self.by_version is not None and group.oldest == version:
+            heappush(self.by_version, (version, group.seq))
 
     # -- what is gone --------------------------------------------------------------------------------------------------
 
-    def _bury(self, group: GroupState, reason: str) -> None:
+    def _end_group(self, group: GroupState, reason: str) -> None:
         """Ends a group: its trajectories become tombstones."""
         for trajectory in group.trajectories.values():
-            self._entomb(trajectory, reason)
-            self._release(trajectory)
+            self._leave_tombstone(trajectory, reason)
+            self._release_trajectory(trajectory)
         self._remove(group)
         self.gone.append(group)
-        self._trim()
+        self._enforce_limits()
 
-    def _entomb(self, trajectory: TrajectoryState, reason: str) -> None:
+    def _leave_tombstone(self, trajectory: TrajectoryState, reason: str) -> None:
         records = trajectory.tree.records
         if len(records) == 1 and 0 in records:
             digests = fingerprint(records[0])
@@ -221,27 +234,27 @@ class Index:
             digests = b"".join([fingerprint(records[i]) if i in records else bytes(DIGEST) for i in range(last + 1)])
         self.tombs[trajectory.uid] = Tomb(reason, trajectory.group.uid, digests)
 
-    def _release(self, trajectory: TrajectoryState) -> None:
+    def _release_trajectory(self, trajectory: TrajectoryState) -> None:
         if self.trajectories.pop(trajectory.uid, None) is not None:
             for record in trajectory.tree.records.values():
                 for blob in record.blobs:
                     blob.uses -= 1
 
-    def _expect(self, group: GroupState) -> None:
+    def _expect_late(self, group: GroupState) -> None:
         """Notes how many trajectories a group that closes has not seen: they are late, not the start of another."""
-        self.owed.lapse(self.now, self.patience_s)
-        self.owed.owe(group.uid, self.need(group) - group.seen, self.now)
+        self.expected_late.expire(self.now, self.late_window_s)
+        self.expected_late.expect(group.uid, self.need(group) - group.seen, self.now)
 
-    def _trim(self) -> None:
+    def _enforce_limits(self) -> None:
         config = self.config
         while len(self.tombs) > config.tombstones:
             _, tomb = self.tombs.popitem(last=False)
-            self.owed.forgive(tomb.prompt)
+            self.expected_late.cancel(tomb.prompt)
         while len(self.history) > config.history_size:
             self.gone.append(self.history.popitem(last=False)[1])
         while len(self.acked) > ACKS_KEPT:
             self.acked.popitem(last=False)
-        for request in too_many(self.replies, config.replies_kept):
+        for request in excess_replies(self.replies, config.replies_kept):
             reply = self.replies.pop(request)
             self.gone += (*reply.groups, *reply.replayed, *(trajectory.group for trajectory, _ in reply.steps))
 
@@ -270,7 +283,7 @@ class Index:
         self.gone.clear()
 
 
-def too_many(requests: Collection[str], most: int) -> list[str]:
+def excess_replies(requests: Collection[str], most: int) -> list[str]:
     """Of requests from the oldest on, those that are too many: each consumer has its `most` newest, and `REPLIES_KEPT`
     are kept in all. Who the consumer is stands before the last slash; those without one are one consumer."""
     newest: Counter[str] = Counter()

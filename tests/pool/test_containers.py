@@ -1,4 +1,4 @@
-"""`ByAge` behaves as a sorted set, whatever its sweeping does inside."""
+"""`AgeOrderedSet` behaves as a sorted set, whatever its sweeping does inside."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.pool import ages
-from headrace.pool.ages import ByAge
+from headrace.pool import containers
+from headrace.pool.containers import AgeOrderedSet
 
 #: Numbers are added in any order, taken out and put back: what a queue with returning leases does.
 CHANGES = st.lists(st.tuples(st.sampled_from(["add", "discard", "read", "reverse"]), st.integers(0, 40)), max_size=200)
@@ -17,8 +17,8 @@ CHANGES = st.lists(st.tuples(st.sampled_from(["add", "discard", "read", "reverse
 @given(changes=CHANGES)
 def test_it_holds_what_a_sorted_set_would(few: int, changes: list[tuple[str, int]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ages, "FEW", few)
-        ours, model = ByAge(), set[int]()
+        patch.setattr(containers, "DEAD_ENTRIES_KEPT", few)
+        ours, model = AgeOrderedSet(), set[int]()
         for what, number in changes:
             if what == "add":
                 ours.add(number)

@@ -15,8 +15,7 @@ from uuid import UUID
 
 from crc32c import crc32c
 
-from headrace.pool.journal.files import Files
-from headrace.pool.journal.layout import MARK
+from headrace.pool.journal.files import MARK, Files
 
 #: Where Linux tells one start of the machine from another.
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -28,7 +27,7 @@ _MAGIC = b"HRMARK\x01\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Watermark:
     """The last commit handed to the kernel, and the last known to be on the disk; `boot` is the machine's start."""
 
     written: int = 0
@@ -50,26 +49,26 @@ def boot_id() -> bytes:
         return bytes(16)
 
 
-def read_mark(directory: Path) -> Mark:
+def read_watermark(directory: Path) -> Watermark:
     """A journal's mark; one that names nothing where it is missing or does not read back."""
     try:
         data = (directory / MARK).read_bytes()
     except FileNotFoundError:
-        return Mark()
+        return Watermark()
     if len(data) < _FIELDS.size + _SUM.size:
-        return Mark()
+        return Watermark()
     magic, written, synced, boot = _FIELDS.unpack_from(data)
     sound = magic == _MAGIC and _SUM.unpack_from(data, _FIELDS.size)[0] == crc32c(data[: _FIELDS.size])
-    return Mark(written, synced, boot) if sound else Mark()
+    return Watermark(written, synced, boot) if sound else Watermark()
 
 
-class MarkFile:
+class WatermarkFile:
     """The mark of an open journal. Where it cannot be opened or written, it stays behind, and nothing else happens."""
 
     def __init__(self, files: Files, directory: Path, *, synced: int = 0) -> None:
         self._files = files
         self._fd = -1
-        before = read_mark(directory)
+        before = read_watermark(directory)
         self._boot = boot_id()
         self._synced = max(before.synced, synced)
         with suppress(OSError):

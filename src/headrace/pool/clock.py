@@ -18,8 +18,8 @@ JUMP_S = 1.0
 AWAY_S = 60.0
 
 
-class Steady:
-    """`monotonic`: seconds that pass whatever the wall clock says; without it, `clock` is never set forward."""
+class MonotonicClock:
+    """The time by `clock`. `monotonic`: seconds that pass in any case; without it, `clock` is never set forward."""
 
     def __init__(self, clock: Callable[[], float], monotonic: Callable[[], float] | None = None) -> None:
         self._clock = clock

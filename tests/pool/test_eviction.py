@@ -10,8 +10,8 @@ from hypothesis import given
 from tests.pool.kit import drain, group, step, trajectory
 
 from headrace import DataPool
-from headrace.pool.crowd import Crowd
-from headrace.pool.entities import GroupState
+from headrace.pool.containers import EvictionQueue
+from headrace.pool.groups import GroupState
 
 
 def full(**options: Any) -> DataPool:
@@ -72,8 +72,8 @@ def test_the_least_are_as_many_as_asked_for_and_leave_everybody_as_even_as_can_b
     groups = [GroupState(f"{owner}/{n}", n, 0.0) for n, (owner, _) in enumerate(line)]
     for made, (_, filled) in zip(groups, line, strict=True):
         made.queued = int(filled)
-    crowd = Crowd(groups, by_owner=True)
-    found = crowd.least(count)
+    crowd = EvictionQueue(groups, by_owner=True)
+    found = crowd.pick(count)
     assert len(found) == len(set(found)) == min(count, len(line))
     sizes = {owner: sum(one == owner for one, _ in line) for owner in "abc"}
     taken = {owner: [seq for seq in found if line[seq][0] == owner] for owner in "abc"}

@@ -1,0 +1,335 @@
+"""What each fact does to a pool's state: the one place where the state changes.
+
+Live calls and recovery go through the same `apply`, so what a journal replays to is what was there. A fact about
+something that is not there (a hole that a repair left) is counted and passed over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from headrace.data.block import Block
+from headrace.pool import facts as f
+from headrace.pool import recovery
+from headrace.pool.channel import Channel
+from headrace.pool.desk.apply import APPLY as _APPLY_TO_DESK
+from headrace.pool.groups import GroupState, Lease, Tomb, TrajectoryState, is_quarantined
+from headrace.pool.policies.expiry import end_graces
+from headrace.pool.state import State
+
+
+def apply(state: State, facts: Sequence[f.Fact], block: Block | None) -> None:
+    """Changes the state by facts that were decided on; `block` holds the steps that go with them."""
+    for fact in facts:
+        if not fact.channel:
+            _APPLY[type(fact)](state, None, fact, block)
+            continue
+        channel = state.channel(fact.channel)
+        channel.now = max(channel.now, fact.at)
+        if channel.grace_deadlines:
+            end_graces(channel, fact.at)  # no fact of its own, so it must not depend on who asked when
+        _APPLY[type(fact)](state, channel, fact, block)
+
+
+def _configured(state: State, channel: Channel, fact: f.Configured, block: Block | None) -> None:
+    channel.configure(fact.config, fact.at)
+    channel.by_default = False
+    state.record("config", channel.name, fact.at, **msgspec.structs.asdict(fact.config))
+
+
+def _defaulted(state: State, channel: Channel, fact: f.Defaulted, block: Block | None) -> None:
+    if fact.config != channel.config:
+        channel.configure(fact.config, fact.at)
+    channel.by_default = True
+
+
+def _versioned(state: State, channel: Channel, fact: f.Versioned, block: Block | None) -> None:
+    channel.set_version(fact.version)
+    if fact.everywhere:
+        state.version = fact.version
+    state.record("version", channel.name, fact.at, version=fact.version)
+
+
+def _closed(state: State, channel: Channel, fact: f.Closed, block: Block | None) -> None:
+    channel.closed = fact.closed
+    channel.changed = True
+    if fact.everywhere:
+        state.closed = fact.closed
+    state.record("close" if fact.closed else "reopen", channel.name, fact.at)
+
+
+def _opened(state: State, channel: Channel, fact: f.Opened, block: Block | None) -> None:
+    number = fact.group if fact.group >= 0 else None
+    channel.open(fact.trajectory, fact.prompt, fact.metadata, fact.n_rollouts, fact.at, number)
+
+
+def _appended(state: State, channel: Channel, fact: f.Appended, block: Block | None) -> None:
+    assert block is not None
+    numbers: Sequence[int | None] = fact.groups or [None] * len(block.heads)
+    known = {number for number in fact.groups if number in channel.groups}
+    for record, number in zip(block.records(), numbers, strict=True):
+        head = record.head
+        if (head.base >= 0 or head.trajectory_uid in channel.trajectories) and not recovery.fits(channel, head):
+            recovery.lose(channel, 1)
+            state.orphan(fact)
+            continue
+        if head.blobs:
+            state.adopt(record, block.blobs)
+        if number in known and number not in channel.groups:
+            number = None  # an earlier step of this submit was the last that its group waited for
+        channel.append(record, fact.at, number)
+        if head.extra:
+            reason = head.peek().quarantined
+            if reason is not None:
+                state.record(
+                    "quarantine",
+                    channel.name,
+                    fact.at,
+                    trajectory=head.trajectory_uid,
+                    step=head.step_index,
+                    reason=reason,
+                )
+
+
+def _refused(state: State, channel: Channel, fact: f.Refused, block: Block | None) -> None:
+    channel.refuse(fact.trajectory, fact.prompt, fact.steps, fact.reason)
+    state.record("late_steps", channel.name, fact.at, trajectory=fact.trajectory, steps=fact.steps, reason=fact.reason)
+
+
+def _amended(state: State, channel: Channel, fact: f.Amended, block: Block | None) -> None:
+    trajectory = channel.trajectories.get(fact.trajectory)
+    if trajectory is None or fact.index not in trajectory.tree.records:
+        return state.orphan(fact)
+    channel.amend(trajectory, fact.index, fact.reward, fact.is_last, fact.extra, fact.at)
+
+
+def _completed(state: State, channel: Channel, fact: f.Completed, block: Block | None) -> None:
+    trajectory = channel.trajectories.get(fact.trajectory)
+    if trajectory is None:
+        return state.orphan(fact)
+    channel.end(trajectory, fact.last, fact.at)
+
+
+def _late_reward(state: State, channel: Channel, fact: f.LateReward, block: Block | None) -> None:
+    channel.ledger.counts["late_rewards"] += 1
+    state.record("late_reward", channel.name, fact.at, trajectory=fact.trajectory, reward=fact.reward)
+
+
+def _handed_out(state: State, channel: Channel, fact: f.HandedOut, block: Block | None) -> None:
+    lease = Lease(fact.lease, fact.deadline, fact.request)
+    lease.groups = [channel.groups[seq] for seq in fact.groups if seq in channel.groups]
+    lease.replayed = [channel.history[seq] for seq in fact.replayed if seq in channel.history]
+    if len(lease.groups) < len(fact.groups):
+        state.orphan(fact)
+    for group in lease.groups:
+        _set_free(state, channel, group, fact)
+    for uid in fact.surplus:
+        trajectory = channel.trajectories.get(uid)
+        if trajectory is not None and trajectory.group in lease.groups:
+            channel.drop_trajectory(trajectory, "surplus")
+    if fact.lease:
+        channel.count_lease(fact.lease)
+    for group in lease.replayed:
+        group.deliveries += 1
+    channel.hand_out(lease, bool(fact.lease))
+    if fact.surplus:
+        state.record("surplus", channel.name, fact.at, trajectories=list(fact.surplus))
+
+
+def _steps_handed_out(state: State, channel: Channel, fact: f.StepsHandedOut, block: Block | None) -> None:
+    lease = Lease(fact.lease, fact.deadline, fact.request)
+    for uid, index in fact.steps:
+        trajectory = channel.trajectories.get(uid)
+        if trajectory is not None and index in trajectory.tree.records:
+            if trajectory.handed_out(index):
+                _set_free(state, channel, trajectory.group, fact)
+            if not trajectory.handed_out(index) and not is_quarantined(trajectory.tree.records[index]):
+                lease.steps.append((trajectory, index))
+    if len(lease.steps) < len(fact.steps):
+        state.orphan(fact)
+    if fact.lease:
+        channel.count_lease(fact.lease)
+    channel.hand_out(lease, bool(fact.lease))
+
+
+def _set_free(state: State, channel: Channel, group: GroupState, fact: f.Fact) -> None:
+    if group.lease or group.leased:
+        state.orphan(fact)
+        recovery.end_leases_of(channel, group)
+
+
+def _free_groups(state: State, channel: Channel, fact: f.Dropped | f.Trimmed) -> Iterator[GroupState]:
+    """The groups of a fact that are there, each out of any lease before it is given."""
+    for seq in fact.groups:
+        group = channel.groups.get(seq)
+        if group is None:
+            state.orphan(fact)
+            continue
+        _set_free(state, channel, group, fact)
+        yield group
+
+
+def _acked(state: State, channel: Channel, fact: f.Acked, block: Block | None) -> None:
+    lease = channel.leases.get(fact.lease)
+    if lease is None:
+        return state.orphan(fact)
+    channel.ack(lease)
+
+
+def _returned(state: State, channel: Channel, fact: f.Returned, block: Block | None) -> None:
+    lease = channel.leases.get(fact.lease)
+    if lease is None:
+        return state.orphan(fact)
+    channel.give_back(lease)
+    state.record("redelivery", channel.name, fact.at, lease=fact.lease, reason=fact.reason)
+
+
+def _extended(state: State, channel: Channel, fact: f.Extended, block: Block | None) -> None:
+    lease = channel.leases.get(fact.lease)
+    if lease is None:
+        return state.orphan(fact)
+    channel.extend(lease, fact.deadline)
+
+
+def _dropped(state: State, channel: Channel, fact: f.Dropped, block: Block | None) -> None:
+    for group in _free_groups(state, channel, fact):
+        state.record("drop", channel.name, fact.at, group=group.uid, steps=group.queued, reason=fact.reason)
+        channel.drop(group, fact.reason)
+
+
+def _trimmed(state: State, channel: Channel, fact: f.Trimmed, block: Block | None) -> None:
+    for group in _free_groups(state, channel, fact):
+        channel.trim(group)
+        state.record("partial", channel.name, fact.at, group=group.uid, trajectories=len(group.counted))
+
+
+def _forgotten(state: State, channel: Channel, fact: f.Forgotten, block: Block | None) -> None:
+    known = channel.trajectories.get(fact.trajectory)
+    if known is None or len(known.tree) or known.metadata:
+        state.unerased = True
+    channel.forget(fact.trajectory)
+    state.record("forget", channel.name, fact.at, trajectory=fact.trajectory)
+
+
+def _clock_moved(state: State, channel: None, fact: f.ClockMoved, block: Block | None) -> None:
+    for each in state.channels.values():
+        each.move_deadlines(fact.by)
+    state.desk.move_deadlines(fact.by)
+    state.record("clock", "", fact.at, by=fact.by)
+
+
+def _cut(state: State, channel: None, fact: f.Cut, block: Block | None) -> None:
+    state.record("journal_cut", "", fact.at, detail=fact.detail)
+
+
+def _lost(state: State, channel: None, fact: f.Lost, block: Block | None) -> None:
+    state.record("damage", "", fact.at, detail=fact.detail)
+
+
+def _tallied(state: State, channel: Channel | None, fact: f.Tallied, block: Block | None) -> None:
+    told = fact.submitted, fact.consumed, fact.live
+    lost, returned = recovery.settle(channel, *told) if channel is not None else state.desk.settle(*told)
+    if lost or returned:
+        state.record("damage", fact.channel, fact.at, lost=lost, returned=returned)
+
+
+def _recounted(state: State, channel: Channel, fact: f.Recounted, block: Block | None) -> None:
+    lost = recovery.recount(channel, fact.queued, fact.leased)
+    state.record("recount", channel.name, fact.at, lost=lost)
+
+
+def _channel_image(state: State, channel: Channel, fact: f.ChannelImage, block: Block | None) -> None:
+    channel.config = fact.config
+    channel.version = fact.version
+    channel.closed = fact.closed
+    channel.next_seq = fact.next_seq
+    channel.next_lease = fact.next_lease
+    ledger = channel.ledger
+    for name in ("submitted", "queued", "leased", "consumed", "quarantined"):
+        setattr(ledger, name, fact.ledger[name])
+    ledger.dropped = Counter(fact.ledger["dropped"])
+    ledger.counts = Counter(fact.ledger["counts"])
+    state.next_cursor = max(state.next_cursor, fact.ledger["cursor"])
+    channel.by_default = fact.by_default
+    for uid, reason, prompt, digests in fact.tombs:
+        channel.tombs[uid] = Tomb(reason, prompt, digests)
+    state.version, state.closed = fact.pool_version, fact.pool_closed
+    since = fact.expected_since or [fact.at] * len(fact.expected_late)
+    for (prompt, missing), at in zip(fact.expected_late, since, strict=True):
+        channel.expected_late.expect(prompt, missing, at)
+    channel.acked = OrderedDict.fromkeys(fact.acked)
+
+
+def _group_image(state: State, channel: Channel, fact: f.GroupImage, block: Block | None) -> None:
+    assert block is not None
+    group = GroupState(fact.prompt, fact.seq, fact.touched)
+    group.deliveries, group.partial, group.consumed = fact.deliveries, fact.partial, fact.consumed
+    group.broken = fact.broken
+    for image in fact.trajectories:
+        trajectory = TrajectoryState(image.uid, group)
+        trajectory.last, trajectory.completed_at = image.last, image.completed_at
+        trajectory.n_rollouts, trajectory.metadata = image.n_rollouts, image.metadata
+        trajectory.consumed = set(image.consumed) or None
+        trajectory.deliveries = dict(image.deliveries) or None
+        group.trajectories[image.uid] = trajectory
+    group.seen, group.n, group.oldest = fact.seen, fact.n, fact.oldest
+    records = block.records()
+    for record in records:
+        if record.head.blobs:
+            state.adopt(record, block.blobs)
+        recovery.restore_step(channel, group.trajectories[record.head.trajectory_uid], record)
+    recovery.restore_group(channel, group, fact.counted, opened=fact.open)
+
+
+def _leases_image(state: State, channel: Channel, fact: f.LeasesImage, block: Block | None) -> None:
+    gone = {uid: trajectory for group in channel.restoring.values() for uid, trajectory in group.trajectories.items()}
+    trajectories = {**gone, **channel.trajectories}
+    leases = []
+    for id, deadline, request, groups, steps, replayed in fact.leases:
+        lease = Lease(id, deadline, request)
+        lease.groups = [channel.groups[seq] for seq in groups if seq in channel.groups]
+        lease.groups += [channel.restoring[seq] for seq in groups if seq in channel.restoring]
+        lease.steps = [(trajectories[uid], index) for uid, index in steps if uid in trajectories]
+        lease.replayed = [channel.restoring[seq] for seq in replayed if seq in channel.restoring]
+        recovery.restore_lease(channel, lease)
+        leases.append(lease)
+    for place in fact.replies:
+        channel.replies[leases[place].request] = leases[place]
+    for seq in fact.history:
+        if seq in channel.restoring:
+            channel.history[seq] = channel.restoring[seq]
+    channel.restoring.clear()
+
+
+_APPLY: dict[type, Callable[..., None]] = {
+    f.Configured: _configured,
+    f.Defaulted: _defaulted,
+    f.Versioned: _versioned,
+    f.Closed: _closed,
+    f.Opened: _opened,
+    f.Appended: _appended,
+    f.Refused: _refused,
+    f.Amended: _amended,
+    f.Completed: _completed,
+    f.LateReward: _late_reward,
+    f.HandedOut: _handed_out,
+    f.StepsHandedOut: _steps_handed_out,
+    f.Acked: _acked,
+    f.Returned: _returned,
+    f.Extended: _extended,
+    f.Dropped: _dropped,
+    f.Trimmed: _trimmed,
+    f.Forgotten: _forgotten,
+    f.ClockMoved: _clock_moved,
+    f.Cut: _cut,
+    f.Lost: _lost,
+    f.Tallied: _tallied,
+    f.Recounted: _recounted,
+    f.ChannelImage: _channel_image,
+    f.GroupImage: _group_image,
+    f.LeasesImage: _leases_image,
+    **_APPLY_TO_DESK,
+}

@@ -1,0 +1,246 @@
+"""A pool's state with its journal: every change is written down first, and found again when the pool is opened.
+
+A fact is applied once the journal has it. What opening finds lost is set right with facts of its own. The journal is
+rewritten, as a snapshot of what lives, when enough of it is dead.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from headrace.data.block import Block
+from headrace.data.errors import HeadraceError
+from headrace.data.frame import Frame
+from headrace.pool import facts as f
+from headrace.pool import recovery
+from headrace.pool.apply import apply
+from headrace.pool.clock import MonotonicClock
+from headrace.pool.desk import facts as desk_facts
+from headrace.pool.desk.desk import DAMAGED
+from headrace.pool.desk.plans import due as desk_due
+from headrace.pool.desk.spill import Spill
+from headrace.pool.errors import DiskFull, JournalError, PoolClosed
+from headrace.pool.journal.journal import Journal
+from headrace.pool.journal.records import decode_commit
+from headrace.pool.journal.repair import backup
+from headrace.pool.journal.snapshot import capture, live_bytes
+from headrace.pool.policies import expiry
+from headrace.pool.state import State
+
+log = logging.getLogger("headrace.pool")
+
+#: A journal of fewer bytes is not worth rewriting.
+COMPACT_FROM_BYTES = 64_000_000
+#: A journal that is full is rewritten where it holds so many times the bytes of what lives in it.
+COMPACT_RATIO = 1.15
+
+
+class JournaledState:
+    """The state, the lock that guards it, and the journal that it is written down in, if any."""
+
+    def __init__(self, state: State, journal: Journal | None, clock: MonotonicClock) -> None:
+        self._state = state
+        self._journal = journal
+        self._time = clock
+        self._lock = threading.Lock()
+        self._closed: str | None = None  # why nothing more can be done
+        self._about: dict[str, None] = {}  # the channels of the last commit
+        self._check_at = COMPACT_FROM_BYTES  # when to look whether the journal is worth rewriting
+        self._compacting = threading.Lock()
+        self._compactions = 0
+        if journal is not None:
+            state.desk.shelf.spill = Spill(journal.directory, journal.files.write)
+
+    # -- opening -------------------------------------------------------------------------------------------------------
+
+    def _recover(self, journal: Journal) -> None:
+        """Opens the journal and rebuilds the state from it."""
+
+        def take(found: Frame) -> None:
+            facts, block = decode_commit(found)
+            try:
+                apply(self._state, facts, block)
+            except Exception as error:
+                raise JournalError(
+                    f"journal {journal.directory}: commit {found.serial} reads back, but cannot be applied "
+                    f"({error!r}). Nothing was changed"
+                ) from error
+            self._state.sweep()
+            self._about = dict.fromkeys([fact.channel for fact in facts])
+            self._time.after(max((fact.at for fact in facts), default=0.0))
+
+        collecting = gc.isenabled()
+        gc.disable()  # half a million new objects, none of them garbage
+        try:
+            found = journal.open(take)
+        finally:
+            if collecting:
+                gc.enable()
+        if self._state.orphans:
+            log.warning("journal %s: facts about what is not there: %s", journal.directory, dict(self._state.orphans))
+        if found.commits:
+            log.info("journal %s: %d commits recovered", journal.directory, found.commits)
+        with self._lock:
+            now = self._now()
+        if journal.torn is not None:
+            log.warning("journal %s: %s", journal.directory, journal.torn)
+            self._settle_one(f.Cut("", now, journal.torn))
+        for name, channel in self._state.channels.items():
+            queued, leased = recovery.count_steps(channel)
+            if (queued, leased) != (channel.ledger.queued, channel.ledger.leased):
+                log.warning(
+                    "journal %s: steps of channel %r are lost: the ledger is set right", journal.directory, name
+                )
+                self._settle_one(f.Recounted(name, now, queued, leased))
+        if lost := self._state.desk.lost():
+            log.warning("journal %s: %d scored groups are lost", journal.directory, len(lost))
+            self._settle_one(desk_facts.Dropped("", now, tuple(lost), DAMAGED, "the journal lost it"))
+
+    def _settle_one(self, fact: f.Fact) -> None:
+        """Carries out what opening the journal called for; where it is full, so will opening it the next time."""
+        with self._lock:
+            try:
+                self._commit([fact], None)
+            except DiskFull as error:
+                log.warning("what was found could not be written down yet: %s", error)
+                apply(self._state, [fact], None)
+
+    # -- changing ------------------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        """The time. Deadlines move with a clock that was set forward. Called with the lock held."""
+        now = self._time.now()
+        by = self._time.jumped()
+        if by and self._state.timed:
+            log.info("the clock was set forward, or the pool away, for %.0f s: deadlines move with it", by)
+            moved = f.ClockMoved("", now, by)
+            try:
+                self._commit([moved], None)
+            except DiskFull as error:
+                log.warning("that deadlines moved could not be written down: %s", error)
+                apply(self._state, [moved], None)
+        return now
+
+    def _commit(self, facts: Sequence[f.Fact], block: Block | None) -> None:
+        if not facts:
+            return
+        facts = [*self._state.begun_by(facts), *facts]
+        try:
+            if self._journal is not None:
+                about = dict.fromkeys([fact.channel for fact in facts])
+                self._journal.append(facts, block, self._state.tallies(self._about | about))
+                self._about = about
+            apply(self._state, facts, block)
+        except JournalError:
+            raise  # nothing of it was written, and nothing changed
+        except BaseException as error:
+            # Perhaps on disk, and only half in memory: only a recovery can tell what is true.
+            self._closed = f"a fact could not be applied ({error!r}); open the pool again to recover from its journal"
+            raise
+
+    def _settle(self, names: list[str], now: float, *, late: bool) -> None:
+        """Carries out what is due. `late`: what the journal has no room for now may wait for the next call."""
+        try:
+            for name in names:
+                for fact in self._due(name, now):
+                    self._commit([fact], None)
+        except JournalError as error:
+            if not late:
+                raise
+            log.warning("what was due could not be written down yet: %s", error)
+
+    def _due(self, name: str, now: float) -> Iterable[f.Fact]:
+        if not name:
+            return desk_due(self._state, now)
+        channel = self._state.channels.get(name)
+        return expiry.due(channel, now) if channel is not None else ()
+
+    # -- the journal's upkeep ------------------------------------------------------------------------------------------
+
+    def _erase(self) -> None:
+        """Compacts, unless that was done meanwhile: of many that forget at once, one rewrites the journal for all."""
+        with self._compacting:
+            if self._state.unerased:
+                self._compact()
+
+    def _compact_when_due(self) -> None:
+        """Starts a compaction where the journal has grown enough, and none is under way."""
+        journal = self._journal
+        if journal is None or not (journal.bytes > self._check_at or journal.reserve.alarm):
+            return
+        if self._compacting.acquire(blocking=False):
+            threading.Thread(target=self._compact_if_worth, name="headrace-compact", daemon=True).start()
+
+    def _compact_if_worth(self) -> None:
+        assert self._journal is not None
+        try:
+            with self._lock:
+                live, alarm = live_bytes(self._state), self._journal.reserve.alarm
+                self._journal.reserve.alarm = False
+                self._check_at = 2 * live + COMPACT_FROM_BYTES
+                worth = self._journal.bytes > self._check_at or (alarm and self._journal.bytes >= COMPACT_RATIO * live)
+                worth = worth and self._closed is None
+            if worth:
+                self._compact()
+        except HeadraceError as error:
+            log.warning("the journal could not be compacted: %s", error)
+        finally:
+            self._compacting.release()
+
+    def _make_room(self, compactions: int) -> bool:
+        """Compacts a journal that is full, where enough of it is dead; whether that was done, by this call or, since
+        there were so many `compactions`, by another."""
+        if self._journal is None:
+            return False  # it is the desk's scratch files that found no room
+        try:
+            with self._compacting:
+                if self._compactions > compactions:
+                    return True
+                with self._lock:
+                    if self._closed is not None or self._journal.bytes < COMPACT_RATIO * live_bytes(self._state):
+                        return False
+                self._compact()
+                return True
+        except HeadraceError as error:
+            log.warning("the journal is full and could not be compacted: %s", error)
+            return False
+
+    def _compact_now(self) -> None:
+        self._check_journal("compact")
+        with self._compacting:
+            self._compact()
+
+    def _back_up(self, to: Path) -> None:
+        journal = self._check_journal("backup")
+        with self._compacting:
+            with self._lock:
+                journal.rotate()
+            backup(journal.directory, to)
+
+    def _check_journal(self, wanted: str) -> Journal:
+        if self._journal is None:
+            raise JournalError(f"this pool has no journal to {wanted}")
+        return self._journal
+
+    def _compact(self) -> None:
+        journal = self._journal
+        assert journal is not None
+        with self._lock:
+            if self._closed is not None:
+                raise PoolClosed(self._closed)
+            now = self._now()
+            # A segment that nothing was written to since the last try is as good as a new one.
+            number = journal.number if journal.empty else journal.rotate(spare=True)
+            first_serial = journal.serial
+            captured = capture(self._state, now)
+            unerased, self._state.unerased = self._state.unerased, False
+        try:
+            journal.write_snapshot(number, first_serial, captured)
+        except BaseException:
+            self._state.unerased |= unerased
+            raise
+        self._compactions += 1

@@ -1,0 +1,200 @@
+"""Operations of producers: steps and announced trajectories come in, get rewards, and end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headrace.data.block import Block, Extra, pack_extra
+from headrace.data.errors import InvalidInput, shown
+from headrace.data.packing import pack
+from headrace.data.step import Step, check_dict, check_uid, count, finite
+from headrace.pool import facts as f
+from headrace.pool.channel import Channel
+from headrace.pool.config import DEFAULT_CHANNEL
+from headrace.pool.errors import Conflict, NotFound, PoolClosed, PoolFull
+from headrace.pool.groups import OPEN
+from headrace.pool.intake import check_indices, check_room, check_size, plan_submit
+from headrace.pool.operation import Change, Completion, Plan, Receipt
+from headrace.pool.queries import unpack_metadata
+from headrace.pool.state import State
+
+
+class _Block(Change[Receipt], frozen=True):
+    block: Block
+    channel: str = DEFAULT_CHANNEL
+
+
+class SubmitSteps(_Block, frozen=True, kw_only=True):
+    """Takes all the steps of a block, or none."""
+
+    name = "submit"
+    waits = True
+
+    timeout: float | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        return {"channel": self.channel, "timeout": self.timeout}
+
+    def steps(self) -> Block:
+        return self.block
+
+    def plan(self, state: State, now: float) -> Plan:
+        check_size(self.block, state.limits)
+        plan = plan_submit(state.look(self.channel), self.block, now, state.holds_blob)
+        check_indices(plan.reply.indices, state.limits)
+        return plan
+
+    def gave_up(self) -> None:
+        raise PoolFull(f"channel {self.channel!r} had no room within {self.timeout} s; nothing was taken")
+
+
+def submit_steps(
+    steps: Sequence[Step | dict[str, Any]], channel: str = DEFAULT_CHANNEL, *, timeout: float | None = None
+) -> SubmitSteps:
+    """Takes all the steps, or none. `timeout` bounds the wait for room (`overflow="block"`)."""
+    if isinstance(steps, Step | dict | str) or not hasattr(steps, "__len__"):
+        raise InvalidInput(f"steps must be a list of steps, not {shown(steps)}")
+    return SubmitSteps(pack(steps), channel, timeout=timeout)
+
+
+def submit_step(
+    step: Step | dict[str, Any], channel: str = DEFAULT_CHANNEL, *, timeout: float | None = None
+) -> SubmitSteps:
+    """`submit_steps` for one step."""
+    return submit_steps([step], channel, timeout=timeout)
+
+
+class _Open(Change[None], frozen=True):
+    trajectory_uid: str
+    prompt_uid: str | None = None
+    channel: str = DEFAULT_CHANNEL
+    metadata: dict[str, Any] | None = None
+    n_rollouts: int | None = None
+
+
+class OpenTrajectory(_Open, frozen=True, kw_only=True):
+    """Announces a trajectory before its first step; again, it adds metadata, or moves one that has no step yet to
+    another group; with `move`, also out of any other channel. With `keep`, metadata that is there stays: another value
+    for it is a `Conflict`."""
+
+    name = "open"
+
+    move: bool = False
+    keep: bool = False
+
+    def plan(self, state: State, now: float) -> Plan:
+        uid, channel = self.trajectory_uid, state.look(self.channel)
+        known = channel.trajectories.get(uid)
+        left = self._elsewhere(state) if self.move and known is None else None
+        if left is not None:
+            known = left.trajectories[uid]
+            if len(known.tree) or known.last != OPEN:
+                raise Conflict(f"trajectory {uid!r} has steps in channel {left.name!r}; it cannot move")
+        prompt = check_uid(self.prompt_uid or (known.group.uid if known is not None else uid), "prompt_uid")
+        n_rollouts = self.n_rollouts if self.n_rollouts is None else count(self.n_rollouts, "n_rollouts", 1)
+        metadata = self.metadata if self.metadata is not None else {}
+        check_dict(metadata, "metadata")
+        if channel.closed:
+            raise PoolClosed(f"channel {self.channel!r} was shut down")
+        if uid in channel.tombs:
+            raise Conflict(f"trajectory {uid!r} is {channel.tombs[uid].reason}: open another")
+        if known is not None and known.group.uid != prompt and (len(known.tree) or known.last != OPEN):
+            raise Conflict(f"trajectory {uid!r} has steps in group {known.group.uid!r}; it cannot move to {prompt!r}")
+        if known is None or known.group.uid != prompt or left is not None:
+            check_room(channel, prompt)
+        if known is not None:
+            before = unpack_metadata(known.metadata)
+            changed = [key for key in metadata if key in before and metadata[key] != before[key]] if self.keep else []
+            if changed:
+                raise Conflict(f"trajectory {uid!r} has a {changed[0]!r} in its metadata, which stays as it is")
+            metadata = {**before, **metadata}
+            n_rollouts = n_rollouts or known.n_rollouts
+        packed = pack_extra(Extra(metadata)) if metadata else b""
+        group = channel.open_groups.get(prompt)
+        number = group.seq if group is not None else channel.next_seq
+        opened = f.Opened(self.channel, now, uid, prompt, packed, n_rollouts, number)
+        return Plan([opened] if left is None else [f.Forgotten(left.name, now, uid), opened])
+
+    def _elsewhere(self, state: State) -> Channel | None:
+        """Another channel that holds the trajectory."""
+        others = (channel for name, channel in state.channels.items() if name != self.channel)
+        return next((channel for channel in others if self.trajectory_uid in channel.trajectories), None)
+
+
+class SetReward(Change[str], frozen=True):
+    """Sets the reward of a step, or of the last; `"ok"`, or `"late"` once the group is handed out."""
+
+    name = "reward"
+    any_channel = True
+
+    trajectory_uid: str
+    reward: float
+    step_index: int | None = None
+    channel: str | None = None
+
+    def plan(self, state: State, now: float) -> Plan:
+        uid, reward = self.trajectory_uid, finite(self.reward, "reward")
+        channel, known = state.find(uid, self.channel)
+        if known is None and uid not in channel.tombs:
+            raise NotFound(f"no trajectory {uid!r} in channel {channel.name!r}")
+        late = Plan([f.LateReward(channel.name, now, uid, reward)], reply="late")
+        if known is None or known.group.lease:
+            return late
+        last = max(known.tree.records, default=-1)
+        at = last if self.step_index is None else count(self.step_index, "step_index")
+        if at not in known.tree.records:
+            missing = at if self.step_index is not None else "yet"
+            raise NotFound(f"trajectory {uid!r} has no step {missing} to reward")
+        if known.handed_out(at):
+            return late
+        return Plan([f.Amended(channel.name, now, uid, at, reward)], reply="ok")
+
+
+class CompleteTrajectory(Change[Completion], frozen=True):
+    """Ends a trajectory, with a reward for its last step where one is given."""
+
+    name = "complete"
+    any_channel = True
+
+    trajectory_uid: str
+    reward: float | None = None
+    channel: str | None = None
+
+    def plan(self, state: State, now: float) -> Plan:
+        uid = self.trajectory_uid
+        reward = self.reward if self.reward is None else finite(self.reward, "reward")
+        channel, known = state.find(uid, self.channel)
+        late: list[f.Fact] = [f.LateReward(channel.name, now, uid, reward)] if reward is not None else []
+        if known is None:
+            if uid not in channel.tombs:
+                return Plan(reply=Completion("unknown"))
+            return Plan(late, reply=Completion("late"))
+        steps = len(known.tree)
+        if known.group.lease:
+            return Plan(late, reply=Completion("late", steps))
+        last = max(known.tree.records, default=-1)
+        in_time = reward is None or (last >= 0 and not known.handed_out(last))
+        facts: list[f.Fact] = []
+        if reward is not None:  # where no step can take it: not silently
+            facts += [f.Amended(channel.name, now, uid, last, reward)] if in_time else late
+        if known.last != last:
+            facts.append(f.Completed(channel.name, now, uid, last))
+        return Plan(facts, reply=Completion("ok" if in_time or last < 0 else "late", steps))
+
+
+class CompleteInTime(Change[bool], frozen=True):
+    """`complete` for those who only ask whether it was in time: true, or false where unknown or late."""
+
+    name = CompleteTrajectory.name
+    any_channel = True
+
+    trajectory_uid: str
+    reward: float | None = None
+    channel: str | None = DEFAULT_CHANNEL
+
+    def plan(self, state: State, now: float) -> Plan:
+        return CompleteTrajectory(self.trajectory_uid, self.reward, self.channel).plan(state, now)
+
+    def result(self, caller: Any, answer: Completion) -> bool:
+        return answer.status == "ok"
