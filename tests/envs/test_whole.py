@@ -20,7 +20,7 @@ from headrace import DataPool
 from headrace.api.app import create_app
 from headrace.api.settings import Settings
 from headrace.envs import APIServerConfig, BaseEnv, BaseEnvConfig
-from headrace.pool.desk.types import Registration
+from headrace.pool.scored.types import Registration
 
 KEY = "a key"
 BATCH, GROUP, STEPS = 8, 4, 3

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 from headrace.data.errors import HeadraceError
-from headrace.data.scored import Scored
+from headrace.data.scored import ScoredGroup
 from headrace.pool.aio import AsyncPool
 
 #: An environment's id and a key of its.
@@ -32,7 +32,7 @@ class Keys:
         self._arrived: dict[Key, None] = {}  # until the pool has forgotten them
         self._forgetting: asyncio.Task[None] | None = None
 
-    async def take(self, groups: Sequence[Scored]) -> list[Key]:
+    async def take(self, groups: Sequence[ScoredGroup]) -> list[Key]:
         """A key for each group. It is that of an equal one whose answer did not arrive, where there is one; while that
         is not known yet, it waits."""
         found: list[Key] = []

@@ -9,7 +9,7 @@ import msgspec
 
 from headrace import __version__
 from headrace.front_page import links, page, table
-from headrace.pool.desk.types import EnvRegistration, Registration
+from headrace.pool.scored.types import EnvRegistration, Registration
 
 _ROWS = {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}
 _REAL_ROWS = {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}

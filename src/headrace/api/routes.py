@@ -18,11 +18,25 @@ from headrace.api.openapi import docs_page, openapi
 from headrace.api.requests import body_of, env_id_of, flag, object_of, record, unpack
 from headrace.api.settings import Settings
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.data.scored import Scored, gzip_piece, inflate, join, join_gzip, read_group, read_groups
+from headrace.data.scored import (
+    ScoredGroup,
+    gzip_piece,
+    inflate,
+    join,
+    join_gzip,
+    read_group,
+    read_groups,
+)
 from headrace.front_page import KIND as PAGE
 from headrace.pool.aio import AsyncPool
-from headrace.pool.desk.types import DeskBatch, EnvRegistration, Posted, Posting, Registration
 from headrace.pool.errors import NotFound, NotRegistered
+from headrace.pool.scored.types import (
+    EnvRegistration,
+    Posted,
+    Posting,
+    Registration,
+    ScoredBatch,
+)
 
 log = logging.getLogger("headrace.api")
 
@@ -103,7 +117,7 @@ class Routes:
         named = [(BATCH, found.lease.encode()), *([(REPEATED, b"true")] if found.repeated else [])]
         return Answer(body, packed=packed, headers=tuple(named), settle=self._consumed(found.lease))
 
-    async def _hand_out(self) -> DeskBatch | None:
+    async def _hand_out(self) -> ScoredBatch | None:
         """The next batch. Where the call ends while it is handed out, it goes back."""
         lease_s = self._settings.answer_s * LEASE_LONGER
         asked = asyncio.ensure_future(self._pool.desk_batch(uuid.uuid4().hex, lease_s=lease_s))
@@ -113,7 +127,7 @@ class Routes:
             asked.add_done_callback(self._give_back)
             raise
 
-    def _give_back(self, asked: asyncio.Future[DeskBatch | None]) -> None:
+    def _give_back(self, asked: asyncio.Future[ScoredBatch | None]) -> None:
         if not asked.cancelled() and asked.exception() is None and (found := asked.result()) is not None:
             returning = asyncio.ensure_future(self._consumed(found.lease)(False))
             self._returning.add(returning)
@@ -198,7 +212,7 @@ class Routes:
         async with self._large:
             return await asyncio.to_thread(decoded)
 
-    async def _post(self, groups: list[Scored], request: Request) -> tuple[list[Posted], Settle]:
+    async def _post(self, groups: list[ScoredGroup], request: Request) -> tuple[list[Posted], Settle]:
         """Hands groups in under the client's key, or under keys that hold until the answer has arrived."""
         given = request.headers.get("idempotency-key")
         if given is None:

@@ -20,12 +20,12 @@ from headrace.data.step import INT32_MAX, check_dict, check_tags, check_uid, cou
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.config import Order, Unit, choice
-from headrace.pool.desk.serve import into_channel
 from headrace.pool.entities import OPEN, Lease, TrajectoryState
 from headrace.pool.errors import Conflict, LeaseLost, NotFound, PoolClosed
 from headrace.pool.intake import check_indices, check_room, check_size, plan_submit
 from headrace.pool.plan import Completion, MustWait, Plan
 from headrace.pool.policies import expiry, order
+from headrace.pool.scored.transfer import into_channel
 from headrace.pool.state import State
 from headrace.pool.views import HandOut, group_view, step_views, unpack_metadata
 
@@ -182,7 +182,7 @@ class Core:
             fresh, replayed = order.pick(there, size, n_rollouts, order_, max_staleness)
             picked = self._pick_groups(there, size, now, fresh, replayed, lease, deadline, request)
             wanted = size - len(fresh) - len(replayed)
-        if picked is None and self.state.desk.serving == channel:
+        if picked is None and self.state.scored.serving == channel:
             picked = into_channel(self.state, there, wanted, unit, now)
         if picked is None:
             if there.closed:

@@ -28,10 +28,6 @@ from headrace.pool.aio import AsyncPool
 from headrace.pool.calls import Calls
 from headrace.pool.config import ChannelConfig, Durability, Limits, choice
 from headrace.pool.core import Core
-from headrace.pool.desk import facts as desk_facts
-from headrace.pool.desk.desk import DAMAGED
-from headrace.pool.desk.plans import due as desk_due
-from headrace.pool.desk.spill import Spill
 from headrace.pool.errors import DiskFull, JournalError, PoolClosed, PoolFull
 from headrace.pool.journal.files import Files
 from headrace.pool.journal.journal import Journal
@@ -39,6 +35,10 @@ from headrace.pool.journal.records import decode_commit
 from headrace.pool.journal.repair import backup
 from headrace.pool.journal.snapshot import capture, live_bytes
 from headrace.pool.plan import PENDING, MustWait, Plan
+from headrace.pool.scored import facts as desk_facts
+from headrace.pool.scored.groups import DAMAGED
+from headrace.pool.scored.piece_store import ScratchFiles
+from headrace.pool.scored.plans import due as desk_due
 from headrace.pool.state import State
 from headrace.pool.steady import Steady
 
@@ -99,7 +99,7 @@ class DataPool(Calls):
                 journal, durability=self.durability, segment_mb=segment_mb, quota_mb=quota_mb, files=files
             )
         if self._journal is not None:
-            self._state.desk.shelf.spill = Spill(self._journal.directory, self._journal.files.write)
+            self._state.scored.pieces.scratch = ScratchFiles(self._journal.directory, self._journal.files.write)
         try:
             if self._journal is not None:
                 self._recover(self._journal)
@@ -147,9 +147,9 @@ class DataPool(Calls):
                     "journal %s: steps of channel %r are lost: the ledger is set right", journal.directory, name
                 )
                 self._settle_one(facts_.Recounted(name, now, queued, leased))
-        if lost := self._state.desk.lost():
+        if lost := self._state.scored.lost():
             log.warning("journal %s: %d scored groups are lost", journal.directory, len(lost))
-            self._settle_one(desk_facts.Dropped("", now, tuple(lost), DAMAGED, "the journal lost it"))
+            self._settle_one(desk_facts.GroupsDropped("", now, tuple(lost), DAMAGED, "the journal lost it"))
 
     def _adopt(self, channels: Mapping[str, Mapping[str, Any] | ChannelConfig], with_defaults: bool) -> None:
         """Writes down options that differ from what the journal knew."""
@@ -328,13 +328,13 @@ class DataPool(Calls):
 
     def _next_deadline(self, name: str) -> float:
         """When the clock alone may have something for who waits for a channel."""
-        desk = self._state.desk
+        desk = self._state.scored
         deadlines = [self._state.look(name).deadline(), desk.deadline() if desk.serving == name else None]
         return min((deadline for deadline in deadlines if deadline is not None), default=float("inf"))
 
     def _concerned(self, op: str, args: dict[str, Any]) -> list[str]:
         """The channels that a call may look at; an empty name is the desk's."""
-        serving = self._state.desk.serving
+        serving = self._state.scored.serving
         if op in operations.AT_DESK:
             return ["", serving] if serving is not None else [""]
         name = args.get("channel")

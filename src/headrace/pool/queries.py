@@ -35,8 +35,8 @@ def stats(state: State, channel: str | None) -> Row:
         for k in ("submitted", "queued", "leased", "consumed", "quarantined")
     }
     total["dropped"] = sum(sum(row["ledger"]["dropped"].values()) for row in rows.values())
-    balanced = state.desk.balanced and all(row["balanced"] for row in rows.values())
-    return {"ledger": total, "balanced": balanced, "channels": rows, "desk": state.desk.stats()}
+    balanced = state.scored.balanced and all(row["balanced"] for row in rows.values())
+    return {"ledger": total, "balanced": balanced, "channels": rows, "desk": state.scored.stats()}
 
 
 def _channel_stats(c: Channel) -> Row:

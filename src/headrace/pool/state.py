@@ -18,11 +18,11 @@ from headrace.pool import facts as f
 from headrace.pool import holes
 from headrace.pool.channel import Channel
 from headrace.pool.config import ChannelConfig, Limits
-from headrace.pool.desk.apply import APPLY as _APPLY_TO_DESK
-from headrace.pool.desk.desk import Desk
 from headrace.pool.entities import GroupState, Lease, Tomb, TrajectoryState, is_quarantined
 from headrace.pool.policies.expiry import end_graces
 from headrace.pool.restore import restore_group, restore_lease, restore_step
+from headrace.pool.scored.apply import APPLY as _APPLY_TO_DESK
+from headrace.pool.scored.groups import ScoredGroups
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class State:
         self.defaults = defaults
         self.limits = limits
         self.channels: dict[str, Channel] = {}
-        self.desk = Desk(int(limits.desk_memory_mb * 1e6))
+        self.scored = ScoredGroups(int(limits.desk_memory_mb * 1e6))
         self.blobs: WeakValueDictionary[bytes, Blob] = WeakValueDictionary()
         self.events: deque[Event] = deque(maxlen=limits.events_kept)
         self.next_cursor = 0
@@ -86,7 +86,7 @@ class State:
     def timed(self) -> bool:
         """Whether anything here waits for a time."""
         channels = any(channel.groups or channel.leases or channel.owed for channel in self.channels.values())
-        return channels or bool(self.desk.leases or self.desk.heard or self.desk.silent)
+        return channels or bool(self.scored.leases or self.scored.heard or self.scored.silent)
 
     def tallies(self, names: Iterable[str]) -> list[tuple[str, int, int, int]]:
         """What the ledgers of those of the channels that are there say: submitted, consumed, and queued or leased. An
@@ -94,7 +94,7 @@ class State:
         found: list[tuple[str, int, int, int]] = []
         for name in names:
             if not name:
-                found.append((name, *self.desk.tally()))
+                found.append((name, *self.scored.tally()))
                 continue
             channel = self.channels.get(name)
             if channel is not None:
@@ -116,7 +116,7 @@ class State:
         for channel in self.channels.values():
             channel.let_go()
         self.channels.clear()
-        self.desk.let_go()
+        self.scored.let_go()
 
     def record(self, kind: str, channel: str, at: float, **detail: Any) -> None:
         self.events.append(Event(self.next_cursor, kind, channel, at, detail))
@@ -323,7 +323,7 @@ def _forgotten(state: State, channel: Channel, fact: f.Forgotten, block: Block |
 def _clock_moved(state: State, channel: None, fact: f.ClockMoved, block: Block | None) -> None:
     for each in state.channels.values():
         each.move_deadlines(fact.by)
-    state.desk.move_deadlines(fact.by)
+    state.scored.move_deadlines(fact.by)
     state.record("clock", "", fact.at, by=fact.by)
 
 
@@ -337,7 +337,7 @@ def _lost(state: State, channel: None, fact: f.Lost, block: Block | None) -> Non
 
 def _tallied(state: State, channel: Channel | None, fact: f.Tallied, block: Block | None) -> None:
     told = fact.submitted, fact.consumed, fact.live
-    lost, returned = holes.settle(channel, *told) if channel is not None else state.desk.settle(*told)
+    lost, returned = holes.settle(channel, *told) if channel is not None else state.scored.settle(*told)
     if lost or returned:
         state.record("damage", fact.channel, fact.at, lost=lost, returned=returned)
 

@@ -12,12 +12,12 @@ import msgspec
 from headrace import DataPool, Step
 from headrace.data.frame import Buffer
 from headrace.pool.channel import Channel
-from headrace.pool.desk.desk import Desk
-from headrace.pool.desk.shelf import whole
 from headrace.pool.entities import OPEN, GroupState, Lease, TrajectoryState, is_quarantined
 from headrace.pool.journal.files import Files
 from headrace.pool.journal.layout import segment_path
 from headrace.pool.journal.records import Reader
+from headrace.pool.scored.groups import ScoredGroups
+from headrace.pool.scored.piece_store import load
 from headrace.pool.state import State
 
 # -- steps -------------------------------------------------------------------------------------------------------------
@@ -78,20 +78,20 @@ def dump(state: State) -> dict[str, Any]:
         "closed": state.closed,
         "cursor": state.next_cursor,
         "channels": {name: _channel(channel) for name, channel in sorted(state.channels.items())},
-        "desk": _desk(state.desk),
+        "desk": _desk(state.scored),
     }
 
 
-def _desk(d: Desk) -> dict[str, Any]:
+def _desk(d: ScoredGroups) -> dict[str, Any]:
     plain = ("registration", "uuids", "started", "step", "environments", "joined", "names", "keys", "ended", "serving")
     numbers = ("returned", "repeated", "counts", "dead", "next_number", "next_lease")
     return {
         **{name: getattr(d, name) for name in (*plain, *numbers)},
         "batching": d.batching.state(),
-        "pieces": {number: d.shelf.piece(number) for number in d.batching.numbers()},
+        "pieces": {number: d.pieces.piece(number) for number in d.batching.numbers()},
         "leases": {id: msgspec.structs.astuple(lease) for id, lease in d.leases.items()},
         "requests": {request: lease.id for request, lease in d.requests.items()},
-        "latest": d.latest and whole(d.latest),
+        "latest": d.latest and load(d.latest),
     }
 
 
@@ -158,13 +158,13 @@ def check_rules(state: State) -> None:
     """What holds in every state, counted anew from what is there."""
     for channel in state.channels.values():
         _check_channel(channel)
-    _check_desk(state.desk)
+    _check_desk(state.scored)
 
 
-def _check_desk(d: Desk) -> None:
+def _check_desk(d: ScoredGroups) -> None:
     assert d.balanced, d.stats()
     assert not d.lost()
-    assert sum(d.batching.places().values()) == len(d.shelf)
+    assert sum(d.batching.places().values()) == len(d.pieces)
     out = [number for lease in d.leases.values() for number in lease.groups if d.batching.knows(number)]
     assert len(out) == len(set(out)) == d.batching.places()["out"]
     assert all(d.batching.is_out(number) for number in out)

@@ -6,14 +6,14 @@ those bytes. Nothing here does I/O.
 
 from headrace.data.scored.fields import KEYS
 from headrace.data.scored.join import gzip_piece, join, join_gzip
-from headrace.data.scored.piece import Piece, Scored, decode, inflate
+from headrace.data.scored.piece import Piece, ScoredGroup, decode, inflate
 from headrace.data.scored.read import read_group, read_groups
 from headrace.data.scored.steps import from_sequences, to_steps
 
 __all__ = [
     "KEYS",
     "Piece",
-    "Scored",
+    "ScoredGroup",
     "read_group",
     "read_groups",
     "join",

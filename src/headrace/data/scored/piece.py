@@ -28,7 +28,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     crc: int
 
 
-class Scored(msgspec.Struct, frozen=True, gc=False):
+class ScoredGroup(msgspec.Struct, frozen=True, gc=False):
     """A group that was read: what it is, how many sequences it holds, and whose it is."""
 
     piece: Piece

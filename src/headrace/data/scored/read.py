@@ -12,7 +12,7 @@ from msgspec import Raw
 from headrace.data.errors import InvalidInput
 from headrace.data.scored import lenient, plain
 from headrace.data.scored.fields import ABSENT, FLOATS, INTS, KEYS, REQUIRED, Fields
-from headrace.data.scored.piece import Scored, deflate
+from headrace.data.scored.piece import ScoredGroup, deflate
 
 _NULL = b"null"
 _NO_VALUE = Raw(_NULL)
@@ -28,12 +28,12 @@ _MOST_ENV_ID = 2**63 - 1
 _MOST_ROWS = 100_000
 
 
-def read_group(body: bytes) -> Scored:
+def read_group(body: bytes) -> ScoredGroup:
     """The group that `body` is; `InvalidInput` names the field where it is none."""
     return _group(_decode(_GROUP, body, "a group"))
 
 
-def read_groups(body: bytes) -> list[Scored]:
+def read_groups(body: bytes) -> list[ScoredGroup]:
     """All groups of a JSON array, or none: an error names the group too."""
     found = []
     for n, text in enumerate(_decode(_GROUPS, body, "groups")):
@@ -62,7 +62,7 @@ def _decode(decoder: msgspec.json.Decoder[Any], body: bytes, what: str) -> Any:
         raise InvalidInput(f"the body is nested more than {lenient.DEEPEST} deep") from None
 
 
-def _group(fields: Fields) -> Scored:
+def _group(fields: Fields) -> ScoredGroup:
     texts: dict[str, bytes] = {}
     shapes: dict[str, Any] = {}
     env_id = None
@@ -81,7 +81,7 @@ def _group(fields: Fields) -> Scored:
                 lenient.check_other(key, lenient.parse(text, key))
         texts[key] = text
     sequences = _count(shapes["tokens"], shapes["masks"], shapes["scores"])
-    return Scored(deflate(_LAYOUT % tuple(texts.values())), sequences, env_id)
+    return ScoredGroup(deflate(_LAYOUT % tuple(texts.values())), sequences, env_id)
 
 
 #: A group's object, with a place for every field's text.

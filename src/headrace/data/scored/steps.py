@@ -15,7 +15,7 @@ import orjson
 
 from headrace.data.errors import InvalidInput
 from headrace.data.scored.fields import KEYS
-from headrace.data.scored.piece import Piece, Scored, decode, deflate
+from headrace.data.scored.piece import Piece, ScoredGroup, decode, deflate
 from headrace.data.sequence import Sequence
 from headrace.data.step import Step
 
@@ -38,7 +38,7 @@ def to_steps(piece: Piece, prompt_uid: str) -> list[Step]:
     return [step for n in range(len(group["tokens"])) for step in _trajectory(group, n, prompt_uid)]
 
 
-def from_sequences(sequences: Many[Sequence], env_id: int | None = None) -> Scored:
+def from_sequences(sequences: Many[Sequence], env_id: int | None = None) -> ScoredGroup:
     """Sequences as a scored group: a score is the trajectory's reward, 0 where none was given.
 
     Where a trained token's log-prob was not recorded, the group has no `inference_logprobs`: an entry has no null.
@@ -55,7 +55,7 @@ def from_sequences(sequences: Many[Sequence], env_id: int | None = None) -> Scor
         "inference_logprobs": probs if known else None,
         "env_id": env_id,
     }
-    return Scored(deflate(orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)), len(sequences), env_id)
+    return ScoredGroup(deflate(orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)), len(sequences), env_id)
 
 
 def _trajectory(group: dict[str, Any], n: int, prompt_uid: str) -> list[Step]:

@@ -5,24 +5,24 @@ from __future__ import annotations
 from typing import Protocol
 
 from headrace.data.scored.piece import Piece
-from headrace.pool.desk.types import (
-    DeskBatch,
-    DeskEnvStatus,
-    DeskInfo,
-    DeskStatus,
+from headrace.pool.scored.types import (
     EnvRegistered,
     EnvRegistration,
     Posted,
     Posting,
     Registered,
     Registration,
+    ScoredBatch,
+    ScoredEnvStatus,
+    ScoredInfo,
+    ScoredStatus,
 )
 
 
 class AsyncDesk(Protocol):
     async def desk_register(self, registration: Registration, *, resume: bool = False) -> Registered: ...
 
-    async def desk_batch(self, request_id: str = "", *, lease_s: float = 60.0) -> DeskBatch | None: ...
+    async def desk_batch(self, request_id: str = "", *, lease_s: float = 60.0) -> ScoredBatch | None: ...
 
     async def desk_ack(self, lease_id: str) -> None: ...
 
@@ -40,11 +40,11 @@ class AsyncDesk(Protocol):
 
     async def desk_forget(self, keys: list[tuple[int | None, str]]) -> None: ...
 
-    async def desk_info(self) -> DeskInfo: ...
+    async def desk_info(self) -> ScoredInfo: ...
 
-    async def desk_status(self) -> DeskStatus: ...
+    async def desk_status(self) -> ScoredStatus: ...
 
-    async def desk_env_status(self, env_id: int, heartbeat_s: float | None = None) -> DeskEnvStatus: ...
+    async def desk_env_status(self, env_id: int, heartbeat_s: float | None = None) -> ScoredEnvStatus: ...
 
     async def desk_latest(self) -> Piece | None: ...
 

@@ -12,20 +12,20 @@ from typing import Any
 from headrace.data.block import Block
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.scored.piece import Piece
-from headrace.pool.desk.types import (
-    DeskBatch,
-    DeskEnvStatus,
-    DeskInfo,
-    DeskStatus,
+from headrace.pool.scored.types import (
     EnvRegistered,
     EnvRegistration,
     Posted,
     Posting,
     Registered,
     Registration,
+    ScoredBatch,
+    ScoredEnvStatus,
+    ScoredInfo,
+    ScoredStatus,
     check_posting,
     checked,
-    read,
+    converted,
 )
 
 
@@ -45,14 +45,14 @@ class DeskCalls(ABC):
         args = {"registration": registration, "uuid": chosen.hex, "resume": resume}
         return self._do("desk_register", args, then=lambda warning: Registered(chosen.int, warning))
 
-    def desk_batch(self, request_id: str = "", *, lease_s: float = 60.0) -> DeskBatch | None:
+    def desk_batch(self, request_id: str = "", *, lease_s: float = 60.0) -> ScoredBatch | None:
         """Scored groups of exactly `batch_size` sequences, or None where none make it up; never waits.
 
         They are the caller's until the lease ends; not acknowledged by then, they stand where they stood. The same
         `request_id` gets the same batch again meanwhile. `NotRegistered` before any trainer registered.
         """
         args = {"request_id": request_id, "lease_s": lease_s}
-        return self._do("desk_batch", args, then=lambda found: None if found is None else read(found, DeskBatch))
+        return self._do("desk_batch", args, then=lambda found: None if found is None else converted(found, ScoredBatch))
 
     def desk_ack(self, lease_id: str) -> None:
         """The batch arrived: its groups are gone for good."""
@@ -77,7 +77,7 @@ class DeskCalls(ABC):
         environment = checked(environment, EnvRegistration, "environment")
         args = {"environment": environment, "request_id": request_id}
         return self._do(
-            "desk_register_env", args, then=lambda found: None if found is None else read(found, EnvRegistered)
+            "desk_register_env", args, then=lambda found: None if found is None else converted(found, EnvRegistered)
         )
 
     def desk_disconnect(self, env_id: int) -> None:
@@ -91,7 +91,7 @@ class DeskCalls(ABC):
         for at, posting in enumerate(postings):
             check_posting(posting, at)
         args = {"postings": postings, "request_id": request_id}
-        return self._do("desk_post", args, then=lambda found: [read(one, Posted) for one in found])
+        return self._do("desk_post", args, then=lambda found: [converted(one, Posted) for one in found])
 
     def desk_forget(self, keys: list[tuple[int | None, str]]) -> None:
         """Forgets keys, each with its environment: whoever sent a group under one has its answer."""
@@ -99,22 +99,22 @@ class DeskCalls(ABC):
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def desk_info(self) -> DeskInfo:
+    def desk_info(self) -> ScoredInfo:
         """What the trainer registered with, and whether it has started."""
-        return self._do("desk_info", {}, then=lambda found: read(found, DeskInfo))
+        return self._do("desk_info", {}, then=lambda found: converted(found, ScoredInfo))
 
-    def desk_status(self) -> DeskStatus:
+    def desk_status(self) -> ScoredStatus:
         """Batches handed out, and groups queued."""
-        return self._do("desk_status", {}, then=lambda found: read(found, DeskStatus))
+        return self._do("desk_status", {}, then=lambda found: converted(found, ScoredStatus))
 
-    def desk_env_status(self, env_id: int, heartbeat_s: float | None = None) -> DeskEnvStatus:
+    def desk_env_status(self, env_id: int, heartbeat_s: float | None = None) -> ScoredEnvStatus:
         """How long the queue is for one environment, and its weight among those that called within `heartbeat_s`."""
         args = {"env_id": env_id, "heartbeat_s": heartbeat_s}
-        return self._do("desk_env_status", args, then=lambda found: read(found, DeskEnvStatus))
+        return self._do("desk_env_status", args, then=lambda found: converted(found, ScoredEnvStatus))
 
     def desk_latest(self) -> Piece | None:
         """The group that entered the queue last, also once it is gone."""
-        return self._do("desk_latest", {}, then=lambda found: None if found is None else read(found, Piece))
+        return self._do("desk_latest", {}, then=lambda found: None if found is None else converted(found, Piece))
 
     # -- control -------------------------------------------------------------------------------------------------------
 

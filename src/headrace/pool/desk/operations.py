@@ -7,7 +7,7 @@ from typing import Any
 
 from headrace.data.block import Block
 from headrace.pool.core import Core
-from headrace.pool.desk import intake, plans
+from headrace.pool.scored import plans
 
 Operation = Callable[[Core, float, dict[str, Any], Block | None], Any]
 
@@ -17,8 +17,8 @@ PLANS: dict[str, Operation] = {
     ),
     "desk_register_env": lambda c, now, a, _: plans.register_env(c.state, now, a["environment"], a["request_id"]),
     "desk_disconnect": lambda c, now, a, _: plans.disconnect(c.state, now, a["env_id"]),
-    "desk_post": lambda c, now, a, _: intake.post(c.state, now, a["postings"], a["request_id"]),
-    "desk_forget": lambda c, now, a, _: intake.forget(c.state, now, a["keys"]),
+    "desk_post": lambda c, now, a, _: plans.post(c.state, now, a["postings"], a["request_id"]),
+    "desk_forget": lambda c, now, a, _: plans.forget(c.state, now, a["keys"]),
     "desk_batch": lambda c, now, a, _: plans.batch(c.state, now, a["request_id"], a["lease_s"]),
     "desk_ack": lambda c, now, a, _: plans.ack(c.state, now, a["lease_id"]),
     "desk_nack": lambda c, now, a, _: plans.nack(c.state, now, a["lease_id"]),

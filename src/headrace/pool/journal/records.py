@@ -13,8 +13,8 @@ from headrace.data import frame
 from headrace.data.block import Block, BlockHeader, read_block
 from headrace.data.errors import ForeignFrame, FrameError
 from headrace.data.frame import Kind
-from headrace.pool.desk.facts import DeskFact
 from headrace.pool.facts import AnyFact, Fact
+from headrace.pool.scored.facts import ScoredFact
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Commit(msgspec.Struct, array_like=True):
     commit loses no decision, and what is lost of the steps is counted.
     """
 
-    facts: list[AnyFact | DeskFact]
+    facts: list[AnyFact | ScoredFact]
     block: BlockHeader | None = None
     promised: int = 0
     tallies: list[Tally] = []

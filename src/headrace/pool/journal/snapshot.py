@@ -13,9 +13,9 @@ from headrace.data.block import BlockHeader, Record
 from headrace.data.frame import Buffer
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
-from headrace.pool.desk import image
 from headrace.pool.entities import GroupState, Lease
 from headrace.pool.journal.records import Commit, encode
+from headrace.pool.scored import image
 from headrace.pool.state import State
 
 #: A record: its header, and its body, or how to read that when it is written.
@@ -29,7 +29,7 @@ def capture(state: State, now: float) -> list[Captured]:
     records: list[Captured] = []
     for channel in state.channels.values():
         records.extend(_channel(state, channel, now, written))
-    for fact, header, body in image.capture(state.desk, state.next_cursor, now):
+    for fact, header, body in image.capture(state.scored, state.next_cursor, now):
         records.append((encode(Commit([fact], header)), body))
     return records
 
@@ -37,7 +37,7 @@ def capture(state: State, now: float) -> list[Captured]:
 def live_bytes(state: State) -> int:
     """Bytes of ids, log-probs, blobs and scored groups that a snapshot would hold."""
     total = sum(len(blob.data) for blob in list(state.blobs.values()))
-    total += state.desk.shelf.memory + state.desk.shelf.spilled
+    total += state.scored.pieces.memory + state.scored.pieces.spilled
     for channel in state.channels.values():
         for group in _all_groups(channel).values():
             for trajectory in group.trajectories.values():
