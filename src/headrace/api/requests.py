@@ -11,7 +11,7 @@ from isal import isal_zlib
 from starlette.requests import Request
 
 from headrace.data.errors import HeadraceError, InvalidInput, shown
-from headrace.data.scored import lenient
+from headrace.data.scored import values
 from headrace.serving import BodyTooLarge, read_body
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -78,7 +78,7 @@ def _unpack_member(body: memoryview, at: int, limit: int, found: list[bytes]) ->
 async def object_of(request: Request) -> dict[str, Any]:
     """A small body as a JSON object."""
     body, packed = await body_of(request, OBJECT_MB)
-    value = lenient.parse(unpack(body, OBJECT_MB) if packed else body, "the body")
+    value = values.parse_json(unpack(body, OBJECT_MB) if packed else body, "the body")
     if not isinstance(value, dict):
         raise InvalidInput(f"the body must be an object, not {shown(value)}")
     return value
@@ -101,7 +101,7 @@ def record(value: dict[str, Any], kind: type[T]) -> T:
 def env_id_of(value: dict[str, Any]) -> int:
     if "env_id" not in value:
         raise InvalidInput("env_id is missing")
-    return lenient.integer(value["env_id"], "env_id")
+    return values.as_int(value["env_id"], "env_id")
 
 
 def flag(value: dict[str, Any], name: str) -> bool:
@@ -119,4 +119,4 @@ def _taken(value: Any, hint: Any, name: str) -> Any:
     return convert(value, name) if convert is not None else value
 
 
-_NUMBERS: dict[Any, Callable[[Any, str], Any]] = {int: lenient.integer, float: lenient.number}
+_NUMBERS: dict[Any, Callable[[Any, str], Any]] = {int: values.as_int, float: values.as_float}
