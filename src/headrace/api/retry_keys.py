@@ -16,16 +16,18 @@ from headrace.data.errors import HeadraceError
 from headrace.data.scored import ScoredGroup
 from headrace.pool.aio import AsyncPool
 
-#: An environment's id and a key of its.
+#: An environment's id, and a key that it uses.
 Key = tuple[int | None, str]
 
 log = logging.getLogger("headrace.api")
 
-#: Keys of answers that arrived are forgotten together, after so many seconds.
-TOGETHER_S = 0.05
+#: Seconds after which keys of answers that arrived are forgotten, all of them in one call to the pool.
+FORGET_AFTER_S = 0.05
 
 
-class Keys:
+class RetryKeys:
+    """The keys that groups are posted under now, and those whose answer arrived since the pool was last told."""
+
     def __init__(self, pool: AsyncPool) -> None:
         self._pool = pool
         self._busy: dict[Key, asyncio.Event] = {}  # until their answer has arrived, or has not
@@ -77,7 +79,7 @@ class Keys:
     async def _forget_soon(self) -> None:
         again = False
         try:
-            await asyncio.sleep(TOGETHER_S)
+            await asyncio.sleep(FORGET_AFTER_S)
             again = await self._forget() and bool(self._arrived)  # some may have come meanwhile
         finally:
             self._forgetting = asyncio.create_task(self._forget_soon()) if again else None
