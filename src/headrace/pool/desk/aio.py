@@ -10,8 +10,8 @@ from headrace.pool.scored.types import (
     EnvRegistration,
     Posted,
     Posting,
-    Registered,
     Registration,
+    RegistrationResult,
     ScoredBatch,
     ScoredEnvStatus,
     ScoredInfo,
@@ -20,7 +20,7 @@ from headrace.pool.scored.types import (
 
 
 class AsyncDesk(Protocol):
-    async def desk_register(self, registration: Registration, *, resume: bool = False) -> Registered: ...
+    async def desk_register(self, registration: Registration, *, resume: bool = False) -> RegistrationResult: ...
 
     async def desk_batch(self, request_id: str = "", *, lease_s: float = 60.0) -> ScoredBatch | None: ...
 

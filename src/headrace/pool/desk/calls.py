@@ -17,8 +17,8 @@ from headrace.pool.scored.types import (
     EnvRegistration,
     Posted,
     Posting,
-    Registered,
     Registration,
+    RegistrationResult,
     ScoredBatch,
     ScoredEnvStatus,
     ScoredInfo,
@@ -37,13 +37,13 @@ class DeskCalls(ABC):
 
     # -- trainers ------------------------------------------------------------------------------------------------------
 
-    def desk_register(self, registration: Registration, *, resume: bool = False) -> Registered:
+    def desk_register(self, registration: Registration, *, resume: bool = False) -> RegistrationResult:
         """Takes a trainer in. Where one registered before, its settings stay, with a warning if these are others;
         with `resume` these hold from now on. The queue stays either way."""
         chosen = uuid.uuid4()
         registration = checked(registration, Registration, "registration")
         args = {"registration": registration, "uuid": chosen.hex, "resume": resume}
-        return self._do("desk_register", args, then=lambda warning: Registered(chosen.int, warning))
+        return self._do("desk_register", args, then=lambda warning: RegistrationResult(chosen.int, warning))
 
     def desk_batch(self, request_id: str = "", *, lease_s: float = 60.0) -> ScoredBatch | None:
         """Scored groups of exactly `batch_size` sequences, or None where none make it up; never waits.

@@ -28,7 +28,7 @@ import msgspec
 
 from headrace.data.errors import InvalidInput
 from headrace.pool.scored.environments import Environment, Environments, EnvQueueStatus, env_status
-from headrace.pool.scored.exact_fill import Supply, fill_by_age, next_batch
+from headrace.pool.scored.exact_fill import GroupSupply, fill_by_age, next_batch
 from headrace.pool.scored.queue import Env, GroupQueue, QueuedGroup
 from headrace.pool.scored.subset_sums import endless_sums
 
@@ -82,7 +82,7 @@ class Buffers:
         if self.sequences(env) < group_size:
             return []
         lanes = [(size, lane) for size, lane in self.by_env[env].lanes[env].items() if size <= group_size]
-        matched = fill_by_age(group_size, [Supply(lanes)]) or []
+        matched = fill_by_age(group_size, [GroupSupply(lanes)]) or []
         for group in matched:
             self.remove(group)
         return matched

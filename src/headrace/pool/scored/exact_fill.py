@@ -49,7 +49,7 @@ def next_batch(
     return fill_by_age(batch_size, supplies)
 
 
-def _supplies(queue: GroupQueue, minimums: dict[int, int], batch_size: int) -> list[Supply]:
+def _supplies(queue: GroupQueue, minimums: dict[int, int], batch_size: int) -> list[GroupSupply]:
     """The groups that fit: of each environment with a minimum apart, as far as it has any, and everybody else's."""
     with_minimum, rest = [], []
     for env, by_size in queue.lanes.items():
@@ -58,9 +58,9 @@ def _supplies(queue: GroupQueue, minimums: dict[int, int], batch_size: int) -> l
             rest += lanes
         elif lanes:
             available = sum(size * len(lane) for size, lane in lanes)
-            with_minimum.append((env, Supply(lanes, min(minimums[env], available))))
+            with_minimum.append((env, GroupSupply(lanes, min(minimums[env], available))))
     with_minimum.sort(key=lambda pair: pair[0])
-    return [supply for _, supply in with_minimum] + [Supply(rest)]
+    return [supply for _, supply in with_minimum] + [GroupSupply(rest)]
 
 
 # -- packs -------------------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def _by_age(queue: GroupQueue, size: int) -> Iterator[QueuedGroup]:
 
 
 @dataclass
-class Supply:
+class GroupSupply:
     """Lanes to take from, and how many sequences of the batch are theirs before anyone else's."""
 
     lanes: list[tuple[int, Lane]]  # (size, groups by age)
@@ -123,7 +123,7 @@ class Supply:
 class _OldestFirst:
     """The groups of all supplies from the oldest on; lanes that are of no more use are left out."""
 
-    def __init__(self, supplies: Sequence[Supply]) -> None:
+    def __init__(self, supplies: Sequence[GroupSupply]) -> None:
         self._heap: list[tuple[QueuedGroup, int, Iterator[QueuedGroup]]] = []
         for index, supply in enumerate(supplies):
             for _, lane in supply.lanes:
@@ -152,12 +152,12 @@ class _OldestFirst:
         heappop(self._heap)
 
 
-def fill_by_age(target: int, supplies: Sequence[Supply]) -> list[QueuedGroup] | None:
+def fill_by_age(target: int, supplies: Sequence[GroupSupply]) -> list[QueuedGroup] | None:
     """Groups of exactly `target` sequences, by age; None where none make it up. Every lane holds a group that fits."""
     return _first_fit(target, supplies) or _planned(target, supplies)
 
 
-def _first_fit(target: int, supplies: Sequence[Supply]) -> list[QueuedGroup] | None:
+def _first_fit(target: int, supplies: Sequence[GroupSupply]) -> list[QueuedGroup] | None:
     needs, owed = [], 0
     for supply in supplies:
         needs.append(min(supply.need, supply.at_most(target - owed)))
@@ -176,7 +176,7 @@ def _first_fit(target: int, supplies: Sequence[Supply]) -> list[QueuedGroup] | N
     return chosen if not target else None
 
 
-def _planned(target: int, supplies: Sequence[Supply]) -> list[QueuedGroup] | None:
+def _planned(target: int, supplies: Sequence[GroupSupply]) -> list[QueuedGroup] | None:
     counts = [supply.counts() for supply in supplies]
     needs = meetable(target, [supply.need for supply in supplies], counts)
     if needs is None:

@@ -43,7 +43,7 @@ class Registration(msgspec.Struct, frozen=True):
     num_steps: Integer
 
 
-class Registered(msgspec.Struct, frozen=True):
+class RegistrationResult(msgspec.Struct, frozen=True):
     """`warning`: what of the registration does not hold, since a trainer registered before with other settings."""
 
     uuid: int

@@ -10,8 +10,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.pool.scored.batching.naive import Line, Posted, env_queue_size, lines, queued
-from tests.pool.scored.batching.naive import packs as naive_packs
+from tests.pool.scored.naive import Line, Posted, env_queue_size, lines, queued
+from tests.pool.scored.naive import packs as naive_packs
 
 from headrace.data.errors import InvalidInput
 from headrace.pool.scored import exact_fill
