@@ -14,9 +14,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from headrace.data.block import Block, Extra, pack_extra
+from headrace.data.block import Block, StepExtra, pack_extra
 from headrace.data.errors import InvalidInput, shown
-from headrace.data.step import INT32_MAX, check_dict, check_tags, check_uid, count, finite
+from headrace.data.step import (
+    INT32_MAX,
+    check_count,
+    check_dict,
+    check_finite,
+    check_tags,
+    check_uid,
+)
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.config import Order, Unit, choice
@@ -75,7 +82,7 @@ class Core:
                 raise Conflict(f"trajectory {trajectory!r} has steps in channel {left.name!r}; it cannot move")
         prompt = check_uid(prompt or (known.group.uid if known is not None else trajectory), "prompt_uid")
         if n_rollouts is not None:
-            n_rollouts = count(n_rollouts, "n_rollouts", 1)
+            n_rollouts = check_count(n_rollouts, "n_rollouts", 1)
         metadata = metadata if metadata is not None else {}
         check_dict(metadata, "metadata")
         there = self.state.look(channel)
@@ -96,7 +103,7 @@ class Core:
                 raise Conflict(f"trajectory {trajectory!r} has a {changed[0]!r} in its metadata, which stays as it is")
             metadata = {**before, **metadata}
             n_rollouts = n_rollouts or known.n_rollouts
-        packed = pack_extra(Extra(metadata)) if metadata else b""
+        packed = pack_extra(StepExtra(metadata)) if metadata else b""
         group = there.open_groups.get(prompt)
         seat = group.seq if group is not None else there.next_seq
         opened = f.Opened(channel, now, trajectory, prompt, packed, n_rollouts, seat)
@@ -109,14 +116,14 @@ class Core:
 
     def reward(self, channel: str | None, trajectory: str, reward: float, index: int | None, now: float) -> Plan:
         """Sets the reward of a step, or of the last one."""
-        reward = finite(reward, "reward")
+        reward = check_finite(reward, "reward")
         there, known = self._find(trajectory, channel)
         if known is None and trajectory not in there.tombs:
             raise NotFound(f"no trajectory {trajectory!r} in channel {there.name!r}")
         late = Plan([f.LateReward(there.name, now, trajectory, reward)], reply="late")
         if known is None or known.group.lease:
             return late
-        at = max(known.tree.records, default=-1) if index is None else count(index, "step_index")
+        at = max(known.tree.records, default=-1) if index is None else check_count(index, "step_index")
         if at not in known.tree.records:
             raise NotFound(f"trajectory {trajectory!r} has no step {at if index is not None else 'yet'} to reward")
         if known.handed_out(at):
@@ -125,7 +132,7 @@ class Core:
 
     def complete(self, channel: str | None, trajectory: str, reward: float | None, now: float) -> Plan:
         if reward is not None:
-            reward = finite(reward, "reward")
+            reward = check_finite(reward, "reward")
         there, known = self._find(trajectory, channel)
         if known is None:
             tomb = there.tombs.get(trajectory)
@@ -268,7 +275,7 @@ class Core:
         return Plan([f.Configured(channel, now, config)], reply=config)
 
     def set_version(self, version: int, channel: str | None, now: float) -> Plan:
-        version = count(version, "version", most=INT32_MAX)
+        version = check_count(version, "version", most=INT32_MAX)
         names = [channel] if channel is not None else list(self.state.channels) or ["train"]
         for name in names:
             current = self.state.look(name).version
@@ -287,7 +294,7 @@ class Core:
 
     def curate(self, channel: str | None, trajectory: str, index: int, changes: dict[str, Any], now: float) -> Plan:
         """Sets what people decided about a step: `quality`, `trainable`, `tags`, `note`."""
-        index = count(index, "step_index")
+        index = check_count(index, "step_index")
         there, known = self._find(trajectory, channel)
         if known is None or index not in known.tree.records:
             raise NotFound(f"no step {index} of trajectory {trajectory!r} in channel {there.name!r} to curate")
@@ -329,7 +336,7 @@ def check_curation(name: str, value: Any) -> Any:
     if name == "trainable" and type(value) is bool:
         return value
     if name == "quality" and (value is None or isinstance(value, int | float)):
-        return value if value is None else finite(value, "quality")
+        return value if value is None else check_finite(value, "quality")
     if name == "note" and (value is None or isinstance(value, str)):
         return value
     if name == "tags":
@@ -346,10 +353,10 @@ def check_lease(lease_s: Any) -> float:
 
 
 def check_fetch(size: int, n_rollouts: int | None, order_: str, max_staleness: int | None, unit: str) -> None:
-    count(size, "batch_size", 1)
+    check_count(size, "batch_size", 1)
     if n_rollouts is not None:
-        count(n_rollouts, "n_rollouts", 1)
+        check_count(n_rollouts, "n_rollouts", 1)
     if max_staleness is not None:
-        count(max_staleness, "max_staleness")
+        check_count(max_staleness, "max_staleness")
     choice(order_, Order, "order")
     choice(unit, Unit, "unit")

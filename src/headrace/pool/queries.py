@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.data.block import Record
 from headrace.data.errors import InvalidInput, shown
-from headrace.data.step import count, finite
+from headrace.data.step import check_count, check_finite
 from headrace.data.trajectory import Trajectory
 from headrace.pool.channel import Channel
 from headrace.pool.entities import FULL, OPEN, GroupState, TrajectoryState
@@ -63,8 +63,8 @@ def _channel_stats(c: Channel) -> Row:
 
 
 def events(state: State, cursor: int, limit: int) -> list[Event]:
-    count(cursor, "cursor")
-    count(limit, "limit", 1)
+    check_count(cursor, "cursor")
+    check_count(limit, "limit", 1)
     kept = state.events
     first = kept[0].cursor if kept else 0
     return list(islice(kept, max(0, cursor - first), max(0, cursor - first) + limit))
@@ -112,7 +112,7 @@ def list_trajectories(state: State, channel: str, filters: Row) -> Row:
     f = _Filters(filters, state=None, prompt_uid=None, complete=None, min_reward=None, max_reward=None)
     for name in ("min_reward", "max_reward"):
         if f.values[name] is not None:
-            finite(f.values[name], name)
+            check_finite(f.values[name], name)
 
     def fits(row: Row) -> bool:
         reward = row["reward"]
@@ -207,7 +207,7 @@ class _Filters:
                 raise InvalidInput(f"unknown filter {name!r}; known: {', '.join(known)}")
         self.values = known | given
         self.cursor = _place(self.values["cursor"] or 0)
-        self.limit = count(self.values["limit"], "limit", 1)
+        self.limit = check_count(self.values["limit"], "limit", 1)
         if self.limit > 10_000:
             raise InvalidInput(f"limit is {shown(self.limit)}; at most 10000 rows are given at a time")
 
@@ -218,7 +218,7 @@ class _Filters:
 
 def _place(cursor: Any) -> Place:
     if not isinstance(cursor, str):
-        return (count(cursor, "cursor"),)
+        return (check_count(cursor, "cursor"),)
     parts = cursor.split("-")
     if len(parts) > 3 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
         raise InvalidInput(f"cursor is {shown(cursor)}; give the `next` of the page before, such as 12-0-3")

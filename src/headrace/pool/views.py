@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 
-from headrace.data.block import TOKEN, Extra, Record
+from headrace.data.block import TOKEN_BYTES, Record, StepExtra
 from headrace.data.frame import Buffer
 from headrace.data.trajectory import Group, Trajectory
 from headrace.data.tree import TokenTree
 from headrace.pool.channel import Channel
 from headrace.pool.entities import OPEN, GroupState, TrajectoryState
 
-_metadata = msgspec.msgpack.Decoder(Extra)
+_metadata = msgspec.msgpack.Decoder(StepExtra)
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ def trajectory_view(channel: Channel, trajectory: TrajectoryState, only: int | N
         copy = records[index] = Record(msgspec.structs.replace(record.head), record.ids, record.log_probs, record.blobs)
         if only is not None and copy.head.base >= 0:
             copy.ids = trajectory.tree.prompt(index) + record.response
-            copy.head.n_prompt = len(copy.ids) // TOKEN - copy.head.n_response
+            copy.head.n_prompt = len(copy.ids) // TOKEN_BYTES - copy.head.n_response
             copy.head.base, copy.head.keep = -1, 0
         for blob in record.blobs:
             blobs[blob.digest] = blob.data

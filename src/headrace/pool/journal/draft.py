@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from headrace.data.frame import Buffer, Kind
+from headrace.data.frame import Buffer, FrameKind
 from headrace.data.frame import encode as encode_frame
 from headrace.pool.journal import records
 from headrace.pool.journal.files import Files
@@ -30,7 +30,7 @@ class Draft:
             raise
 
     def add(self, header: bytes, body: Sequence[Buffer]) -> None:
-        self._files.write(self._fd, encode_frame(Kind.COMMIT, header, body))
+        self._files.write(self._fd, encode_frame(FrameKind.COMMIT, header, body))
         self._records += 1
 
     def finish(self) -> Path:

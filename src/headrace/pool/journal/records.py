@@ -12,7 +12,7 @@ import msgspec
 from headrace.data import frame
 from headrace.data.block import Block, BlockHeader, read_block
 from headrace.data.errors import ForeignFrame, FrameError
-from headrace.data.frame import Kind
+from headrace.data.frame import FrameKind
 from headrace.pool.facts import AnyFact, Fact
 from headrace.pool.scored.facts import ScoredFact
 
@@ -152,7 +152,7 @@ def decode_outline(found: frame.Frame) -> Outline:
 
 
 def encode_head(head: SegmentHead) -> list[frame.Buffer]:
-    return frame.encode(Kind.SEGMENT, encode(head))
+    return frame.encode(FrameKind.SEGMENT, encode(head))
 
 
 def decode_head(found: frame.Frame) -> SegmentHead:
@@ -160,7 +160,7 @@ def decode_head(found: frame.Frame) -> SegmentHead:
 
 
 def encode_segment_end(next_number: int) -> list[frame.Buffer]:
-    return frame.encode(Kind.SEGMENT_END, encode(SegmentEnd(next_number)))
+    return frame.encode(FrameKind.SEGMENT_END, encode(SegmentEnd(next_number)))
 
 
 def decode_segment_end(found: frame.Frame) -> SegmentEnd:
@@ -168,7 +168,7 @@ def decode_segment_end(found: frame.Frame) -> SegmentEnd:
 
 
 def encode_snapshot_end(records: int) -> list[frame.Buffer]:
-    return frame.encode(Kind.SNAPSHOT_END, encode(SnapshotEnd(records)))
+    return frame.encode(FrameKind.SNAPSHOT_END, encode(SnapshotEnd(records)))
 
 
 def decode_snapshot_end(found: frame.Frame) -> SnapshotEnd:

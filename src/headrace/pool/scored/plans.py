@@ -14,7 +14,7 @@ import msgspec
 from headrace.data.block import Block
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.scored.piece import Piece
-from headrace.data.step import check_uid, finite
+from headrace.data.step import check_finite, check_uid
 from headrace.pool.errors import LeaseLost, NotFound, NotRegistered
 from headrace.pool.plan import Plan
 from headrace.pool.scored import facts
@@ -108,7 +108,7 @@ def _handed_out(scored: ScoredGroups, lease: BatchLease) -> ScoredBatch:
 
 
 def _lease_seconds(lease_s: Any) -> float:
-    seconds = finite(lease_s, "lease_s")
+    seconds = check_finite(lease_s, "lease_s")
     if not 0 < seconds < 1e9:
         raise InvalidInput(f"lease_s must be a number of seconds above 0, not {shown(lease_s)}")
     return seconds
@@ -290,7 +290,7 @@ def env_status(state: State, now: float, env: Any, heartbeat_s: float | None) ->
     env = _environment(scored, env)
     scored.hear(env, now)
     if heartbeat_s is not None:
-        scored.silence(now - finite(heartbeat_s, "heartbeat_s"))
+        scored.silence(now - check_finite(heartbeat_s, "heartbeat_s"))
     batch_size = scored.registration.batch_size if scored.registration is not None else 1
     unservable = scored.unservable_sequences.get(env, 0)
     found = scored.batching.status(env, batch_size, unservable)

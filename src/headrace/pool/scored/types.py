@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.scored.piece import Piece
-from headrace.data.step import check_uid, count, finite
+from headrace.data.step import check_count, check_finite, check_uid
 
 T = TypeVar("T")
 
@@ -140,7 +140,7 @@ def checked(value: Any, kind: type[T], name: str) -> T:
         raise InvalidInput(f"{name}: {error}; it was {shown(value)}") from None
     for field in getattr(kind, "__struct_fields__", ()):
         if isinstance(number := getattr(found, field), float):
-            finite(number, f"{name}: {field}")
+            check_finite(number, f"{name}: {field}")
     return found
 
 
@@ -148,11 +148,11 @@ def check_posting(posting: Posting, at: int) -> None:
     """`InvalidInput` for a group that could not be written down, or not be read back."""
     if not isinstance(posting, Posting):
         raise InvalidInput(f"group {at} must be a Posting, not {shown(posting)}")
-    count(posting.sequences, f"group {at}: sequences", 1, MAX_SEQUENCES)
-    count(posting.piece.size, f"group {at}: size")
-    count(posting.piece.crc, f"group {at}: crc", 0, 2**32 - 1)
+    check_count(posting.sequences, f"group {at}: sequences", 1, MAX_SEQUENCES)
+    check_count(posting.piece.size, f"group {at}: size")
+    check_count(posting.piece.crc, f"group {at}: crc", 0, 2**32 - 1)
     if posting.env_id is not None:
-        count(posting.env_id, f"group {at}: env_id", -(2**63), 2**63 - 1)
+        check_count(posting.env_id, f"group {at}: env_id", -(2**63), 2**63 - 1)
     if posting.key:
         check_uid(posting.key, f"group {at}: key", MAX_KEY_CHARACTERS)
     if not isinstance(posting.piece.data, bytes):
