@@ -1,4 +1,4 @@
-"""Scored groups, trainers and environments for tests of the desk."""
+"""Scored groups, trainers and environments for tests of scored groups."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def joined(pool: Calls, **changes: Any) -> int:
     return found.env_id
 
 
-def desk(pool: Calls) -> dict[str, Any]:
-    """The desk's numbers. Whatever was posted is in one place."""
+def scored_stats(pool: Calls) -> dict[str, Any]:
+    """The numbers of scored groups. Whatever was posted is in one place."""
     found: dict[str, Any] = pool.stats()["desk"]
     placed = [found[name] for name in ("queued", "buffered", "out", "served", "moved", "cleared")]
     assert found["posted"] == sum(placed) + sum(found["dead_letters"].values()), found

@@ -1,4 +1,4 @@
-"""The desk's calls, the same on every pool: embedded, over HTTP and over Ray."""
+"""The calls about scored groups, the same on every pool: embedded, over HTTP and over Ray."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from tests.pool.kit import events
 from tests.pool.scored.kit import (
     body,
-    desk,
     drained,
     environment,
     joined,
@@ -17,6 +16,7 @@ from tests.pool.scored.kit import (
     piece,
     post,
     posting,
+    scored_stats,
     started,
     trainer,
 )
@@ -116,7 +116,7 @@ def test_a_batch_that_was_given_back_goes_out_again_and_is_no_step(pool: Calls) 
     pool.desk_nack(first.lease)  # the answer to the first was lost
     assert pool.desk_status() == ScoredStatus(0, 4)
     assert drained(pool) == [0, 1, 2, 3]
-    assert desk(pool)["served"] == 4
+    assert scored_stats(pool)["served"] == 4
 
 
 def test_an_acknowledged_batch_is_gone_and_may_be_acknowledged_again(pool: Calls) -> None:
@@ -129,7 +129,7 @@ def test_an_acknowledged_batch_is_gone_and_may_be_acknowledged_again(pool: Calls
     with pytest.raises(LeaseLost):
         pool.desk_nack(batch.lease)
     assert pool.desk_batch() is None
-    assert desk(pool)["memory_bytes"] == 0
+    assert scored_stats(pool)["memory_bytes"] == 0
 
 
 def test_the_same_request_gets_the_same_batch_again(pool: Calls) -> None:
@@ -232,8 +232,8 @@ def test_a_group_under_a_known_key_is_answered_as_the_first_and_queued_once(pool
     assert post(pool, 2, None, 2, "a") == Posted("received"), "the key is its environment's own"
     found = pool.desk_post([posting(3, env, 4, "b"), posting(3, env, 4, "b"), posting(3, env, 4)])
     assert [one.duplicate for one in found] == [False, True, False]
-    assert desk(pool)["posted"] == 4
-    assert desk(pool)["duplicates"] == 2
+    assert scored_stats(pool)["posted"] == 4
+    assert scored_stats(pool)["duplicates"] == 2
 
 
 def test_a_group_under_a_key_that_was_forgotten_is_another_group(pool: Calls) -> None:
@@ -254,7 +254,7 @@ def test_a_post_that_is_sent_again_is_one_post(pool: Calls) -> None:
     groups = [posting(1), posting(1)]
     pool.desk_post(groups, "request")
     assert [one.duplicate for one in pool.desk_post(groups, "request")] == [True, True]
-    assert desk(pool)["queued"] == 2
+    assert scored_stats(pool)["queued"] == 2
 
 
 @pytest.mark.parametrize(
@@ -272,16 +272,16 @@ def test_one_wrong_group_and_none_is_taken(pool: Calls, wrong: Posting) -> None:
     started(pool)
     with pytest.raises(InvalidInput):
         pool.desk_post([posting(1), wrong])
-    assert desk(pool)["posted"] == 0
+    assert scored_stats(pool)["posted"] == 0
     assert post(pool, 1) == Posted("received")
 
 
 def test_groups_that_no_batch_can_hold_are_counted_and_told_not_left_to_rot(pool: Calls) -> None:
     post(pool, 9, sequences=6)  # nobody knows yet
     pool.desk_register(trainer())
-    assert desk(pool)["dead_letters"] == {"too_large": 1}
+    assert scored_stats(pool)["dead_letters"] == {"too_large": 1}
     post(pool, 8, sequences=5)
-    assert desk(pool)["dead_letters"] == {"too_large": 2}
+    assert scored_stats(pool)["dead_letters"] == {"too_large": 2}
     assert [event["reason"] for event in events(pool, "dead_letter")] == [
         "its 6 sequences exceed batch_size 4",
         "its 5 sequences exceed batch_size 4",
@@ -302,7 +302,7 @@ def test_a_reset_forgets_all_but_what_was_counted(pool: Calls) -> None:
         pool.desk_batch()
     with pytest.raises(LeaseLost):
         pool.desk_ack(batch.lease)
-    assert desk(pool)["cleared"] == 3
+    assert scored_stats(pool)["cleared"] == 3
     assert not post(pool, 0, env, key="0").duplicate
 
 

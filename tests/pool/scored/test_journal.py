@@ -1,4 +1,4 @@
-"""The desk with a journal: what was acknowledged is there again, after a close, a kill or a snapshot."""
+"""Scored groups with a journal: what was acknowledged is there again, after a close, a kill or a snapshot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ from typing import Any
 import pytest
 from tests.pool.journal.kit import Crashing, check_rules, dump, flip, frames, one, same, segment
 from tests.pool.kit import Clock, drain
-from tests.pool.scored.kit import desk, drained, environment, joined, names, piece, post, posting, started, trainer
+from tests.pool.scored.kit import (
+    drained,
+    environment,
+    joined,
+    names,
+    piece,
+    post,
+    posting,
+    scored_stats,
+    started,
+    trainer,
+)
 
 from headrace import DataPool
 from headrace.pool.errors import JournalError, LeaseLost
@@ -49,12 +60,12 @@ def test_everything_is_there_again(tmp_path: Path, compacted: bool) -> None:
         if compacted:
             pool.compact()
             post(pool, 20, key="after")
-        before, counted = dump(pool._state), desk(pool)
+        before, counted = dump(pool._state), scored_stats(pool)
         answer = pool.desk_batch("out")
     with DataPool(tmp_path, durability="os") as pool:
         assert same(before, dump(pool._state))
         check_rules(pool._state)
-        assert {**counted, "duplicates": 0} == desk(pool)
+        assert {**counted, "duplicates": 0} == scored_stats(pool)
         assert pool.desk_batch("out") == answer
         pool.desk_ack(lease)
         assert post(pool, 3, 0, key="k3") == Posted("received", duplicate=True)
@@ -78,7 +89,7 @@ def test_a_reopened_desk_holds_who_was_held_and_gives_a_condemned_size_no_time_a
     with DataPool(tmp_path, durability="os") as pool:
         assert pool.desk_env_status(env) == before
         assert "batch_size 12" in post(pool, 9, env, 8).misfit
-        assert desk(pool)["dead_letters"] == {"unmatched": 4}
+        assert scored_stats(pool)["dead_letters"] == {"unmatched": 4}
 
 
 @pytest.mark.parametrize("compacted", [False, True])
@@ -87,15 +98,15 @@ def test_a_reopened_desk_condemns_no_group_that_was_not_condemned_before(tmp_pat
         started(pool, batch_size=6)
         pool.desk_post([posting(name, None, size) for name, size in enumerate([5, 5, 1, 5])])
         batch = pool.desk_batch()
-        assert (names(batch), desk(pool)["dead_letters"]) == ([0, 2], {}), "those that are out may come back"
+        assert (names(batch), scored_stats(pool)["dead_letters"]) == ([0, 2], {}), "those that are out may come back"
         assert batch is not None
         pool.desk_ack(batch.lease)
         if compacted:
             pool.compact()
-        before, counted = dump(pool._state), desk(pool)
+        before, counted = dump(pool._state), scored_stats(pool)
         assert counted["dead_letters"] == {"unmatched": 2}, "five and five are never six"
     with DataPool(tmp_path, durability="os") as pool:
-        assert desk(pool) == counted
+        assert scored_stats(pool) == counted
         assert same(before, dump(pool._state))
 
 
@@ -122,13 +133,13 @@ def test_a_repair_counts_the_groups_that_were_lost(
     repair(tmp_path)
     with DataPool(tmp_path, durability="os") as pool:
         check_rules(pool._state)
-        found = desk(pool)
+        found = scored_stats(pool)
         assert {name: found[name] for name in counts} == counts
         assert drained(pool) == left
 
 
 def test_a_snapshot_is_taken_while_groups_come_and_go(tmp_path: Path) -> None:
-    """What the snapshot refers to stays readable, though the desk has let it go by the time that it is written."""
+    """What the snapshot refers to stays readable, though the pool has let it go by the time that it is written."""
     with DataPool(tmp_path, durability="os") as pool:
         started(pool)
         for name in range(8):
@@ -143,7 +154,7 @@ def test_a_snapshot_is_taken_while_groups_come_and_go(tmp_path: Path) -> None:
         pool.compact()
         post(pool, 9, sequences=4)
     with DataPool(tmp_path, durability="os") as pool:
-        assert (drained(pool), desk(pool)["served"]) == ([9], 9)
+        assert (drained(pool), scored_stats(pool)["served"]) == ([9], 9)
 
 
 def test_a_lease_that_ran_out_puts_the_groups_back_and_takes_the_step_back(tmp_path: Path) -> None:
@@ -307,6 +318,6 @@ def test_a_post_that_the_journal_could_not_take_is_not_there(tmp_path: Path) -> 
     with pytest.raises(JournalError):
         pool.desk_post([posting(2, key="lost")])
     with DataPool(tmp_path, durability="os") as again:
-        assert desk(again)["queued"] == 1
+        assert scored_stats(again)["queued"] == 1
         assert post(again, 1, key="kept").duplicate
         assert not post(again, 2, key="lost").duplicate

@@ -1,4 +1,5 @@
-"""Random calls, crashes and recoveries at a desk against a simple model of what it owes trainers and environments.
+"""Scored groups under random calls, crashes and recoveries, against a simple model of what trainers and environments
+are owed.
 
 The model knows what was acknowledged and who got it; it never looks into the pool. Groups are known by the first token
 of their first sequence, which stays theirs wherever they go.
@@ -23,7 +24,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from tests.pool.journal.kit import Crashing, check_rules, dump, same
-from tests.pool.scored.kit import desk, environment, names, posting, queued, trainer
+from tests.pool.scored.kit import environment, names, posting, queued, scored_stats, trainer
 
 from headrace import DataPool, Step
 from headrace.data.scored import decode
@@ -220,9 +221,9 @@ class Machine(RuleBasedStateMachine):
             return
         self.pool.desk_serve(None)
         while self.fetch(1):
-            pass  # what is in the channel stays there: only the desk is reset
+            pass  # what is in the channel stays there: only scored groups are reset
         self.pool.desk_reset()
-        self.buried = sum(desk(self.pool)["dead_letters"].values())
+        self.buried = sum(scored_stats(self.pool)["dead_letters"].values())
         self.kept, self.out, self.back, self.keys, self.envs = set(), {}, {}, {}, []
         self.step, self.started = 0, False
         self.pool.desk_register(trainer(batch_size=self.batch_size))
@@ -263,7 +264,7 @@ class Machine(RuleBasedStateMachine):
     def nothing_is_lost_and_nothing_is_twice(self) -> None:
         self.settled()
         check_rules(self.pool._state)
-        found = desk(self.pool)
+        found = scored_stats(self.pool)
         dead = sum(found["dead_letters"].values())
         waiting = self.pool.stats()["channels"].get("train", {}).get("groups", {}).get("queued", 0)
         here = found["queued"] + found["buffered"] + found["out"] + waiting

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.pool.journal.kit import check_rules, dump, same
-from tests.pool.scored.kit import desk, started
+from tests.pool.scored.kit import scored_stats, started
 
 from headrace import DataPool
 from headrace.data.frame import Buffer
@@ -26,7 +26,7 @@ SIZE = 1000
 
 
 def group(name: int) -> Posting:
-    """Bytes that say which group they are; the desk looks into none of them."""
+    """Bytes that say which group they are; the pool looks into none of them."""
     return Posting(Piece(bytes([name]) * SIZE, SIZE, name), 4)
 
 
@@ -50,14 +50,14 @@ def test_memory_is_bounded_and_the_newest_wait_on_the_disk(tmp_path: Path, journ
         started(pool)
         for name in range(50):
             pool.desk_post([group(name)])
-            assert desk(pool)["memory_bytes"] <= 10_000
-        assert desk(pool)["spilled_bytes"] == 40_000
+            assert scored_stats(pool)["memory_bytes"] <= 10_000
+        assert scored_stats(pool)["spilled_bytes"] == 40_000
         for name in range(50):
             batch = pool.desk_batch()
             assert batch is not None
             assert batch.pieces == [group(name).piece]
             pool.desk_ack(batch.lease)
-        assert (desk(pool)["memory_bytes"], desk(pool)["spilled_bytes"]) == (0, 0)
+        assert (scored_stats(pool)["memory_bytes"], scored_stats(pool)["spilled_bytes"]) == (0, 0)
 
 
 def test_a_file_goes_with_the_last_group_in_it_and_all_go_with_the_pool(
@@ -89,7 +89,7 @@ def test_what_was_spilled_is_recovered_from_the_journal(tmp_path: Path, compacte
     with DataPool(tmp_path, durability="os", limits=LIMITS) as pool:
         assert same(before, dump(pool._state))
         check_rules(pool._state)
-        assert desk(pool)["spilled_bytes"] == 20_000
+        assert scored_stats(pool)["spilled_bytes"] == 20_000
 
 
 class Full(Files):
@@ -113,7 +113,7 @@ def test_a_queue_that_did_not_fit_into_memory_opens_again_on_a_full_disk(tmp_pat
     files.full = True
     with DataPool(tmp_path, durability="os", limits=LIMITS, files=files) as pool:
         assert same(before, dump(pool._state))
-        assert desk(pool)["queued"] == 30
+        assert scored_stats(pool)["queued"] == 30
         assert pool.desk_batch() is not None
 
 
@@ -128,7 +128,7 @@ def test_a_full_disk_refuses_what_does_not_fit_and_keeps_the_rest(tmp_path: Path
         files.full = True
         with pytest.raises(DiskFull, match="nothing was taken"):
             pool.desk_post([group(12), group(13)])
-        assert desk(pool)["posted"] == 12
+        assert scored_stats(pool)["posted"] == 12
         files.full = False
         pool.desk_post([group(14)])
         found = []

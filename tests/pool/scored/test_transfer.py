@@ -1,4 +1,4 @@
-"""Any producer, any consumer: a channel's groups by `desk_batch`, the desk's by `fetch_batch`, each exactly once."""
+"""Any producer, any consumer: a channel's groups by `desk_batch`, scored groups by `fetch_batch`, each exactly once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.pool.conftest import MakePool
 from tests.pool.journal.kit import check_rules, dump, same
 from tests.pool.kit import SOON, Threads, drain, fetched, group, ledger, prompts, until_blocked
-from tests.pool.scored.kit import desk, drained, names, post, started
+from tests.pool.scored.kit import drained, names, post, scored_stats, started
 
 from headrace import DataPool
 from headrace.data.scored import decode, read_group
@@ -44,7 +44,7 @@ def test_what_environments_posted_is_fetched_as_steps(pool: Calls) -> None:
     assert (list(first.tokens), list(first.loss_mask)) == ([1, 2, 3, 4], [False, True, False, True])
     assert list(first.log_probs) == [0.0, -0.25, 0.0, -0.5]
     assert (list(second.tokens), first.reward, second.reward) == ([1, 5], 0.5, 0.5)
-    assert (desk(pool)["moved"], desk(pool)["queued"]) == (1, 0)
+    assert (scored_stats(pool)["moved"], scored_stats(pool)["queued"]) == (1, 0)
 
 
 def test_what_agents_recorded_is_served_in_batches_of_the_trainers_size(make_pool: MakePool) -> None:
@@ -65,7 +65,7 @@ def test_what_agents_recorded_is_served_in_batches_of_the_trainers_size(make_poo
     assert recorded["scores"] == [1.0] * 3
     assert recorded["inference_logprobs"] == [[1.0, 1.0, 1.0, -0.5, -0.25, -0.5, -0.25]] * 3
     pool.desk_ack(batch.lease)
-    assert (ledger(pool)["consumed"], desk(pool)["served"]) == (6, 2)
+    assert (ledger(pool)["consumed"], scored_stats(pool)["served"]) == (6, 2)
 
 
 def test_a_batch_that_came_from_a_channel_and_was_lost_goes_out_again(pool: Calls) -> None:
@@ -92,7 +92,7 @@ def test_groups_that_make_up_no_batch_stay_in_their_channel(make_pool: MakePool)
     assert batch is not None
     assert len(batch.pieces) == 2
     assert drain(pool) == ["b", "c"]
-    assert desk(pool)["dead_letters"] == {}
+    assert scored_stats(pool)["dead_letters"] == {}
 
 
 def test_a_fetch_that_waits_is_woken_by_a_post(pool: Calls, threads: Threads) -> None:
@@ -121,9 +121,9 @@ def test_single_steps_come_from_as_many_groups_as_they_take(pool: Calls) -> None
     for name in range(3):
         post(pool, name)
     assert pool.fetch_batch(7, unit="step", timeout=0) is None
-    assert desk(pool)["queued"] == 3
+    assert scored_stats(pool)["queued"] == 3
     assert len(fetched(pool, 3, unit="step").steps) == 3
-    assert desk(pool)["queued"] == 1
+    assert scored_stats(pool)["queued"] == 1
 
 
 def test_a_fetch_takes_what_its_channel_has_first_and_nothing_where_both_have_too_little(pool: Calls) -> None:
@@ -132,9 +132,9 @@ def test_a_fetch_takes_what_its_channel_has_first_and_nothing_where_both_have_to
     post(pool, 2)
     pool.submit_steps(group("p"))
     assert pool.fetch_batch(4, timeout=0) is None
-    assert desk(pool)["queued"] == 2
+    assert scored_stats(pool)["queued"] == 2
     assert prompts(pool.fetch_batch(2, timeout=0)) == ["p", "desk/0"]
-    assert desk(pool)["queued"] == 1
+    assert scored_stats(pool)["queued"] == 1
 
 
 def test_a_group_that_is_no_steps_stays_for_the_trainer_at_the_desk(pool: Calls) -> None:
@@ -229,4 +229,4 @@ def test_whatever_moved_when_the_pool_was_killed_is_in_exactly_one_place(tmp_pat
             pool.nack(lease)
         left = len(drain(pool))
         assert gone + left == 40
-        assert desk(pool)["queued"] == 0
+        assert scored_stats(pool)["queued"] == 0

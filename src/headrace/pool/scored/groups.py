@@ -40,9 +40,15 @@ class BatchLease(msgspec.Struct, gc=False):
 
 
 class ScoredGroups:
+    """Who registered, which groups are here and where, which batches are out, and what is remembered for retries.
+
+    `memory_bytes`: what the groups' bytes may take in memory. `reset` keeps what `__init__` sets, and begins the rest
+    anew (`_begin`).
+    """
+
     def __init__(self, memory_bytes: int) -> None:
         self.pieces = PieceStore(memory_bytes)
-        self.serving: str | None = None
+        self.serving: str | None = None  # the channel that serves from these groups, and they from its
         self.next_number = 0
         self.next_lease = 0
         self.counts: Counter[str] = Counter()  # posted, served, moved, cleared
@@ -55,20 +61,20 @@ class ScoredGroups:
 
     def _begin(self) -> None:
         self.registration: Registration | None = None
-        self.uuids: OrderedDict[str, None] = OrderedDict()
-        self.started = False
-        self.step = 0
+        self.uuids: OrderedDict[str, None] = OrderedDict()  # of registrations
+        self.started = False  # the trainer has asked for its first batch
+        self.step = 0  # batches handed out, less those that did not arrive, from the registration's first step on
         self.environments: dict[int, tuple[EnvRegistration, str]] = {}  # with their names
         self.joined: OrderedDict[str, int] = OrderedDict()  # environments by the request that they came with
-        self.names: Counter[str] = Counter()
+        self.names: Counter[str] = Counter()  # environments by the name that they wanted
         self.heard: OrderedDict[int, float] = OrderedDict()  # connected environments, the longest silent first
         self.silent: dict[int, float] = {}  # those of which that was too long, since when
         self.batching = Batching()
         self.leases: dict[str, BatchLease] = {}
-        self.requests: dict[str, BatchLease] = {}
-        self.deadlines: list[tuple[float, str]] = []
-        self.keys: OrderedDict[str, int] = OrderedDict()
-        self.latest: StoredPiece | None = None
+        self.requests: dict[str, BatchLease] = {}  # the same by the request that asked for them
+        self.deadlines: list[tuple[float, str]] = []  # a heap; leases that ended stay in it until their time
+        self.keys: OrderedDict[str, int] = OrderedDict()  # RECEIVED, or the sequences in the buffer, by `key_of`
+        self.latest: StoredPiece | None = None  # the group that entered the queue last, also once it is gone
         self.unmovable: set[int] = set()  # groups that were found to fit no channel
         self.repeated: set[int] = set()  # groups that were out before
         self.misfits: Counter[str] = Counter()  # groups that fitted no batch, by why
@@ -85,6 +91,7 @@ class ScoredGroups:
 
     @property
     def untouched(self) -> bool:
+        """Whether nothing ever happened here, so that a snapshot need not say so."""
         return not (self.uuids or self.next_number or self.next_lease or self.counts or self.serving)
 
     def deadline(self) -> float | None:

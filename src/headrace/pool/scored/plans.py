@@ -1,6 +1,7 @@
-"""Every call about scored groups as a plan over the pool's state. Plans read; only facts change anything.
+"""Every call about scored groups as a plan over the pool's state. Making one changes nothing that a journal must have.
 
-Not journalled, and no facts: that an environment was heard from, and how many posts were duplicates.
+What it may change at once: when an environment was heard from, how many posts were duplicates, and which bytes were put
+into a scratch file ahead of the fact that takes them.
 """
 
 from __future__ import annotations
@@ -115,12 +116,14 @@ def _lease_seconds(lease_s: Any) -> float:
 
 
 def ack(state: State, now: float, lease: str) -> Plan:
+    """The batch arrived. `LeaseLost` where its lease ended otherwise; again is fine."""
     if state.scored.ended.get(lease) == "acked":
         return Plan()
     return Plan([facts.BatchAcked("", now, _lease(state.scored, lease).id)])
 
 
 def nack(state: State, now: float, lease: str) -> Plan:
+    """The batch did not arrive. `LeaseLost` where its lease ended otherwise; again is fine."""
     if state.scored.ended.get(lease) == "returned":
         return Plan()
     return Plan([facts.BatchReturned("", now, _lease(state.scored, lease).id, "nack")])
@@ -181,6 +184,7 @@ def _env_registered(
 
 
 def disconnect(state: State, now: float, env: Any) -> Plan:
+    """An environment ends; `NotFound` where none has this id."""
     return Plan([facts.EnvLeft("", now, _environment(state.scored, env))])
 
 
@@ -267,10 +271,12 @@ def _check_size(state: State, postings: list[Posting]) -> None:
 
 
 def reset(state: State, now: float) -> Plan:
+    """Forgets trainer, environments, groups and step."""
     return Plan([facts.ScoredReset("", now)])
 
 
 def serve(state: State, now: float, channel: str | None) -> Plan:
+    """Lets scored groups and a channel serve from each other; None ends it."""
     return Plan([facts.ChannelServed(channel or "", now)] if channel != state.scored.serving else [])
 
 
@@ -306,5 +312,6 @@ def env_status(state: State, now: float, env: Any, heartbeat_s: float | None) ->
 
 
 def latest(state: State) -> Piece | None:
+    """The group that entered the queue last, also once it is gone."""
     held = state.scored.latest
     return None if held is None else load(held)

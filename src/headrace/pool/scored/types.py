@@ -44,7 +44,8 @@ class Registration(msgspec.Struct, frozen=True):
 
 
 class RegistrationResult(msgspec.Struct, frozen=True):
-    """`warning`: what of the registration does not hold, since a trainer registered before with other settings."""
+    """What a trainer that registered is told. `warning`: what of its registration does not hold, since a trainer
+    registered before with other settings."""
 
     uuid: int
     warning: str | None = None
@@ -61,7 +62,8 @@ class EnvRegistration(msgspec.Struct, frozen=True):
 
 
 class EnvRegistered(msgspec.Struct, frozen=True):
-    """`misfit`: why no batch can hold its groups, as long as no groups of another size come, where that is so."""
+    """What an environment that registered is told. `misfit`: why no batch can hold its groups as long as no groups of
+    another size come, where that is so."""
 
     env_id: int
     wandb_name: str
@@ -82,8 +84,9 @@ class Posting(msgspec.Struct, frozen=True, gc=False):
 
 
 class Posted(msgspec.Struct, frozen=True):
-    """Into the queue, or into its environment's buffer with so many sequences; `duplicate`: it was here before;
-    `misfit`: why no batch will ever hold it, where that is so: it is a dead letter then."""
+    """What became of a posting: it is in the queue (`received`), or in its environment's buffer, which then holds
+    `buffer_size` sequences. `duplicate`: it was here before. `misfit`: why no batch will ever hold it, where that is
+    so: it is a dead letter then."""
 
     status: Status
     buffer_size: int = 0
@@ -102,7 +105,8 @@ class ScoredBatch(msgspec.Struct, frozen=True):
 
 
 class ScoredInfo(msgspec.Struct, frozen=True):
-    """`started`: the trainer has asked for its first batch, so that environments may register."""
+    """What the trainer registered with, and how far it is. `started`: it has asked for its first batch, so that
+    environments may register."""
 
     registration: Registration | None
     started: bool
@@ -111,8 +115,9 @@ class ScoredInfo(msgspec.Struct, frozen=True):
 
 
 class ScoredStatus(msgspec.Struct, frozen=True):
-    """`dead_letters`: groups since the last reset that fitted no batch, by why; `misfit`: why the last of them did not,
-    until a trainer or an environment registers and sizes may fit."""
+    """How many batches were handed out, and how many groups wait. `dead_letters`: groups since the last reset that
+    fitted no batch, by why; `misfit`: why the last of them did not, until a trainer or an environment registers and
+    sizes may fit."""
 
     step: int
     queue_size: int  # groups
@@ -121,7 +126,8 @@ class ScoredStatus(msgspec.Struct, frozen=True):
 
 
 class ScoredEnvStatus(msgspec.Struct, frozen=True):
-    """`misfit`: why what it posted last fits no batch, where that is so; the queue's sizes count that too."""
+    """What one environment is told of the queue, in its groups. `misfit`: why what it posted last fits no batch, where
+    that is so; the queue's sizes count that too."""
 
     step: int
     queue_size: int
