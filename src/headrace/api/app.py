@@ -44,7 +44,7 @@ LINKS = {
 
 
 class TrajectoryApi:
-    """One Trajectory API on a pool, which stays the caller's."""
+    """The routes of one Trajectory API on a pool, which stays the caller's."""
 
     def __init__(
         self,
@@ -63,12 +63,14 @@ class TrajectoryApi:
         self._routes = Routes(pool.aio, self._settings)
 
     async def start(self) -> None:
+        """To be called before the first request: returns batches that an earlier process had out."""
         if isinstance(self._pool, DataPool):
             await self._pool.aio.desk_release()  # what an earlier process was handing over did not arrive
         if self._settings.serve_channel is not None:
             await self._pool.aio.desk_serve(self._settings.serve_channel)
 
     async def close(self) -> None:
+        """To be called after the last request: tells the pool which keys it may forget."""
         await self._routes.keys.close()
 
     @property
@@ -114,6 +116,7 @@ class TrajectoryApi:
         return _Endpoint(by_method, self._answer, self._settings.answer_s)
 
     async def _answer(self, handler: Handler, request: Request) -> ApiResponse:
+        """What the handler answers to a caller who may, or the error as a response."""
         try:
             self._authorize(request)
             return gzipped(await handler(request), request)

@@ -50,6 +50,7 @@ class RetryKeys:
         return found
 
     async def _free(self, env: int | None, digest: str, copy: int) -> Key:
+        """A key that no post is under way with; while an equal group's answer is not settled, waits for that."""
         turn = 0
         while True:
             key = (env, f"{digest}-{copy}-{turn}")
@@ -71,6 +72,7 @@ class RetryKeys:
             self._busy.pop(key).set()
 
     async def close(self) -> None:
+        """Tells the pool, once, of all answers that arrived."""
         if self._forgetting is not None:
             self._forgetting.cancel()
             await asyncio.gather(self._forgetting, return_exceptions=True)
