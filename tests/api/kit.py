@@ -16,7 +16,7 @@ from tests.atropos.words import environment, registration
 from tests.gateway.kit import serving, until
 
 from headrace import DataPool
-from headrace.api import Settings, create_app
+from headrace.api import TrajectoryApiSettings, create_app
 
 __all__ = ["Api", "Held", "api_on", "connected", "encoded", "hang_up_after", "until"]
 
@@ -65,7 +65,7 @@ class Api:
 
 @contextmanager
 def api_on(pool: Any, **settings: Any) -> Iterator[Api]:
-    with serving(create_app(pool, Settings(**settings))) as address:
+    with serving(create_app(pool, TrajectoryApiSettings(**settings))) as address:
         found = Api(address)
         try:
             yield found

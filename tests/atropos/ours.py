@@ -12,10 +12,10 @@ from tests.atropos.wire import PAGE
 from tests.gateway.kit import serving
 
 from headrace import DataPool
-from headrace.api import Settings, create_app
+from headrace.api import TrajectoryApiSettings, create_app
 
 
 @contextmanager
 def ours() -> Iterator[tuple[DataPool, str]]:
-    with DataPool() as pool, serving(create_app(pool, Settings(allow_origin=[PAGE]))) as address:
+    with DataPool() as pool, serving(create_app(pool, TrajectoryApiSettings(allow_origin=[PAGE]))) as address:
         yield pool, address

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.command import COMMAND, Command, Served
-from tests.pool.desk.kit import post, started
+from tests.pool.scored.kit import post, started
 
 from headrace import DataPool
 from headrace.extras import install_command

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from headrace.data import Step, TokenTree
-from headrace.data.block import TOKEN, Record
+from headrace.data.block import TOKEN_BYTES, Record
 from headrace.data.packing import pack
 from headrace.data.step import INT32_MAX
 
@@ -80,9 +80,9 @@ def insert(tree: TokenTree, step: Step) -> Record:
     """Adds a step to a tree, cut against what is there, as the pool does it."""
     record = record_of(step)
     head = record.head
-    head.base, head.keep = tree.longest_prefix(record.ids[: head.n_prompt * TOKEN])
+    head.base, head.keep = tree.longest_prefix(record.ids[: head.n_prompt * TOKEN_BYTES])
     head.n_prompt -= head.keep
-    record.ids = record.ids[head.keep * TOKEN :]
+    record.ids = record.ids[head.keep * TOKEN_BYTES :]
     tree.add(record)
     return record
 

@@ -16,7 +16,7 @@ HEADERS = st.binary(max_size=64)
 BODIES = st.lists(st.binary(max_size=64), max_size=4)
 
 # One whose header and body both need padding, so that every kind of byte is there.
-SAMPLE = frame.frame_bytes(frame.Kind.MESSAGE, b"header-5", [b"the body", b" in parts"])
+SAMPLE = frame.frame_bytes(frame.FrameKind.MESSAGE, b"header-5", [b"the body", b" in parts"])
 
 
 @given(kind=st.integers(0, 255), serial=st.integers(0, 2**64 - 1), header=HEADERS, body=BODIES)
@@ -30,14 +30,14 @@ def test_a_frame_reads_back_bit_for_bit(kind: int, serial: int, header: bytes, b
 
 @given(header=HEADERS, body=BODIES)
 def test_frames_and_bodies_begin_at_multiples_of_eight(header: bytes, body: list[bytes]) -> None:
-    data = frame.frame_bytes(frame.Kind.COMMIT, header, body)
+    data = frame.frame_bytes(frame.FrameKind.COMMIT, header, body)
     assert len(data) % frame.ALIGN == 0
     assert frame.read_preamble(data).body_at % frame.ALIGN == 0
 
 
 @given(frames=st.lists(st.tuples(HEADERS, BODIES), min_size=1, max_size=5), lead=st.integers(0, 3))
 def test_frames_follow_each_other(frames: list[tuple[bytes, list[bytes]]], lead: int) -> None:
-    data = bytes(8 * lead) + b"".join(frame.frame_bytes(frame.Kind.COMMIT, *parts) for parts in frames)
+    data = bytes(8 * lead) + b"".join(frame.frame_bytes(frame.FrameKind.COMMIT, *parts) for parts in frames)
     at = 8 * lead
     for header, body in frames:
         found = frame.decode(data, at)
@@ -48,8 +48,8 @@ def test_frames_follow_each_other(frames: list[tuple[bytes, list[bytes]]], lead:
 
 @given(header=HEADERS, body=BODIES)
 def test_a_body_crc_that_is_known_gives_the_same_frame(header: bytes, body: list[bytes]) -> None:
-    known = frame.encode(frame.Kind.COMMIT, header, body, body_crc=frame.checksum(body))
-    assert b"".join(known) == frame.frame_bytes(frame.Kind.COMMIT, header, body)
+    known = frame.encode(frame.FrameKind.COMMIT, header, body, body_crc=frame.checksum(body))
+    assert b"".join(known) == frame.frame_bytes(frame.FrameKind.COMMIT, header, body)
 
 
 @pytest.mark.parametrize("kept", range(len(SAMPLE)))
@@ -70,7 +70,7 @@ def test_a_frame_with_any_byte_changed_is_refused(at: int, flip: int) -> None:
 @settings(max_examples=50)
 @given(header=HEADERS, body=BODIES, data=st.data())
 def test_random_frames_refuse_random_damage(header: bytes, body: list[bytes], data: st.DataObject) -> None:
-    damaged = bytearray(frame.frame_bytes(frame.Kind.COMMIT, header, body))
+    damaged = bytearray(frame.frame_bytes(frame.FrameKind.COMMIT, header, body))
     damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(FrameError):
         frame.decode(damaged)

@@ -12,20 +12,26 @@ from hypothesis import strategies as st
 from tests.data.kit import steps
 
 from headrace.data import Step, frame
-from headrace.data.block import TOKEN, Block, BlockHeader, StepHead, read_block
+from headrace.data.block import (
+    TOKEN_BYTES,
+    Block,
+    BlockHeader,
+    StepHead,
+    read_block,
+)
 from headrace.data.errors import FrameError, InvalidInput
 from headrace.data.packing import check_heads, check_values, pack, unpack
 
 
 def sent(block: Block) -> Block:
     """A block after a journey in a frame."""
-    data = frame.frame_bytes(frame.Kind.MESSAGE, msgspec.msgpack.encode(block.header()), block.body())
+    data = frame.frame_bytes(frame.FrameKind.MESSAGE, msgspec.msgpack.encode(block.header()), block.body())
     found = frame.decode(data)
     return read_block(msgspec.msgpack.decode(found.header, type=BlockHeader), found.body)
 
 
 def unpacked(block: Block) -> list[Step]:
-    return [unpack(record, record.ids[: record.head.n_prompt * TOKEN], block.blobs) for record in block.records()]
+    return [unpack(record, record.ids[: record.head.n_prompt * TOKEN_BYTES], block.blobs) for record in block.records()]
 
 
 def step(**fields: Any) -> Step:

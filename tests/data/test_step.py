@@ -9,7 +9,7 @@ import pytest
 
 from headrace.data import InvalidInput, Step
 from headrace.data.packing import pack
-from headrace.data.step import INT32_MAX, MAX_UID, step_from_dict
+from headrace.data.step import INT32_MAX, MAX_UID_CHARACTERS, step_from_dict
 
 
 def fields(**changes: Any) -> dict[str, Any]:
@@ -83,10 +83,10 @@ def test_log_probs_must_be_finite_and_one_a_sampled_token(value: Any, said: str)
         ("reward", True),
         ("trajectory_uid", ""),
         ("trajectory_uid", 7),
-        ("trajectory_uid", "x" * (MAX_UID + 1)),
+        ("trajectory_uid", "x" * (MAX_UID_CHARACTERS + 1)),
         ("trajectory_uid", "\ud800"),
         ("prompt_uid", 7),
-        ("prompt_uid", "x" * (MAX_UID + 1)),
+        ("prompt_uid", "x" * (MAX_UID_CHARACTERS + 1)),
         ("step_index", -1),
         ("step_index", 1.0),
         ("step_index", True),

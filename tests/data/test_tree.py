@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from tests.data.kit import histories, insert, record_of, tree_of
 
 from headrace.data import Step, TokenTree
-from headrace.data.block import TOKEN, ids_array
+from headrace.data.block import TOKEN_BYTES, ids_array
 
 
 def stored(tree: TokenTree) -> int:
-    return sum(len(record.ids) for record in tree.records.values()) // TOKEN
+    return sum(len(record.ids) for record in tree.records.values()) // TOKEN_BYTES
 
 
 def common(a: list[int], b: list[int]) -> int:
@@ -35,7 +35,7 @@ def test_every_prompt_is_given_back_in_any_order_of_arrival(steps: list[Step], r
         assert index is not None
         assert ids_array(tree.prompt(index)).tolist() == step.prompt_ids.tolist()
         assert ids_array(tree.whole(index)).tolist() == whole(step)
-        assert ids_array(tree.tail(index, TOKEN)).tolist() == whole(step)[1:]
+        assert ids_array(tree.tail(index, TOKEN_BYTES)).tolist() == whole(step)[1:]
         assert tree.records[index].end == len(whole(step))
 
 
@@ -97,7 +97,7 @@ def test_what_was_added_can_be_taken_out_again(steps: list[Step], data: st.DataO
         tree.discard(step.step_index)
     assert tree.records.keys() == other.records.keys()
     for step in steps:
-        prompt = record_of(step).ids[: len(step.prompt_ids) * TOKEN]
+        prompt = record_of(step).ids[: len(step.prompt_ids) * TOKEN_BYTES]
         assert tree.longest_prefix(prompt) == other.longest_prefix(prompt)
 
 

@@ -18,9 +18,9 @@ from tests.gateway.kit import serving
 
 from headrace import DataPool
 from headrace.api.app import create_app
-from headrace.api.settings import Settings
+from headrace.api.settings import TrajectoryApiSettings
 from headrace.envs import APIServerConfig, BaseEnv, BaseEnvConfig
-from headrace.pool.desk.types import Registration
+from headrace.pool.scored.types import Registration
 
 KEY = "a key"
 BATCH, GROUP, STEPS = 8, 4, 3
@@ -66,7 +66,7 @@ def engine(folder: Path) -> Iterator[str]:
 
 @pytest.fixture
 def api() -> Iterator[str]:
-    with DataPool() as pool, serving(create_app(pool, Settings(api_key=KEY))) as address:
+    with DataPool() as pool, serving(create_app(pool, TrajectoryApiSettings(api_key=KEY))) as address:
         yield address
 
 

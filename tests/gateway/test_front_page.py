@@ -11,7 +11,7 @@ from tests.gateway.kit import Running, running_gateway, serving, told, until
 
 from headrace import DataPool
 from headrace.api.app import create_app as create_api
-from headrace.api.settings import Settings as ApiSettings
+from headrace.api.settings import TrajectoryApiSettings as ApiSettings
 from headrace.pool.http import create_app as create_pool
 
 #: What a browser sends, and what a program does.

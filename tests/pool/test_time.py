@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pool.desk.kit import post, started
 from tests.pool.kit import (
     Clock,
     answer,
@@ -22,6 +21,7 @@ from tests.pool.kit import (
     step,
     trajectory,
 )
+from tests.pool.scored.kit import post, started
 
 from headrace import DataPool, Step
 from headrace.pool.errors import LeaseLost

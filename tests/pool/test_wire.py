@@ -50,9 +50,9 @@ def test_what_follows_a_message_or_is_none_is_refused() -> None:
     with pytest.raises(FrameError, match="8 bytes follow"):
         decode_call(CALL + bytes(8))
     with pytest.raises(FrameError, match="kind 2"):
-        decode_call(frame.frame_bytes(frame.Kind.COMMIT, b""))
+        decode_call(frame.frame_bytes(frame.FrameKind.COMMIT, b""))
     with pytest.raises(FrameError, match="cannot be read"):
-        decode_call(frame.frame_bytes(frame.Kind.MESSAGE, b"\xc0"))
+        decode_call(frame.frame_bytes(frame.FrameKind.MESSAGE, b"\xc0"))
 
 
 def test_heads_and_values_are_checked_where_they_arrive() -> None:

@@ -1,6 +1,6 @@
 """The Trajectory API: Atropos' wire on the pool. Environments post scored groups, trainers take exact batches."""
 
-from headrace.api.app import Api, create_app
-from headrace.api.settings import Settings
+from headrace.api.app import TrajectoryApi, create_app
+from headrace.api.settings import TrajectoryApiSettings
 
-__all__ = ["Api", "Settings", "create_app"]
+__all__ = ["TrajectoryApi", "TrajectoryApiSettings", "create_app"]

@@ -1,4 +1,4 @@
-"""The application: every route of the API, on its own or among another application's."""
+"""The Trajectory API as an application: every route, on its own or among another application's."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headrace.api.answers import Answer, answer, deliver, packed
+from headrace.api.responses import ApiResponse, deliver, gzipped, json_response
 from headrace.api.routes import Routes
-from headrace.api.settings import Settings
+from headrace.api.settings import TrajectoryApiSettings
 from headrace.data.errors import HeadraceError
 from headrace.net.front_page import (
     KEY_NEEDED,
@@ -35,13 +35,13 @@ from headrace.pool.remote import RemotePool
 
 log = logging.getLogger("headrace.api")
 
-#: A client that sees 5xx tries again; one that sees 4xx drops its data, so none of these is for want of room.
-STATUS = {"invalid_input": 422, "bad_gzip": 400, "not_found": 404, "unauthorized": 401, "internal": 500}
-ELSE = 503
+#: By error code. A client that sees 5xx tries again; one that sees 4xx drops its data: none is for want of room.
+HTTP_STATUS = {"invalid_input": 422, "bad_gzip": 400, "not_found": 404, "unauthorized": 401, "internal": 500}
+OTHER_STATUS = 503
 
-Handler = Callable[[Request], Awaitable[Answer]]
+Handler = Callable[[Request], Awaitable[ApiResponse]]
 Page = Callable[[Request], Awaitable[bytes]]
-#: What a front page points to.
+#: What the front page points to, with what is there.
 LINKS = {
     "/status": "the step and the queue",
     "/info": "what the trainer registered",
@@ -52,13 +52,13 @@ LINKS = {
 }
 
 
-class Api:
-    """One Trajectory API on a pool, which stays the caller's."""
+class TrajectoryApi:
+    """The routes of one Trajectory API on a pool, which stays the caller's."""
 
     def __init__(
         self,
         pool: DataPool | RemotePool,
-        settings: Settings | None = None,
+        settings: TrajectoryApiSettings | None = None,
         *,
         authorize: Callable[[Request], None] | None = None,
         front_page: Page | None = None,
@@ -66,18 +66,20 @@ class Api:
         """`authorize` raises `Unauthorized` for who may not; without it, whoever has the key may. `front_page` is what
         a browser sees at the root; it shows no more than its caller may see."""
         self._pool = pool
-        self._settings = settings or Settings()
+        self._settings = settings or TrajectoryApiSettings()
         self._authorize = authorize if authorize is not None else self._check_key
         self._front_page = front_page if front_page is not None else self._own_page
         self._routes = Routes(pool.aio, self._settings)
 
     async def start(self) -> None:
+        """To be called before the first request: returns batches that an earlier process had out."""
         if isinstance(self._pool, DataPool):
             await self._pool.aio.desk_release()  # what an earlier process was handing over did not arrive
         if self._settings.serve_channel is not None:
             await self._pool.aio.desk_serve(self._settings.serve_channel)
 
     async def close(self) -> None:
+        """To be called after the last request: tells the pool which keys it may forget."""
         await self._routes.keys.close()
 
     @property
@@ -99,21 +101,21 @@ class Api:
             "/reset_data": {"GET": do.reset_data, "POST": do.reset_data},
         }
         root = _Endpoint({"GET": do.root}, self._root, self._settings.answer_s)
-        return [Route("/", self._open(root)), *self._found(handlers)]
+        return [Route("/", self._with_cors(root)), *self._route_all(handlers)]
 
     @property
     def own_routes(self) -> list[BaseRoute]:
         """The routes of an API that is an application of its own; another application has such routes itself."""
         do = self._routes
-        return self._found(
+        return self._route_all(
             {"/metrics": {"GET": do.metrics}, "/openapi.json": {"GET": do.openapi}, "/docs": {"GET": do.docs}}
         )
 
-    def _found(self, handlers: Mapping[str, Mapping[str, Handler]]) -> list[BaseRoute]:
-        return [Route(path, self._open(self._endpoint(each))) for path, each in handlers.items()]
+    def _route_all(self, handlers: Mapping[str, Mapping[str, Handler]]) -> list[BaseRoute]:
+        return [Route(path, self._with_cors(self._endpoint(each))) for path, each in handlers.items()]
 
-    def _open(self, endpoint: _Endpoint) -> ASGIApp:
-        """Pages of the origins that were named may call; no other's."""
+    def _with_cors(self, endpoint: _Endpoint) -> ASGIApp:
+        """Lets web pages of the origins in the settings call, and no others."""
         origins = self._settings.allow_origin
         if not origins:
             return endpoint
@@ -122,28 +124,29 @@ class Api:
     def _endpoint(self, by_method: Mapping[str, Handler]) -> _Endpoint:
         return _Endpoint(by_method, self._answer, self._settings.answer_s)
 
-    async def _answer(self, handler: Handler, request: Request) -> Answer:
+    async def _answer(self, handler: Handler, request: Request) -> ApiResponse:
+        """What the handler answers to a caller who may, or the error as a response."""
         try:
             self._authorize(request)
-            return packed(await handler(request), request)
+            return gzipped(await handler(request), request)
         except HeadraceError as error:
-            return _refused(str(error), STATUS.get(error.code, ELSE))
+            return _error_response(str(error), HTTP_STATUS.get(error.code, OTHER_STATUS))
         except BodyTooLarge:
-            return _refused(f"the body is larger than {self._settings.max_body_mb:g} MB; send it in parts", 413)
+            return _error_response(f"the body is larger than {self._settings.max_body_mb:g} MB; send it in parts", 413)
 
-    async def _root(self, handler: Handler, request: Request) -> Answer:
+    async def _root(self, handler: Handler, request: Request) -> ApiResponse:
         """A page for a browser, which needs no key; what the original answers for everybody else."""
         if wants_page(request):
-            return packed(Answer(await self._front_page(request), kind=KIND.encode()), request)
+            return gzipped(ApiResponse(await self._front_page(request), content_type=KIND.encode()), request)
         return await self._answer(handler, request)
 
     async def _own_page(self, request: Request) -> bytes:
         try:
             self._authorize(request)
             stats = await self._pool.aio.stats()
-            desk = {name: stats["desk"][name] for name in ("step", "environments", "posted", "served", "duplicates")}
+            groups = {name: stats["desk"][name] for name in ("step", "environments", "posted", "served", "duplicates")}
             dead = {"dead letters": sum(stats["desk"]["dead_letters"].values())}
-            numbers = [table("Groups of environments", [desk | dead], ""), channels(stats)]
+            numbers = [table("Groups of environments", [groups | dead], ""), channels(stats)]
         except Unauthorized:
             numbers = [text("Groups and channels", KEY_NEEDED)]
         except HeadraceError as error:
@@ -158,9 +161,9 @@ class Api:
             raise Unauthorized("this API asks for its key, as `Authorization: Bearer KEY`")
 
 
-def create_app(pool: DataPool | RemotePool, settings: Settings | None = None) -> Starlette:
+def create_app(pool: DataPool | RemotePool, settings: TrajectoryApiSettings | None = None) -> Starlette:
     """A Trajectory API as an application of its own. The pool stays the caller's: it is not closed here."""
-    api = Api(pool, settings)
+    api = TrajectoryApi(pool, settings)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -170,16 +173,16 @@ def create_app(pool: DataPool | RemotePool, settings: Settings | None = None) ->
         if isinstance(pool, RemotePool):
             await pool.aclose()
 
-    return Starlette(routes=[*api.routes, *api.own_routes], lifespan=lifespan, exception_handlers={404: _nothing_here})
+    return Starlette(routes=[*api.routes, *api.own_routes], lifespan=lifespan, exception_handlers={404: _no_such_route})
 
 
 class _Endpoint:
-    """One path, as an application: it knows the connection, and so whether an answer arrived."""
+    """One path as an ASGI application: it has the connection, and so knows whether a response arrived."""
 
     def __init__(
         self,
         by_method: Mapping[str, Handler],
-        answered: Callable[[Handler, Request], Awaitable[Answer]],
+        answered: Callable[[Handler, Request], Awaitable[ApiResponse]],
         answer_s: float,
     ) -> None:
         self._by_method = by_method
@@ -190,21 +193,21 @@ class _Endpoint:
         request = Request(scope, receive, send)
         handler = self._by_method.get(scope["method"])
         if handler is None:
-            found = _refused(f"{scope['method']} is not what {scope['path']} takes", 405)
+            response = _error_response(f"{scope['method']} is not what {scope['path']} takes", 405)
         else:
             try:
-                found = await self._answered(handler, request)
+                response = await self._answered(handler, request)
             except ClientDisconnect:
                 return
             except Exception as error:
                 log.exception("a request failed")
-                found = _refused(f"the API failed at this ({type(error).__name__}); its log says where", 500)
-        await deliver(found, request, send, self._answer_s)
+                response = _error_response(f"the API failed at this ({type(error).__name__}); its log says where", 500)
+        await deliver(response, request, send, self._answer_s)
 
 
-async def _nothing_here(request: Request, error: Exception) -> Response:
+async def _no_such_route(request: Request, error: Exception) -> Response:
     return JSONResponse({"detail": f"there is no {request.url.path} here"}, 404)
 
 
-def _refused(detail: str, status: int) -> Answer:
-    return answer({"detail": detail}, status)
+def _error_response(detail: str, status: int) -> ApiResponse:
+    return json_response({"detail": detail}, status)

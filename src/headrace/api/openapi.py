@@ -3,12 +3,13 @@ elsewhere, so that both are there without a network."""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import msgspec
 
 from headrace.net.front_page import links, page, table
-from headrace.pool.desk.types import EnvRegistration, Registration
+from headrace.pool.scored.types import EnvRegistration, Registration
 from headrace.version import __version__
 
 _ROWS = {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}
@@ -41,8 +42,7 @@ _ENV_ID = {"type": "object", "required": ["env_id"], "properties": {"env_id": {"
 def _record(kind: type, **more: Any) -> dict[str, Any]:
     """A record's JSON schema, with properties of the route beside the record's own."""
     found = msgspec.json.schema(kind)["$defs"][kind.__name__]
-    properties = {name: schema for name, schema in found["properties"].items()} | more
-    return {"type": "object", "required": found["required"], "properties": properties}
+    return {"type": "object", "required": found["required"], "properties": found["properties"] | more}
 
 
 #: By path and method: what it does, the schema of its body, and what its answer holds.
@@ -108,8 +108,9 @@ FAILURES = {
 }
 
 
+@cache
 def openapi() -> dict[str, Any]:
-    """The whole description, as OpenAPI 3.1 has it."""
+    """The description of every route in OpenAPI 3.1; not to be changed."""
     return {
         "openapi": "3.1.0",
         "info": {"title": "Headrace Trajectory API", "version": __version__},
@@ -120,9 +121,9 @@ def openapi() -> dict[str, Any]:
     }
 
 
-def _operation(path: str, summary: str, body: dict[str, Any] | None, said: str) -> dict[str, Any]:
+def _operation(path: str, summary: str, body: dict[str, Any] | None, answer: str) -> dict[str, Any]:
     failures = {status: {"description": why} for status, why in FAILURES.items()}
-    found: dict[str, Any] = {"summary": summary, "responses": {"200": {"description": said}, **failures}}
+    found: dict[str, Any] = {"summary": summary, "responses": {"200": {"description": answer}, **failures}}
     if body is not None:
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     if path == "/status-env":
@@ -131,12 +132,13 @@ def _operation(path: str, summary: str, body: dict[str, Any] | None, said: str) 
     return found
 
 
+@cache
 def docs_page() -> bytes:
-    """The same for a reader."""
+    """The same as a page for people."""
     rows = [
-        {"route": f"{method} {path}", "what it does": summary, "body": _fields(body), "answer": said}
+        {"route": f"{method} {path}", "what it does": summary, "body": _fields(body), "answer": answer}
         for path, methods in ROUTES.items()
-        for method, (summary, body, said) in methods.items()
+        for method, (summary, body, answer) in methods.items()
     ]
     fields = [
         {"field": name, "type": _shape(schema), "": "required" if name in GROUP["required"] else ""}

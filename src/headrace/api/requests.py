@@ -1,4 +1,4 @@
-"""What was sent: bodies unpacked within bounds, registrations read as leniently as Python would."""
+"""Reading requests: bodies unpacked within bounds, registrations read as leniently as Python would."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from isal import isal_zlib
 from starlette.requests import Request
 
 from headrace.data.errors import HeadraceError, InvalidInput, shown
-from headrace.data.scored import lenient
+from headrace.data.scored import values
 from headrace.net.server import BodyTooLarge, read_body
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 _GZIP = 31  # zlib's word for a gzip member
 _ERROR: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # a class, which its types do not say
-#: Members that a gzip body may have: who compresses it whole makes one.
-MOST_MEMBERS = 1000
-#: Bytes of a member that are read at first.
-FIRST_WINDOW = 64 * 1024
-#: What an object of settings may weigh.
-OBJECT_MB = 1.0
+#: Members that a gzip body may have: who compresses it whole makes one, and each costs a call.
+MAX_GZIP_MEMBERS = 1000
+#: Bytes of a gzip member that are read at first; the window then doubles.
+FIRST_WINDOW_BYTES = 64 * 1024
+#: Megabytes of a body that is an object of settings, far more than any needs.
+MAX_OBJECT_MB = 1.0
 
 
 class BadGzip(HeadraceError):
@@ -32,13 +32,13 @@ class BadGzip(HeadraceError):
     code = "bad_gzip"
 
 
-async def body_of(request: Request, max_mb: float) -> tuple[bytes, bool]:
+async def raw_body(request: Request, max_mb: float) -> tuple[bytes, bool]:
     """The body as it was sent, of at most so many megabytes, and whether it has to be unpacked."""
     body = await read_body(request, int(max_mb * 1e6))
     return body, bool(body) and "gzip" in request.headers.get("content-encoding", "").lower()
 
 
-def unpack(body: bytes, max_mb: float) -> bytes:
+def gunzip(body: bytes, max_mb: float) -> bytes:
     """What a gzip body holds: never more than is allowed in memory, whatever it would grow to."""
     limit = int(max_mb * 1e6)
     found: list[bytes] = []
@@ -46,22 +46,22 @@ def unpack(body: bytes, max_mb: float) -> bytes:
     try:
         while at < len(body):
             members += 1
-            if members > MOST_MEMBERS:
-                raise BadGzip(f"the body is gzip of more than {MOST_MEMBERS} members; send it as one")
-            at, limit = _unpack_member(memoryview(body), at, limit, found)
+            if members > MAX_GZIP_MEMBERS:
+                raise BadGzip(f"the body is gzip of more than {MAX_GZIP_MEMBERS} members; send it as one")
+            at, limit = _gunzip_member(memoryview(body), at, limit, found)
     except _ERROR as error:
         raise BadGzip(f"the body is no gzip, though its content-encoding says so: {error}") from None
     return found[0] if len(found) == 1 else b"".join(found)
 
 
-def _unpack_member(body: memoryview, at: int, limit: int, found: list[bytes]) -> tuple[int, int]:
+def _gunzip_member(body: memoryview, at: int, limit: int, found: list[bytes]) -> tuple[int, int]:
     """Unpacks the member that begins at a place into `found`; where it ends, and how many bytes more there may be.
 
     What lies behind a member is copied with it, so a member gets no more of the body at a time than it has shown need
     of: many small ones cost no more than one large one.
     """
     member = isal_zlib.decompressobj(_GZIP)
-    window = FIRST_WINDOW
+    window = FIRST_WINDOW_BYTES
     while not member.eof:
         if at >= len(body):
             raise BadGzip("the body is gzip that ends too early; send it again, whole")
@@ -75,20 +75,20 @@ def _unpack_member(body: memoryview, at: int, limit: int, found: list[bytes]) ->
     return at, limit
 
 
-async def object_of(request: Request) -> dict[str, Any]:
+async def read_object(request: Request) -> dict[str, Any]:
     """A small body as a JSON object."""
-    body, packed = await body_of(request, OBJECT_MB)
-    value = lenient.parse(unpack(body, OBJECT_MB) if packed else body, "the body")
+    body, gzipped = await raw_body(request, MAX_OBJECT_MB)
+    value = values.parse_json(gunzip(body, MAX_OBJECT_MB) if gzipped else body, "the body")
     if not isinstance(value, dict):
         raise InvalidInput(f"the body must be an object, not {shown(value)}")
     return value
 
 
-def record(value: dict[str, Any], kind: type[T]) -> T:
+def read_record(value: dict[str, Any], kind: type[T]) -> T:
     """An object as a record, its numbers and texts as Python takes them; the field that is wrong is named."""
     hints = typing.get_type_hints(kind)
     given = {
-        field.name: _taken(value[field.name], hints[field.name], field.name)
+        field.name: _lenient(value[field.name], hints[field.name], field.name)
         for field in msgspec.structs.fields(kind)
         if field.name in value
     }
@@ -98,20 +98,22 @@ def record(value: dict[str, Any], kind: type[T]) -> T:
         raise InvalidInput(f"the body is not what this route takes: {error}") from None
 
 
-def env_id_of(value: dict[str, Any]) -> int:
+def read_env_id(value: dict[str, Any]) -> int:
+    """The `env_id` of an object; `InvalidInput` where it has none."""
     if "env_id" not in value:
         raise InvalidInput("env_id is missing")
-    return lenient.integer(value["env_id"], "env_id")
+    return values.as_int(value["env_id"], "env_id")
 
 
-def flag(value: dict[str, Any], name: str) -> bool:
+def read_flag(value: dict[str, Any], name: str) -> bool:
+    """A field that is true or false, false where it is absent."""
     found = value.get(name, False)
     if not isinstance(found, bool):
         raise InvalidInput(f"{name} must be true or false, not {shown(found)}")
     return found
 
 
-def _taken(value: Any, hint: Any, name: str) -> Any:
+def _lenient(value: Any, hint: Any, name: str) -> Any:
     kinds = typing.get_args(hint) or (hint,)
     if value is None:
         return None
@@ -119,4 +121,4 @@ def _taken(value: Any, hint: Any, name: str) -> Any:
     return convert(value, name) if convert is not None else value
 
 
-_NUMBERS: dict[Any, Callable[[Any, str], Any]] = {int: lenient.integer, float: lenient.number}
+_NUMBERS: dict[Any, Callable[[Any, str], Any]] = {int: values.as_int, float: values.as_float}

@@ -1,4 +1,4 @@
-"""What each route does, with the pool's desk behind it."""
+"""What each route of the Trajectory API does, with the pool's scored groups behind it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,40 @@ import msgspec
 from starlette.requests import Request
 
 from headrace.api import metrics
-from headrace.api.answers import GZIP_FROM, TEXT, Answer, Settle, answer, takes_gzip
-from headrace.api.keys import Keys
 from headrace.api.openapi import docs_page, openapi
-from headrace.api.requests import body_of, env_id_of, flag, object_of, record, unpack
-from headrace.api.settings import Settings
+from headrace.api.requests import gunzip, raw_body, read_env_id, read_flag, read_object, read_record
+from headrace.api.responses import GZIP_FROM_BYTES, TEXT, ApiResponse, Settle, json_response, takes_gzip
+from headrace.api.retry_keys import RetryKeys
+from headrace.api.settings import TrajectoryApiSettings
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.data.scored import Scored, gzip_piece, inflate, join, join_gzip, read_group, read_groups
+from headrace.data.scored import (
+    ScoredGroup,
+    gzip_piece,
+    inflate,
+    join,
+    join_gzip,
+    read_group,
+    read_groups,
+)
 from headrace.net.front_page import KIND as PAGE
 from headrace.pool.calls import AsyncPool
-from headrace.pool.desk.types import DeskBatch, EnvRegistration, Posted, Posting, Registration
 from headrace.pool.errors import NotFound, NotRegistered
+from headrace.pool.scored.types import (
+    EnvRegistration,
+    Posted,
+    Posting,
+    Registration,
+    ScoredBatch,
+)
 
 log = logging.getLogger("headrace.api")
 
 NOT_REGISTERED = {"status": "error", "message": "Trainer not registered. Call /register first.", "batch": []}
-WAIT = {"status": "wait for trainer to start"}
-#: A batch's name, and whether some of it may have been delivered before; and, on a request, the last batch received.
-BATCH, REPEATED = b"headrace-batch", b"headrace-repeated"
-LAST_RECEIVED = "headrace-received"
+NOT_STARTED = {"status": "wait for trainer to start"}
+#: Headers of a batch: its name, and whether some of it may have been delivered before.
+BATCH_HEADER, REPEATED_HEADER = b"headrace-batch", b"headrace-repeated"
+#: A header of the request for a batch: the last one that the trainer has.
+LAST_RECEIVED_HEADER = "headrace-received"
 #: What the newest group looks like before there is any.
 NO_EXAMPLE: dict[str, list[Any]] = {
     key: []
@@ -39,73 +54,75 @@ NO_EXAMPLE: dict[str, list[Any]] = {
         *("messages", "images"),
     )
 }
-#: Bodies from this size on are read in a thread, few at a time, while others are answered.
-LARGE = 1_000_000
-LARGE_AT_ONCE = 2
-#: Characters of a client's own key.
-MOST_KEY = 400
-#: A batch's lease outlives the time that its answer may take, so that it never ends while that is written.
-LEASE_LONGER = 1.5
-#: What is said of groups that no batch will ever hold, and what to do about it.
+#: Bodies of so many bytes are read in a thread, so many at a time, while others are answered.
+LARGE_BODY_BYTES = 1_000_000
+LARGE_BODIES_AT_ONCE = 2
+#: Most characters of a client's own key; the pool's limit leaves room for what is put around it.
+MAX_CLIENT_KEY_CHARACTERS = 400
+#: A batch's lease, in times of how long its response may take: it never ends while that is written.
+LEASE_FACTOR = 1.5
+#: What a warning says of groups that no batch will ever hold, and what to do about it.
 DEAD_LETTER = "dropped, since no batch can ever hold such a group"
-FIT = (
+HOW_TO_FIT = (
     "Let groups add up to batch_size: give the environment another group_size, or register with resume true and another"
 )
-#: Reasons that the log has had and does not get again; beyond so many it begins anew.
-MOST_LOGGED = 256
+#: Reasons that are remembered as logged, so that each is logged once; beyond so many all are forgotten.
+MAX_REASONS_LOGGED = 256
 
 T = TypeVar("T")
 
 
 class Routes:
-    """The handlers; each takes a request and gives an `Answer`, or raises what is wrong."""
+    """The handlers; each takes a request and gives a response, or raises a `HeadraceError`."""
 
-    def __init__(self, pool: AsyncPool, settings: Settings) -> None:
+    def __init__(self, pool: AsyncPool, settings: TrajectoryApiSettings) -> None:
         self._pool = pool
         self._settings = settings
-        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+        self._large_bodies = asyncio.Semaphore(LARGE_BODIES_AT_ONCE)
         self._returning: set[asyncio.Future[None]] = set()
         self._logged: set[str] = set()  # why groups fit no batch, as far as the log says so
-        self.keys = Keys(pool)
+        self.keys = RetryKeys(pool)
 
     # -- trainers ------------------------------------------------------------------------------------------------------
 
-    async def register(self, request: Request) -> Answer:
-        given = await object_of(request)
-        found = await self._pool.desk_register(record(given, Registration), resume=flag(given, "resume"))
+    async def register(self, request: Request) -> ApiResponse:
+        given = await read_object(request)
+        found = await self._pool.desk_register(read_record(given, Registration), resume=read_flag(given, "resume"))
         misfit = (await self._pool.desk_status()).misfit  # what was posted before may fit none of its batches
-        return answer({"uuid": found.uuid} | self._warned([found.warning or "", misfit and self._told(misfit)]))
+        return json_response(
+            {"uuid": found.uuid} | self._warning([found.warning or "", self._dead_letter_warning(misfit)])
+        )
 
-    async def info(self, request: Request) -> Answer:
+    async def info(self, request: Request) -> ApiResponse:
         held = (await self._pool.desk_info()).registration
         if held is None:
-            return answer({"batch_size": -1, "max_token_len": -1})
-        return answer({"batch_size": held.batch_size, "max_token_len": held.max_token_len})
+            return json_response({"batch_size": -1, "max_token_len": -1})
+        return json_response({"batch_size": held.batch_size, "max_token_len": held.max_token_len})
 
-    async def wandb_info(self, request: Request) -> Answer:
+    async def wandb_info(self, request: Request) -> ApiResponse:
         held = (await self._pool.desk_info()).registration
         if held is None:
-            return answer({"group": None, "project": None})
-        return answer({"group": held.wandb_group, "project": held.wandb_project})
+            return json_response({"group": None, "project": None})
+        return json_response({"group": held.wandb_group, "project": held.wandb_project})
 
-    async def batch(self, request: Request) -> Answer:
-        await body_of(request, self._settings.max_body_mb)  # nobody sends one; until it is read, nobody can hang up
+    async def batch(self, request: Request) -> ApiResponse:
+        await raw_body(request, self._settings.max_body_mb)  # nobody sends one; until it is read, nobody can hang up
         try:
-            if last := request.headers.get(LAST_RECEIVED):
+            if last := request.headers.get(LAST_RECEIVED_HEADER):
                 await self._pool.desk_received(last)
             found = await self._hand_out()
         except NotRegistered:
-            return answer(NOT_REGISTERED)
+            return json_response(NOT_REGISTERED)
         if found is None:
-            return answer({"batch": None})
-        packed = sum(piece.size for piece in found.pieces) >= GZIP_FROM and takes_gzip(request)
-        body = join_gzip(found.pieces) if packed else join(found.pieces)
-        named = [(BATCH, found.lease.encode()), *([(REPEATED, b"true")] if found.repeated else [])]
-        return Answer(body, packed=packed, headers=tuple(named), settle=self._consumed(found.lease))
+            return json_response({"batch": None})
+        gzipped = sum(piece.size for piece in found.pieces) >= GZIP_FROM_BYTES and takes_gzip(request)
+        body = join_gzip(found.pieces) if gzipped else join(found.pieces)
+        headers = [(BATCH_HEADER, found.lease.encode()), *([(REPEATED_HEADER, b"true")] if found.repeated else [])]
+        return ApiResponse(body, gzipped=gzipped, headers=tuple(headers), settle=self._consumed(found.lease))
 
-    async def _hand_out(self) -> DeskBatch | None:
+    async def _hand_out(self) -> ScoredBatch | None:
         """The next batch. Where the call ends while it is handed out, it goes back."""
-        lease_s = self._settings.answer_s * LEASE_LONGER
+        lease_s = self._settings.answer_s * LEASE_FACTOR
         asked = asyncio.ensure_future(self._pool.desk_batch(uuid.uuid4().hex, lease_s=lease_s))
         try:
             return await asyncio.shield(asked)
@@ -113,13 +130,16 @@ class Routes:
             asked.add_done_callback(self._give_back)
             raise
 
-    def _give_back(self, asked: asyncio.Future[DeskBatch | None]) -> None:
+    def _give_back(self, asked: asyncio.Future[ScoredBatch | None]) -> None:
+        """Returns the batch of a call that was cancelled."""
         if not asked.cancelled() and asked.exception() is None and (found := asked.result()) is not None:
             returning = asyncio.ensure_future(self._consumed(found.lease)(False))
             self._returning.add(returning)
             returning.add_done_callback(self._returning.discard)
 
     def _consumed(self, lease: str) -> Settle:
+        """What ends a batch's lease: an ack where its response arrived, a nack where it did not."""
+
         async def settle(arrived: bool) -> None:
             try:
                 await (self._pool.desk_ack(lease) if arrived else self._pool.desk_nack(lease))
@@ -130,83 +150,88 @@ class Routes:
 
     # -- environments --------------------------------------------------------------------------------------------------
 
-    async def register_env(self, request: Request) -> Answer:
-        environment = record(await object_of(request), EnvRegistration)
+    async def register_env(self, request: Request) -> ApiResponse:
+        environment = read_record(await read_object(request), EnvRegistration)
         found = await self._pool.desk_register_env(environment, uuid.uuid4().hex)
         if found is None:
-            return answer(WAIT)
-        said = msgspec.structs.asdict(found)
-        misfit = said.pop("misfit")
+            return json_response(NOT_STARTED)
+        fields = msgspec.structs.asdict(found)
+        misfit = fields.pop("misfit")
         if misfit:
-            misfit = f"no batch can hold this environment's groups: {misfit}. {FIT}"
+            misfit = f"no batch can hold this environment's groups: {misfit}. {HOW_TO_FIT}"
             log.warning("%s: %s", found.wandb_name, misfit)
-        return answer({"status": "success"} | said | self._warned([misfit]))
+        return json_response({"status": "success"} | fields | self._warning([misfit]))
 
-    async def disconnect_env(self, request: Request) -> Answer:
-        env_id = env_id_of(await object_of(request))
+    async def disconnect_env(self, request: Request) -> ApiResponse:
+        env_id = read_env_id(await read_object(request))
         try:
             await self._pool.desk_disconnect(env_id)
         except NotFound as error:
-            return answer({"status": "failure", "error": str(error)})
-        return answer({"status": "success"})
+            return json_response({"status": "failure", "error": str(error)})
+        return json_response({"status": "success"})
 
-    async def scored_data(self, request: Request) -> Answer:
+    async def scored_data(self, request: Request) -> ApiResponse:
         (found,), settle = await self._post([await self._read(request, read_group)], request)
-        said: dict[str, Any] = {"status": found.status}
+        fields: dict[str, Any] = {"status": found.status}
         if found.status == "buffered":
-            said["buffer_size"] = found.buffer_size
-        return answer(said | self._misfits([found]), settle=settle)
+            fields["buffer_size"] = found.buffer_size
+        return json_response(fields | self._misfits([found]), settle=settle)
 
-    async def scored_data_list(self, request: Request) -> Answer:
+    async def scored_data_list(self, request: Request) -> ApiResponse:
         found, settle = await self._post(await self._read(request, read_groups), request)
-        said: dict[str, Any] = {"status": "received", "groups_processed": len(found)}
+        fields: dict[str, Any] = {"status": "received", "groups_processed": len(found)}
         waiting = [one for one in found if one.status == "buffered"]
         if waiting:
-            said |= {"buffered": len(waiting), "last_buffer_size": waiting[-1].buffer_size}
-        return answer(said | self._misfits(found), settle=settle)
+            fields |= {"buffered": len(waiting), "last_buffer_size": waiting[-1].buffer_size}
+        return json_response(fields | self._misfits(found), settle=settle)
 
     def _misfits(self, posted: list[Posted]) -> dict[str, Any]:
-        """What an answer says beside, where some groups fit no batch."""
+        """The warning of a response to a post, where some groups fit no batch."""
         reasons = dict.fromkeys(one.misfit for one in posted if one.misfit)
-        return self._warned([self._told(reason) for reason in reasons])
+        return self._warning([self._dead_letter_warning(reason) for reason in reasons])
 
-    def _told(self, reason: str) -> str:
-        """What to say of groups that fit no batch; it is in the log once for each reason."""
-        said = f"{DEAD_LETTER}: {reason}. {FIT}"
+    def _dead_letter_warning(self, reason: str) -> str:
+        """What to tell of groups that fit no batch, nothing without a reason; it is logged once for each."""
+        if not reason:
+            return ""
+        warning = f"{DEAD_LETTER}: {reason}. {HOW_TO_FIT}"
         if reason not in self._logged:
-            log.warning("groups are %s", said)
-            if len(self._logged) >= MOST_LOGGED:
+            log.warning("groups are %s", warning)
+            if len(self._logged) >= MAX_REASONS_LOGGED:
                 self._logged.clear()
             self._logged.add(reason)
-        return said
+        return warning
 
     @staticmethod
-    def _warned(said: list[str]) -> dict[str, str]:
-        warning = "; ".join(one for one in said if one)
+    def _warning(texts: list[str]) -> dict[str, str]:
+        """A response's `warning` field, where there is anything to warn of."""
+        warning = "; ".join(text for text in texts if text)
         return {"warning": warning} if warning else {}
 
     async def _read(self, request: Request, read: Callable[[bytes], T]) -> T:
-        most = self._settings.max_body_mb
-        body, packed = await body_of(request, most)
+        max_mb = self._settings.max_body_mb
+        body, gzipped = await raw_body(request, max_mb)
 
         def decoded() -> T:
-            return read(unpack(body, most) if packed else body)
+            return read(gunzip(body, max_mb) if gzipped else body)
 
         # gzip ends with the size of what it holds
-        if len(body) < LARGE and not (packed and int.from_bytes(body[-4:], "little") >= LARGE):
+        if len(body) < LARGE_BODY_BYTES and not (gzipped and int.from_bytes(body[-4:], "little") >= LARGE_BODY_BYTES):
             return decoded()
-        async with self._large:
+        async with self._large_bodies:
             return await asyncio.to_thread(decoded)
 
-    async def _post(self, groups: list[Scored], request: Request) -> tuple[list[Posted], Settle]:
+    async def _post(self, groups: list[ScoredGroup], request: Request) -> tuple[list[Posted], Settle]:
         """Hands groups in under the client's key, or under keys that hold until the answer has arrived."""
         given = request.headers.get("idempotency-key")
         if given is None:
             keys = await self.keys.take(groups)
-        elif 0 < len(given) <= MOST_KEY:
+        elif 0 < len(given) <= MAX_CLIENT_KEY_CHARACTERS:
             keys = [(group.env_id, f"client:{given}/{n}") for n, group in enumerate(groups)]
         else:
-            raise InvalidInput(f"Idempotency-Key must have 1 to {MOST_KEY} characters, not {len(given)}")
+            raise InvalidInput(
+                f"Idempotency-Key must have 1 to {MAX_CLIENT_KEY_CHARACTERS} characters, not {len(given)}"
+            )
 
         async def settle(arrived: bool) -> None:
             if given is None:
@@ -224,29 +249,29 @@ class Routes:
 
     # -- both ----------------------------------------------------------------------------------------------------------
 
-    async def root(self, request: Request) -> Answer:
-        return answer({"message": "Headrace Trajectory API"})
+    async def root(self, request: Request) -> ApiResponse:
+        return json_response({"message": "Headrace Trajectory API"})
 
-    async def latest_example(self, request: Request) -> Answer:
+    async def latest_example(self, request: Request) -> ApiResponse:
         piece = await self._pool.desk_latest()
         if piece is None:
-            return answer(NO_EXAMPLE)
-        packed = piece.size >= GZIP_FROM and takes_gzip(request)
-        return Answer(gzip_piece(piece) if packed else inflate(piece), packed=packed)
+            return json_response(NO_EXAMPLE)
+        gzipped = piece.size >= GZIP_FROM_BYTES and takes_gzip(request)
+        return ApiResponse(gzip_piece(piece) if gzipped else inflate(piece), gzipped=gzipped)
 
-    async def status(self, request: Request) -> Answer:
+    async def status(self, request: Request) -> ApiResponse:
         found = await self._pool.desk_status()
-        said: dict[str, Any] = {"current_step": found.step, "queue_size": found.queue_size}
+        fields: dict[str, Any] = {"current_step": found.step, "queue_size": found.queue_size}
         if found.dead_letters:
-            said["dead_letters"] = found.dead_letters
-        return answer(said | self._warned([found.misfit and self._told(found.misfit)]))
+            fields["dead_letters"] = found.dead_letters
+        return json_response(fields | self._warning([self._dead_letter_warning(found.misfit)]))
 
-    async def status_env(self, request: Request) -> Answer:
+    async def status_env(self, request: Request) -> ApiResponse:
         """By a body on the GET, as the original has it, or by a query parameter."""
         given: dict[str, Any] = dict(request.query_params)
-        env_id = env_id_of(given if "env_id" in given else await object_of(request))
+        env_id = read_env_id(given if "env_id" in given else await read_object(request))
         found = await self._pool.desk_env_status(env_id, self._settings.heartbeat_s)
-        return answer(
+        return json_response(
             {
                 "current_step": found.step,
                 "queue_size": found.queue_size,
@@ -255,19 +280,19 @@ class Routes:
                 "max_group_size": found.max_group_size,
                 "env_weight": found.env_weight,
             }
-            | self._warned([found.misfit and self._told(found.misfit)])
+            | self._warning([self._dead_letter_warning(found.misfit)])
         )
 
-    async def metrics(self, request: Request) -> Answer:
+    async def metrics(self, request: Request) -> ApiResponse:
         stats = await self._pool.stats()
-        return Answer(metrics.prometheus(stats["desk"]).encode(), kind=metrics.KIND)
+        return ApiResponse(metrics.prometheus(stats["desk"]).encode(), content_type=metrics.CONTENT_TYPE)
 
-    async def openapi(self, request: Request) -> Answer:
-        return answer(openapi())
+    async def openapi(self, request: Request) -> ApiResponse:
+        return json_response(openapi())
 
-    async def docs(self, request: Request) -> Answer:
-        return Answer(docs_page(), kind=PAGE.encode())
+    async def docs(self, request: Request) -> ApiResponse:
+        return ApiResponse(docs_page(), content_type=PAGE.encode())
 
-    async def reset_data(self, request: Request) -> Answer:
+    async def reset_data(self, request: Request) -> ApiResponse:
         await self._pool.desk_reset()
-        return Answer(b"Reset successful", kind=TEXT)
+        return ApiResponse(b"Reset successful", content_type=TEXT)

@@ -1,4 +1,4 @@
-"""What a Trajectory API may be told."""
+"""The settings of a Trajectory API."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pydantic import BaseModel, Field, field_validator
 from headrace.pool.config import MAX_CHANNEL_NAME
 
 
-class Settings(BaseModel):
+class TrajectoryApiSettings(BaseModel):
+    """What a Trajectory API may be told; each field is also a flag of `headrace api`."""
+
     api_key: str | None = Field(None, description="key that every call must present (or set HEADRACE_API_KEY)")
     serve_channel: str | None = Field(
         None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from headrace.api.settings import Settings
+from headrace.api.settings import TrajectoryApiSettings
 from headrace.cli.common import pool_key, say
 from headrace.cli.pool.run import PoolOptions
 from headrace.data.errors import HeadraceError
@@ -28,7 +28,7 @@ RAY = "ray"
 KEY = "HEADRACE_API_KEY"
 
 
-class ApiCommand(Settings, PoolOptions):
+class ApiCommand(TrajectoryApiSettings, PoolOptions):
     """Serve Atropos' Trajectory API, until SIGTERM or Ctrl-C: environments post scored groups, trainers take batches.
     Prints one line with its address as soon as it serves.
 
@@ -59,7 +59,7 @@ class ApiCommand(Settings, PoolOptions):
         )
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-        settings = Settings(**{name: getattr(self, name) for name in Settings.model_fields})
+        settings = TrajectoryApiSettings(**{name: getattr(self, name) for name in TrajectoryApiSettings.model_fields})
         settings.api_key = settings.api_key or os.environ.get(KEY) or None
         host = self.host or usual_host(keyed=settings.api_key is not None)
         if settings.api_key is None and not loopback(host):

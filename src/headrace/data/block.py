@@ -18,12 +18,14 @@ from headrace.data.errors import FrameError, InvalidInput, shown
 from headrace.data.frame import Buffer, checksum
 from headrace.data.step import FloatArray, IntArray
 
-TOKEN = 4  # bytes of an id and of a log-prob
-MAX_METADATA = 1 << 20
+#: Of a token's id (int32), and of its log-prob (float32).
+TOKEN_BYTES = 4
+#: Of a step's metadata and sampling, packed: they are kept in memory, and written with every commit.
+MAX_METADATA_BYTES = 1 << 20
 _I4, _F4 = np.dtype("<i4"), np.dtype("<f4")
 
 
-class Extra(msgspec.Struct, omit_defaults=True):
+class StepExtra(msgspec.Struct, omit_defaults=True):
     """What few steps carry, or what is read rarely: kept encoded inside the head. Unknown fields are ignored."""
 
     metadata: dict[str, Any] = {}
@@ -40,8 +42,8 @@ class Extra(msgspec.Struct, omit_defaults=True):
     note: str | None = None
 
 
-class Peek(msgspec.Struct):
-    """The fields of `Extra` that are looked at whenever a step comes in; the others are passed over."""
+class StepExtraPeek(msgspec.Struct):
+    """The fields of `StepExtra` that are looked at whenever a step comes in; the others are passed over."""
 
     call_id: str | None = None
     quarantined: str | None = None
@@ -65,11 +67,13 @@ class StepHead(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     extra: bytes = b""
     blobs: tuple[bytes, ...] = ()
 
-    def unpack_extra(self) -> Extra:
-        return _extra_decoder.decode(self.extra) if self.extra else Extra()
+    def unpack_extra(self) -> StepExtra:
+        """All of the extra, decoded."""
+        return _extra_decoder.decode(self.extra) if self.extra else StepExtra()
 
-    def peek(self) -> Peek:
-        return _peek_decoder.decode(self.extra) if self.extra else Peek()
+    def peek(self) -> StepExtraPeek:
+        """What every incoming step is asked for, without decoding the rest."""
+        return _peek_decoder.decode(self.extra) if self.extra else StepExtraPeek()
 
 
 class BlockHeader(msgspec.Struct, array_like=True):
@@ -81,13 +85,13 @@ class BlockHeader(msgspec.Struct, array_like=True):
     blobs: list[tuple[bytes, int]] = []
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=lambda value: plain(value))
-_extra_decoder = msgspec.msgpack.Decoder(Extra)
-_peek_decoder = msgspec.msgpack.Decoder(Peek)
+_encoder = msgspec.msgpack.Encoder(enc_hook=lambda value: to_plain(value))
+_extra_decoder = msgspec.msgpack.Decoder(StepExtra)
+_peek_decoder = msgspec.msgpack.Decoder(StepExtraPeek)
 
 
-def plain(value: Any) -> Any:
-    """A value that msgpack does not know as one that it does: numpy's numbers and arrays."""
+def to_plain(value: Any) -> Any:
+    """A value of numpy's, which msgpack does not know, as plain Python; `InvalidInput` for anything else."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
@@ -130,11 +134,11 @@ class Record(msgspec.Struct, eq=False, gc=False):
 
     @property
     def response(self) -> bytes:
-        return self.ids[self.head.n_prompt * TOKEN :]
+        return self.ids[self.head.n_prompt * TOKEN_BYTES :]
 
 
 class Block:
-    """A batch of packed steps; see the module."""
+    """A batch of packed steps: heads, ids, log-probs and blobs, as the module describes."""
 
     __slots__ = ("_body_crc", "_records", "blobs", "heads", "ids", "log_probs")
 
@@ -190,14 +194,14 @@ class Block:
         found: list[Record] = []
         at = lp_at = 0
         for head in self.heads:
-            end = at + (head.n_prompt + head.n_response) * TOKEN
-            lp_end = lp_at + (head.n_response * TOKEN if head.has_log_probs else 0)
+            end = at + (head.n_prompt + head.n_response) * TOKEN_BYTES
+            lp_end = lp_at + (head.n_response * TOKEN_BYTES if head.has_log_probs else 0)
             found.append(Record(head, bytes(ids[at:end]), bytes(probs[lp_at:lp_end])))
             at, lp_at = end, lp_end
         return found
 
 
-def lay_out(records: Sequence[Record], blobs: dict[bytes, Buffer]) -> tuple[BlockHeader, list[Buffer]]:
+def block_layout(records: Sequence[Record], blobs: dict[bytes, Buffer]) -> tuple[BlockHeader, list[Buffer]]:
     """A Block of these records for a frame, header and body, without joining its arrays first."""
     ids: list[Buffer] = [record.ids for record in records]
     probs: list[Buffer] = [record.log_probs for record in records if record.log_probs]
@@ -212,9 +216,9 @@ def read_block(header: BlockHeader, body: memoryview) -> Block:
     for head in header.heads:
         if head.n_prompt < 0 or head.n_response < 0 or head.keep < 0:
             raise FrameError("a step's head holds a negative length")
-        ids_len += (head.n_prompt + head.n_response) * TOKEN
+        ids_len += (head.n_prompt + head.n_response) * TOKEN_BYTES
         if head.has_log_probs:
-            lp_len += head.n_response * TOKEN
+            lp_len += head.n_response * TOKEN_BYTES
     total = header.ids + header.log_probs + sum(size for _, size in header.blobs)
     if header.ids != ids_len or header.log_probs != lp_len or total != len(body):
         raise FrameError(
@@ -229,13 +233,16 @@ def read_block(header: BlockHeader, body: memoryview) -> Block:
     return Block(header.heads, body[: header.ids], body[header.ids : header.ids + header.log_probs], blobs)
 
 
-def pack_extra(extra: Extra) -> bytes:
+def pack_extra(extra: StepExtra) -> bytes:
+    """The extra as a head holds it; `InvalidInput` where it has no msgpack form, or is too large."""
     try:
         encoded = _encoder.encode(extra)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidInput(f"metadata and sampling hold JSON values with string keys: {error}") from None
-    if len(encoded) > MAX_METADATA:
-        raise InvalidInput(f"metadata and sampling take {len(encoded)} bytes; at most {MAX_METADATA} a step are kept")
+    if len(encoded) > MAX_METADATA_BYTES:
+        raise InvalidInput(
+            f"metadata and sampling take {len(encoded)} bytes; at most {MAX_METADATA_BYTES} a step are kept"
+        )
     return encoded
 
 

@@ -22,6 +22,7 @@ from headrace.data.errors import ForeignFrame, FrameError
 
 MAGIC = b"HRF\xa7"
 FORMAT_VERSION = 1
+#: Bytes at a multiple of which a frame and its body begin, so that arrays can be read in place.
 ALIGN = 8
 
 _LEAD = struct.Struct("<4sBBHIIQQ")
@@ -31,7 +32,7 @@ PREAMBLE_SIZE = _LEAD.size + _HEAD_CRC.size
 Buffer = bytes | bytearray | memoryview
 
 
-class Kind:
+class FrameKind:
     """What a frame holds. The numbers are on disk: a number is never given a second meaning."""
 
     SEGMENT = 1
@@ -103,6 +104,7 @@ def encode(
 
 
 def frame_bytes(kind: int, header: bytes, body: Sequence[Buffer] = ()) -> bytes:
+    """The frame as one run of bytes."""
     return b"".join(encode(kind, header, body))
 
 
@@ -127,15 +129,15 @@ def read_head(data: Buffer, at: int = 0) -> Preamble:
     view = memoryview(data)
     there = len(view) - at - PREAMBLE_SIZE
     header = view[at + PREAMBLE_SIZE : at + PREAMBLE_SIZE + lead.header_len]
-    sound = there >= lead.header_len and _crc32c(header, _crc32c(view[at : at + _LEAD.size])) == lead.head_crc
+    intact = there >= lead.header_len and _crc32c(header, _crc32c(view[at : at + _LEAD.size])) == lead.head_crc
     if lead.version != FORMAT_VERSION:
-        raise (ForeignFrame if sound else FrameError)(
+        raise (ForeignFrame if intact else FrameError)(
             f"frame of format version {lead.version}; this release reads version {FORMAT_VERSION}: "
             "use the release that wrote it"
         )
     if there < lead.header_len:
         raise FrameError(f"frame cut short: its header takes {lead.header_len} bytes, {there} are there")
-    if not sound:
+    if not intact:
         raise FrameError("frame damaged: its header does not match its CRC32C")
     return lead
 

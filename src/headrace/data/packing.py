@@ -10,19 +10,27 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from headrace.data.block import Block, Extra, Record, StepHead, floats_array, ids_array, pack_extra
+from headrace.data.block import (
+    Block,
+    Record,
+    StepExtra,
+    StepHead,
+    floats_array,
+    ids_array,
+    pack_extra,
+)
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.frame import Buffer
 from headrace.data.step import (
     INT32_MAX,
-    MAX_UID,
+    MAX_UID_CHARACTERS,
     FloatArray,
     IntArray,
     Step,
+    check_count,
+    check_finite,
     check_spans,
     check_uid,
-    count,
-    finite,
     step_from_dict,
 )
 
@@ -54,23 +62,23 @@ def pack(steps: Sequence[Step | dict[str, Any]]) -> Block:
 def check_heads(block: Block) -> None:
     """Heads that come from another process hold what a Step would: the first value that could not is named."""
     for at, head in enumerate(block.heads):
-        if _is_sound(head):
+        if _is_plainly_valid(head):
             continue
         try:
             check_uid(head.trajectory_uid, "trajectory_uid")
             check_uid(head.prompt_uid, "prompt_uid")
-            count(head.n_response, "n_response", 1)
-            count(head.keep + head.n_prompt, "n_prompt", 1)
-            count(head.step_index, "step_index", -1, INT32_MAX)
-            count(head.policy_version, "policy_version", -1, INT32_MAX)
-            finite(head.created_at, "created_at")
+            check_count(head.n_response, "n_response", 1)
+            check_count(head.keep + head.n_prompt, "n_prompt", 1)
+            check_count(head.step_index, "step_index", -1, INT32_MAX)
+            check_count(head.policy_version, "policy_version", -1, INT32_MAX)
+            check_finite(head.created_at, "created_at")
             if head.reward is not None:
-                finite(head.reward, "reward")
+                check_finite(head.reward, "reward")
             if head.base < 0 and (head.base != -1 or head.keep):
                 raise InvalidInput(f"keep is {head.keep} with base {head.base}; it is 0 where a step builds on none")
             extra = head.unpack_extra()
             if extra.quality is not None:
-                finite(extra.quality, "quality")
+                check_finite(extra.quality, "quality")
             if extra.version_spans is not None:
                 check_spans(extra.version_spans, head.n_response)
         except msgspec.MsgspecError as error:
@@ -82,15 +90,15 @@ def check_heads(block: Block) -> None:
                 raise InvalidInput(f"step {at}: blobs holds {shown(digest)}, which is no digest; {_none_taken(block)}")
 
 
-def _is_sound(head: StepHead) -> bool:
+def _is_plainly_valid(head: StepHead) -> bool:
     """Whether nothing in a head without extra can be wrong: most heads, at a fraction of what a full check costs."""
     return (
         not head.extra
         and not head.blobs
         and head.base == -1
         and head.keep == 0
-        and 0 < len(head.trajectory_uid) <= MAX_UID
-        and 0 < len(head.prompt_uid) <= MAX_UID
+        and 0 < len(head.trajectory_uid) <= MAX_UID_CHARACTERS
+        and 0 < len(head.prompt_uid) <= MAX_UID_CHARACTERS
         and head.n_prompt > 0
         and head.n_response > 0
         and -1 <= head.step_index <= INT32_MAX
@@ -181,7 +189,7 @@ def _pack_extra(step: Step, blobs: dict[bytes, Buffer]) -> tuple[bytes, tuple[by
     experts = _detach(step.routed_experts, used) if step.routed_experts is not None else None
     blobs.update(used)
     encoded = pack_extra(
-        Extra(
+        StepExtra(
             step.metadata,
             step.finish_reason,
             step.sampling,
@@ -242,7 +250,7 @@ def _digest(data: Buffer) -> bytes:
 #: What a Step and its head's `Extra` hold alike.
 _SHARED_FIELDS = [
     name
-    for name in Extra.__struct_fields__
+    for name in StepExtra.__struct_fields__
     if name in Step.__struct_fields__ and name not in ("multi_modal_data", "routed_experts")
 ]
 #: Unpacked steps begin as copies of this one: their fields were checked when they were packed, and are only set.

@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.data.block import TOKEN, Extra, Record, floats_array, ids_array
+from headrace.data.block import (
+    TOKEN_BYTES,
+    Record,
+    StepExtra,
+    floats_array,
+    ids_array,
+)
 from headrace.data.frame import Buffer
 from headrace.data.packing import attach
 from headrace.data.step import FloatArray, IntArray
@@ -40,7 +46,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequence:
-    """Tokens of one path. The arrays have one entry a token.
+    """Tokens of one path. The arrays have one entry for each token.
 
     `log_probs` is 0 for context and NaN for a sampled token whose log-prob was not recorded; `versions` is -1 for
     context. `reward` is the whole trajectory's: an outcome reaches every branch. `multi_modal_data` is that of its last
@@ -102,10 +108,10 @@ def parents_of(tree: TokenTree) -> dict[int, int]:
     seen = {index: _seen(record) for index, record in tree.records.items() if record.head.blobs}
     parents: dict[int, int] = {}
     children: dict[int, list[int]] = {}
-    ends = {-1: 0} | {index: record.end * TOKEN for index, record in tree.records.items()}
+    ends = {-1: 0} | {index: record.end * TOKEN_BYTES for index, record in tree.records.items()}
     for index in sorted(tree.records, key=lambda i: (ends[i], i)):
         whole = tree.whole(index)
-        limit = ends[index] - tree.records[index].head.n_response * TOKEN
+        limit = ends[index] - tree.records[index].head.n_response * TOKEN_BYTES
         parent = -1
         # Siblings may both match, where one sampled what the other was sampled from: each is followed.
         matching = [-1]
@@ -145,7 +151,7 @@ def _media(tree: TokenTree, chain: list[int], blobs: Mapping[bytes, Buffer]) -> 
     return None
 
 
-def _temperature(extra: Extra) -> float:
+def _temperature(extra: StepExtra) -> float:
     """What the recorded log-probs' logits were divided by. Greedy decoding (0) divides by nothing."""
     given = (extra.sampling or {}).get("temperature")
     if extra.metadata.get("log_probs") == "raw" or not isinstance(given, int | float) or not given > 0:

@@ -20,10 +20,10 @@ IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
 INT32_MAX = 2**31 - 1
-#: uids travel in URLs, headers and file names.
-MAX_UID = 512
-#: Levels that metadata may nest.
-MAX_DEPTH = 100
+#: Characters of a uid: uids travel in URLs, headers and file names.
+MAX_UID_CHARACTERS = 512
+#: Levels that metadata may nest: what nests deeper, some decoder here would not read back.
+MAX_METADATA_DEPTH = 100
 
 _force = msgspec.structs.force_setattr
 
@@ -68,24 +68,26 @@ class Step(msgspec.Struct, kw_only=True, frozen=True, eq=False, gc=False):
     def __post_init__(self) -> None:
         if self.builds_on is not None:
             _force(self, "builds_on", check_base(self.builds_on))
-        _force(self, "prompt_ids", token_ids(self.prompt_ids, "prompt_ids", may_be_empty=self.builds_on is not None))
-        _force(self, "response_ids", token_ids(self.response_ids, "response_ids"))
+        _force(
+            self, "prompt_ids", token_ids_array(self.prompt_ids, "prompt_ids", may_be_empty=self.builds_on is not None)
+        )
+        _force(self, "response_ids", token_ids_array(self.response_ids, "response_ids"))
         if self.rollout_log_probs is not None:
-            _force(self, "rollout_log_probs", log_probs(self.rollout_log_probs, len(self.response_ids)))
+            _force(self, "rollout_log_probs", log_probs_array(self.rollout_log_probs, len(self.response_ids)))
         if self.reward is not None:
-            _force(self, "reward", finite(self.reward, "reward"))
+            _force(self, "reward", check_finite(self.reward, "reward"))
         if self.routed_experts is not None:
-            _force(self, "routed_experts", narrow(self.routed_experts, "routed_experts"))
+            _force(self, "routed_experts", narrowest_array(self.routed_experts, "routed_experts"))
         check_uid(self.trajectory_uid, "trajectory_uid")
         if not self.prompt_uid:
             _force(self, "prompt_uid", self.trajectory_uid)
         check_uid(self.prompt_uid, "prompt_uid")
         if self.step_index is not None:
-            _force(self, "step_index", count(self.step_index, "step_index", most=INT32_MAX))
+            _force(self, "step_index", check_count(self.step_index, "step_index", most=INT32_MAX))
         if self.policy_version is not None:
-            _force(self, "policy_version", count(self.policy_version, "policy_version", most=INT32_MAX))
+            _force(self, "policy_version", check_count(self.policy_version, "policy_version", most=INT32_MAX))
         if self.created_at is not None:
-            _force(self, "created_at", finite(self.created_at, "created_at"))
+            _force(self, "created_at", check_finite(self.created_at, "created_at"))
         check_bool(self.is_last, "is_last")
         check_dict(self.metadata, "metadata")
         self._check_rare()
@@ -102,7 +104,7 @@ class Step(msgspec.Struct, kw_only=True, frozen=True, eq=False, gc=False):
         if self.note is not None:
             check_text(self.note, "note")
         if self.quality is not None:
-            _force(self, "quality", finite(self.quality, "quality"))
+            _force(self, "quality", check_finite(self.quality, "quality"))
         if self.sampling is not None:
             check_dict(self.sampling, "sampling")
         if self.multi_modal_data is not None:
@@ -144,7 +146,7 @@ def step_from_dict(fields: dict[str, Any]) -> Step:
     return Step(**given)
 
 
-def token_ids(value: Any, field: str, *, may_be_empty: bool = False) -> IntArray:
+def token_ids_array(value: Any, field: str, *, may_be_empty: bool = False) -> IntArray:
     """`value` as an int32 array of at least one id; int32 arrays pass as they are."""
     if type(value) is np.ndarray and value.dtype == np.int32:
         array = value
@@ -173,8 +175,8 @@ def token_ids(value: Any, field: str, *, may_be_empty: bool = False) -> IntArray
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
-def log_probs(value: Any, expected: int) -> FloatArray:
-    """`value` as a float32 array, one a sampled token."""
+def log_probs_array(value: Any, expected: int) -> FloatArray:
+    """`value` as a float32 array with one log-prob for each of the `expected` sampled tokens."""
     try:
         if type(value) is np.ndarray and value.dtype == np.float32:
             array = value
@@ -190,7 +192,8 @@ def log_probs(value: Any, expected: int) -> FloatArray:
     return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
-def finite(value: Any, field: str) -> float:
+def check_finite(value: Any, field: str) -> float:
+    """`value` as a float, if it is a finite number; else, as every check here, `InvalidInput` that names `field`."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise InvalidInput(f"{field} must be a number, not {shown(value)}")
     number = float(value)
@@ -199,7 +202,8 @@ def finite(value: Any, field: str) -> float:
     return number
 
 
-def count(value: Any, field: str, least: int = 0, most: int = 2**53) -> int:
+def check_count(value: Any, field: str, least: int = 0, most: int = 2**53) -> int:
+    """`value` as an int, if it is an integer in `least..most`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise InvalidInput(f"{field} must be an integer of at least {least}, not {shown(value)}")
     if value > most:
@@ -207,7 +211,8 @@ def count(value: Any, field: str, least: int = 0, most: int = 2**53) -> int:
     return int(value)
 
 
-def check_uid(value: Any, field: str, most: int = MAX_UID) -> str:
+def check_uid(value: Any, field: str, most: int = MAX_UID_CHARACTERS) -> str:
+    """`value`, if it is a string of 1 to `most` characters that has a UTF-8 form."""
     if not isinstance(value, str) or not value or len(value) > most:
         raise InvalidInput(f"{field} must be a string of 1 to {most} characters, not {shown(value)}")
     if not value.isascii():
@@ -229,6 +234,7 @@ def check_text(value: Any, field: str) -> None:
 
 
 def check_dict(value: Any, field: str) -> None:
+    """Refuses what is no dict with string keys, or nests too deep."""
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise InvalidInput(f"{field} must be a dict with string keys, not {shown(value)}")
     check_depth(value, field)
@@ -237,7 +243,7 @@ def check_dict(value: Any, field: str) -> None:
 def check_depth(value: Any, field: str) -> None:
     """Refuses what nests deeper than any decoder here reads: a record that cannot be read again must not be written."""
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(MAX_METADATA_DEPTH):
         level = [
             child
             for parent in level
@@ -246,7 +252,9 @@ def check_depth(value: Any, field: str) -> None:
         ]
         if not level:
             return
-    raise InvalidInput(f"{field} nests deeper than {MAX_DEPTH} levels; keep it flatter, or as a string of JSON")
+    raise InvalidInput(
+        f"{field} nests deeper than {MAX_METADATA_DEPTH} levels; keep it flatter, or as a string of JSON"
+    )
 
 
 def check_tags(value: Any) -> tuple[str, ...]:
@@ -256,19 +264,21 @@ def check_tags(value: Any) -> tuple[str, ...]:
 
 
 def check_base(value: Any) -> tuple[int, int]:
+    """`builds_on` as (index of the step that it builds on, how many tokens of that it keeps)."""
     try:
         index, tokens = value
     except (TypeError, ValueError):
         raise InvalidInput(f"builds_on is {shown(value)}; it must be (step_index, tokens)") from None
-    return count(index, "builds_on step_index"), count(tokens, "builds_on tokens", 1)
+    return check_count(index, "builds_on step_index"), check_count(tokens, "builds_on tokens", 1)
 
 
 def check_spans(value: Any, tokens: int) -> tuple[tuple[int, int], ...]:
+    """`version_spans` of a response of so many tokens, as pairs of (first token, policy version), rising from 0."""
     try:
         pairs = [(first, version) for first, version in value]
     except (TypeError, ValueError):
         raise InvalidInput(f"version_spans must be pairs (first_token, version), not {shown(value)}") from None
-    spans = tuple((count(a, "version_spans"), count(b, "version_spans", most=INT32_MAX)) for a, b in pairs)
+    spans = tuple((check_count(a, "version_spans"), check_count(b, "version_spans", most=INT32_MAX)) for a, b in pairs)
     firsts = [first for first, _ in spans]
     if not spans or firsts[0] != 0 or firsts != sorted(set(firsts)) or firsts[-1] >= tokens:
         raise InvalidInput(
@@ -278,7 +288,7 @@ def check_spans(value: Any, tokens: int) -> tuple[tuple[int, int], ...]:
     return spans
 
 
-def narrow(value: Any, field: str) -> npt.NDArray[Any]:
+def narrowest_array(value: Any, field: str) -> npt.NDArray[Any]:
     """An integer array in the narrowest unsigned type that holds it."""
     try:
         array = np.asarray(value)
@@ -290,6 +300,7 @@ def narrow(value: Any, field: str) -> npt.NDArray[Any]:
 
 
 def same_value(a: Any, b: Any) -> bool:
+    """Whether two metadata values are equal, arrays by type and content."""
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return type(a) is type(b) and a.dtype == b.dtype and np.array_equal(a, b)
     if isinstance(a, dict) and isinstance(b, dict):

@@ -64,6 +64,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, gc=False):
         }
 
     def sequences(self) -> list[Sequence]:
+        """Its root-to-leaf paths, as a trainer learns from them."""
         return sequences_of(self.tree, self.uid, self.prompt_uid, self.metadata, self.blobs)
 
 
@@ -87,7 +88,7 @@ class Group(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def rewards(self) -> list[float | None]:
-        """One a trajectory, however many branches it has."""
+        """One for each trajectory, however many branches it has."""
         return [trajectory.reward for trajectory in self.trajectories]
 
     def sequences(self) -> list[Sequence]:

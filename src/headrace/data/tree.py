@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from headrace.data.block import TOKEN, Record
+from headrace.data.block import TOKEN_BYTES, Record
 
 
 class TokenTree(msgspec.Struct, eq=False, gc=False):  # holds records, which hold nothing that could lead back
@@ -46,21 +46,21 @@ class TokenTree(msgspec.Struct, eq=False, gc=False):  # holds records, which hol
         while open_nodes:
             index = open_nodes.pop()
             record = self.records[index]
-            start = record.head.keep * TOKEN
+            start = record.head.keep * TOKEN_BYTES
             own = record.ids
             end = start + len(own) if prompt.startswith(own, start) else start + _common(prompt, start, own)
             if end > best_end:
                 best, best_end = index, end
             for child in self.children.get(index, ()):
-                if self.records[child].head.keep * TOKEN <= end:
+                if self.records[child].head.keep * TOKEN_BYTES <= end:
                     open_nodes.append(child)
-        return best, best_end // TOKEN
+        return best, best_end // TOKEN_BYTES
 
     def prompt(self, index: int) -> bytes:
         """The whole prompt of a step."""
         record = self.records[index]
         head = record.head
-        return self.path(head.base, head.keep) + record.ids[: head.n_prompt * TOKEN]
+        return self.path(head.base, head.keep) + record.ids[: head.n_prompt * TOKEN_BYTES]
 
     def path(self, index: int, tokens: int) -> bytes:
         """The first `tokens` of a step's prompt and response."""
@@ -69,19 +69,20 @@ class TokenTree(msgspec.Struct, eq=False, gc=False):  # holds records, which hol
             record = self.records[index]
             keep = record.head.keep
             if tokens > keep:
-                parts.append(record.ids[: (tokens - keep) * TOKEN])
+                parts.append(record.ids[: (tokens - keep) * TOKEN_BYTES])
                 tokens = keep
             index = record.head.base
         parts.reverse()
         return b"".join(parts)
 
     def whole(self, index: int) -> bytes:
+        """A step's prompt and response."""
         return self.path(index, self.records[index].end)
 
     def tail(self, index: int, start: int) -> bytes:
         """A step's prompt and response from the byte `start` on."""
         record = self.records[index]
-        begin = record.head.keep * TOKEN
+        begin = record.head.keep * TOKEN_BYTES
         return record.ids[start - begin :] if start >= begin else self.whole(index)[start:]
 
     def in_order(self) -> list[Record]:
@@ -103,9 +104,9 @@ class TokenTree(msgspec.Struct, eq=False, gc=False):  # holds records, which hol
 
 def _common(prompt: bytes, start: int, own: bytes) -> int:
     """Bytes, in whole tokens, that `prompt` from `start` shares with the beginning of `own`."""
-    n = min(len(prompt) - start, len(own)) // TOKEN
+    n = min(len(prompt) - start, len(own)) // TOKEN_BYTES
     if n <= 0:
         return 0
     differ = np.frombuffer(prompt, "<i4", n, start) != np.frombuffer(own, "<i4", n)
     first = int(differ.argmax())
-    return (first if differ[first] else n) * TOKEN
+    return (first if differ[first] else n) * TOKEN_BYTES

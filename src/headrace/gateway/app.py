@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headrace.api import Api
-from headrace.api import Settings as ApiSettings
+from headrace.api import TrajectoryApi
+from headrace.api import TrajectoryApiSettings as ApiSettings
 from headrace.gateway import bodies
 from headrace.gateway.access import Role
 from headrace.gateway.dialects import Dialect, anthropic, openai
@@ -100,14 +100,14 @@ def create_app(
     return app
 
 
-def _trajectory_api(pool: DataPool | RemotePool, settings: Settings, gateway: Gateway) -> Api:
+def _trajectory_api(pool: DataPool | RemotePool, settings: Settings, gateway: Gateway) -> TrajectoryApi:
     """It is no agent's: where any key is set, it needs the admin's."""
 
     def authorize(request: Request) -> None:
         gateway.access.check(request, Role.ADMIN)
 
     told = {name: getattr(settings, name) for name in ("serve_channel", "heartbeat_s", "max_body_mb")}
-    return Api(pool, ApiSettings(**told), authorize=authorize, front_page=partial(gateway_page, gateway))
+    return TrajectoryApi(pool, ApiSettings(**told), authorize=authorize, front_page=partial(gateway_page, gateway))
 
 
 def _add_routes(app: Front, gateway: Gateway, live: Live | None) -> None:

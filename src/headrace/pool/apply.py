@@ -15,9 +15,9 @@ from headrace.data.block import Block
 from headrace.pool import facts as f
 from headrace.pool import recovery
 from headrace.pool.channel import Channel
-from headrace.pool.desk.apply import APPLY as _APPLY_TO_DESK
 from headrace.pool.groups import GroupState, Lease, Tomb, TrajectoryState, is_quarantined
 from headrace.pool.policies.expiry import end_graces
+from headrace.pool.scored.apply import APPLY as _APPLY_TO_DESK
 from headrace.pool.state import State
 
 
@@ -217,7 +217,7 @@ def _forgotten(state: State, channel: Channel, fact: f.Forgotten, block: Block |
 def _clock_moved(state: State, channel: None, fact: f.ClockMoved, block: Block | None) -> None:
     for each in state.channels.values():
         each.move_deadlines(fact.by)
-    state.desk.move_deadlines(fact.by)
+    state.scored.move_deadlines(fact.by)
     state.record("clock", "", fact.at, by=fact.by)
 
 
@@ -231,7 +231,7 @@ def _lost(state: State, channel: None, fact: f.Lost, block: Block | None) -> Non
 
 def _tallied(state: State, channel: Channel | None, fact: f.Tallied, block: Block | None) -> None:
     told = fact.submitted, fact.consumed, fact.live
-    lost, returned = recovery.settle(channel, *told) if channel is not None else state.desk.settle(*told)
+    lost, returned = recovery.settle(channel, *told) if channel is not None else state.scored.settle(*told)
     if lost or returned:
         state.record("damage", fact.channel, fact.at, lost=lost, returned=returned)
 

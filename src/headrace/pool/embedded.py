@@ -230,8 +230,8 @@ class DataPool(JournaledState, BlockingPool):
 
     def _next_deadline(self, name: str) -> float:
         """When the clock alone may have something for who waits for a channel."""
-        desk = self._state.desk
-        deadlines = [self._state.look(name).deadline(), desk.deadline() if desk.serving == name else None]
+        scored = self._state.scored
+        deadlines = [self._state.look(name).deadline(), scored.deadline() if scored.serving == name else None]
         return min((deadline for deadline in deadlines if deadline is not None), default=float("inf"))
 
     # -- waiting -------------------------------------------------------------------------------------------------------

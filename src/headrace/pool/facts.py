@@ -176,7 +176,7 @@ class Lost(Fact, tag="lost", frozen=True):
 
 class Tallied(Fact, tag="tally", frozen=True):
     """What a channel's ledger said behind a hole in the journal: steps submitted, consumed, and queued or leased.
-    Without a channel it is the desk's: groups posted, served, and there."""
+    Without a channel it is that of scored groups: groups posted, served, and there."""
 
     submitted: int = 0
     consumed: int = 0

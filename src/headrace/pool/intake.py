@@ -9,7 +9,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from headrace.data.block import TOKEN, Block, Record, StepHead, pack_extra
+from headrace.data.block import (
+    TOKEN_BYTES,
+    Block,
+    Record,
+    StepHead,
+    pack_extra,
+)
 from headrace.data.errors import InvalidInput
 from headrace.data.tree import TokenTree
 from headrace.pool import facts as f
@@ -259,16 +265,16 @@ class _Intake:
                     f"step {index} of {head.trajectory_uid!r} builds on {head.keep} tokens of step {head.base}: {there}"
                 )
         elif tree.records:
-            head.base, head.keep = tree.longest_prefix(record.ids[: head.n_prompt * TOKEN])
+            head.base, head.keep = tree.longest_prefix(record.ids[: head.n_prompt * TOKEN_BYTES])
             head.n_prompt -= head.keep
         left_out = 0 if record.head.base >= 0 else head.keep
-        return Record(head, record.ids[left_out * TOKEN :], record.log_probs)
+        return Record(head, record.ids[left_out * TOKEN_BYTES :], record.log_probs)
 
     def _again(self, record: Record, index: int, trajectory: TrajectoryState | None, tree: TokenTree) -> int:
         """A step whose index is taken: the same content adds what it newly knows; other content is a conflict."""
         head, there = record.head, tree.records[index]
         uid = head.trajectory_uid
-        own = record.ids[: head.n_prompt * TOKEN]
+        own = record.ids[: head.n_prompt * TOKEN_BYTES]
         prompt = tree.path(head.base, head.keep) + own if head.base >= 0 and head.base in tree.records else own
         same = (
             record.response == there.response and record.log_probs == there.log_probs and prompt == tree.prompt(index)

@@ -19,16 +19,16 @@ from headrace.pool import facts as f
 from headrace.pool import recovery
 from headrace.pool.apply import apply
 from headrace.pool.clock import MonotonicClock
-from headrace.pool.desk import facts as desk_facts
-from headrace.pool.desk.desk import DAMAGED
-from headrace.pool.desk.plans import due as desk_due
-from headrace.pool.desk.spill import Spill
 from headrace.pool.errors import DiskFull, JournalError, PoolClosed
 from headrace.pool.journal.journal import Journal
 from headrace.pool.journal.records import decode_commit
 from headrace.pool.journal.repair import backup
 from headrace.pool.journal.snapshot import capture, live_bytes
 from headrace.pool.policies import expiry
+from headrace.pool.scored import facts as desk_facts
+from headrace.pool.scored.groups import DAMAGED
+from headrace.pool.scored.piece_store import ScratchFiles
+from headrace.pool.scored.plans import due as desk_due
 from headrace.pool.state import State
 
 log = logging.getLogger("headrace.pool")
@@ -53,7 +53,7 @@ class JournaledState:
         self._compacting = threading.Lock()
         self._compactions = 0
         if journal is not None:
-            state.desk.shelf.spill = Spill(journal.directory, journal.files.write)
+            state.scored.pieces.scratch = ScratchFiles(journal.directory, journal.files.write)
 
     # -- opening -------------------------------------------------------------------------------------------------------
 
@@ -96,9 +96,9 @@ class JournaledState:
                     "journal %s: steps of channel %r are lost: the ledger is set right", journal.directory, name
                 )
                 self._settle_one(f.Recounted(name, now, queued, leased))
-        if lost := self._state.desk.lost():
+        if lost := self._state.scored.lost():
             log.warning("journal %s: %d scored groups are lost", journal.directory, len(lost))
-            self._settle_one(desk_facts.Dropped("", now, tuple(lost), DAMAGED, "the journal lost it"))
+            self._settle_one(desk_facts.GroupsDropped("", now, tuple(lost), DAMAGED, "the journal lost it"))
 
     def _settle_one(self, fact: f.Fact) -> None:
         """Carries out what opening the journal called for; where it is full, so will opening it the next time."""
@@ -195,7 +195,7 @@ class JournaledState:
         """Compacts a journal that is full, where enough of it is dead; whether that was done, by this call or, since
         there were so many `compactions`, by another."""
         if self._journal is None:
-            return False  # it is the desk's scratch files that found no room
+            return False  # it is the scratch files of scored groups that found no room
         try:
             with self._compacting:
                 if self._compactions > compactions:

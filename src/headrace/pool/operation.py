@@ -68,7 +68,7 @@ class Operation(msgspec.Struct, Generic[Answer], frozen=True, forbid_unknown_fie
 
     def concerned(self, state: State) -> list[str]:
         """The channels that the call may look at; the empty name stands for the scored groups."""
-        serving = state.desk.serving
+        serving = state.scored.serving
         name = getattr(self, "channel", None)
         if name is None:
             return ["", *state.channels]

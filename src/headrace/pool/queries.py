@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from headrace.data.block import TOKEN, Extra, Record
+from headrace.data.block import TOKEN_BYTES, Record, StepExtra
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.frame import Buffer
-from headrace.data.step import count, finite
+from headrace.data.step import check_count, check_finite
 from headrace.data.trajectory import Group, Trajectory
 from headrace.data.tree import TokenTree
 from headrace.pool.channel import Channel
@@ -35,11 +35,11 @@ Row = dict[str, Any]
 Position = tuple[int, ...]
 
 
-_extras = msgspec.msgpack.Decoder(Extra)
+_extras = msgspec.msgpack.Decoder(StepExtra)
 
 
 def stats(state: State, channel: str | None) -> Row:
-    """One channel's numbers, or every channel's under `channels` with the sums of their ledgers, and the desk's."""
+    """One channel's numbers, or every channel's under `channels` with the sums of their ledgers, and scored groups'."""
     if channel is not None:
         return _channel_stats(state.look(channel))
     rows = {name: _channel_stats(c) for name, c in state.channels.items()}
@@ -48,8 +48,8 @@ def stats(state: State, channel: str | None) -> Row:
         for k in ("submitted", "queued", "leased", "consumed", "quarantined")
     }
     total["dropped"] = sum(sum(row["ledger"]["dropped"].values()) for row in rows.values())
-    balanced = state.desk.balanced and all(row["balanced"] for row in rows.values())
-    return {"ledger": total, "balanced": balanced, "channels": rows, "desk": state.desk.stats()}
+    balanced = state.scored.balanced and all(row["balanced"] for row in rows.values())
+    return {"ledger": total, "balanced": balanced, "channels": rows, "desk": state.scored.stats()}
 
 
 def _channel_stats(c: Channel) -> Row:
@@ -77,8 +77,8 @@ def _channel_stats(c: Channel) -> Row:
 
 def events(state: State, cursor: int, limit: int) -> list[Event]:
     """The events kept, from `cursor` on."""
-    count(cursor, "cursor")
-    count(limit, "limit", 1)
+    check_count(cursor, "cursor")
+    check_count(limit, "limit", 1)
     kept = state.events
     first = kept[0].cursor if kept else 0
     return list(islice(kept, max(0, cursor - first), max(0, cursor - first) + limit))
@@ -129,7 +129,7 @@ def list_trajectories(state: State, channel: str, filters: Row) -> Row:
     f = _Filters(filters, state=None, prompt_uid=None, complete=None, min_reward=None, max_reward=None)
     for name in ("min_reward", "max_reward"):
         if f.values[name] is not None:
-            finite(f.values[name], name)
+            check_finite(f.values[name], name)
 
     def fits(row: Row) -> bool:
         reward = row["reward"]
@@ -225,7 +225,7 @@ class _Filters:
                 raise InvalidInput(f"unknown filter {name!r}; known: {', '.join(known)}")
         self.values = known | given
         self.cursor = _position(self.values["cursor"] or 0)
-        self.limit = count(self.values["limit"], "limit", 1)
+        self.limit = check_count(self.values["limit"], "limit", 1)
         if self.limit > 10_000:
             raise InvalidInput(f"limit is {shown(self.limit)}; at most 10000 rows are given at a time")
 
@@ -236,7 +236,7 @@ class _Filters:
 
 def _position(cursor: Any) -> Position:
     if not isinstance(cursor, str):
-        return (count(cursor, "cursor"),)
+        return (check_count(cursor, "cursor"),)
     parts = cursor.split("-")
     if len(parts) > 3 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
         raise InvalidInput(f"cursor is {shown(cursor)}; give the `next` of the page before, such as 12-0-3")
@@ -278,7 +278,7 @@ def trajectory_view(channel: Channel, trajectory: TrajectoryState, only: int | N
         copy = records[index] = Record(msgspec.structs.replace(record.head), record.ids, record.log_probs, record.blobs)
         if only is not None and copy.head.base >= 0:
             copy.ids = trajectory.tree.prompt(index) + record.response
-            copy.head.n_prompt = len(copy.ids) // TOKEN - copy.head.n_response
+            copy.head.n_prompt = len(copy.ids) // TOKEN_BYTES - copy.head.n_response
             copy.head.base, copy.head.keep = -1, 0
         for blob in record.blobs:
             blobs[blob.digest] = blob.data

@@ -13,8 +13,8 @@ from headrace.data.block import Blob, Record, pack_extra
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.config import DEFAULT_CHANNEL, ChannelConfig, Limits
-from headrace.pool.desk.desk import Desk
 from headrace.pool.groups import TrajectoryState
+from headrace.pool.scored.groups import ScoredGroups
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class State:
         self.defaults = defaults
         self.limits = limits
         self.channels: dict[str, Channel] = {}
-        self.desk = Desk(int(limits.desk_memory_mb * 1e6))
+        self.scored = ScoredGroups(int(limits.desk_memory_mb * 1e6))
         self.blobs: WeakValueDictionary[bytes, Blob] = WeakValueDictionary()
         self.events: deque[Event] = deque(maxlen=limits.events_kept)
         self.next_cursor = 0
@@ -82,15 +82,15 @@ class State:
     def timed(self) -> bool:
         """Whether anything here waits for a time."""
         channels = any(channel.groups or channel.leases or channel.expected_late for channel in self.channels.values())
-        return channels or bool(self.desk.leases or self.desk.heard or self.desk.silent)
+        return channels or bool(self.scored.leases or self.scored.heard or self.scored.silent)
 
     def tallies(self, names: Iterable[str]) -> list[tuple[str, int, int, int]]:
         """What the ledgers of those of the channels that are there say: submitted, consumed, and queued or leased. An
-        empty name is the desk's: groups posted, served, and there."""
+        empty name is that of scored groups: groups posted, served, and there."""
         found: list[tuple[str, int, int, int]] = []
         for name in names:
             if not name:
-                found.append((name, *self.desk.tally()))
+                found.append((name, *self.scored.tally()))
                 continue
             channel = self.channels.get(name)
             if channel is not None:
@@ -113,7 +113,7 @@ class State:
         for channel in self.channels.values():
             channel.let_go()
         self.channels.clear()
-        self.desk.let_go()
+        self.scored.let_go()
 
     def record(self, kind: str, channel: str, at: float, **detail: Any) -> None:
         """Adds an event for `events()`."""

@@ -12,7 +12,14 @@ from typing import Any
 import msgspec
 
 from headrace.data import frame
-from headrace.data.block import Block, BlockHeader, Record, lay_out, plain, read_block
+from headrace.data.block import (
+    Block,
+    BlockHeader,
+    Record,
+    block_layout,
+    read_block,
+    to_plain,
+)
 from headrace.data.errors import FrameError, HeadraceError
 from headrace.data.packing import check_heads, check_values, unpack_block
 from headrace.data.step import Step
@@ -70,14 +77,14 @@ class Reply(msgspec.Struct, array_like=True):
 
 _calls = msgspec.msgpack.Decoder(WireCall)
 _replies = msgspec.msgpack.Decoder(Reply)
-_encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
+_encode = msgspec.msgpack.Encoder(enc_hook=to_plain).encode
 _STRUCTS: dict[str, type] = {"receipt": Receipt, "completion": Completion, "config": ChannelConfig}
 
 
 def encode_call(op: str, args: dict[str, Any], block: Block | None = None) -> bytes:
     """A call as a frame."""
     header = _encode(WireCall(op, args, block.header() if block else None))
-    return frame.frame_bytes(frame.Kind.MESSAGE, header, block.body() if block else ())
+    return frame.frame_bytes(frame.FrameKind.MESSAGE, header, block.body() if block else ())
 
 
 def decode_call(data: frame.Buffer) -> tuple[str, dict[str, Any], Block | None]:
@@ -100,22 +107,22 @@ def encode_reply(value: Any) -> bytes:
     if isinstance(value, HandOut):
         heads, block, body = _pack_groups(value.groups)
         reply = Reply("handout", [value.channel, value.lease, value.deadline], heads, block)
-        return frame.frame_bytes(frame.Kind.MESSAGE, _encode(reply), body)
+        return frame.frame_bytes(frame.FrameKind.MESSAGE, _encode(reply), body)
     if isinstance(value, Trajectory):
         heads, block, body = _pack_groups([Group(value.prompt_uid, (value,))])
-        return frame.frame_bytes(frame.Kind.MESSAGE, _encode(Reply("trajectory", None, heads, block)), body)
+        return frame.frame_bytes(frame.FrameKind.MESSAGE, _encode(Reply("trajectory", None, heads, block)), body)
     kind = "plain"
     for name, struct in _STRUCTS.items():
         if type(value) is struct:
             kind = name
     if isinstance(value, list) and value and isinstance(value[0], Event):
         kind = "events"
-    return frame.frame_bytes(frame.Kind.MESSAGE, _encode(Reply(kind, value)))
+    return frame.frame_bytes(frame.FrameKind.MESSAGE, _encode(Reply(kind, value)))
 
 
 def encode_error(error: HeadraceError) -> bytes:
     """An error as a frame."""
-    return frame.frame_bytes(frame.Kind.MESSAGE, _encode(Reply("error", [error.code, str(error)])))
+    return frame.frame_bytes(frame.FrameKind.MESSAGE, _encode(Reply("error", [error.code, str(error)])))
 
 
 def decode_reply(data: frame.Buffer) -> Any:
@@ -175,7 +182,7 @@ class PackedGroups(Sequence[Group]):
 
 def _message(data: frame.Buffer) -> frame.Frame:
     message = frame.decode(data)
-    if message.kind != frame.Kind.MESSAGE:
+    if message.kind != frame.FrameKind.MESSAGE:
         raise FrameError(f"a frame of kind {message.kind} where a message was expected")
     if message.size != len(data):
         raise FrameError(f"{len(data) - message.size} bytes follow the message")
@@ -197,7 +204,7 @@ def _pack_groups(groups: Sequence[Group]) -> tuple[list[GroupHead], BlockHeader,
         heads.append(
             GroupHead(group.prompt_uid, group.deliveries, group.replayed, group.partial, group.oldest_version, members)
         )
-    return heads, *lay_out(records, blobs)
+    return heads, *block_layout(records, blobs)
 
 
 def _unpack_groups(heads: list[GroupHead], block: Block) -> list[Group]:

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from tests.data.scored.groups import body, exact, groups, large
 
 from headrace.data import InvalidInput
-from headrace.data.scored import KEYS, decode, inflate, plain, read_group, read_groups
+from headrace.data.scored import (
+    KEYS,
+    decode,
+    inflate,
+    read_group,
+    read_groups,
+    values,
+)
 
 SMALL = {"tokens": [[1, 2], [3, 4]], "masks": [[-100, 2], [-100, 4]], "scores": [0.5, 1.5]}
 
@@ -72,7 +79,10 @@ def test_only_nested_lists_of_one_kind_of_number_are_plain(text: str, depth: int
         return {list} if depth else {type(value)}
 
     found = kinds(json.loads(text), depth)
-    for shape, kind in ((plain.ints(text.encode(), depth), int), (plain.floats(text.encode(), depth), float)):
+    for shape, kind in (
+        (values.plain_ints(text.encode(), depth), int),
+        (values.plain_floats(text.encode(), depth), float),
+    ):
         assert shape is None or found <= {kind} or found == {int, float}
         assert shape is None or ("999" not in text)
 

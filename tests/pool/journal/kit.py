@@ -12,8 +12,6 @@ import msgspec
 from headrace import DataPool, Step
 from headrace.data.frame import Buffer
 from headrace.pool.channel import Channel
-from headrace.pool.desk.desk import Desk
-from headrace.pool.desk.shelf import whole
 from headrace.pool.groups import (
     OPEN,
     GroupState,
@@ -23,6 +21,8 @@ from headrace.pool.groups import (
 )
 from headrace.pool.journal.files import Files, segment_path
 from headrace.pool.journal.records import Reader
+from headrace.pool.scored.groups import ScoredGroups
+from headrace.pool.scored.piece_store import load
 from headrace.pool.state import State
 
 # -- steps -------------------------------------------------------------------------------------------------------------
@@ -83,11 +83,11 @@ def dump(state: State) -> dict[str, Any]:
         "closed": state.closed,
         "cursor": state.next_cursor,
         "channels": {name: _channel(channel) for name, channel in sorted(state.channels.items())},
-        "desk": _desk(state.desk),
+        "desk": _desk(state.scored),
     }
 
 
-def _desk(d: Desk) -> dict[str, Any]:
+def _desk(d: ScoredGroups) -> dict[str, Any]:
     plain = ("registration", "uuids", "started", "step", "environments", "joined", "names", "keys", "ended", "serving")
     numbers = ("returned", "repeated", "counts", "dead", "next_number", "next_lease")
     return {
@@ -96,7 +96,7 @@ def _desk(d: Desk) -> dict[str, Any]:
         "pieces": {number: d.shelf.piece(number) for number in d.batching.numbers()},
         "leases": {id: msgspec.structs.astuple(lease) for id, lease in d.leases.items()},
         "requests": {request: lease.id for request, lease in d.requests.items()},
-        "latest": d.latest and whole(d.latest),
+        "latest": d.latest and load(d.latest),
     }
 
 
@@ -164,10 +164,10 @@ def check_rules(state: State) -> None:
     """What holds in every state, counted anew from what is there."""
     for channel in state.channels.values():
         _check_channel(channel)
-    _check_desk(state.desk)
+    _check_desk(state.scored)
 
 
-def _check_desk(d: Desk) -> None:
+def _check_desk(d: ScoredGroups) -> None:
     assert d.balanced, d.stats()
     assert not d.lost()
     assert sum(d.batching.places().values()) == len(d.shelf)

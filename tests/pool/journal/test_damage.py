@@ -13,7 +13,7 @@ from tests.pool.journal.kit import Crashing, Unsynced, check_rules, flip, frames
 
 from headrace import DataPool
 from headrace.data import frame
-from headrace.data.frame import Kind, frame_bytes
+from headrace.data.frame import FrameKind, frame_bytes
 from headrace.pool.apply import apply
 from headrace.pool.config import ChannelConfig, Durability, Limits
 from headrace.pool.errors import JournalDamaged, JournalError
@@ -628,7 +628,7 @@ def test_a_tail_that_a_later_release_wrote_is_not_cut_off(tmp_path: Path, monkey
     with monkeypatch.context() as later:
         later.setattr(frame, "FORMAT_VERSION", 2)
         with segment(tmp_path).open("ab") as file:
-            file.write(frame_bytes(Kind.COMMIT, b"something new"))
+            file.write(frame_bytes(FrameKind.COMMIT, b"something new"))
     before = content(tmp_path)
     with pytest.raises(JournalError, match=r"another release.*format version 2"):
         opened(tmp_path)
@@ -639,7 +639,7 @@ def test_a_fact_that_this_release_does_not_know_is_refused_and_left_alone(tmp_pa
     journal(tmp_path, ["a", "b"])
     commit = records.encode([[{"type": "levitated", "channel": "train"}], None, 0])
     with segment(tmp_path).open("ab") as file:
-        file.writelines(frame.encode(Kind.COMMIT, commit, serial=3))
+        file.writelines(frame.encode(FrameKind.COMMIT, commit, serial=3))
     before = content(tmp_path)
     with pytest.raises(
         JournalError, match=r"another release.*frame 3 holds what this release does not know.*levitated"

@@ -15,7 +15,7 @@ import pytest
 from tests.pool.journal.kit import Unsynced, check_rules, flip, frames, one, segment, uids
 
 from headrace import DataPool
-from headrace.data.frame import Kind, frame_bytes
+from headrace.data.frame import FrameKind, frame_bytes
 from headrace.pool.journal.files import read_layout
 from headrace.pool.journal.repair import repair, verify
 
@@ -110,7 +110,7 @@ def test_a_process_killed_while_it_recovers_recovers_the_next_time(ask: Ask, tmp
     shutil.copy(tmp_path / "first", segment(model))
     (model / "000000000007.tmp").write_bytes(b"half a snapshot")
     with (segment(model, 2)).open("ab") as file:
-        file.write(frame_bytes(Kind.COMMIT, b"the header of a commit")[:50])
+        file.write(frame_bytes(FrameKind.COMMIT, b"the header of a commit")[:50])
     shutil.copytree(model, tmp_path / "whole")
     calls = told(ask("open", tmp_path / "whole"), "calls")[0]
     assert {"truncate", "sync", "sync_dir", "unlink"} <= calls.keys()

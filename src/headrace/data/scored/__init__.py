@@ -4,16 +4,14 @@ A group is validated when it is read and written down as one `Piece`; whatever a
 those bytes. Nothing here does I/O.
 """
 
-from headrace.data.scored.fields import KEYS
-from headrace.data.scored.join import gzip_piece, join, join_gzip
-from headrace.data.scored.piece import Piece, Scored, decode, inflate
-from headrace.data.scored.read import read_group, read_groups
+from headrace.data.scored.piece import Piece, ScoredGroup, decode, gzip_piece, inflate, join, join_gzip
+from headrace.data.scored.read import KEYS, read_group, read_groups
 from headrace.data.scored.steps import from_sequences, to_steps
 
 __all__ = [
     "KEYS",
     "Piece",
-    "Scored",
+    "ScoredGroup",
     "read_group",
     "read_groups",
     "join",

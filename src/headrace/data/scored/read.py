@@ -1,4 +1,4 @@
-"""A posted body as groups that are ready to be kept: validated, with all fourteen keys, compressed."""
+"""A posted body as groups that are ready to be kept: validated, with all fourteen fields, compressed."""
 
 from __future__ import annotations
 
@@ -7,33 +7,75 @@ import re
 from typing import Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from headrace.data.errors import InvalidInput
-from headrace.data.scored import lenient, plain
-from headrace.data.scored.fields import ABSENT, FLOATS, INTS, KEYS, REQUIRED, Fields
-from headrace.data.scored.piece import Scored, deflate
+from headrace.data.scored.piece import ScoredGroup, deflate
+from headrace.data.scored.values import (
+    MAX_DEPTH,
+    STRING,
+    as_float,
+    as_int,
+    check_other,
+    count_numbers,
+    count_rows,
+    map_nested,
+    parse_json,
+    plain_floats,
+    plain_ints,
+)
+
+#: Numbers by how deep they are nested; these can be long, and are served as they came where that is possible.
+_INTS = {"tokens": 2, "masks": 2, "distill_token_ids": 3}
+_FLOATS = {"scores": 1, "advantages": 2, "ref_logprobs": 2, "inference_logprobs": 2, "distill_logprobs": 3}
+#: A group without one of these is none.
+_REQUIRED = ("tokens", "masks", "scores")
+
+_ABSENT = Raw(b"")
+
+
+class _Fields(Struct, gc=False):
+    """The fourteen fields in the order in which they are served, each as its text in the body. Unknown ones are read
+    over."""
+
+    tokens: Raw = _ABSENT
+    masks: Raw = _ABSENT
+    scores: Raw = _ABSENT
+    advantages: Raw = _ABSENT
+    ref_logprobs: Raw = _ABSENT
+    messages: Raw = _ABSENT
+    generation_params: Raw = _ABSENT
+    inference_logprobs: Raw = _ABSENT
+    overrides: Raw = _ABSENT
+    group_overrides: Raw = _ABSENT
+    images: Raw = _ABSENT
+    env_id: Raw = _ABSENT
+    distill_token_ids: Raw = _ABSENT
+    distill_logprobs: Raw = _ABSENT
+
+
+KEYS: tuple[str, ...] = _Fields.__struct_fields__
 
 _NULL = b"null"
 _NO_VALUE = Raw(_NULL)
-_GROUP: msgspec.json.Decoder[Fields] = msgspec.json.Decoder(Fields)
+_GROUP: msgspec.json.Decoder[_Fields] = msgspec.json.Decoder(_Fields)
 _GROUPS: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
 #: What Python writes for numbers that are none, outside of strings.
-_NOT_A_NUMBER = re.compile(rb"(%b)|-?\b(?:NaN|Infinity)\b" % lenient.STRING, re.DOTALL)
+_NOT_A_NUMBER = re.compile(rb"(%b)|-?\b(?:NaN|Infinity)\b" % STRING, re.DOTALL)
 #: Read by everybody as infinity.
 _INFINITY = b"1e999"
 
-_MOST_ENV_ID = 2**63 - 1
-#: Sequences of a group that has to be looked through value by value.
-_MOST_ROWS = 100_000
+_MAX_ENV_ID = 2**63 - 1
+#: Sequences of a group that has to be looked through value by value: more of them are taken for an attack.
+_MAX_SEQUENCES = 100_000
 
 
-def read_group(body: bytes) -> Scored:
+def read_group(body: bytes) -> ScoredGroup:
     """The group that `body` is; `InvalidInput` names the field where it is none."""
     return _group(_decode(_GROUP, body, "a group"))
 
 
-def read_groups(body: bytes) -> list[Scored]:
+def read_groups(body: bytes) -> list[ScoredGroup]:
     """All groups of a JSON array, or none: an error names the group too."""
     found = []
     for n, text in enumerate(_decode(_GROUPS, body, "groups")):
@@ -59,29 +101,29 @@ def _decode(decoder: msgspec.json.Decoder[Any], body: bytes, what: str) -> Any:
     except msgspec.DecodeError as error:
         raise InvalidInput(f"the body is not JSON ({what} cannot be read from it): {error}") from None
     except RecursionError:
-        raise InvalidInput(f"the body is nested more than {lenient.DEEPEST} deep") from None
+        raise InvalidInput(f"the body is nested more than {MAX_DEPTH} deep") from None
 
 
-def _group(fields: Fields) -> Scored:
+def _group(fields: _Fields) -> ScoredGroup:
     texts: dict[str, bytes] = {}
     shapes: dict[str, Any] = {}
     env_id = None
-    for key in REQUIRED:
-        if getattr(fields, key) in (ABSENT, _NO_VALUE):
+    for key in _REQUIRED:
+        if getattr(fields, key) in (_ABSENT, _NO_VALUE):
             raise InvalidInput(f"{key} is missing; a group has tokens, masks and scores")
     for key in KEYS:
         text = bytes(getattr(fields, key)) or _NULL
         if text != _NULL:
-            if key in INTS or key in FLOATS:
+            if key in _INTS or key in _FLOATS:
                 text, shapes[key] = _numbers(key, text, shapes.get("tokens"))
             elif key == "env_id":
                 env_id = _env_id(text)
                 text = b"%d" % env_id
             else:
-                lenient.check_other(key, lenient.parse(text, key))
+                check_other(key, parse_json(text, key))
         texts[key] = text
     sequences = _count(shapes["tokens"], shapes["masks"], shapes["scores"])
-    return Scored(deflate(_LAYOUT % tuple(texts.values())), sequences, env_id)
+    return ScoredGroup(deflate(_LAYOUT % tuple(texts.values())), sequences, env_id)
 
 
 #: A group's object, with a place for every field's text.
@@ -93,29 +135,29 @@ def _numbers(key: str, text: bytes, like: Any) -> tuple[bytes, Any]:
 
     `like` is what was found of the tokens.
     """
-    depth = INTS.get(key) or FLOATS[key]
-    known = like if depth == INTS["tokens"] and isinstance(like, bytes) else None
-    shape = plain.ints(text, depth, known) if key in INTS else plain.floats(text, depth, known)
+    depth = _INTS.get(key) or _FLOATS[key]
+    known = like if depth == _INTS["tokens"] and isinstance(like, bytes) else None
+    shape = plain_ints(text, depth, known) if key in _INTS else plain_floats(text, depth, known)
     if shape is not None:
         return text, shape
-    if depth == 2 and text.count(b"[") > _MOST_ROWS:
-        raise InvalidInput(f"{key} has more than {_MOST_ROWS} lists; a group has fewer sequences")
-    one = lenient.integer if key in INTS else lenient.number
-    values = lenient.nested(lenient.parse(text, key), depth, one, key)
+    if depth == 2 and text.count(b"[") > _MAX_SEQUENCES:
+        raise InvalidInput(f"{key} has more than {_MAX_SEQUENCES} lists; a group has fewer sequences")
+    one = as_int if key in _INTS else as_float
+    values = map_nested(parse_json(text, key), depth, one, key)
     return json.dumps(values, separators=(",", ":")).encode(), values
 
 
 def _env_id(text: bytes) -> int:
-    env_id = lenient.integer(lenient.parse(text, "env_id"), "env_id")
-    if abs(env_id) > _MOST_ENV_ID:
+    env_id = as_int(parse_json(text, "env_id"), "env_id")
+    if abs(env_id) > _MAX_ENV_ID:
         raise InvalidInput(f"env_id is {env_id}, which is out of range")
     return env_id
 
 
 def _count(tokens: Any, masks: Any, scores: Any) -> int:
     """How many sequences there are: as many lists of tokens as of masks, each pair equally long, and as many scores."""
-    scored = plain.numbers(scores) if isinstance(scores, bytes) else len(scores)
-    if isinstance(tokens, bytes) and tokens == masks and plain.rows(tokens) == scored:
+    scored = count_numbers(scores) if isinstance(scores, bytes) else len(scores)
+    if isinstance(tokens, bytes) and tokens == masks and count_rows(tokens) == scored:
         return scored
     long, masked = _lengths(tokens), _lengths(masks)
     if not long:

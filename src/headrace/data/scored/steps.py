@@ -14,16 +14,16 @@ import numpy as np
 import orjson
 
 from headrace.data.errors import InvalidInput
-from headrace.data.scored.fields import KEYS
-from headrace.data.scored.piece import Piece, Scored, decode, deflate
+from headrace.data.scored.piece import Piece, ScoredGroup, decode, deflate
+from headrace.data.scored.read import KEYS
 from headrace.data.sequence import Sequence
 from headrace.data.step import Step
 
-MASKED = -100
+MASKED_LABEL = -100
 MASKED_LOG_PROB = 1.0
 #: Fields with an entry a sequence; the other optional ones are the group's.
-_OWN = ("advantages", "ref_logprobs", "messages", "overrides", "distill_token_ids", "distill_logprobs")
-_SHARED = ("generation_params", "group_overrides", "images", "env_id")
+_PER_SEQUENCE = ("advantages", "ref_logprobs", "messages", "overrides", "distill_token_ids", "distill_logprobs")
+_PER_GROUP = ("generation_params", "group_overrides", "images", "env_id")
 
 
 def to_steps(piece: Piece, prompt_uid: str) -> list[Step]:
@@ -38,7 +38,7 @@ def to_steps(piece: Piece, prompt_uid: str) -> list[Step]:
     return [step for n in range(len(group["tokens"])) for step in _trajectory(group, n, prompt_uid)]
 
 
-def from_sequences(sequences: Many[Sequence], env_id: int | None = None) -> Scored:
+def from_sequences(sequences: Many[Sequence], env_id: int | None = None) -> ScoredGroup:
     """Sequences as a scored group: a score is the trajectory's reward, 0 where none was given.
 
     Where a trained token's log-prob was not recorded, the group has no `inference_logprobs`: an entry has no null.
@@ -50,12 +50,12 @@ def from_sequences(sequences: Many[Sequence], env_id: int | None = None) -> Scor
     fields: dict[str, Any] = dict.fromkeys(KEYS)
     fields |= {
         "tokens": [one.tokens for one in sequences],
-        "masks": [np.where(one.loss_mask, one.tokens, np.int32(MASKED)) for one in sequences],
+        "masks": [np.where(one.loss_mask, one.tokens, np.int32(MASKED_LABEL)) for one in sequences],
         "scores": [0.0 if one.reward is None else float(one.reward) for one in sequences],
         "inference_logprobs": probs if known else None,
         "env_id": env_id,
     }
-    return Scored(deflate(orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)), len(sequences), env_id)
+    return ScoredGroup(deflate(orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)), len(sequences), env_id)
 
 
 def _trajectory(group: dict[str, Any], n: int, prompt_uid: str) -> list[Step]:
@@ -87,7 +87,7 @@ def _trajectory(group: dict[str, Any], n: int, prompt_uid: str) -> list[Step]:
 def _runs(masks: list[int]) -> list[tuple[int, int]]:
     """Where trained tokens stand, from the second token on."""
     runs = []
-    for trained, places in groupby(range(1, len(masks)), lambda at: masks[at] != MASKED):
+    for trained, places in groupby(range(1, len(masks)), lambda at: masks[at] != MASKED_LABEL):
         if trained:
             found = list(places)
             runs.append((found[0], found[-1] + 1))
@@ -95,8 +95,8 @@ def _runs(masks: list[int]) -> list[tuple[int, int]]:
 
 
 def _rest(group: dict[str, Any], n: int) -> dict[str, Any]:
-    own = {key: group[key][n] for key in _OWN if _has(group[key], n)}
-    shared = {key: group[key] for key in _SHARED if group[key] is not None}
+    own = {key: group[key][n] for key in _PER_SEQUENCE if _has(group[key], n)}
+    shared = {key: group[key] for key in _PER_GROUP if group[key] is not None}
     return {key: _packable(value) for key, value in (own | shared).items()}
 
 

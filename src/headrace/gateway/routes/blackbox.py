@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.data.step import check_uid, finite
+from headrace.data.step import check_finite, check_uid
 from headrace.gateway.access import Caller, Role
 from headrace.gateway.ask import checked_sampling
 from headrace.gateway.bodies import CompleteTrajectory, InitTrajectory, RegisterTrajectory, Reward
@@ -170,7 +170,7 @@ class BlackBox:
         uid = caller.uid(path_uid(request, "trajectory_uid"))
         with caller.admitted():
             asked = read(await gateway.body(request, caller), Reward)
-            finite(asked.reward, "reward")
+            check_finite(asked.reward, "reward")
             await gateway.flushed(uid)
             return json_response({"status": await self.beside.reward(uid, asked.reward, asked.step_index)})
 
@@ -185,7 +185,7 @@ class BlackBox:
     async def _complete(self, uid: str, asked: CompleteTrajectory) -> Response:
         gateway = self.gateway
         if asked.reward is not None:
-            finite(asked.reward, "reward")
+            check_finite(asked.reward, "reward")
         await gateway.flushed(uid)
         if asked.channel is not None:
             await self._check_channel(uid, asked.channel)

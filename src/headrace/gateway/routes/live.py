@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.data.errors import InvalidInput
-from headrace.data.step import finite
+from headrace.data.step import check_finite
 from headrace.gateway.access import Role
 from headrace.gateway.bodies import Feedback
 from headrace.gateway.counting import Count
@@ -76,7 +76,7 @@ class LiveService:
         caller = gateway.access.caller(request, Role.REWARD)
         with caller.admitted():
             asked = read(await gateway.body(request, caller), Feedback)
-            finite(asked.reward, "reward")
+            check_finite(asked.reward, "reward")
             told = await feedback.give(gateway, caller, asked)
         gateway.counters.add("feedback", told["status"])
         return json_response(told)

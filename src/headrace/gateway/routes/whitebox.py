@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.data.errors import InvalidInput
-from headrace.data.step import Step, token_ids
+from headrace.data.step import Step, token_ids_array
 from headrace.gateway.access import Caller, Role
 from headrace.gateway.ask import Ask, Bad, take_max_tokens, take_sampling
 from headrace.gateway.bodies import ComputeReward, Generate, SubmitSteps, WireStep
@@ -72,7 +72,7 @@ class WhiteBox:
         if ask.conversation is not None:
             plan = await planner.conversation(ask.conversation)
         else:
-            plan = PromptPlan(planner.checked(token_ids(asked.prompt_ids, "prompt_ids")), Cause.FIRST)
+            plan = PromptPlan(planner.checked(token_ids_array(asked.prompt_ids, "prompt_ids")), Cause.FIRST)
         call_id = uuid.uuid4().hex
         context = policy.upstream.max_model_len
         turn = planner.turn(WHITE_BOX, ask, plan, call_id, "", context, sticky=asked.trajectory_uid or call_id)

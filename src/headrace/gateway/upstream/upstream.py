@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from headrace.data.step import INT32_MAX, count
+from headrace.data.step import INT32_MAX, check_count
 from headrace.gateway.upstream.call import Call
 from headrace.gateway.upstream.client import Client
 from headrace.gateway.upstream.continuation import begins_anew, continues, joined, rest_of
@@ -227,7 +227,7 @@ class Upstream:
 
     def set_version(self, version: int, server: str | None = None) -> None:
         """What a server samples with from now on; without a server, what all do and those to come."""
-        number = count(version, "version", most=INT32_MAX)
+        number = check_count(version, "version", most=INT32_MAX)
         if server is not None:
             self._fleet.find(server).version = number
             return

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from headrace.data.block import Block
 from headrace.data.errors import HeadraceError
-from headrace.data.frame import Buffer, Frame, Kind
+from headrace.data.frame import Buffer, Frame, FrameKind
 from headrace.data.frame import encode as encode_frame
 from headrace.pool.config import Durability
 from headrace.pool.errors import DiskFull, JournalDamaged, JournalError, JournalLocked
@@ -231,7 +231,7 @@ class Journal:
         promised = self._synced if self.durability == "fsync" else self._written
         header, repeatable = records.encode_commit(facts, block, promised, tallies, self._repeated)
         body, crc = (block.body(), block.body_crc()) if block is not None else ([], 0)
-        buffers = encode_frame(Kind.COMMIT, header, body, serial=self.serial, body_crc=crc)
+        buffers = encode_frame(FrameKind.COMMIT, header, body, serial=self.serial, body_crc=crc)
         size = sum(map(len, buffers))
         if block is not None:
             self._check_room(size)

@@ -12,14 +12,14 @@ import msgspec
 from headrace.data import frame
 from headrace.data.block import Block, BlockHeader, read_block
 from headrace.data.errors import ForeignFrame, FrameError
-from headrace.data.frame import Kind
-from headrace.pool.desk.facts import DeskFact
+from headrace.data.frame import FrameKind
 from headrace.pool.facts import AnyFact, Fact
+from headrace.pool.scored.facts import ScoredFact
 
 T = TypeVar("T")
 
 #: A channel's ledger as a commit notes it: its name, the steps submitted, those consumed, those queued or leased. The
-#: desk's has no name: groups posted, served, and there.
+#: scored groups' has no name: groups posted, served, and there.
 Tally = tuple[str, int, int, int]
 #: The facts of a commit that holds none, and nothing, as msgpack.
 NO_FACTS, NIL = msgspec.msgpack.encode([]), msgspec.msgpack.encode(None)
@@ -51,7 +51,7 @@ class Commit(msgspec.Struct, array_like=True):
     commit loses no decision, and what is lost of the steps is counted.
     """
 
-    facts: list[AnyFact | DeskFact]
+    facts: list[AnyFact | ScoredFact]
     block: BlockHeader | None = None
     promised: int = 0
     tallies: list[Tally] = []
@@ -153,7 +153,7 @@ def decode_outline(found: frame.Frame) -> Outline:
 
 
 def encode_head(head: SegmentHead) -> list[frame.Buffer]:
-    return frame.encode(Kind.SEGMENT, encode(head))
+    return frame.encode(FrameKind.SEGMENT, encode(head))
 
 
 def decode_head(found: frame.Frame) -> SegmentHead:
@@ -161,7 +161,7 @@ def decode_head(found: frame.Frame) -> SegmentHead:
 
 
 def encode_segment_end(next_number: int) -> list[frame.Buffer]:
-    return frame.encode(Kind.SEGMENT_END, encode(SegmentEnd(next_number)))
+    return frame.encode(FrameKind.SEGMENT_END, encode(SegmentEnd(next_number)))
 
 
 def decode_segment_end(found: frame.Frame) -> SegmentEnd:
@@ -169,7 +169,7 @@ def decode_segment_end(found: frame.Frame) -> SegmentEnd:
 
 
 def encode_snapshot_end(records: int) -> list[frame.Buffer]:
-    return frame.encode(Kind.SNAPSHOT_END, encode(SnapshotEnd(records)))
+    return frame.encode(FrameKind.SNAPSHOT_END, encode(SnapshotEnd(records)))
 
 
 def decode_snapshot_end(found: frame.Frame) -> SnapshotEnd:

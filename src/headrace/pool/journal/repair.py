@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.data.frame import Buffer, Frame, Kind
+from headrace.data.frame import Buffer, Frame, FrameKind
 from headrace.data.frame import encode as encode_frame
 from headrace.pool.errors import JournalDamaged, JournalError, JournalLocked
 from headrace.pool.facts import Fact, Lost, Tallied
@@ -100,7 +100,7 @@ def save_around(directory: Path, files: Files | None = None) -> Saved:
     serials = count(1)
 
     def keep(header: bytes, body: Sequence[Buffer]) -> None:
-        files.write(fd, encode_frame(Kind.COMMIT, header, body, serial=next(serials)))
+        files.write(fd, encode_frame(FrameKind.COMMIT, header, body, serial=next(serials)))
 
     mending = Mending(keep)
     try:

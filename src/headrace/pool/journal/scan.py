@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.data.errors import ForeignFrame, FrameError
-from headrace.data.frame import Frame, Kind
+from headrace.data.frame import Frame, FrameKind
 from headrace.pool.errors import JournalError
 from headrace.pool.journal.files import (
     RESERVE,
@@ -171,13 +171,13 @@ class _Reading:
             while at < reader.size:
                 try:
                     frame = self._frame(reader, at)
-                    if frame.kind == Kind.COMMIT:
+                    if frame.kind == FrameKind.COMMIT:
                         self._tell(frame, lost=True)
                         self.take(frame)
                         records += 1
-                    elif frame.kind == Kind.SNAPSHOT_END:
+                    elif frame.kind == FrameKind.SNAPSHOT_END:
                         ended = decode_snapshot_end(frame).records == records
-                    elif frame.kind == Kind.SEGMENT:
+                    elif frame.kind == FrameKind.SEGMENT:
                         self.serial = found.next_serial = decode_head(frame).first_serial
                         self.held = self.serial - 1
                     at += frame.size
@@ -199,7 +199,7 @@ class _Reading:
                     if not reader.size:
                         raise FrameError("the file is empty")
                     frame = self._frame(reader, at)
-                    if at == 0 and frame.kind != Kind.SEGMENT:
+                    if at == 0 and frame.kind != FrameKind.SEGMENT:
                         raise FrameError("the segment does not begin with its head")
                     if not self._accept(reader, at, frame, last):
                         break
@@ -223,16 +223,16 @@ class _Reading:
     def _frame(self, reader: Reader, at: int) -> Frame:
         self.where = f"{reader.path.name} at byte {at}"
         frame = reader.frame_at(at)
-        if frame.kind not in (Kind.SEGMENT, Kind.COMMIT, Kind.SEGMENT_END, Kind.SNAPSHOT_END):
+        if frame.kind not in (FrameKind.SEGMENT, FrameKind.COMMIT, FrameKind.SEGMENT_END, FrameKind.SNAPSHOT_END):
             raise ForeignFrame(f"a frame of kind {frame.kind}, which no journal of this release holds")
         return frame
 
     def _accept(self, reader: Reader, at: int, frame: Frame, last: bool) -> bool:
         """Takes a frame that reads back; false where it lies behind a gap that a crash left."""
-        if frame.kind == Kind.SEGMENT_END:
+        if frame.kind == FrameKind.SEGMENT_END:
             self.promised_number = decode_segment_end(frame).next_number
             return True
-        if frame.kind == Kind.SEGMENT:
+        if frame.kind == FrameKind.SEGMENT:
             self._continue(reader.path, decode_head(frame).first_serial)
             return True
         serial = frame.serial
@@ -274,7 +274,7 @@ class _Reading:
         behind = reader.next_frame(at)
         while behind is not None:
             frame = reader.frame_at(behind)
-            if frame.kind != Kind.COMMIT or decode_outline(frame).promised >= self.serial:
+            if frame.kind != FrameKind.COMMIT or decode_outline(frame).promised >= self.serial:
                 return False
             behind = reader.next_frame(behind + frame.size)
         self.found.torn = (reader.path, at, reader.size - at, why)

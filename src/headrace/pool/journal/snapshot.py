@@ -12,14 +12,14 @@ from itertools import islice
 from pathlib import Path
 
 from headrace.data.block import BlockHeader, Record
-from headrace.data.frame import Buffer, Kind
+from headrace.data.frame import Buffer, FrameKind
 from headrace.data.frame import encode as encode_frame
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
-from headrace.pool.desk import image
 from headrace.pool.groups import GroupState, Lease
 from headrace.pool.journal.files import Files, snapshot_path
 from headrace.pool.journal.records import Commit, SegmentHead, encode, encode_head, encode_snapshot_end
+from headrace.pool.scored import image
 from headrace.pool.state import State
 
 #: A record: its header, and its body, or how to read that when it is written.
@@ -35,7 +35,7 @@ def capture(state: State, now: float) -> list[Captured]:
     records: list[Captured] = []
     for channel in state.channels.values():
         records.extend(_channel(state, channel, now, written))
-    for fact, header, body in image.capture(state.desk, state.next_cursor, now):
+    for fact, header, body in image.capture(state.scored, state.next_cursor, now):
         records.append((encode(Commit([fact], header)), body))
     return records
 
@@ -43,7 +43,7 @@ def capture(state: State, now: float) -> list[Captured]:
 def live_bytes(state: State) -> int:
     """Bytes of ids, log-probs, blobs and scored groups that a snapshot would hold."""
     total = sum(len(blob.data) for blob in list(state.blobs.values()))
-    total += state.desk.shelf.memory + state.desk.shelf.spilled
+    total += state.scored.pieces.memory + state.scored.pieces.spilled
     for channel in state.channels.values():
         for group in _all_groups(channel).values():
             for trajectory in group.trajectories.values():
@@ -169,7 +169,7 @@ class SnapshotWriter:
             raise
 
     def add(self, header: bytes, body: Sequence[Buffer]) -> None:
-        self._files.write(self._fd, encode_frame(Kind.COMMIT, header, body))
+        self._files.write(self._fd, encode_frame(FrameKind.COMMIT, header, body))
         self._records += 1
 
     def finish(self) -> Path:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.data.step import count
+from headrace.data.step import check_count
 from headrace.pool import facts as f
 from headrace.pool.batch import Batch
 from headrace.pool.channel import Channel
 from headrace.pool.config import DEFAULT_CHANNEL, Order, Unit, choice
-from headrace.pool.desk.serve import into_channel
 from headrace.pool.errors import LeaseLost
 from headrace.pool.groups import Lease
 from headrace.pool.operation import Change, MustWait, Plan
 from headrace.pool.policies import expiry, order
 from headrace.pool.queries import HandOut, group_view, step_views
+from headrace.pool.scored.transfer import into_channel
 from headrace.pool.state import State
 
 
@@ -65,7 +65,7 @@ class FetchBatch(Change[Batch | None], frozen=True):
             fresh, replayed = order.pick(channel, self.batch_size, self.n_rollouts, self.order, self.max_staleness)
             missing = self.batch_size - len(fresh) - len(replayed)
             plan = self._take_groups(channel, lease, now, fresh, replayed)
-        if plan is None and state.desk.serving == self.channel:
+        if plan is None and state.scored.serving == self.channel:
             plan = into_channel(state, channel, missing, self.unit, now)
         if plan is None:
             if channel.closed:
@@ -74,11 +74,11 @@ class FetchBatch(Change[Batch | None], frozen=True):
         return plan
 
     def _check_options(self) -> None:
-        count(self.batch_size, "batch_size", 1)
+        check_count(self.batch_size, "batch_size", 1)
         if self.n_rollouts is not None:
-            count(self.n_rollouts, "n_rollouts", 1)
+            check_count(self.n_rollouts, "n_rollouts", 1)
         if self.max_staleness is not None:
-            count(self.max_staleness, "max_staleness")
+            check_count(self.max_staleness, "max_staleness")
         choice(self.order, Order, "order")
         choice(self.unit, Unit, "unit")
 

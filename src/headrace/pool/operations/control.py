@@ -7,7 +7,12 @@ from typing import Any
 
 from headrace.data.block import pack_extra
 from headrace.data.errors import InvalidInput, shown
-from headrace.data.step import INT32_MAX, check_tags, count, finite
+from headrace.data.step import (
+    INT32_MAX,
+    check_count,
+    check_finite,
+    check_tags,
+)
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.config import DEFAULT_CHANNEL, ChannelConfig
@@ -44,7 +49,7 @@ class SetVersion(Change[None], frozen=True):
     channel: str | None = None
 
     def plan(self, state: State, now: float) -> Plan:
-        version = count(self.version, "version", most=INT32_MAX)
+        version = check_count(self.version, "version", most=INT32_MAX)
         names = _channels(state, self.channel)
         for name in names:
             current = state.look(name).version
@@ -101,7 +106,7 @@ class CurateStep(Change[None], frozen=True):
     channel: str | None = None
 
     def plan(self, state: State, now: float) -> Plan:
-        uid, index = self.trajectory_uid, count(self.step_index, "step_index")
+        uid, index = self.trajectory_uid, check_count(self.step_index, "step_index")
         channel, known = state.find(uid, self.channel)
         if known is None or index not in known.tree.records:
             raise NotFound(f"no step {index} of trajectory {uid!r} in channel {channel.name!r} to curate")
@@ -122,7 +127,7 @@ def _checked_curation(name: str, value: Any) -> Any:
     if name == "trainable" and type(value) is bool:
         return value
     if name == "quality" and (value is None or isinstance(value, int | float)):
-        return value if value is None else finite(value, "quality")
+        return value if value is None else check_finite(value, "quality")
     if name == "note" and (value is None or isinstance(value, str)):
         return value
     if name == "tags":

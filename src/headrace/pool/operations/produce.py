@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.data.block import Block, Extra, pack_extra
+from headrace.data.block import Block, StepExtra, pack_extra
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.packing import pack
-from headrace.data.step import Step, check_dict, check_uid, count, finite
+from headrace.data.step import (
+    Step,
+    check_count,
+    check_dict,
+    check_finite,
+    check_uid,
+)
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.config import DEFAULT_CHANNEL
@@ -92,7 +98,7 @@ class OpenTrajectory(_Open, frozen=True, kw_only=True):
             if len(known.tree) or known.last != OPEN:
                 raise Conflict(f"trajectory {uid!r} has steps in channel {left.name!r}; it cannot move")
         prompt = check_uid(self.prompt_uid or (known.group.uid if known is not None else uid), "prompt_uid")
-        n_rollouts = self.n_rollouts if self.n_rollouts is None else count(self.n_rollouts, "n_rollouts", 1)
+        n_rollouts = self.n_rollouts if self.n_rollouts is None else check_count(self.n_rollouts, "n_rollouts", 1)
         metadata = self.metadata if self.metadata is not None else {}
         check_dict(metadata, "metadata")
         if channel.closed:
@@ -110,7 +116,7 @@ class OpenTrajectory(_Open, frozen=True, kw_only=True):
                 raise Conflict(f"trajectory {uid!r} has a {changed[0]!r} in its metadata, which stays as it is")
             metadata = {**before, **metadata}
             n_rollouts = n_rollouts or known.n_rollouts
-        packed = pack_extra(Extra(metadata)) if metadata else b""
+        packed = pack_extra(StepExtra(metadata)) if metadata else b""
         group = channel.open_groups.get(prompt)
         number = group.seq if group is not None else channel.next_seq
         opened = f.Opened(self.channel, now, uid, prompt, packed, n_rollouts, number)
@@ -134,7 +140,7 @@ class SetReward(Change[str], frozen=True):
     channel: str | None = None
 
     def plan(self, state: State, now: float) -> Plan:
-        uid, reward = self.trajectory_uid, finite(self.reward, "reward")
+        uid, reward = self.trajectory_uid, check_finite(self.reward, "reward")
         channel, known = state.find(uid, self.channel)
         if known is None and uid not in channel.tombs:
             raise NotFound(f"no trajectory {uid!r} in channel {channel.name!r}")
@@ -142,7 +148,7 @@ class SetReward(Change[str], frozen=True):
         if known is None or known.group.lease:
             return late
         last = max(known.tree.records, default=-1)
-        at = last if self.step_index is None else count(self.step_index, "step_index")
+        at = last if self.step_index is None else check_count(self.step_index, "step_index")
         if at not in known.tree.records:
             missing = at if self.step_index is not None else "yet"
             raise NotFound(f"trajectory {uid!r} has no step {missing} to reward")
@@ -163,7 +169,7 @@ class CompleteTrajectory(Change[Completion], frozen=True):
 
     def plan(self, state: State, now: float) -> Plan:
         uid = self.trajectory_uid
-        reward = self.reward if self.reward is None else finite(self.reward, "reward")
+        reward = self.reward if self.reward is None else check_finite(self.reward, "reward")
         channel, known = state.find(uid, self.channel)
         late: list[f.Fact] = [f.LateReward(channel.name, now, uid, reward)] if reward is not None else []
         if known is None:

@@ -7,29 +7,29 @@ from typing import Any
 
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.scored.piece import Piece
-from headrace.pool.desk import intake, plans
-from headrace.pool.desk.types import (
-    DeskBatch,
-    DeskEnvStatus,
-    DeskInfo,
-    DeskStatus,
+from headrace.pool.operation import Answer, Change, Plan, Read
+from headrace.pool.scored import plans
+from headrace.pool.scored.types import (
     EnvRegistered,
     EnvRegistration,
     Posted,
     Posting,
-    Registered,
     Registration,
+    RegistrationResult,
+    ScoredBatch,
+    ScoredEnvStatus,
+    ScoredInfo,
+    ScoredStatus,
     check_posting,
     checked,
-    read,
+    converted,
 )
-from headrace.pool.operation import Answer, Change, Plan, Read
 from headrace.pool.state import State
 
 
 def _concerned(state: State) -> list[str]:
     """The scored groups, and the channel with which they serve each other."""
-    serving = state.desk.serving
+    serving = state.scored.serving
     return ["", serving] if serving is not None else [""]
 
 
@@ -37,7 +37,7 @@ def _as_record(kind: type[Any]) -> Any:
     """An operation's `result` for an answer that is a record, or None; from another process it comes as a dict."""
 
     def result(self: Any, caller: Any, answer: Any) -> Any:
-        return None if answer is None else read(answer, kind)
+        return None if answer is None else converted(answer, kind)
 
     return result
 
@@ -59,7 +59,7 @@ class ScoredRead(Read[Answer], frozen=True):
 # -- trainers ----------------------------------------------------------------------------------------------------------
 
 
-class RegisterTrainer(ScoredChange[Registered], frozen=True):
+class RegisterTrainer(ScoredChange[RegistrationResult], frozen=True):
     """Takes a trainer in, under a `uuid` that its caller made up: the same again is the same registration."""
 
     name = "desk_register"
@@ -71,8 +71,8 @@ class RegisterTrainer(ScoredChange[Registered], frozen=True):
     def plan(self, state: State, now: float) -> Plan:
         return plans.register(state, now, self.registration, self.uuid, resume=self.resume)
 
-    def result(self, caller: Any, answer: str | None) -> Registered:
-        return Registered(uuid.UUID(self.uuid).int, answer)
+    def result(self, caller: Any, answer: str | None) -> RegistrationResult:
+        return RegistrationResult(uuid.UUID(self.uuid).int, answer)
 
 
 def desk_register(registration: Registration, *, resume: bool = False) -> RegisterTrainer:
@@ -81,7 +81,7 @@ def desk_register(registration: Registration, *, resume: bool = False) -> Regist
     return RegisterTrainer(checked(registration, Registration, "registration"), uuid.uuid4().hex, resume)
 
 
-class _TakeBatch(ScoredChange[DeskBatch | None], frozen=True):
+class _TakeBatch(ScoredChange[ScoredBatch | None], frozen=True):
     request_id: str = ""
 
 
@@ -99,7 +99,7 @@ class TakeScoredBatch(_TakeBatch, frozen=True, kw_only=True):
     def plan(self, state: State, now: float) -> Plan:
         return plans.batch(state, now, self.request_id, self.lease_s)
 
-    result = _as_record(DeskBatch)
+    result = _as_record(ScoredBatch)
 
 
 class AckScoredBatch(ScoredChange[None], frozen=True):
@@ -186,10 +186,10 @@ class PostScoredGroups(ScoredChange[list[Posted]], frozen=True):
     request_id: str
 
     def plan(self, state: State, now: float) -> Plan:
-        return intake.post(state, now, self.postings, self.request_id)
+        return plans.post(state, now, self.postings, self.request_id)
 
     def result(self, caller: Any, answer: list[Any]) -> list[Posted]:
-        return [read(one, Posted) for one in answer]
+        return [converted(one, Posted) for one in answer]
 
 
 def desk_post(postings: list[Posting], request_id: str = "") -> PostScoredGroups:
@@ -209,7 +209,7 @@ class ForgetKeys(ScoredChange[None], frozen=True):
     keys: list[Any]
 
     def plan(self, state: State, now: float) -> Plan:
-        return intake.forget(state, now, self.keys)
+        return plans.forget(state, now, self.keys)
 
 
 def desk_forget(keys: list[tuple[int | None, str]]) -> ForgetKeys:
@@ -241,29 +241,29 @@ class ResetScoredGroups(ScoredChange[None], frozen=True):
         return plans.reset(state, now)
 
 
-class ReadScoredInfo(ScoredRead[DeskInfo], frozen=True):
+class ReadScoredInfo(ScoredRead[ScoredInfo], frozen=True):
     """What the trainer registered with, and whether it has started."""
 
     name = "desk_info"
 
-    def read(self, state: State, now: float) -> DeskInfo:
+    def converted(self, state: State, now: float) -> ScoredInfo:
         return plans.info(state)
 
-    result = _as_record(DeskInfo)
+    result = _as_record(ScoredInfo)
 
 
-class ReadScoredStatus(ScoredRead[DeskStatus], frozen=True):
+class ReadScoredStatus(ScoredRead[ScoredStatus], frozen=True):
     """Batches handed out, and groups queued."""
 
     name = "desk_status"
 
-    def read(self, state: State, now: float) -> DeskStatus:
+    def converted(self, state: State, now: float) -> ScoredStatus:
         return plans.status(state)
 
-    result = _as_record(DeskStatus)
+    result = _as_record(ScoredStatus)
 
 
-class ReadEnvironmentStatus(ScoredRead[DeskEnvStatus], frozen=True):
+class ReadEnvironmentStatus(ScoredRead[ScoredEnvStatus], frozen=True):
     """How long the queue is for one environment, and its weight among those that called within `heartbeat_s`."""
 
     name = "desk_env_status"
@@ -271,10 +271,10 @@ class ReadEnvironmentStatus(ScoredRead[DeskEnvStatus], frozen=True):
     env_id: int
     heartbeat_s: float | None = None
 
-    def read(self, state: State, now: float) -> DeskEnvStatus:
+    def converted(self, state: State, now: float) -> ScoredEnvStatus:
         return plans.env_status(state, now, self.env_id, self.heartbeat_s)
 
-    result = _as_record(DeskEnvStatus)
+    result = _as_record(ScoredEnvStatus)
 
 
 class ReadLatestGroup(ScoredRead[Piece | None], frozen=True):
@@ -282,7 +282,7 @@ class ReadLatestGroup(ScoredRead[Piece | None], frozen=True):
 
     name = "desk_latest"
 
-    def read(self, state: State, now: float) -> Piece | None:
+    def converted(self, state: State, now: float) -> Piece | None:
         return plans.latest(state)
 
     result = _as_record(Piece)

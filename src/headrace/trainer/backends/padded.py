@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.data.sequence import Sequence
-from headrace.data.step import count
+from headrace.data.step import check_count
 from headrace.pool.batch import Batch
 from headrace.trainer.backends.base import (
     Floats,
@@ -59,9 +59,9 @@ class PaddedBackend(TrainingBackend[Padded]):
     """Rows are as long as the longest sequence, rounded up to a multiple of `multiple_of`."""
 
     def __init__(self, pad_id: int, max_length: int | None = None, multiple_of: int = 1) -> None:
-        self.pad_id = count(pad_id, "pad_id")
+        self.pad_id = check_count(pad_id, "pad_id")
         self.max_length = max_length
-        self.multiple_of = count(multiple_of, "multiple_of", 1)
+        self.multiple_of = check_count(multiple_of, "multiple_of", 1)
 
     def convert(self, batch: Batch | Iterable[Sequence], weights: list[Floats] | None = None) -> Padded:
         """`weights` has one array a sequence of the batch, in its order, with one entry a token."""

@@ -19,7 +19,7 @@ import torch
 
 from headrace.data.errors import HeadraceError, InvalidInput, shown
 from headrace.data.sequence import Sequence
-from headrace.data.step import count
+from headrace.data.step import check_count
 from headrace.pool.batch import Batch
 from headrace.trainer.backends.base import TrainingBackend, sequences_in, targets_of, temperatures_of
 from headrace.trainer.examples import rewards_at
@@ -44,10 +44,10 @@ class VerlBackend(TrainingBackend["DataProto"]):
     """
 
     def __init__(self, prompt_length: int, response_length: int, pad_id: int, world_size: int = 1) -> None:
-        self.prompt_length = count(prompt_length, "prompt_length", 1)
-        self.response_length = count(response_length, "response_length", 1)
-        self.pad_id = count(pad_id, "pad_id")
-        self.world_size = count(world_size, "world_size", 1)
+        self.prompt_length = check_count(prompt_length, "prompt_length", 1)
+        self.response_length = check_count(response_length, "response_length", 1)
+        self.pad_id = check_count(pad_id, "pad_id")
+        self.world_size = check_count(world_size, "world_size", 1)
 
     def convert(self, batch: Batch | Iterable[Sequence]) -> DataProto:
         """`meta_info["headrace"]` says how many sequences were skipped and how many rows were added."""

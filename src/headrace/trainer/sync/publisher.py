@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headrace.data.errors import InvalidInput
-from headrace.data.step import INT32_MAX, count
+from headrace.data.step import INT32_MAX, check_count
 from headrace.trainer.stopping import Outage, Stop
 from headrace.trainer.sync.config import Mode, SyncConfig
 from headrace.trainer.sync.delivery import NO_FOLDER, Delivery
@@ -95,7 +95,7 @@ class Publisher:
         it had begun."""
         began = time.monotonic()
         newest = self._front.newest()
-        if count(version, "version", most=INT32_MAX) < newest:
+        if check_count(version, "version", most=INT32_MAX) < newest:
             raise InvalidInput(f"version is {version}; the gateway is at {newest}, and versions do not go back")
         known = self._front.addresses()
         servers, failed = self._reached([*known, *(address for address in self._out if address not in known)])

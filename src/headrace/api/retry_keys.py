@@ -1,0 +1,100 @@
+"""Keys for groups whose client sends none: the same group from the same environment, until its answer has arrived.
+
+A client that saw no answer sends the group again, and the pool knows it by its key, also after a restart. Once the
+answer has arrived the pool is told to forget the key: an equal group is then another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import sha256
+
+from headrace.data.errors import HeadraceError
+from headrace.data.scored import ScoredGroup
+from headrace.pool.calls import AsyncPool
+
+#: An environment's id, and a key that it uses.
+Key = tuple[int | None, str]
+
+log = logging.getLogger("headrace.api")
+
+#: Seconds after which keys of answers that arrived are forgotten, all of them in one call to the pool.
+FORGET_AFTER_S = 0.05
+
+
+class RetryKeys:
+    """The keys that groups are posted under now, and those whose answer arrived since the pool was last told."""
+
+    def __init__(self, pool: AsyncPool) -> None:
+        self._pool = pool
+        self._busy: dict[Key, asyncio.Event] = {}  # until their answer has arrived, or has not
+        self._arrived: dict[Key, None] = {}  # until the pool has forgotten them
+        self._forgetting: asyncio.Task[None] | None = None
+
+    async def take(self, groups: Sequence[ScoredGroup]) -> list[Key]:
+        """A key for each group. It is that of an equal one whose answer did not arrive, where there is one; while that
+        is not known yet, it waits."""
+        found: list[Key] = []
+        seen: Counter[Key] = Counter()  # equal groups in one post are sent on purpose
+        try:
+            for group in groups:
+                name = (group.env_id, sha256(group.piece.data).hexdigest())
+                found.append(await self._free(*name, seen[name]))
+                seen[name] += 1
+        except BaseException:
+            self.settle(found, False)
+            raise
+        return found
+
+    async def _free(self, env: int | None, digest: str, copy: int) -> Key:
+        """A key that no post is under way with; while an equal group's answer is not settled, waits for that."""
+        turn = 0
+        while True:
+            key = (env, f"{digest}-{copy}-{turn}")
+            if key in self._arrived:
+                turn += 1
+            elif key in self._busy:
+                await self._busy[key].wait()
+            else:
+                self._busy[key] = asyncio.Event()
+                return key
+
+    def settle(self, keys: Sequence[Key], arrived: bool) -> None:
+        """The answer to these groups arrived, or did not."""
+        if arrived:
+            self._arrived |= dict.fromkeys(keys)
+            if self._forgetting is None:
+                self._forgetting = asyncio.create_task(self._forget_soon())
+        for key in keys:
+            self._busy.pop(key).set()
+
+    async def close(self) -> None:
+        """Tells the pool, once, of all answers that arrived."""
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+            await asyncio.gather(self._forgetting, return_exceptions=True)
+        await self._forget()
+
+    async def _forget_soon(self) -> None:
+        again = False
+        try:
+            await asyncio.sleep(FORGET_AFTER_S)
+            again = await self._forget() and bool(self._arrived)  # some may have come meanwhile
+        finally:
+            self._forgetting = asyncio.create_task(self._forget_soon()) if again else None
+
+    async def _forget(self) -> bool:
+        """Whether the pool has heard of all that had arrived."""
+        keys = list(self._arrived)
+        try:
+            if keys:
+                await self._pool.desk_forget(keys)
+        except HeadraceError as error:
+            log.warning("the pool could not be told yet that %d answers arrived: %s", len(keys), error)
+            return False
+        for key in keys:
+            del self._arrived[key]
+        return True

@@ -1,0 +1,162 @@
+"""What can happen to scored groups. Like all facts these say what was decided; none of them concerns a channel.
+
+Their tags and fields are the journal's: they stay as they are, and new fields have a default.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headrace.pool.facts import Fact
+from headrace.pool.scored.types import EnvRegistration, Registration
+
+
+class PostedGroup(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """A group without its bytes, which are the record's blob `blob_name(number)`."""
+
+    number: int
+    size: int  # bytes of its JSON
+    crc: int
+    sequences: int = 0
+    env: int | None = None
+    key: str = ""
+
+
+class TrainerRegistered(Fact, tag="desk_register", frozen=True):
+    """A trainer registered; without a registration, under the settings that hold. `step`: where its count begins."""
+
+    uuid: str = ""
+    registration: Registration | None = None
+    step: int | None = None
+
+
+class TrainerStarted(Fact, tag="desk_start", frozen=True):
+    """The trainer asked for its first batch."""
+
+
+class EnvJoined(Fact, tag="desk_join", frozen=True):
+    env: int = 0
+    registration: EnvRegistration | None = None
+    name: str = ""
+    request: str = ""
+
+
+class EnvLeft(Fact, tag="desk_leave", frozen=True):
+    env: int = 0
+
+
+class GroupsPosted(Fact, tag="desk_post", frozen=True):
+    groups: tuple[PostedGroup, ...] = ()
+
+
+class KeysForgotten(Fact, tag="desk_forget", frozen=True):
+    """Keys that nobody will send again: a group that comes under one of them is another group."""
+
+    keys: tuple[tuple[int | None, str], ...] = ()
+
+
+class BatchHandedOut(Fact, tag="desk_handout", frozen=True):
+    groups: tuple[int, ...] = ()
+    lease: str = ""
+    deadline: float = 0.0
+    request: str = ""
+
+
+class BatchAcked(Fact, tag="desk_ack", frozen=True):
+    lease: str = ""
+
+
+class BatchReturned(Fact, tag="desk_return", frozen=True):
+    """A lease ended without an ack (`nack`, `expired` or `released`): its groups stand in their places again."""
+
+    lease: str = ""
+    reason: str = "expired"
+
+
+class BatchReceived(Fact, tag="desk_received", frozen=True):
+    """The trainer had the batch of a lease that was returned: those of its groups that still wait are gone."""
+
+    lease: str = ""
+
+
+class GroupsDropped(Fact, tag="desk_drop", frozen=True):
+    """Groups that no batch will ever hold (`too_large`, `unmatched`), or that the journal lost (`damaged`)."""
+
+    groups: tuple[int, ...] = ()
+    kind: str = ""
+    reason: str = ""
+
+
+class GroupsMoved(Fact, tag="desk_move", frozen=True):
+    """Groups went to the channel that is served; the same record takes them in there."""
+
+    groups: tuple[int, ...] = ()
+
+
+class ChannelServed(Fact, tag="desk_serve", frozen=True):
+    """Scored groups and this channel serve from each other; without a name, from their own again."""
+
+
+class ScoredReset(Fact, tag="desk_reset", frozen=True):
+    pass
+
+
+class ScoredImage(Fact, tag="desk", frozen=True):
+    """All of scored groups in a snapshot, but for the groups' bytes."""
+
+    registration: Registration | None = None
+    uuids: tuple[str, ...] = ()
+    started: bool = False
+    step: int = 0
+    environments: tuple[tuple[int, tuple[EnvRegistration, str]], ...] = ()
+    joined: tuple[tuple[str, int], ...] = ()
+    heard: tuple[tuple[int, float], ...] = ()
+    batching: dict[str, Any] = msgspec.field(default_factory=dict)
+    leases: tuple[tuple[str, float, str, tuple[int, ...], bool], ...] = ()
+    ended: tuple[tuple[str, str], ...] = ()
+    returned: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    repeated: tuple[int, ...] = ()
+    keys: tuple[tuple[str, int], ...] = ()
+    counts: dict[str, int] = msgspec.field(default_factory=dict)
+    dead: dict[str, int] = msgspec.field(default_factory=dict)
+    misfits: dict[str, int] = msgspec.field(default_factory=dict)
+    condemned: tuple[int, ...] = ()
+    in_vain: tuple[tuple[int, int], ...] = ()
+    misfit: str = ""
+    latest: tuple[bytes, int, int] | None = None
+    serving: str | None = None
+    next_number: int = 0
+    next_lease: int = 0
+    cursor: int = 0
+
+
+class PiecesImage(Fact, tag="desk_pieces", frozen=True):
+    """Groups' bytes in a snapshot."""
+
+    groups: tuple[PostedGroup, ...] = ()
+
+
+ScoredFact = (
+    TrainerRegistered
+    | TrainerStarted
+    | EnvJoined
+    | EnvLeft
+    | GroupsPosted
+    | KeysForgotten
+    | BatchHandedOut
+    | BatchAcked
+    | BatchReturned
+    | BatchReceived
+    | GroupsDropped
+    | GroupsMoved
+    | ChannelServed
+    | ScoredReset
+    | ScoredImage
+    | PiecesImage
+)
+
+
+def blob_name(number: int) -> bytes:
+    return number.to_bytes(8, "big")

@@ -1,0 +1,159 @@
+"""Groups that move between scored groups and the one channel that is served, where either has too few.
+
+A group that moves leaves the one and enters the other in one record of the journal: whatever happens, it is in exactly
+one. It moves only where the move makes up what was asked for, and only if it can be told in the other's terms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headrace.data.block import Block, StepHead
+from headrace.data.errors import InvalidInput
+from headrace.data.frame import Buffer
+from headrace.data.packing import pack
+from headrace.data.scored import ScoredGroup, from_sequences, to_steps
+from headrace.pool import facts
+from headrace.pool.channel import Channel
+from headrace.pool.groups import GroupState
+from headrace.pool.intake import plan_submit
+from headrace.pool.operation import Plan
+from headrace.pool.policies import order
+from headrace.pool.queries import trajectory_view
+from headrace.pool.scored.facts import GroupsMoved, GroupsPosted, PostedGroup, blob_name
+from headrace.pool.scored.subset_sums import sums
+from headrace.pool.state import State
+
+#: Batches' worth of scored sequences beyond which no more are brought from a channel: by then a batch is filled by age.
+ENOUGH_BATCHES = 2
+
+
+# -- into the channel --------------------------------------------------------------------------------------------------
+
+
+def into_channel(state: State, channel: Channel, wanted: int, unit: str, now: float) -> Plan | None:
+    """Moves the oldest scored groups into the channel, so many of them or of their sequences (of which each is a step
+    or more), after which to plan again; None where it cannot."""
+    batching = state.scored.batching
+    queued = len(batching) if unit == "group" else sum(size * n for size, n in batching.sizes().items())
+    if channel.closed or queued < wanted or len(channel.groups) + wanted > channel.config.max_queue_size:
+        return None
+    if channel.grace_deadlines:
+        return None  # what was brought before is on its way
+    moved: list[int] = []
+    blocks: list[Block] = []
+    for number in batching.oldest_first():
+        block = _as_steps(state, channel, number)
+        if block is None:
+            continue
+        moved.append(number)
+        blocks.append(block)
+        wanted -= 1 if unit == "group" else batching.size(number)
+        if wanted <= 0:
+            return _plan_into_channel(state, channel, moved, _joined(blocks), now)
+    return None
+
+
+def _as_steps(state: State, channel: Channel, number: int) -> Block | None:
+    """A scored group as steps; None for one that only `desk_batch` can serve."""
+    scored, prompt = state.scored, f"desk/{number}"
+    if number in scored.unmovable:
+        return None
+    try:
+        block = pack(to_steps(scored.pieces.piece(number), prompt))
+    except InvalidInput:
+        block = None
+    taken = prompt in channel.open_groups
+    if block is None or taken or any(_known(channel, head.trajectory_uid) for head in block.heads):
+        scored.unmovable.add(number)
+        return None
+    return block
+
+
+def _known(channel: Channel, uid: str) -> bool:
+    return uid in channel.trajectories or uid in channel.tombs
+
+
+def _joined(blocks: list[Block]) -> Block:
+    heads: list[StepHead] = []
+    blobs: dict[bytes, Buffer] = {}
+    for block in blocks:
+        heads += block.heads
+        blobs |= block.blobs
+    return Block(heads, b"".join([b.ids for b in blocks]), b"".join([b.log_probs for b in blocks]), blobs)
+
+
+def _plan_into_channel(state: State, channel: Channel, moved: list[int], block: Block, now: float) -> Plan:
+    submit = plan_submit(channel, block, now, state.holds_blob)
+    [appended] = submit.facts
+    assert isinstance(appended, facts.Appended)
+    assert submit.block is not None
+    members: dict[str, list[str]] = {}
+    group_numbers: dict[str, int] = {}
+    for head, number in zip(submit.block.heads, appended.groups, strict=True):
+        group_numbers[head.prompt_uid] = number
+        if head.step_index == 0:
+            members.setdefault(head.prompt_uid, []).append(head.trajectory_uid)
+    opened = [
+        facts.Opened(channel.name, now, uids[0], prompt, n_rollouts=len(uids), group=group_numbers[prompt])
+        for prompt, uids in members.items()
+    ]
+    return Plan([GroupsMoved("", now, tuple(moved)), *opened, appended], submit.block, again=True)
+
+
+# -- from the channel --------------------------------------------------------------------------------------------------
+
+
+def from_channel(state: State, channel: Channel, batch_size: int, now: float) -> Plan | None:
+    """Moves the channel's oldest ready groups here, as many as make a batch possible; None where none do."""
+    counts = state.scored.batching.sizes()
+    sequences = sum(size * count for size, count in counts.items())
+    if not _may_suffice(channel, batch_size - sequences):
+        return None
+    moved: list[tuple[GroupState, ScoredGroup]] = []
+    for group, as_scored in _as_scored(channel, batch_size):
+        if sequences >= ENOUGH_BATCHES * batch_size:
+            return None
+        moved.append((group, as_scored))
+        sequences += as_scored.sequences
+        counts[as_scored.sequences] = counts.get(as_scored.sequences, 0) + 1
+        if sequences >= batch_size and sums(counts, batch_size) >> batch_size & 1:
+            useful = [one for one in moved if _useful(one[1].sequences, counts, batch_size)]
+            return _plan_from_channel(state, channel, useful, now) if useful else None
+    return None
+
+
+def _useful(size: int, counts: dict[int, int], batch_size: int) -> bool:
+    """Whether some full batch holds a group of this size: others would only become dead letters."""
+    rest = {**counts, size: counts[size] - 1}
+    return sums(rest, batch_size - size) >> (batch_size - size) & 1 == 1
+
+
+def _may_suffice(channel: Channel, missing: int) -> bool:
+    """Whether the ready groups have so many trajectories: whoever polls for a batch should not unpack them in vain."""
+    for seq in order.ready_groups(channel, None):
+        missing -= len(channel.groups[seq].trajectories)
+        if missing <= 0:
+            return True
+    return False
+
+
+def _as_scored(channel: Channel, batch_size: int) -> Iterator[tuple[GroupState, ScoredGroup]]:
+    """The ready groups that a batch can hold, as environments would post them, oldest first."""
+    for seq in order.ready_groups(channel, None):
+        group = channel.groups[seq]
+        left_out = set(order.surplus(channel, group))
+        members = [member for uid, member in group.trajectories.items() if uid not in left_out]
+        found = [sequence for member in members for sequence in trajectory_view(channel, member).sequences()]
+        if 0 < len(found) <= batch_size:
+            yield group, from_sequences(found)
+
+
+def _plan_from_channel(state: State, channel: Channel, moved: list[tuple[GroupState, ScoredGroup]], now: float) -> Plan:
+    numbered = list(enumerate((as_scored for _, as_scored in moved), state.scored.next_number))
+    state.scored.pieces.stage([(number, one.piece) for number, one in numbered])
+    entries = tuple(PostedGroup(number, one.piece.size, one.piece.crc, one.sequences) for number, one in numbered)
+    surplus = tuple(uid for group, _ in moved for uid in order.surplus(channel, group))
+    taken = facts.HandedOut(channel.name, now, tuple(group.seq for group, _ in moved), surplus)
+    block = Block([], b"", b"", {blob_name(number): one.piece.data for number, one in numbered})
+    return Plan([taken, GroupsPosted("", now, entries)], block, again=True)
