@@ -14,7 +14,7 @@ from tests.gateway.rollout import Rollout, in_front
 from tests.gateway.tenants.test_tenants import written
 
 from headrace import DataPool
-from headrace.gateway.hub import DROP
+from headrace.gateway.worker_control import DROP_SESSION
 from headrace.serving import CHANGED_BY_GET
 
 KEYS = {"api_key": "agents-own", "reward_key": "rewards-own", "admin_key": "admins-own"}
@@ -39,7 +39,7 @@ REWARDS = {"/compute_reward", "/complete_trajectory/{trajectory_uid}", "/v1/feed
 #: What whoever pays may do with trajectories.
 OWN = {("GET", "/trajectories"), ("DELETE", "/trajectories/{trajectory_uid}")}
 #: Said only among workers: nobody else finds it.
-AMONG_WORKERS = {DROP}
+AMONG_WORKERS = {DROP_SESSION}
 BASE = "/{trajectory_uid}/{prompt_uid}/"
 
 

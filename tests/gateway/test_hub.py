@@ -16,7 +16,14 @@ from tests.gateway.kit import serving, told
 
 from headrace import DataPool
 from headrace.gateway import Settings, create_app
-from headrace.gateway.hub import DROP, SECRET_HEADER, TRUSTED_HEADER, Hub, ToHub, hub_app
+from headrace.gateway.worker_control import (
+    DROP_SESSION,
+    SECRET_HEADER,
+    TRUSTED_HEADER,
+    ControlRelay,
+    WorkerControl,
+    control_app,
+)
 
 SECRET = "what-they-share"
 ADMIN = {"authorization": "Bearer admin-key"}
@@ -26,17 +33,17 @@ Start = Callable[[], str]
 
 
 @pytest.fixture
-async def hub() -> AsyncIterator[Hub]:
-    found = Hub(SECRET)
+async def hub() -> AsyncIterator[WorkerControl]:
+    found = WorkerControl(SECRET)
     yield found
     await found.close()
 
 
 @pytest.fixture
-async def hub_socket(hub: Hub) -> AsyncIterator[str]:
+async def hub_socket(hub: WorkerControl) -> AsyncIterator[str]:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a socket's path must be short
         path = str(Path(folder) / "hub.sock")
-        server = uvicorn.Server(uvicorn.Config(hub_app(hub, []), uds=path, log_level="warning", lifespan="off"))
+        server = uvicorn.Server(uvicorn.Config(control_app(hub, []), uds=path, log_level="warning", lifespan="off"))
         serving_it = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.001)
@@ -52,7 +59,7 @@ def start(hub_socket: str, pool: DataPool, tmp_path: Path) -> Iterator[Start]:
     with ExitStack() as running:
 
         def worker() -> str:
-            app = ToHub(create_app(pool, settings), socket=hub_socket, secret=SECRET)
+            app = ControlRelay(create_app(pool, settings), socket=hub_socket, secret=SECRET)
             return running.enter_context(serving(app))
 
         yield worker
@@ -66,7 +73,7 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.mark.parametrize("secret", [{}, {SECRET_HEADER: ""}, {SECRET_HEADER: "guessed"}], ids=str)
 async def test_a_trusted_header_without_the_secret_opens_nothing(
-    hub: Hub, start: Start, http: httpx.AsyncClient, secret: dict[str, str]
+    hub: WorkerControl, start: Start, http: httpx.AsyncClient, secret: dict[str, str]
 ) -> None:
     worker = start()
     await hub.joined_by(0, worker)
@@ -79,14 +86,14 @@ async def test_a_trusted_header_without_the_secret_opens_nothing(
         answer = await http.request(method, f"{worker}{path}", json=body, headers={**TRUSTED, **secret})
         assert answer.status_code == 401, path
     dropping = {"trajectory_uid": "t"}
-    assert (await http.post(f"{worker}{DROP}", json=dropping, headers={**TRUSTED, **secret})).status_code == 404
+    assert (await http.post(f"{worker}{DROP_SESSION}", json=dropping, headers={**TRUSTED, **secret})).status_code == 404
     found = await state(http, worker)
     assert found["paused"] is False
     assert versions(found) == {ROLLOUT: 0}
 
 
 async def test_what_was_said_before_a_worker_started_reaches_it(
-    hub: Hub, start: Start, http: httpx.AsyncClient
+    hub: WorkerControl, start: Start, http: httpx.AsyncClient
 ) -> None:
     first, second = start(), start()
     await hub.joined_by(0, first)
@@ -99,7 +106,7 @@ async def test_what_was_said_before_a_worker_started_reaches_it(
 
 
 async def test_a_worker_that_starts_while_servers_differ_learns_the_version_of_each(
-    hub: Hub, start: Start, http: httpx.AsyncClient
+    hub: WorkerControl, start: Start, http: httpx.AsyncClient
 ) -> None:
     first, second = start(), start()
     await hub.joined_by(0, first)
@@ -115,7 +122,7 @@ async def test_a_worker_that_starts_while_servers_differ_learns_the_version_of_e
 
 
 async def test_a_pause_that_is_over_is_not_said_to_a_worker_that_starts(
-    hub: Hub, start: Start, http: httpx.AsyncClient
+    hub: WorkerControl, start: Start, http: httpx.AsyncClient
 ) -> None:
     first, second = start(), start()
     await hub.joined_by(0, first)
@@ -126,7 +133,7 @@ async def test_a_pause_that_is_over_is_not_said_to_a_worker_that_starts(
 
 
 async def test_a_resume_that_comes_while_a_worker_hears_of_the_pause_reaches_it(
-    hub: Hub, start: Start, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    hub: WorkerControl, start: Start, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = start(), start()
     await hub.joined_by(0, first)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.gateway.prompts import Prompts
+from headrace.gateway.planner import PromptCache
 from headrace.tokens import Request, read_messages
 
 TEXT = st.text(max_size=6)
@@ -20,12 +20,12 @@ def conversation(texts: list[str], **options: object) -> Request:
 
 @given(st.lists(TEXT, min_size=1, max_size=4), st.lists(TEXT, min_size=1, max_size=4))
 def test_only_the_same_texts_are_the_same_prompt(one: list[str], other: list[str]) -> None:
-    prompts = Prompts()
+    prompts = PromptCache()
     assert (prompts.key(conversation(one)) == prompts.key(conversation(other))) == (one == other)
 
 
 def test_tools_and_options_are_part_of_a_prompt() -> None:
-    prompts = Prompts()
+    prompts = PromptCache()
     messages = read_messages([{"role": "user", "content": "hi"}])
     tool = {"type": "function", "function": {"name": "add"}}
     asked = [Request(messages), Request(messages, [tool]), Request(messages, None, {"enable_thinking": False})]
@@ -34,11 +34,11 @@ def test_tools_and_options_are_part_of_a_prompt() -> None:
 
 def test_a_conversation_with_an_answer_in_it_is_not_remembered() -> None:
     said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}, {"role": "user", "content": "?"}]
-    assert Prompts().key(Request(read_messages(said))) is None
+    assert PromptCache().key(Request(read_messages(said))) is None
 
 
 def test_the_least_used_are_forgotten_first() -> None:
-    prompts = Prompts(most_tokens=10)
+    prompts = PromptCache(most_tokens=10)
     keys = [prompts.key(conversation([str(n)])) for n in range(3)]
     for key in keys[:2]:
         assert key is not None

@@ -8,8 +8,7 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Message
 
-from headrace.gateway.presence import HungUp
-from headrace.gateway.sending import Sending
+from headrace.gateway.call.connection import ClientGone, ResponseWriter
 
 
 async def never(message: Message) -> None:
@@ -18,21 +17,21 @@ async def never(message: Message) -> None:
 
 
 async def test_an_agent_that_does_not_read_a_whole_answer_has_left() -> None:
-    sending = Sending(never, keep_alive_s=600, patience_s=0.01)
-    with pytest.raises(HungUp):
+    sending = ResponseWriter(never, keep_alive_s=600, patience_s=0.01)
+    with pytest.raises(ClientGone):
         await sending.whole(Response(b"{}"))
 
 
 async def test_an_agent_that_does_not_read_on_has_left() -> None:
-    sending = Sending(never, keep_alive_s=600, patience_s=0.01)
+    sending = ResponseWriter(never, keep_alive_s=600, patience_s=0.01)
     sending.expect({})
-    with pytest.raises(HungUp):
+    with pytest.raises(ClientGone):
         await sending.event(b"data: {}\n\n")
     sending.close()
 
 
 async def test_a_comment_that_nobody_reads_ends_the_comments_alone() -> None:
-    sending = Sending(never, keep_alive_s=0, patience_s=0.01)
+    sending = ResponseWriter(never, keep_alive_s=0, patience_s=0.01)
     sending.expect({})
     assert sending._keeper is not None
     await sending._keeper  # it returns, and raises nothing that nobody would hear

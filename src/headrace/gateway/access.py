@@ -19,11 +19,10 @@ import msgspec
 from starlette.requests import Request
 
 from headrace.data.errors import InvalidInput
-from headrace.gateway.counters import Counters
+from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import Refusal
-from headrace.gateway.settings import Settings
-from headrace.gateway.tenants.spec import SLASH, read_tenants
-from headrace.gateway.tenants.tenant import Tenant
+from headrace.gateway.settings import GatewaySettings
+from headrace.gateway.tenants import UID_SEPARATOR, Tenant, read_tenants
 from headrace.pool.errors import Unauthorized
 from headrace.serving import presented_key
 
@@ -49,7 +48,7 @@ class Caller(msgspec.Struct, frozen=True, eq=False):
         """What the pool calls a trajectory or a prompt that the caller names."""
         if self.tenant is not None:
             return self.tenant.uid(given)
-        if not self.trusted and SLASH in given and given.partition(SLASH)[0] in self.reserved:
+        if not self.trusted and UID_SEPARATOR in given and given.partition(UID_SEPARATOR)[0] in self.reserved:
             raise Refusal(f"{given!r} is a tenant's; this key does not open it", 403, code="not_yours")
         return given
 
@@ -77,7 +76,9 @@ class Caller(msgspec.Struct, frozen=True, eq=False):
 class Access:
     """The keys of one gateway."""
 
-    def __init__(self, settings: Settings, counters: Counters, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, settings: GatewaySettings, counters: GatewayCounters, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._open = not settings.keyed
         keys = {Role.AGENT: settings.api_key, Role.REWARD: settings.reward_key, Role.ADMIN: settings.admin_key}
         self._keys = {role: key.encode() for role, key in keys.items() if key}

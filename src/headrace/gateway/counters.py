@@ -29,7 +29,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
 BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800)
 
 
-class Counters:
+class GatewayCounters:
     """Counts by name and labels, and one histogram of how long calls take."""
 
     def __init__(self) -> None:

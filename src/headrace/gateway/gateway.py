@@ -18,20 +18,19 @@ from starlette.requests import Request
 
 from headrace.data.errors import HeadraceError
 from headrace.gateway.access import Access, Caller
-from headrace.gateway.calls import Calls
-from headrace.gateway.counters import Counters
+from headrace.gateway.call.ask import CallReader
+from headrace.gateway.call.executor import CallExecutor
+from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import RETRY_AFTER_S, Refusal
 from headrace.gateway.models.models import Models
 from headrace.gateway.models.policy import Policy, Shared
 from headrace.gateway.models.renderers import Renderers
-from headrace.gateway.outbox import RETRY_S
-from headrace.gateway.reading import Reading
+from headrace.gateway.outbox import RETRY_INTERVAL_S
 from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
-from headrace.gateway.session import Session
-from headrace.gateway.sessions import Sessions
-from headrace.gateway.settings import Settings
-from headrace.gateway.starting import Logged, Told, tell
+from headrace.gateway.sessions import Session, Sessions
+from headrace.gateway.settings import GatewaySettings
+from headrace.gateway.startup import LogObserver, StartupObserver, tell
 from headrace.gateway.upstream import Upstream
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import PoolUnreachable
@@ -42,10 +41,10 @@ from headrace.supervised import Supervised
 log = logging.getLogger("headrace.gateway")
 
 #: Seconds that a request's body may take to arrive.
-BODY_S = 60
+BODY_TIMEOUT_S = 60
 
 
-class Others(Protocol):
+class OtherWorkers(Protocol):
     """Processes that serve the same port."""
 
     async def dropped(self, uid: str) -> None:
@@ -56,23 +55,25 @@ class Others(Protocol):
 class Gateway:
     """One gateway on one pool. `start` and `close` are its application's lifespan."""
 
-    def __init__(self, pool: DataPool | RemotePool, settings: Settings, *, outbox_file: Path | None = None) -> None:
+    def __init__(
+        self, pool: DataPool | RemotePool, settings: GatewaySettings, *, outbox_file: Path | None = None
+    ) -> None:
         self.pool = pool
         self.settings = settings
-        self.counters = Counters()
+        self.counters = GatewayCounters()
         self.access = Access(settings, self.counters)
         self.recorder = Recorder(pool, self.counters, outbox_mb=settings.outbox_mb, ack=settings.ack, file=outbox_file)
         self.sessions = Sessions(
             pool.aio, self.recorder.flushed, most_tokens=settings.cached_tokens, open_unknown=settings.open
         )
-        self.reading = Reading()
+        self.reading = CallReader()
         self.redaction = Redaction(settings.redact, self.counters)
         shared = Shared(pool, self.sessions, self.recorder, self.counters, self.redaction, Renderers())
         self.models = Models(settings, shared)
         self.loaded: Callable[[], None] = lambda: None  # told once the tokenizer is there
         self.dropping: Callable[[str], None] = lambda uid: None  # told of what is dropped
-        self.others: Others | None = None  # the other workers, where this process is one of several
-        self.told: Told | None = Logged()  # who hears of the start; None: whoever calls `tell`
+        self.others: OtherWorkers | None = None  # the other workers, where this process is one of several
+        self.told: StartupObserver | None = LogObserver()  # who hears of the start; None: whoever calls `tell`
         self.in_flight = 0
         self.supervised: list[Supervised] = []  # tasks of parts that come and go with it
         self._starting: list[asyncio.Task[None]] = []
@@ -101,7 +102,7 @@ class Gateway:
             except HeadraceError as error:
                 log.warning("channel %r could not be shared out among tenants: %s", channel, error)
 
-    def tell(self, told: Told) -> None:
+    def tell(self, told: StartupObserver) -> None:
         """Tells someone how the start goes, from here on. Called in the loop that the gateway runs in."""
         self._starting.append(asyncio.create_task(tell(self, told), name="headrace-tell"))
 
@@ -131,7 +132,7 @@ class Gateway:
                 if self._pool_away is None:
                     log.warning("%s", reason)
                 self._pool_away = reason
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY_INTERVAL_S)
             else:
                 self._pool_away = None
                 return
@@ -156,7 +157,7 @@ class Gateway:
         return self.models.default.upstream
 
     @property
-    def calls(self) -> Calls:
+    def calls(self) -> CallExecutor:
         """What carries calls of the default model out; `Refusal` until it can."""
         return self.models.default.calls
 
@@ -215,12 +216,12 @@ class Gateway:
         own = caller.max_body_mb if caller is not None else None
         most = min(own, self.settings.max_body_mb) if own is not None else self.settings.max_body_mb
         try:
-            async with asyncio.timeout(BODY_S):
+            async with asyncio.timeout(BODY_TIMEOUT_S):
                 return await read_body(request, int(most * 1e6))
         except BodyTooLarge:
             raise Refusal(f"the body is larger than {most:g} MB (--max-body-mb)", 413, code="body_too_large") from None
         except TimeoutError:
-            raise Refusal(f"the body did not arrive within {BODY_S} s", 408, code="body_too_slow") from None
+            raise Refusal(f"the body did not arrive within {BODY_TIMEOUT_S} s", 408, code="body_too_slow") from None
 
     async def session(self, caller: Caller, uid: str, prompt: str, policy: Policy, *, recorded: bool) -> Session:
         """What is known of a running trajectory's calls to a model; `Refusal` where there is no such trajectory."""

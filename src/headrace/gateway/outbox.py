@@ -1,4 +1,9 @@
-"""Steps on their way to a pool that is elsewhere: bounded queues, one a channel, each sent in order, many at once.
+"""The outbox's file: calls as they will be sent, each in a frame of its own.
+
+A frame is a mark, its length, a checksum and the call. Damage costs the frames that it touches and no other: the next
+one is found by its mark. What could not be read is kept beside the file.
+
+Steps on their way to a pool that is elsewhere: bounded queues, one a channel, each sent in order, many at once.
 
 A channel that takes nothing holds up its own steps and nobody else's. With a file, what was put is on disk before `put`
 returns, and a process that starts on the same file sends it again; the pool knows steps by their call id, so what had
@@ -8,41 +13,150 @@ arrived counts once. The file is cut to nothing whenever everything in it has ar
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import os
+import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import crc32c
+
 from headrace.data.block import Block
 from headrace.data.errors import HeadraceError
-from headrace.gateway.spool import Spool
 from headrace.pool.embedded import DataPool
-from headrace.pool.errors import InternalError, JournalError, PoolClosed, PoolFull, PoolUnreachable, Unauthorized
+from headrace.pool.errors import (
+    InternalError,
+    JournalError,
+    JournalLocked,
+    PoolClosed,
+    PoolFull,
+    PoolUnreachable,
+    Unauthorized,
+)
 from headrace.pool.plan import Receipt
 from headrace.pool.remote import RemotePool
+from headrace.pool.wire import decode_call, encode_call
 from headrace.supervised import Supervised
 
 log = logging.getLogger("headrace.gateway")
 
+FRAME_MARK = b"\x89hrO\r\n\x1a\n"
+_HEAD = struct.Struct("<8sQI")
+
+
+class OutboxFile:
+    """One process' own: the file is locked as long as it is open."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self.aside = path.with_name(f"{path.name}.damaged")
+        self.damaged = 0  # bytes that could not be read
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise JournalLocked(
+                f"outbox {path} is in use by another gateway; give each a --journal of its own"
+            ) from None
+        self._size = os.fstat(self._fd).st_size
+        self._lock = asyncio.Lock()
+
+    def read(self) -> Iterator[tuple[str, Block]]:
+        """What an earlier process left. A torn end was never acknowledged; it is cut off, so that what is written next
+        stands behind a whole frame. Damage before it goes into a file of its own, and is counted."""
+        data = self._path.read_bytes()
+        at = end = 0  # where to look, and behind the last whole frame
+        while (start := data.find(FRAME_MARK, at)) >= 0:
+            found = _frame(data, start)
+            if found is None:
+                at = start + 1
+                continue
+            if start > end:
+                self._set_aside(data[end:start])
+            frame, at = found
+            end = at
+            yield frame
+        if end < len(data):
+            log.warning("outbox %s: %d bytes at its end are torn", self._path, len(data) - end)
+            if data.find(FRAME_MARK, end + 1) >= 0:  # more than one frame was there: no torn end, but damage
+                self._set_aside(data[end:])
+            os.ftruncate(self._fd, end)
+            self._size = end
+
+    def _set_aside(self, piece: bytes) -> None:
+        log.error("outbox %s: %d bytes are damaged; they are kept in %s", self._path, len(piece), self.aside)
+        self.damaged += len(piece)
+        with self.aside.open("ab") as file:
+            file.write(piece)
+
+    async def append(self, channel: str, block: Block) -> None:
+        """Writes a call down; returns once it is on disk."""
+        frame = encode_call("submit", {"channel": channel, "timeout": None}, block)
+        record = _HEAD.pack(FRAME_MARK, len(frame), crc32c.crc32c(frame)) + frame
+        async with self._lock:
+            await asyncio.get_running_loop().run_in_executor(None, self._write, record)
+
+    def _write(self, record: bytes) -> None:
+        view = memoryview(record)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+            os.fdatasync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, self._size)  # nobody was told that it is there
+            raise
+        self._size += len(record)
+
+    async def clear_unless(self, busy: Callable[[], bool]) -> None:
+        """Cuts the file to nothing, unless something came in meanwhile."""
+        async with self._lock:
+            if self._size and not busy():
+                os.ftruncate(self._fd, 0)
+                self._size = 0
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _frame(data: bytes, at: int) -> tuple[tuple[str, Block], int] | None:
+    """The call in the frame that begins here, and where it ends; None where it is not whole."""
+    if at + _HEAD.size > len(data):
+        return None
+    _, length, checksum = _HEAD.unpack_from(data, at)
+    end = at + _HEAD.size + length
+    frame = data[at + _HEAD.size : end]
+    if len(frame) != length or crc32c.crc32c(frame) != checksum:
+        return None
+    try:
+        _, args, block = decode_call(frame)
+    except HeadraceError:
+        return None
+    return None if block is None else ((args["channel"], block), end)
+
+
 #: Steps and bytes that go in one call.
-MOST_STEPS = 256
-MOST_BYTES = 16_000_000
+MAX_BATCH_STEPS = 256
+MAX_BATCH_BYTES = 16_000_000
 #: Seconds that a caller waits for steps to arrive before it is told that the pool is out of reach.
-FLUSH_S = 10.0
+FLUSH_TIMEOUT_S = 10.0
 #: Seconds between tries at a pool that has no room, or is gone.
-RETRY_S = 0.2
+RETRY_INTERVAL_S = 0.2
 #: Tries at a call at which the pool itself fails, before it is taken for the fault of what was sent.
-TRIES = 5
+MAX_TRIES = 5
 #: What passes: the pool is full, away, locked up, or its disk is full.
-PASSING = (PoolFull, PoolUnreachable, PoolClosed, JournalError, Unauthorized)
+TRANSIENT_ERRORS = (PoolFull, PoolUnreachable, PoolClosed, JournalError, Unauthorized)
 
 Lost = Callable[[str, int, str, Any], None]
-Submit = Callable[["list[Entry]"], Awaitable["list[Receipt | None]"]]
-Ended = Callable[["Entry", "Receipt | None"], Awaitable[None]]
+Submit = Callable[["list[OutboxEntry]"], Awaitable["list[Receipt | None]"]]
+Ended = Callable[["OutboxEntry", "Receipt | None"], Awaitable[None]]
 
 
-class Entry:
+class OutboxEntry:
     """Steps of one call. `done` is told what became of them: a receipt, or None where they were lost."""
 
     def __init__(self, channel: str, block: Block, done: Callable[[Receipt | None], None]) -> None:
@@ -65,10 +179,10 @@ class Outbox:
     def __init__(self, pool: DataPool | RemotePool, *, most: int, file: Path | None, lost: Lost) -> None:
         self._pool = pool
         self._most = most
-        self._spool = Spool(file) if file is not None else None
+        self._spool = OutboxFile(file) if file is not None else None
         self._lost = lost
-        self._lanes: dict[str, Lane] = {}
-        self._last: dict[str, Entry] = {}  # by trajectory, the entry that was put last and is not in the pool yet
+        self._lanes: dict[str, ChannelQueue] = {}
+        self._last: dict[str, OutboxEntry] = {}  # by trajectory, the entry that was put last and is not in the pool yet
         self._bytes = 0
         self._trouble: str | None = None
 
@@ -89,11 +203,11 @@ class Outbox:
     async def start(self) -> None:
         if self._spool is not None:
             for channel, block in self._spool.read():
-                self._add(Entry(channel, block, lambda receipt: None))
+                self._add(OutboxEntry(channel, block, lambda receipt: None))
             if self._spool.damaged:
                 self._trouble = f"{self._spool.damaged} bytes of the outbox were damaged: see {self._spool.aside}"
 
-    async def put(self, entry: Entry) -> bool:
+    async def put(self, entry: OutboxEntry) -> bool:
         """Queues an entry; False where there is no room, and it is lost."""
         if self._bytes + entry.size > self._most:
             self._trouble = "the outbox is full: steps are being lost"
@@ -116,16 +230,16 @@ class Outbox:
         """Whether something of a channel is not in the pool yet: what comes next must stand behind it."""
         return channel in self._lanes and bool(self._lanes[channel].queue)
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: OutboxEntry) -> None:
         lane = self._lanes.get(entry.channel)
         if lane is None:
-            lane = self._lanes[entry.channel] = Lane(entry.channel, self._submit, self._ended, self._lost)
+            lane = self._lanes[entry.channel] = ChannelQueue(entry.channel, self._submit, self._ended, self._lost)
         self._bytes += entry.size
         for uid in entry.uids:
             self._last[uid] = entry
         lane.add(entry)
 
-    async def _ended(self, entry: Entry, receipt: Receipt | None) -> None:
+    async def _ended(self, entry: OutboxEntry, receipt: Receipt | None) -> None:
         self._bytes -= entry.size
         for uid in entry.uids:
             if self._last.get(uid) is entry:
@@ -138,7 +252,7 @@ class Outbox:
         """Returns once what waits now of these trajectories is in the pool; of all of them, where none is named."""
         waiting = {self._last[uid] for uid in (uids or self._last) if uid in self._last}
         try:
-            async with asyncio.timeout(FLUSH_S):
+            async with asyncio.timeout(FLUSH_TIMEOUT_S):
                 for entry in waiting:
                     await entry.sent.wait()
         except TimeoutError:
@@ -158,11 +272,11 @@ class Outbox:
             self._spool.close()
         return sum(entry.count for lane in self._lanes.values() for entry in lane.queue)
 
-    async def _submit(self, batch: list[Entry]) -> list[Receipt | None]:
+    async def _submit(self, batch: list[OutboxEntry]) -> list[Receipt | None]:
         try:
             block = batch[0].block if len(batch) == 1 else joined([entry.block for entry in batch])
             receipt = await self._pool._do_async("submit", {"channel": batch[0].channel, "timeout": 0}, block)
-        except (*PASSING, InternalError):
+        except (*TRANSIENT_ERRORS, InternalError):
             raise
         except HeadraceError as error:
             if len(batch) > 1:  # one of them is at fault; the others must not suffer
@@ -172,11 +286,11 @@ class Outbox:
         return _shares(receipt, batch)
 
 
-class Lane:
+class ChannelQueue:
     """One channel's queue and the task that empties it, which nothing but the outbox's end ends."""
 
     def __init__(self, channel: str, submit: Submit, ended: Ended, lost: Lost) -> None:
-        self.queue: deque[Entry] = deque()
+        self.queue: deque[OutboxEntry] = deque()
         self._channel = channel
         self._submit = submit
         self._ended = ended
@@ -192,7 +306,7 @@ class Lane:
     def trouble(self) -> str | None:
         return self._sender.trouble or self._trouble
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: OutboxEntry) -> None:
         self.queue.append(entry)
         self._filled.set()
 
@@ -207,10 +321,10 @@ class Lane:
             batch = list(self._batch())
             try:
                 receipts = await self._submit(batch)
-            except (*PASSING, InternalError) as error:
+            except (*TRANSIENT_ERRORS, InternalError) as error:
                 self._say(error)
                 if not isinstance(error, InternalError) or not self._is_at_fault(batch):
-                    await asyncio.sleep(RETRY_S)
+                    await asyncio.sleep(RETRY_INTERVAL_S)
                     continue
                 self._lost(self._channel, batch[0].count, error.code, error)
                 receipts = [None]
@@ -224,22 +338,22 @@ class Lane:
             log.warning("steps of channel %r wait for the pool: %s", self._channel, error)
         self._trouble = f"the pool is out of reach: {error}"
 
-    def _is_at_fault(self, batch: list[Entry]) -> bool:
+    def _is_at_fault(self, batch: list[OutboxEntry]) -> bool:
         """Whether the pool fails at this one entry again and again. Many are sent one by one first."""
         self._failures += 1
-        if self._failures < TRIES:
+        if self._failures < MAX_TRIES:
             return False
         self._failures, alone = 0, self._narrow or len(batch) == 1
         self._narrow = True
         return alone
 
-    def _batch(self) -> Iterator[Entry]:
+    def _batch(self) -> Iterator[OutboxEntry]:
         """The entries that go next, in one call."""
         steps = size = 0
         first = self.queue[0]
         for entry in self.queue:
             steps, size = steps + entry.count, size + entry.size
-            if entry is not first and (self._narrow or steps > MOST_STEPS or size > MOST_BYTES):
+            if entry is not first and (self._narrow or steps > MAX_BATCH_STEPS or size > MAX_BATCH_BYTES):
                 return
             yield entry
 
@@ -250,7 +364,7 @@ def joined(blocks: Sequence[Block]) -> Block:
     return Block.of([record for block in blocks for record in block.records()], blobs)
 
 
-def _shares(receipt: Receipt, batch: list[Entry]) -> list[Receipt | None]:
+def _shares(receipt: Receipt, batch: list[OutboxEntry]) -> list[Receipt | None]:
     """What became of each entry, out of the receipt for all of them."""
     found: list[Receipt | None] = []
     at = 0

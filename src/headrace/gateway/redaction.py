@@ -22,11 +22,11 @@ import numpy as np
 
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import Step
-from headrace.gateway.counters import Counters
+from headrace.gateway.counters import GatewayCounters
 
 log = logging.getLogger("headrace.gateway")
 
-Hook = Callable[[Step], Any]
+RedactionHook = Callable[[Step], Any]
 #: The quarantine of what stands in the place of a step that was dropped.
 REDACTED = "redacted"
 
@@ -34,7 +34,7 @@ REDACTED = "redacted"
 class Redaction:
     """What `--redact` names; without it, everything is kept."""
 
-    def __init__(self, spec: str | None, counters: Counters) -> None:
+    def __init__(self, spec: str | None, counters: GatewayCounters) -> None:
         self._hook = None if spec is None else load_hook(spec)
         self._counters = counters
 
@@ -61,7 +61,7 @@ class Redaction:
         return said is not False
 
 
-def void(step: Step) -> Step:
+def redacted_step(step: Step) -> Step:
     """What stands in a dropped step's place: its index, its reward and its end, and nothing of what was said."""
     return Step(
         prompt_ids=[0],
@@ -77,7 +77,7 @@ def void(step: Step) -> Step:
     )
 
 
-def load_hook(spec: str) -> Hook:
+def load_hook(spec: str) -> RedactionHook:
     """The function that `module:function` or `file.py:function` names."""
     module, _, name = spec.rpartition(":")
     try:

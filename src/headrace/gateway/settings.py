@@ -17,7 +17,7 @@ from headrace.pool.operations import MAX_CHANNEL
 Balance = Literal["round-robin", "sticky", "least-busy"]
 
 
-class Settings(BaseModel):
+class GatewaySettings(BaseModel):
     """What a gateway needs to know beside its pool."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -152,7 +152,7 @@ class Settings(BaseModel):
     @classmethod
     def _tenants(cls, given: str | None) -> str | None:
         if given is not None:
-            from headrace.gateway.tenants.spec import read_tenants
+            from headrace.gateway.tenants import read_tenants
 
             read_tenants(Path(given))
         return given

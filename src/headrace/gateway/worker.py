@@ -12,10 +12,10 @@ import msgspec
 from headrace import files
 from headrace.gateway.app import create_app
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.hub import ToHub
-from headrace.gateway.settings import Settings
-from headrace.gateway.starting import Lines
-from headrace.gateway.workers import RETRY_S, Task
+from headrace.gateway.settings import GatewaySettings
+from headrace.gateway.startup import WorkerReporter
+from headrace.gateway.worker_control import ControlRelay
+from headrace.gateway.workers import POOL_RETRY_S, WorkerTask
 from headrace.pool.connect import connect
 from headrace.serving import LocalOnly, Server, loopback, settle_memory
 from headrace.tokens import do_without_torch
@@ -24,15 +24,15 @@ from headrace.tokens import do_without_torch
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(name)s[{os.getpid()}]: %(message)s")
     with open(0, "rb", buffering=0, closefd=False) as stdin:
-        task = msgspec.json.decode(stdin.readline(), type=Task)
+        task = msgspec.json.decode(stdin.readline(), type=WorkerTask)
     for path, held in task.files.items():
         files.hand_on(path, held)
     do_without_torch()
     threading.Thread(target=_watch_parent, name="headrace-parent", daemon=True).start()
-    with connect(task.pool, key=task.pool_key, retry_s=RETRY_S) as pool:
-        settings = Settings.model_validate(task.settings)
+    with connect(task.pool, key=task.pool_key, retry_s=POOL_RETRY_S) as pool:
+        settings = GatewaySettings.model_validate(task.settings)
         app = create_app(pool, settings, drain_s=task.drain_s)
-        hub = ToHub(app, socket=task.hub, secret=task.secret)
+        hub = ControlRelay(app, socket=task.hub, secret=task.secret)
         gateway: Gateway = app.state.gateway
         gateway.others = hub
         gateway.loaded = settle_memory
@@ -40,7 +40,7 @@ def main() -> None:
         local = not settings.keyed and loopback(task.host)
         front = LocalOnly(hub) if local else hub
         server = Server(front, task.host, task.port, lifespan=True, grace_s=None, shared=True)
-        lines = Lines()
+        lines = WorkerReporter()
 
         def serves(address: str) -> None:
             lines.listening(server.private)

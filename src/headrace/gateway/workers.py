@@ -23,9 +23,9 @@ import uvicorn
 
 from headrace import files
 from headrace.data.errors import HeadraceError
-from headrace.gateway.hub import Hub, hub_app
-from headrace.gateway.settings import Settings
-from headrace.gateway.starting import Line, Start
+from headrace.gateway.settings import GatewaySettings
+from headrace.gateway.startup import ProcessObserver, WorkerMessage
+from headrace.gateway.worker_control import WorkerControl, control_app
 from headrace.pool.embedded import DataPool
 from headrace.pool.http import pool_routes
 from headrace.serving import address_of, listener
@@ -33,23 +33,23 @@ from headrace.serving import address_of, listener
 log = logging.getLogger("headrace.gateway")
 
 #: Bytes of a line of a worker's.
-MOST_LINE = 64 * 1024
+MAX_LINE_BYTES = 64 * 1024
 #: Seconds for which one call to a pool elsewhere is tried again; the outbox goes on after that.
-RETRY_S = 5
+POOL_RETRY_S = 5
 #: Seconds before a worker that died is started again, doubled each time up to the most.
-RESTART_S, MOST_RESTART_S = 0.1, 10.0
+MIN_RESTART_S, MAX_RESTART_S = 0.1, 10.0
 #: A worker that lived so long was well: the next restart is quick again.
-WELL_S = 30.0
+HEALTHY_AFTER_S = 30.0
 #: Settings that name a file.
-FILES = ("models", "tenants")
+FILE_SETTINGS = ("models", "tenants")
 
 
-SOCKET = "hub.sock"
+SOCKET_NAME = "hub.sock"
 #: The longest path that a unix socket can have.
-SOCKET_PATH = 107
+MAX_SOCKET_PATH_BYTES = 107
 
 
-class Task(msgspec.Struct):
+class WorkerTask(msgspec.Struct):
     """What a worker is told, on one line of its standard input."""
 
     settings: dict[str, object]
@@ -68,7 +68,7 @@ class Workers:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: GatewaySettings,
         *,
         host: str,
         port: int,
@@ -98,7 +98,7 @@ class Workers:
         self._announced = False
         self._failure: Exception | None = None
 
-    def run(self, start: Start) -> None:
+    def run(self, start: ProcessObserver) -> None:
         """Serves until SIGTERM, SIGINT or `stop`; raises why a worker can never take calls."""
         try:
             asyncio.run(self._run(start))
@@ -112,15 +112,17 @@ class Workers:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._end)
 
-    async def _run(self, start: Start) -> None:
+    async def _run(self, start: ProcessObserver) -> None:
         loop = self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end)
         with _socket_folder() as folder:
-            hub_socket = str(Path(folder) / SOCKET)
-            hub = Hub(self._secret)
+            hub_socket = str(Path(folder) / SOCKET_NAME)
+            hub = WorkerControl(self._secret)
             routes = pool_routes(self._pool, backups=self._settings.backups) if self._pool is not None else []
-            server = _Quiet(uvicorn.Config(hub_app(hub, routes), uds=hub_socket, log_level="warning", lifespan="off"))
+            server = _Quiet(
+                uvicorn.Config(control_app(hub, routes), uds=hub_socket, log_level="warning", lifespan="off")
+            )
             serving = asyncio.create_task(server.serve())
             while not server.started:
                 if serving.done():
@@ -135,7 +137,7 @@ class Workers:
                 await serving
                 await hub.close()
 
-    def _heard(self, number: int, line: Line, start: Start) -> None:
+    def _heard(self, number: int, line: WorkerMessage, start: ProcessObserver) -> None:
         """One worker's line about its start."""
         match line.what:
             case "listening":
@@ -153,7 +155,7 @@ class Workers:
                     self._end()
         self._tell(start)
 
-    def _tell(self, start: Start) -> None:
+    def _tell(self, start: ProcessObserver) -> None:
         """Tells what the workers' first starts come to: all listen; what the first of them waits for that is not ready;
         all are ready."""
         if self._announced or len(self._listening) < self._count:
@@ -177,13 +179,13 @@ class Workers:
         port = self._reserved.getsockname()[1]
         pool = self._pool_address or f"unix://{hub}"
         # A worker that is started later reads what the first one read; tenants' keys are written nowhere.
-        held = {path: files.read(Path(path)) for name in FILES if (path := getattr(self._settings, name))}
-        task = Task(settings, self._host, port, pool, self._pool_key, hub, self._secret, self._drain_s, held)
+        held = {path: files.read(Path(path)) for name in FILE_SETTINGS if (path := getattr(self._settings, name))}
+        task = WorkerTask(settings, self._host, port, pool, self._pool_key, hub, self._secret, self._drain_s, held)
         return msgspec.json.encode(task) + b"\n"
 
-    async def _keep(self, number: int, task: bytes, hub: Hub, start: Start) -> None:
+    async def _keep(self, number: int, task: bytes, hub: WorkerControl, start: ProcessObserver) -> None:
         """Runs one worker, again and again, until the end."""
-        wait = RESTART_S
+        wait = MIN_RESTART_S
         while not self._ending.is_set():
             began = asyncio.get_running_loop().time()
             child = await asyncio.create_subprocess_exec(
@@ -200,7 +202,7 @@ class Workers:
                 child.terminate()
             async for said in lines_of(child.stdout):
                 try:
-                    line = msgspec.json.decode(said, type=Line)
+                    line = msgspec.json.decode(said, type=WorkerMessage)
                 except msgspec.MsgspecError:  # a library's own word
                     log.info("worker %d: %s", number, said.decode(errors="replace"))
                     continue
@@ -214,7 +216,11 @@ class Workers:
                 self._end()
                 raise HeadraceError(f"a worker ended with code {code} before it served; it said why above")
             log.error("worker %d ended with code %d and is started again", number, code)
-            wait = RESTART_S if asyncio.get_running_loop().time() - began > WELL_S else min(2 * wait, MOST_RESTART_S)
+            wait = (
+                MIN_RESTART_S
+                if asyncio.get_running_loop().time() - began > HEALTHY_AFTER_S
+                else min(2 * wait, MAX_RESTART_S)
+            )
             await asyncio.sleep(wait)
 
     def _end(self) -> None:
@@ -229,11 +235,11 @@ class Workers:
 async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
     """A child's lines as they come. One that never ends is given in parts: nobody fills the pipe, and no memory."""
     rest = b""
-    while part := await stream.read(MOST_LINE):
+    while part := await stream.read(MAX_LINE_BYTES):
         *whole, rest = (rest + part).split(b"\n")
         for line in whole:
             yield line
-        if len(rest) > MOST_LINE:
+        if len(rest) > MAX_LINE_BYTES:
             yield rest
             rest = b""
     if rest:
@@ -243,7 +249,7 @@ async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
 def _socket_folder() -> tempfile.TemporaryDirectory[str]:
     """A folder for the socket; not in a TMPDIR whose path leaves no room for its name."""
     folder = tempfile.TemporaryDirectory(prefix="headrace-")
-    if len(os.fsencode(Path(folder.name) / SOCKET)) <= SOCKET_PATH:
+    if len(os.fsencode(Path(folder.name) / SOCKET_NAME)) <= MAX_SOCKET_PATH_BYTES:
         return folder
     folder.cleanup()
     return tempfile.TemporaryDirectory(prefix="headrace-", dir="/tmp")

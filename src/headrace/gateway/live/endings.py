@@ -1,4 +1,6 @@
-"""When a conversation ends: nobody called for so long. One timer, on a steady clock.
+"""`Idle`: when each conversation was last heard of. Pure: time is an argument, and only ever goes on.
+
+When a conversation ends: nobody called for so long. One timer, on a steady clock.
 
 Where other processes write to the same pool, a conversation that grew since this one last looked is theirs to end: it
 is looked at again after as long. One without any answer is no rollout; it is forgotten.
@@ -8,28 +10,61 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 
 from headrace.data.errors import HeadraceError
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.live.idle import Idle
 from headrace.gateway.models.beside import Beside
 from headrace.pool.embedded import DataPool
 
+
+class IdleClock:
+    def __init__(self, after_s: float) -> None:
+        self.after_s = after_s
+        self._last: OrderedDict[str, float] = OrderedDict()  # the quietest first
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._last
+
+    def touch(self, uid: str, now: float) -> None:
+        self._last[uid] = now
+        self._last.move_to_end(uid)
+
+    def drop(self, uid: str) -> None:
+        self._last.pop(uid, None)
+
+    def due(self, now: float) -> list[str]:
+        """Those that nobody was heard of for so long."""
+        found: list[str] = []
+        for uid, last in self._last.items():
+            if now - last < self.after_s:
+                break
+            found.append(uid)
+        return found
+
+    def wait(self, now: float) -> float:
+        """Seconds until one can be due."""
+        last = next(iter(self._last.values()), now)
+        return max(0.0, last + self.after_s - now)
+
+
 #: The timer's shortest wait, in seconds: many that end at about the same time are ended at once.
-LEAST_S = 1.0
+MIN_SWEEP_S = 1.0
 
 log = logging.getLogger("headrace.gateway")
 
 
-class Endings:
+class IdleEndings:
     def __init__(self, gateway: Gateway, after_s: float, clock: Callable[[], float]) -> None:
         self._gateway = gateway
         self._beside = Beside(gateway)
         self._shared = not isinstance(gateway.pool, DataPool)
         self._clock = clock
-        self._idle = Idle(after_s)
+        self._idle = IdleClock(after_s)
         self._under_way: Counter[str] = Counter()
         self._ending: set[str] = set()
         self._seen: dict[str, int] = {}  # how many steps there were when it was last looked at
@@ -68,7 +103,7 @@ class Endings:
         """The timer. `look` finds what was in the pool at the start, and says whether all of it is watched now."""
         while True:
             wait = self._idle.wait(self._clock()) if await look() else 0.0
-            await asyncio.sleep(max(LEAST_S, wait))
+            await asyncio.sleep(max(MIN_SWEEP_S, wait))
             await self.sweep()
 
     async def sweep(self) -> None:

@@ -5,29 +5,35 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from headrace.gateway.access import Caller
-from headrace.gateway.ask import Ask
+from headrace.gateway.call.ask import Ask
+from headrace.gateway.call.retries import RetryMark
+from headrace.gateway.call.turn import Turn
 from headrace.gateway.errors import Refusal
-from headrace.gateway.live.live import PART, SESSION, Live
-from headrace.gateway.live.names import call_in, call_of, check_name, new_uid, uid_of
+from headrace.gateway.live.conversations import PART_FIELD, SESSION_FIELD, LiveConversations
+from headrace.gateway.live.index import (
+    call_in,
+    check_session_name,
+    conversation_of,
+    new_call_id,
+    new_conversation_uid,
+)
 from headrace.gateway.models.policy import Policy
-from headrace.gateway.session import Session
-from headrace.gateway.tries import Mark
-from headrace.gateway.turn import Turn
+from headrace.gateway.sessions import Session
 
 #: Names a conversation, where what it contains should not decide.
 SESSION_HEADER = "x-headrace-session"
 #: How often a conversation that ends just now is looked for anew.
-TRIES = 5
+MAX_ATTEMPTS = 5
 
 
-class Found:
+class DiscoveredConversation:
     depth = 0
 
-    def __init__(self, live: Live, caller: Caller, request: Request) -> None:
+    def __init__(self, live: LiveConversations, caller: Caller, request: Request) -> None:
         self._live = live
         self._caller = caller
         self._name = _session_name(request)
-        self._mark = Mark.of(request)
+        self._mark = RetryMark.of(request)
         self._first = ""  # what its retries have in common with it
         self._held: str | None = None
         self._uid = ""
@@ -37,10 +43,10 @@ class Found:
 
     async def session(self, ask: Ask, policy: Policy, digest: str, *, recorded: bool) -> Session:
         gateway, caller = self._live.gateway, self._caller
-        for _ in range(TRIES):
+        for _ in range(MAX_ATTEMPTS):
             uid = await self._place(ask, digest, begin=recorded)
             if uid is None:
-                return Session(new_uid(), "", caller.channel(None, gateway.models.default.channel))
+                return Session(new_conversation_uid(), "", caller.channel(None, gateway.models.default.channel))
             held = caller.uid(uid)
             self._enter(uid, held)
             try:
@@ -59,7 +65,7 @@ class Found:
         if self._name is not None:
             uid, part, begun = await live.named(caller, self._name)
             if not begun and begin:
-                await live.begin(caller, uid, {SESSION: self._name, PART: part})
+                await live.begin(caller, uid, {SESSION_FIELD: self._name, PART_FIELD: part})
             return uid if begun or begin else None
         scope = caller.uid("")
         if not self._first:
@@ -72,7 +78,7 @@ class Found:
         elif begin:
             if held is not None and there is None:
                 await live.unfold(ask, held)
-            uid = new_uid()
+            uid = new_conversation_uid()
             await live.begin(caller, uid)
             self._begun = True
         else:
@@ -83,11 +89,11 @@ class Found:
     async def _continued(self, ask: Ask) -> str | None:
         if ask.named is not None:
             call = call_in(ask.named)
-            return None if call is None else self._caller.uid(uid_of(call))
+            return None if call is None else self._caller.uid(conversation_of(call))
         return await self._live.continued(self._caller, ask)
 
     def call_id(self, given: str) -> str:
-        return call_of(self._uid, given) if self._held is not None else given
+        return new_call_id(self._uid, given) if self._held is not None else given
 
     def answered(self, turns: list[Turn]) -> None:
         assert self._held is not None
@@ -120,4 +126,4 @@ def _session_name(request: Request) -> str | None:
     given = request.headers.getlist(SESSION_HEADER)
     if len(given) > 1:
         raise Refusal(f"{SESSION_HEADER} is given {len(given)} times; give it once", 400, code="invalid_header")
-    return check_name(given[0]) if given else None
+    return check_session_name(given[0]) if given else None

@@ -13,15 +13,19 @@ from typing import Any
 from msgspec.structs import asdict, replace
 
 from headrace.data.step import FloatArray, IntArray, Step
-from headrace.gateway.counters import Counters
-from headrace.gateway.kept import KEPT
+from headrace.gateway.call.turn import Choice, TextKey, Turn
+from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.planner import Planner
 from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
-from headrace.gateway.session import REQUEST, TEXT, Session, TextNode
-from headrace.gateway.sessions import Sessions
-from headrace.gateway.text_key import TextKey
-from headrace.gateway.turn import Choice, Turn
+from headrace.gateway.sessions import (
+    REQUEST_FIELD,
+    TEXT_FIELD,
+    Session,
+    Sessions,
+    TextNode,
+)
+from headrace.gateway.stored import STORED_FIELD
 from headrace.gateway.upstream import Failed, Upstream
 from headrace.gateway.upstream.types import Sampled
 from headrace.gateway.upstream.upstream import together
@@ -29,12 +33,12 @@ from headrace.tokens import RECORD, RECORD_ONLY, Delta, Node, Quarantine, Record
 from headrace.tokens.images import to_step
 
 #: What is wrong with log-probs that cannot even be kept.
-NO_LOG_PROBS = (Quarantine.LOG_PROB_COUNT, Quarantine.LOG_PROB_VALUE)
+UNUSABLE_LOG_PROBS = (Quarantine.LOG_PROB_COUNT, Quarantine.LOG_PROB_VALUE)
 
-Piece = tuple[Turn, Choice, Delta, Sampled | None]
+StreamedPiece = tuple[Turn, Choice, Delta, Sampled | None]
 
 
-class Calls:
+class CallExecutor:
     """One gateway's way from a planned turn to a recorded step."""
 
     def __init__(
@@ -43,7 +47,7 @@ class Calls:
         upstream: Upstream,
         sessions: Sessions,
         recorder: Recorder,
-        counters: Counters,
+        counters: GatewayCounters,
         redaction: Redaction,
         *,
         trained: bool = True,
@@ -74,7 +78,7 @@ class Calls:
             choice.finish()
         _check_whole(turn)
 
-    async def stream(self, turns: list[Turn]) -> AsyncGenerator[Piece, None]:
+    async def stream(self, turns: list[Turn]) -> AsyncGenerator[StreamedPiece, None]:
         """What is new of the answers, as it comes."""
         for turn in turns:
             pieces = self._upstream.stream(turn.order)
@@ -122,18 +126,18 @@ class Calls:
         if turn.text is not None:
             key = TextKey.of(turn.text + text_of(renderer.vocabulary, choice.ids))
             turn.text_keys.append(key)
-            metadata[TEXT] = asdict(key)
+            metadata[TEXT_FIELD] = asdict(key)
         parent = plan.parent
         if ask.keep:
             kept = session.kept.share(ask, choice.message(one_call=ask.one_call), parent)
-            metadata[KEPT] = kept.to_metadata()
+            metadata[STORED_FIELD] = kept.to_metadata()
             session.kept.add(turn.call_id, kept)
         builds_on = (parent.step, plan.kept) if first and parent is not None and isinstance(parent.step, int) else None
         versions = [version for _, version in sampled.spans]
         step = Step(
             prompt_ids=plan.ids[plan.kept :] if builds_on else plan.ids,
             response_ids=response,
-            rollout_log_probs=None if trouble in NO_LOG_PROBS else log_probs,
+            rollout_log_probs=None if trouble in UNUSABLE_LOG_PROBS else log_probs,
             trajectory_uid=session.uid,
             prompt_uid=session.prompt_uid,
             policy_version=min(versions, default=None),
@@ -152,8 +156,8 @@ class Calls:
             self._counters.add("quarantined", session.channel, trouble.value)
             return step, None
         node = session.history.add(record, plan.ids, response, parent, call=turn.call_id)
-        if TEXT in metadata:
-            session.texts.append(TextNode(metadata[TEXT]["length"], metadata[TEXT]["digest"], node))
+        if TEXT_FIELD in metadata:
+            session.texts.append(TextNode(metadata[TEXT_FIELD]["length"], metadata[TEXT_FIELD]["digest"], node))
         self._sessions.grown(session, len(node.own))
         return step, node
 
@@ -189,7 +193,7 @@ class Calls:
             "server": turn.server,
             "cause": turn.plan.cause.value,
             "timings": {"first_token_s": round(waited, 6), "total_s": round(now - turn.began, 6)},
-            REQUEST: turn.request,
+            REQUEST_FIELD: turn.request,
         }
         if turn.ask.user is not None:
             about["user"] = turn.ask.user

@@ -18,10 +18,10 @@ from headrace.data.errors import HeadraceError
 log = logging.getLogger("headrace.gateway")
 
 #: Seconds between two looks at what a gateway waits for.
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 
 
-class Start(Protocol):
+class ProcessObserver(Protocol):
     """Hears of a whole process: it listens, then what it waits for, then it is ready; `address` is where."""
 
     def listening(self, address: str) -> None: ...
@@ -31,7 +31,7 @@ class Start(Protocol):
     def ready(self, address: str) -> None: ...
 
 
-class Told(Protocol):
+class StartupObserver(Protocol):
     """Hears of one gateway's start. Nothing follows `ready` or `failed`."""
 
     def waiting(self, reason: str) -> None: ...
@@ -41,7 +41,7 @@ class Told(Protocol):
     def failed(self, error: Exception) -> None: ...
 
 
-class Waits(Protocol):
+class Starting(Protocol):
     """What is starting."""
 
     @property
@@ -53,21 +53,21 @@ class Waits(Protocol):
     def failure(self) -> Exception | None: ...
 
 
-async def tell(starting: Waits, told: Told) -> None:
+async def tell(starting: Starting, told: StartupObserver) -> None:
     """Tells until it is ready or has failed."""
     said: str | None = None
     while starting.failure is None and (reason := starting.waits_for) is not None:
         if reason != said:
             told.waiting(reason)
             said = reason
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_INTERVAL_S)
     if starting.failure is not None:
         told.failed(starting.failure)
     else:
         told.ready()
 
 
-class Logged:
+class LogObserver:
     """Tells the log: for an application that others serve, which goes on whatever happens."""
 
     def waiting(self, reason: str) -> None:
@@ -80,7 +80,7 @@ class Logged:
         log.error("not ready: %s", error)
 
 
-class Line(msgspec.Struct, omit_defaults=True):
+class WorkerMessage(msgspec.Struct, omit_defaults=True):
     """One of a worker's lines to its parent."""
 
     what: Literal["listening", "waiting", "ready", "failed"]
@@ -94,22 +94,22 @@ class Line(msgspec.Struct, omit_defaults=True):
         return HeadraceError(self.text) if self.module is None else ModuleNotFoundError(self.text, name=self.module)
 
 
-class Lines:
+class WorkerReporter:
     """Tells the parent process, on stdout; it ends a worker that has failed."""
 
     def listening(self, address: str) -> None:
-        _write(Line("listening", address))
+        _write(WorkerMessage("listening", address))
 
     def waiting(self, reason: str) -> None:
-        _write(Line("waiting", reason))
+        _write(WorkerMessage("waiting", reason))
 
     def ready(self) -> None:
-        _write(Line("ready"))
+        _write(WorkerMessage("ready"))
 
     def failed(self, error: Exception) -> None:
-        _write(Line("failed", str(error), error.name if isinstance(error, ModuleNotFoundError) else None))
+        _write(WorkerMessage("failed", str(error), error.name if isinstance(error, ModuleNotFoundError) else None))
 
 
-def _write(line: Line) -> None:
+def _write(line: WorkerMessage) -> None:
     sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
     sys.stdout.flush()

@@ -1,7 +1,7 @@
 """Answers given again: a client that lost one and asks once more gets the same, and no second step is made.
 
 Whether the first answer is still being sampled, was sampled here, or by a process that is gone, its retry gets that
-one; what was recorded is enough to write it again, but for the alternatives of its tokens. `Tries` says which of
+one; what was recorded is enough to write it again, but for the alternatives of its tokens. `retries` says which of
 several equal calls a retry repeats.
 """
 
@@ -9,27 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 
 from msgspec.structs import replace
 
 from headrace.data.step import Step
-from headrace.gateway.ask import Ask
+from headrace.gateway.call.ask import Ask
+from headrace.gateway.call.retries import RetryMark, RunningCall
+from headrace.gateway.call.turn import Choice, Turn
 from headrace.gateway.planner import Planner
-from headrace.gateway.session import REQUEST, Session
-from headrace.gateway.sessions import Sessions
-from headrace.gateway.tries import Call, Mark
-from headrace.gateway.turn import Choice, Turn
+from headrace.gateway.sessions import REQUEST_FIELD, Session, Sessions
 from headrace.gateway.upstream.types import Order, Sampled
-from headrace.pool.plan import Completion
 from headrace.tokens import Cause, PromptPlan
-
-#: Trajectories whose end is remembered, for clients that did not hear of it.
-MOST_ENDS = 20_000
 
 
 async def earlier(
-    planner: Planner, sessions: Sessions, session: Session, ask: Ask, mark: Mark, digest: str
+    planner: Planner, sessions: Sessions, session: Session, ask: Ask, mark: RetryMark, digest: str
 ) -> list[Turn] | None:
     """The turns of the call that this one repeats, where it was answered or will be; None where it is a new one."""
     tries = session.tries
@@ -56,7 +50,7 @@ async def earlier(
         return _rebuilt(planner, ask, made) if made else None
 
 
-async def _joined(call: Call) -> list[Turn] | None:
+async def _joined(call: RunningCall) -> list[Turn] | None:
     try:
         return await asyncio.shield(call.answer)
     except asyncio.CancelledError:
@@ -83,7 +77,7 @@ def _by_call(ask: Ask, steps: list[Step]) -> dict[str, list[Step]]:
 
 
 def _answers(steps: list[Step], digest: str) -> list[Step]:
-    return [step for step in steps if step.metadata.get(REQUEST) == digest]
+    return [step for step in steps if step.metadata.get(REQUEST_FIELD) == digest]
 
 
 def _only(ask: Ask, steps: list[Step], digest: str, *, named: bool) -> list[Step] | None:
@@ -137,22 +131,3 @@ def _sampled(planner: Planner, index: int, step: Step) -> Sampled:
         spans=step.version_spans or ((0, step.policy_version or 0),),
         tokens=[vocabulary.decode([token]) for token in ids],
     )
-
-
-class Ends:
-    """How trajectories ended, as their clients were told: one that did not hear of it ends its trajectory again, and by
-    then a trainer may have it."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[str, tuple[float | None, Completion]] = OrderedDict()
-
-    def told(self, uid: str, reward: float | None, done: Completion) -> Completion:
-        """What to answer where the pool says `done`: `late` only where the same end did not count before."""
-        known = self._known.get(uid)
-        if done.status == "late" and known is not None and known[0] == reward:
-            return known[1]
-        if done.status == "ok":
-            self._known[uid] = reward, done
-            if len(self._known) > MOST_ENDS:
-                self._known.popitem(last=False)
-        return done

@@ -1,4 +1,9 @@
-"""`Live`: the conversations of a live service, found by what a call contains or by a session's name.
+"""What conversations are in the pool: those of a process that is gone, and those that other processes serve.
+
+A conversation is a group of its own, and groups have numbers that grow: each look reads only what came since the last,
+and what had no answer then.
+
+`Live`: the conversations of a live service, found by what a call contains or by a session's name.
 
 A conversation is a trajectory and a group of its own. It is continued only by a call that contains an answer which was
 given in it, within one tenant and one `user`, or by one that names its session or its last response. Everything here
@@ -7,48 +12,138 @@ can be read from the pool again: what a process remembers only saves it asking.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
+from headrace.data.errors import HeadraceError
 from headrace.data.trajectory import Trajectory
 from headrace.gateway.access import Caller
-from headrace.gateway.ask import Ask
+from headrace.gateway.call.ask import Ask
+from headrace.gateway.call.retries import ExpectedRetries, RetryMark
+from headrace.gateway.call.turn import TextKey, Turn
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.live.answers import Answers, Match
-from headrace.gateway.live.discovery import Discovery
-from headrace.gateway.live.endings import Endings
-from headrace.gateway.live.names import call_in, scope_of, session_uid, uid_of
-from headrace.gateway.live.texts import Texts
-from headrace.gateway.session import TEXT, Session
-from headrace.gateway.text_key import TextKey
-from headrace.gateway.tries import Debts, Mark
-from headrace.gateway.turn import Turn
+from headrace.gateway.live.endings import IdleEndings
+from headrace.gateway.live.index import (
+    AnswerIndex,
+    AnswerMatch,
+    TextIndex,
+    call_in,
+    conversation_of,
+    is_live,
+    session_uid,
+    tenant_prefix,
+)
+from headrace.gateway.sessions import TEXT_FIELD, Session
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Gone, NotFound
 from headrace.supervised import Supervised
 from headrace.tokens import RECORD, Message, Record, Request
 
+#: Seconds that a call waits for the pool to say which conversations there are.
+POOL_TIMEOUT_S = 5.0
+#: Groups that are listed at a time.
+PAGE_GROUPS = 1_000
+
+log = logging.getLogger("headrace.gateway")
+
+#: Told of each running conversation: its name in the pool, and the trajectories that hold its steps, by model.
+OnConversation = Callable[[str, list[Trajectory]], None]
+
+
+class PoolDiscovery:
+    def __init__(self, gateway: Gateway, tell: OnConversation, known: Callable[[str], bool]) -> None:
+        """`known`: conversations that need not be read."""
+        self._gateway = gateway
+        self._tell = tell
+        self._known = known
+        self._next: dict[str, int] = {}  # by channel, the number of the first group that is not listed yet
+        self._silent: dict[str, None] = {}  # those that had no answer yet
+        self._lock = asyncio.Lock()
+        self._looks = 0
+        self.done = False  # all that was there at the start is known
+
+    async def look(self, again: Sequence[str] = ()) -> None:
+        """Returns once everything is known that was in the pool when this was called, or the pool was too slow.
+        Of those that are known, only `again` are read once more."""
+        before = self._looks
+        try:
+            async with asyncio.timeout(POOL_TIMEOUT_S), self._lock:
+                if self._looks == before:  # otherwise another look began after this was called
+                    self._looks += 1
+                    await self._read()
+                for held in again:
+                    await self._one(held)
+        except TimeoutError:
+            log.warning("the pool's conversations could not be read within %g s", POOL_TIMEOUT_S)
+        except HeadraceError as error:
+            log.warning("the pool's conversations could not be read: %s", error)
+
+    async def complete(self) -> bool:
+        """Whether all that was there at the start is known; if it was not, the pool is asked."""
+        if not self.done:
+            await self.look()
+        return self.done
+
+    async def _read(self) -> None:
+        gateway = self._gateway
+        await gateway.recorder.flushed()
+        tenants = {tenant.channel(None) for tenant in gateway.access.tenants}
+        for held in list(self._silent):
+            if self._known(held):
+                del self._silent[held]
+            else:
+                await self._one(held)
+        for channel in {gateway.models.default.channel, *tenants}:
+            more = True
+            while more:
+                page = await gateway.pool.aio.list_groups(channel, cursor=self._next.get(channel, 0), limit=PAGE_GROUPS)
+                more = page["next"] is not None
+                for row in page["items"]:
+                    held = row["prompt_uid"]
+                    if is_live(held) and not row["complete"] and not self._known(held):
+                        await self._one(held)
+                    self._next[channel] = row["seq"] + 1
+        self.done = True
+
+    async def _one(self, held: str) -> None:
+        self._silent.pop(held, None)
+        found: list[Trajectory] = []
+        for policy in self._gateway.models:
+            try:
+                found.append(await self._gateway.pool.aio.trajectory(policy.uid_of(held)))
+            except NotFound:
+                continue
+        if not any(map(len, found)):
+            if found:
+                self._silent[held] = None
+            return
+        if not found[0].complete:
+            self._tell(held, found)
+
+
 #: Where a conversation's metadata says which session it belongs to, and which part of it it is.
-SESSION, PART = "session", "part"
+SESSION_FIELD, PART_FIELD = "session", "part"
 #: Calls, and sessions, that are remembered for those who come again.
-MOST_TRIES, MOST_SESSIONS = 20_000, 100_000
+MAX_CALLS, MAX_NAMED_SESSIONS = 20_000, 100_000
 
 
-class Live:
+class LiveConversations:
     def __init__(self, gateway: Gateway, clock: Callable[[], float] = time.monotonic) -> None:
         self.gateway = gateway
-        self.endings = Endings(gateway, gateway.settings.session_idle_s, clock)
-        self._answers = Answers()
-        self._texts = Texts()
-        self._discovery = Discovery(gateway, self._adopt, lambda held: held in self._answers)
+        self.endings = IdleEndings(gateway, gateway.settings.session_idle_s, clock)
+        self._answers = AnswerIndex()
+        self._texts = TextIndex()
+        self._discovery = PoolDiscovery(gateway, self._adopt, lambda held: held in self._answers)
         self._shared = not isinstance(gateway.pool, DataPool)
         self._parts: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._tries: OrderedDict[str, list[str]] = OrderedDict()
-        self.debts = Debts(MOST_TRIES)
+        self.debts = ExpectedRetries(MAX_CALLS)
         self.timer = Supervised("the timer of live conversations", lambda: self.endings.run(self._discovery.complete))
         gateway.supervised.append(self.timer)
         gateway.dropping = self._dropped
@@ -77,7 +172,7 @@ class Live:
         found.answer.continued = True
         return found.answer.uid
 
-    def _find(self, scope: str, ask: Ask) -> Match | None:
+    def _find(self, scope: str, ask: Ask) -> AnswerMatch | None:
         if ask.conversation is not None:
             return self._answers.find(scope, ask.conversation)
         if len(ask.prompts) != 1 or not isinstance(ask.prompts[0], str):
@@ -94,7 +189,7 @@ class Live:
             if there is not None:
                 self._parts[key] = part
                 self._parts.move_to_end(key)
-                if len(self._parts) > MOST_SESSIONS:
+                if len(self._parts) > MAX_NAMED_SESSIONS:
                     self._parts.popitem(last=False)
                 return uid, part, there
             part += 1
@@ -132,7 +227,7 @@ class Live:
             return
         known: dict[str, Message] = {}
         for call in ask.references.calls:
-            other = None if call_in(call) is None else caller.uid(uid_of(call))
+            other = None if call_in(call) is None else caller.uid(conversation_of(call))
             if other is not None and other != held:
                 try:
                     known |= (await self.gateway.sessions.find(other)).kept.answers([call])
@@ -140,7 +235,7 @@ class Live:
                     continue  # what is gone stays unknown, and is refused as such
         ask.references = replace(ask.references, known=known)
 
-    def tried(self, digest: str, mark: Mark) -> str | None:
+    def tried(self, digest: str, mark: RetryMark) -> str | None:
         """The conversation of the call that this one repeats, as far as this process knows."""
         if not mark.repeats:
             return None
@@ -164,10 +259,10 @@ class Live:
         known = self._tries.setdefault(digest, [])
         if held not in known and len(known) < 2:  # of equal calls, it matters only that there are others
             known.append(held)
-        if len(self._tries) > MOST_TRIES:
+        if len(self._tries) > MAX_CALLS:
             self._tries.popitem(last=False)
 
-    def failed(self, digest: str, mark: Mark, held: str) -> None:
+    def failed(self, digest: str, mark: RetryMark, held: str) -> None:
         """A call that began a conversation was not answered: its retry begins another."""
         if held in self._tries.get(digest, []):
             self._tries[digest].remove(held)
@@ -177,7 +272,7 @@ class Live:
         """What a call of a conversation was answered."""
         for turn in turns:
             conversation = turn.ask.conversation
-            scope = _scope(scope_of(held), turn.ask.user)
+            scope = _scope(tenant_prefix(held), turn.ask.user)
             if conversation is None:
                 for key in turn.text_keys:
                     self._add_text(held, scope, key)
@@ -194,15 +289,15 @@ class Live:
         records = [(Record.from_metadata(about.get(RECORD)), about) for about in extras]
         parents = {record.parent for record, _ in records if record is not None}
         for record, about in records:
-            scope, text = _scope(scope_of(held), about.get("user")), TextKey.from_metadata(about.get(TEXT))
+            scope, text = _scope(tenant_prefix(held), about.get("user")), TextKey.from_metadata(about.get(TEXT_FIELD))
             if text is not None:
                 self._add_text(held, scope, text)
             elif record is not None:
                 continued = record.key in parents
                 self._answers.add(held, scope, record.key, record.strict, record.named, continued=continued)
         named = found[0].metadata
-        if isinstance(named.get(SESSION), str) and isinstance(named.get(PART), int):
-            self._parts[scope_of(held), named[SESSION]] = named[PART]
+        if isinstance(named.get(SESSION_FIELD), str) and isinstance(named.get(PART_FIELD), int):
+            self._parts[tenant_prefix(held), named[SESSION_FIELD]] = named[PART_FIELD]
 
     def _add_text(self, held: str, scope: str, key: TextKey) -> None:
         self._texts.add(scope, key)

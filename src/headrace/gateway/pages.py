@@ -1,4 +1,7 @@
-"""What the OpenAPI says of each route: its body's schema, its answers, and what it does."""
+"""A gateway's front page.
+
+What the OpenAPI says of each route: its body's schema, its answers, and what it does.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,65 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
 
+from headrace.data.errors import HeadraceError
+from headrace.front_page import KEY_NEEDED, channels, code, links, page, table, text
+from headrace.gateway.access import Role
+from headrace.gateway.gateway import Gateway
 from headrace.gateway.upstream import PAUSES
+from headrace.pool.embedded import DataPool
+from headrace.pool.errors import Unauthorized
+
+LINKS = {
+    "/docs": "every route, with its request and answer",
+    "/ready": "200 once calls are taken, 503 with the reason before",
+    "/health": "whether steps reach the pool",
+    "/stats": "the pool's ledger and the gateway's counters",
+    "/metrics": "the same for Prometheus",
+    "/servers": "the rollout servers, as the gateway finds them",
+    "/pool/stats": "the pool alone",
+    "/status": "the Trajectory API: its step and its queue",
+}
+
+
+async def gateway_page(gateway: Gateway, request: Request) -> bytes:
+    """What runs here. Readiness is for everyone, as `/ready` and `/health` are; servers and the pool for the admin."""
+    waits, trouble = gateway.why_not_ready, gateway.trouble
+    state = waits or (f"Ready, but degraded: {trouble}" if trouble else "Ready: calls are taken.")
+    own = " and pool" if isinstance(gateway.pool, DataPool) else ""
+    origin = str(request.base_url).rstrip("/")
+    agents = {
+        "begin a trajectory": f"curl -X POST {origin}/init_trajectory",
+        "an agent's base_url": f"{origin}/TRAJECTORY/PROMPT/v1",
+    }
+    if gateway.settings.open:
+        agents["a live service's base_url"] = f"{origin}/v1"
+    sections = [code("An agent connects", agents), *await _inside(gateway, request), links("Where to look", LINKS)]
+    return page(f"Gateway{own}, with the Trajectory API", state, sections, good=waits is None and trouble is None)
+
+
+async def _inside(gateway: Gateway, request: Request) -> list[str]:
+    try:
+        gateway.access.check(request, Role.ADMIN)
+    except Unauthorized:
+        return [text("Rollout servers and channels", KEY_NEEDED)]
+    rows = [
+        {
+            **{name: found[name] for name in ("address", "state", "model", "version", "in_flight", "calls")},
+            "reason": found["reason"],
+        }
+        for found in gateway.models.servers()
+    ]
+    servers = table("Rollout servers", rows, "None.")
+    try:
+        return [servers, channels(await gateway.pool.aio.stats())]
+    except HeadraceError as error:
+        return [servers, text("Channels", f"The pool does not answer: {error}")]
+
 
 #: What every route may answer beside 200.
-COMMON = {
+COMMON_ANSWERS = {
     400: "the request is wrong; the answer says what would be right",
     401: "a key is needed",
     403: "it is not open to this tenant",
@@ -20,7 +77,7 @@ COMMON = {
     429: "the tenant has used up its rate; `Retry-After` says when to try again",
     503: "not now; `Retry-After` says when to try again",
 }
-CALLS = {**COMMON, 502: "the rollout server failed"}
+CALL_ANSWERS = {**COMMON_ANSWERS, 502: "the rollout server failed"}
 
 _MESSAGE = {
     "type": "object",
@@ -59,7 +116,7 @@ _ANTHROPIC: dict[str, Any] = {
     "tools": {"type": "array", "items": {"type": "object"}},
     "thinking": {"type": "object"},
 }
-DIALECTS: dict[str, dict[str, Any]] = {
+DIALECT_SCHEMAS: dict[str, dict[str, Any]] = {
     "/chat/completions": {
         "type": "object",
         "required": ["messages"],
@@ -111,11 +168,11 @@ DIALECTS: dict[str, dict[str, Any]] = {
 }
 
 
-def describe(
+def describe_route(
     path: str, handler: Callable[..., Any], body: type | None, *, dialect: str | None = None, aliased: bool = False
 ) -> dict[str, Any]:
     """The options with which FastAPI lists a route. `aliased`: the same route under another path, listed once."""
-    schema = DIALECTS[dialect] if dialect is not None else _schema(body) if body is not None else None
+    schema = DIALECT_SCHEMAS[dialect] if dialect is not None else _schema(body) if body is not None else None
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in ("trajectory_uid", "prompt_uid")
@@ -132,7 +189,7 @@ def describe(
     if schema is not None:
         content = {"application/json": {"schema": schema}}
         extra["requestBody"] = {"required": bool(schema.get("required")), "content": content}
-    answers = CALLS if dialect is not None or path == "/generate" else COMMON
+    answers = CALL_ANSWERS if dialect is not None or path == "/generate" else COMMON_ANSWERS
     return {
         "summary": (handler.__doc__ or path.strip("/")).strip().splitlines()[0],
         "description": "",

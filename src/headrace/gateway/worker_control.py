@@ -23,26 +23,26 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.gateway.errors import Refusal
-from headrace.gateway.responses import refused
+from headrace.gateway.http import refusal_response
 from headrace.serving import BodyTooLarge, read_body
 
 SECRET_HEADER = "x-headrace-hub"
 #: Beside the secret: the hub asks for itself, and needs no key.
 TRUSTED_HEADER = "x-headrace-trusted"
 #: Routes whose answer is about all workers, or must reach all of them.
-DROP = "/sessions/drop"
-SHARED = frozenset(
-    {"/health", "/ready", "/policy_version", "/pause", "/resume", "/servers", "/stats", "/metrics", DROP}
+DROP_SESSION = "/sessions/drop"
+SHARED_ROUTES = frozenset(
+    {"/health", "/ready", "/policy_version", "/pause", "/resume", "/servers", "/stats", "/metrics", DROP_SESSION}
 )
 #: Bytes of a body that goes to all of them, which is read before anybody has looked at a key.
-MOST_BODY = 1_000_000
+MAX_BODY_BYTES = 1_000_000
 #: Seconds that a worker may take: a drain waits for calls under way.
-PATIENCE_S = 3600
+WORKER_TIMEOUT_S = 3600
 #: Its number, the method, path and body that made it, and until when it holds.
 Change = tuple[int, str, str, bytes, float]
 
 
-class Hub:
+class WorkerControl:
     """The parent's side."""
 
     def __init__(self, secret: str) -> None:
@@ -53,7 +53,7 @@ class Hub:
         self._changed = 0  # how often anything was
 
     def routes(self) -> list[BaseRoute]:
-        return [Route(path, self.shared, methods=["GET", "POST", "DELETE"]) for path in SHARED]
+        return [Route(path, self.shared, methods=["GET", "POST", "DELETE"]) for path in SHARED_ROUTES]
 
     async def shared(self, request: Request) -> Response:
         """Hands a request to every worker."""
@@ -62,11 +62,15 @@ class Hub:
             *(self._ask(worker, request.method, path, body, headers) for worker in self._workers.values())
         )
         if not answers:
-            return refused(Refusal("the workers of this gateway are starting", 503, code="starting", retry_after=1))
+            return refusal_response(
+                Refusal("the workers of this gateway are starting", 503, code="starting", retry_after=1)
+            )
         wrong = next((answer for answer in answers if answer[0] != 200), None)
         if wrong is None and request.method != "GET":
             self._remember(request.method, path, body, _lasts_s(request.url.path, answers[0][2]))
-        status, kind, data = wrong if wrong is not None else (200, answers[0][1], joined(request.url.path, answers))
+        status, kind, data = (
+            wrong if wrong is not None else (200, answers[0][1], join_answers(request.url.path, answers))
+        )
         return Response(data, status, media_type=kind)
 
     async def joined_by(self, number: int, worker: str) -> None:
@@ -87,7 +91,7 @@ class Hub:
         self, worker: str, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[int, str, bytes]:
         if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+            timeout = aiohttp.ClientTimeout(total=WORKER_TIMEOUT_S)
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
         try:
             async with self._session.request(
@@ -96,11 +100,11 @@ class Hub:
                 return answer.status, answer.content_type, await answer.read()
         except (aiohttp.ClientError, OSError) as error:
             said = Refusal(f"a worker of this gateway is starting: {error}", 503, code="worker_starting", retry_after=1)
-            return 503, "application/json", bytes(refused(said).body)
+            return 503, "application/json", bytes(refusal_response(said).body)
 
     def _remember(self, method: str, path: str, body: bytes, lasts_s: float) -> None:
         route = path.partition("?")[0]
-        if route == DROP:
+        if route == DROP_SESSION:
             return
         self._changed += 1
         change = (self._changed, method, path, body, time.monotonic() + lasts_s)
@@ -124,7 +128,7 @@ def _lasts_s(route: str, answer: bytes) -> float:
     return float(orjson.loads(answer)["lease_s"]) if route == "/pause" else math.inf
 
 
-class ToHub:
+class ControlRelay:
     """The worker's side: sends what concerns all workers to the hub, unless it comes from there."""
 
     def __init__(self, app: ASGIApp, *, socket: str, secret: str) -> None:
@@ -134,28 +138,30 @@ class ToHub:
         self._session: aiohttp.ClientSession | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] not in SHARED:
+        if scope["type"] != "http" or scope["path"] not in SHARED_ROUTES:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
         if hmac.compare_digest(headers.get(SECRET_HEADER.encode(), b""), self._secret):
-            trusted = TRUSTED_HEADER.encode() in headers or scope["path"] == DROP
+            trusted = TRUSTED_HEADER.encode() in headers or scope["path"] == DROP_SESSION
             await self._app({**scope, "headrace.trusted": trusted}, receive, send)
             return
         await (await self._relayed(Request(scope, receive)))(scope, receive, send)
 
     async def _relayed(self, request: Request) -> Response:
-        if request.url.path == DROP:
-            return refused(Refusal("there is no such route", 404))
+        if request.url.path == DROP_SESSION:
+            return refusal_response(Refusal("there is no such route", 404))
         try:
             path, headers, body = await _handed_on(request)
         except BodyTooLarge:
-            return refused(Refusal(f"the body is larger than {MOST_BODY} bytes", 413, code="body_too_large"))
+            return refusal_response(
+                Refusal(f"the body is larger than {MAX_BODY_BYTES} bytes", 413, code="body_too_large")
+            )
         return await self.ask(request.method, path, body, headers)
 
     async def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
         if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+            timeout = aiohttp.ClientTimeout(total=WORKER_TIMEOUT_S)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.UnixConnector(self._socket, limit=0), timeout=timeout
             )
@@ -163,43 +169,47 @@ class ToHub:
             async with self._session.request(method, f"http://hub{path}", data=body, headers=dict(headers)) as answer:
                 return Response(await answer.read(), answer.status, media_type=answer.content_type)
         except (aiohttp.ClientError, OSError) as error:
-            return refused(Refusal(f"the gateway's parent process does not answer: {error}", 503, retry_after=1))
+            return refusal_response(
+                Refusal(f"the gateway's parent process does not answer: {error}", 503, retry_after=1)
+            )
 
     async def dropped(self, uid: str) -> None:
         """Lets the other workers forget what they know of a trajectory."""
-        await self.ask("POST", DROP, orjson.dumps({"trajectory_uid": uid}), {})
+        await self.ask("POST", DROP_SESSION, orjson.dumps({"trajectory_uid": uid}), {})
 
 
 async def _handed_on(request: Request) -> tuple[str, dict[str, str], bytes]:
     """What of a request goes along: its path with its query, its key, its body."""
     path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     headers = {name: value for name, value in request.headers.items() if name in ("authorization", "x-api-key")}
-    return path, headers, await read_body(request, MOST_BODY)
+    return path, headers, await read_body(request, MAX_BODY_BYTES)
 
 
-def joined(path: str, answers: list[tuple[int, str, bytes]]) -> bytes:
+def join_answers(path: str, answers: list[tuple[int, str, bytes]]) -> bytes:
     """One answer out of every worker's."""
     if path == "/metrics":
-        return joined_metrics([data.decode() for _, _, data in answers]).encode()
+        return join_metrics([data.decode() for _, _, data in answers]).encode()
     found = [orjson.loads(data) for _, _, data in answers]
     if path == "/stats":
-        return orjson.dumps({**found[0], "gateway": summed([each["gateway"] for each in found]), "workers": len(found)})
+        return orjson.dumps(
+            {**found[0], "gateway": sum_counts([each["gateway"] for each in found]), "workers": len(found)}
+        )
     if path == "/health":
         return orjson.dumps(next((each for each in found if each["status"] != "ok"), found[0]))
     return answers[0][2]
 
 
-def summed(values: list[Any]) -> Any:
+def sum_counts(values: list[Any]) -> Any:
     """Counts added up, by name; what is no count is the first worker's."""
     if all(type(value) is int for value in values):
         return sum(values)
     if all(isinstance(value, dict) for value in values):
         names = list(dict.fromkeys(name for value in values for name in value))
-        return {name: summed([value[name] for value in values if name in value]) for name in names}
+        return {name: sum_counts([value[name] for value in values if name in value]) for name in names}
     return next((value for value in values if value is not None), None)
 
 
-def joined_metrics(texts: list[str]) -> str:
+def join_metrics(texts: list[str]) -> str:
     """Prometheus' text with each sample's worker among its labels."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
@@ -219,5 +229,5 @@ def joined_metrics(texts: list[str]) -> str:
     return "\n".join(line for name in heads for line in (*heads[name], *samples.get(name, ()))) + "\n"
 
 
-def hub_app(hub: Hub, pool_routes: list[BaseRoute]) -> Starlette:
+def control_app(hub: WorkerControl, pool_routes: list[BaseRoute]) -> Starlette:
     return Starlette(routes=[*hub.routes(), *pool_routes])

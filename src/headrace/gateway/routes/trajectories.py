@@ -1,8 +1,12 @@
-"""What agents that know nothing of training need: a base URL, their SDK's routes under it, a reward and an end."""
+"""The routes of trajectories: begun, registered, rewarded, completed, listed, read and deleted.
+
+Agents that know nothing of training need the base URL that `/init_trajectory` answers; whoever scores them, the rest.
+"""
 
 from __future__ import annotations
 
 import uuid
+from collections import OrderedDict
 from typing import Any
 from urllib.parse import quote
 
@@ -13,93 +17,92 @@ from starlette.responses import Response
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import check_uid, finite
 from headrace.gateway.access import Caller, Role
-from headrace.gateway.ask import checked_sampling
-from headrace.gateway.bodies import CompleteTrajectory, InitTrajectory, RegisterTrajectory, Reward
-from headrace.gateway.counting import Count
-from headrace.gateway.dialects import Counter, Dialect
-from headrace.gateway.errors import Refusal, refusal
-from headrace.gateway.exchange import Exchange
+from headrace.gateway.call.ask import checked_sampling
+from headrace.gateway.errors import Refusal
 from headrace.gateway.gateway import Gateway
+from headrace.gateway.http import (
+    CompleteTrajectoryBody,
+    InitTrajectoryBody,
+    RegisterTrajectoryBody,
+    RewardBody,
+    decode_body,
+    json_response,
+    path_uid,
+)
 from headrace.gateway.models.beside import Beside
-from headrace.gateway.places import Named
-from headrace.gateway.replay import Ends
-from headrace.gateway.responses import json_response, retry_header
-from headrace.gateway.routing import Handler, path_uid, read
-from headrace.gateway.session import SAMPLING, Session, forced_by
-from headrace.pool.errors import Gone, NotFound, Unauthorized
+from headrace.gateway.sessions import SAMPLING_FIELD, Session, forced_sampling
+from headrace.pool.errors import Gone, NotFound
+from headrace.pool.plan import Completion
 
 #: First segments of our own routes: no trajectory can be called so.
-RESERVED = frozenset(
+RESERVED_UIDS = frozenset(
     {
         *("init_trajectory", "complete_trajectory", "generate", "submit_steps", "compute_reward", "trajectories"),
         *("health", "ready", "stats", "metrics", "policy_version", "pause", "resume", "servers", "pool", "v1"),
         *("docs", "redoc", "openapi.json", "dashboard", "sessions"),
     }
 )
+#: Trajectories whose completion is remembered, some 200 bytes each, for clients that did not hear of it.
+MAX_COMPLETIONS = 20_000
 
 
-class BlackBox:
+def check_uids(gateway: Gateway, uid: str, prompt: str) -> None:
+    """Refuses names for a new trajectory and its group that no path could name."""
+    check_uid(uid, "trajectory_uid")
+    check_uid(prompt, "prompt_uid")
+    if uid in RESERVED_UIDS:
+        raise InvalidInput(f"trajectory_uid is {uid!r}, which is the name of a route; choose another")
+    for name, value in (("trajectory_uid", uid), ("prompt_uid", prompt)):
+        if value in (".", ".."):  # clients take these out of a URL, even percent-encoded
+            raise InvalidInput(f"{name} is {value!r}, which no URL can hold; choose another")
+    gateway.models.check(uid)
+
+
+class RememberedCompletions:
+    """How trajectories ended, as their clients were told: one that did not hear of it ends its trajectory again, and by
+    then a trainer may have it."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, tuple[float | None, Completion]] = OrderedDict()
+
+    def answer(self, uid: str, reward: float | None, done: Completion) -> Completion:
+        """What to answer where the pool says `done`: `late` only where the same end did not count before."""
+        known = self._known.get(uid)
+        if done.status == "late" and known is not None and known[0] == reward:
+            return known[1]
+        if done.status == "ok":
+            self._known[uid] = reward, done
+            if len(self._known) > MAX_COMPLETIONS:
+                self._known.popitem(last=False)
+        return done
+
+
+class TrajectoryRoutes:
     """The handlers, bound to one gateway."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
         self.beside = Beside(gateway)
-        self._ends = Ends()
-
-    def llm(self, dialect: Dialect, route: str) -> Handler:
-        """A handler for one dialect's calls."""
-        gateway = self.gateway
-
-        async def call(request: Request) -> Exchange | Response:
-            try:
-                caller = gateway.access.caller(request, Role.AGENT)
-                uid, prompt = path_uid(request, "trajectory_uid"), path_uid(request, "prompt_uid")
-                if gateway.settings.open:
-                    self._check(uid, prompt)  # the call may begin it
-            except (Unauthorized, InvalidInput, Refusal) as error:
-                refused = refusal(error)
-                gateway.counters.add("calls", route, str(refused.status))
-                return refused_in(dialect, refused)
-            return Exchange(gateway, dialect, route, request, caller, Named(gateway, caller, uid, prompt))
-
-        call.__name__ = route.replace("/", "_")
-        call.__doc__ = f"{dialect.vendor}'s {route.replace('/', ' ')}, streamed or not; each answer is recorded."
-        return call
-
-    def count(self, dialect: Counter, route: str) -> Handler:
-        """A handler that says how many tokens a call's prompt would have: those of the call, if it is made next."""
-        gateway = self.gateway
-
-        async def count(request: Request) -> Count | Response:
-            try:
-                caller = gateway.access.caller(request, Role.AGENT)
-                uid, prompt = path_uid(request, "trajectory_uid"), path_uid(request, "prompt_uid")
-            except (Unauthorized, InvalidInput, Refusal) as error:
-                return refused_in(dialect, refusal(error))
-            return Count(gateway, dialect, route, request, caller, Named(gateway, caller, uid, prompt))
-
-        count.__name__ = route.replace("/", "_")
-        count.__doc__ = f"{dialect.vendor}'s {route.replace('/', ' ')}; nothing is sampled and nothing recorded."
-        return count
+        self._completions = RememberedCompletions()
 
     async def init_trajectory(self, request: Request) -> Response:
         """Begins a trajectory and answers its base_url."""
         gateway = self.gateway
         caller = gateway.access.caller(request, Role.AGENT)
         with caller.admitted():
-            asked = read(await gateway.body(request, caller), InitTrajectory, empty=True)
+            asked = decode_body(await gateway.body(request, caller), InitTrajectoryBody, empty=True)
             return await self._begin(request, caller, asked)
 
-    async def _begin(self, request: Request, caller: Caller, asked: InitTrajectory) -> Response:
+    async def _begin(self, request: Request, caller: Caller, asked: InitTrajectoryBody) -> Response:
         gateway = self.gateway
         uid = asked.trajectory_uid if asked.trajectory_uid is not None else uuid.uuid4().hex
         prompt = asked.prompt_uid if asked.prompt_uid is not None else uid
-        self._check(uid, prompt)
+        check_uids(self.gateway, uid, prompt)
         forced = checked_sampling(asked.sampling or {})
         if forced:
-            asked = replace(asked, metadata={**(asked.metadata or {}), SAMPLING: forced})
+            asked = replace(asked, metadata={**(asked.metadata or {}), SAMPLING_FIELD: forced})
         if asked.trajectory_uid is not None:
-            await self._place(caller, uid, prompt, asked)
+            await self._open(caller, uid, prompt, asked)
         else:
             channel = caller.channel(asked.channel, gateway.models.default.channel)
             held, group = caller.uid(uid), caller.uid(prompt)
@@ -114,22 +117,14 @@ class BlackBox:
         caller = gateway.access.caller(request, Role.AGENT)
         uid, prompt = path_uid(request, "trajectory_uid"), path_uid(request, "prompt_uid")
         with caller.admitted():
-            asked = read(await gateway.body(request, caller), RegisterTrajectory, empty=True)
-            self._check(uid, prompt)
-            await self._place(caller, uid, prompt, asked)
+            asked = decode_body(await gateway.body(request, caller), RegisterTrajectoryBody, empty=True)
+            check_uids(self.gateway, uid, prompt)
+            await self._open(caller, uid, prompt, asked)
         return json_response({"status": "ok"})
 
-    def _check(self, uid: str, prompt: str) -> None:
-        check_uid(uid, "trajectory_uid")
-        check_uid(prompt, "prompt_uid")
-        if uid in RESERVED:
-            raise InvalidInput(f"trajectory_uid is {uid!r}, which is the name of a route; choose another")
-        for name, value in (("trajectory_uid", uid), ("prompt_uid", prompt)):
-            if value in (".", ".."):  # clients take these out of a URL, even percent-encoded
-                raise InvalidInput(f"{name} is {value!r}, which no URL can hold; choose another")
-        self.gateway.models.check(uid)
-
-    async def _place(self, caller: Caller, uid: str, prompt: str, asked: InitTrajectory | RegisterTrajectory) -> None:
+    async def _open(
+        self, caller: Caller, uid: str, prompt: str, asked: InitTrajectoryBody | RegisterTrajectoryBody
+    ) -> None:
         """Begins a trajectory under a name of its client's; one that is there stays, or moves if it has no steps."""
         gateway = self.gateway
         uid, prompt = caller.uid(uid), caller.uid(prompt)
@@ -151,17 +146,11 @@ class BlackBox:
         if session is not None and (session.channel, session.prompt_uid) != (channel, prompt):
             session.channel, session.prompt_uid = channel, prompt  # a call under way goes with it
             await gateway.forget(uid)
-        forced = forced_by(asked.metadata or {})
+        forced = forced_sampling(asked.metadata or {})
         if session is not None and forced:
             session.sampling = forced
             await gateway.forget(uid)
         gateway.sessions.add(session or Session(uid, prompt, channel, forced))
-
-    async def models(self, request: Request) -> Response:
-        """The models of the rollout servers."""
-        self.gateway.access.caller(request, Role.AGENT)
-        _ = self.gateway.calls  # the servers are asked nothing before they were probed
-        return json_response(self.gateway.models.listed(await self.gateway.upstream.models()))
 
     async def reward(self, request: Request) -> Response:
         """Annotates a step, or the trajectory's last; `late` once its group was consumed."""
@@ -169,7 +158,7 @@ class BlackBox:
         caller = gateway.access.caller(request, Role.REWARD)
         uid = caller.uid(path_uid(request, "trajectory_uid"))
         with caller.admitted():
-            asked = read(await gateway.body(request, caller), Reward)
+            asked = decode_body(await gateway.body(request, caller), RewardBody)
             finite(asked.reward, "reward")
             await gateway.flushed(uid)
             return json_response({"status": await self.beside.reward(uid, asked.reward, asked.step_index)})
@@ -180,9 +169,11 @@ class BlackBox:
         caller = gateway.access.caller(request, Role.REWARD)
         uid = caller.uid(path_uid(request, "trajectory_uid"))
         with caller.admitted():
-            return await self._complete(uid, read(await gateway.body(request, caller), CompleteTrajectory, empty=True))
+            return await self._complete(
+                uid, decode_body(await gateway.body(request, caller), CompleteTrajectoryBody, empty=True)
+            )
 
-    async def _complete(self, uid: str, asked: CompleteTrajectory) -> Response:
+    async def _complete(self, uid: str, asked: CompleteTrajectoryBody) -> Response:
         gateway = self.gateway
         if asked.reward is not None:
             finite(asked.reward, "reward")
@@ -190,7 +181,7 @@ class BlackBox:
         if asked.channel is not None:
             await self._check_channel(uid, asked.channel)
         gateway.models.check(uid)
-        done = self._ends.told(uid, asked.reward, await self.beside.complete(uid, asked.reward))
+        done = self._completions.answer(uid, asked.reward, await self.beside.complete(uid, asked.reward))
         if done.status == "unknown":
             raise Refusal(f"no trajectory {uid!r} to complete", 404, code="unknown_trajectory")
         await gateway.forget(uid)
@@ -230,6 +221,14 @@ class BlackBox:
             await gateway.forget(uid)
         return json_response({"status": "ok"})
 
+    async def trajectory(self, request: Request) -> Response:
+        """A trajectory and its steps, each with its whole prompt."""
+        self.gateway.access.check(request, Role.ADMIN)
+        uid = path_uid(request, "trajectory_uid")
+        await self.gateway.recorder.flushed(uid)
+        found = await self.gateway.pool.aio.trajectory(uid)
+        return json_response(found.to_dict())
+
     async def _check_channel(self, uid: str, channel: str) -> None:
         try:
             session = await self.gateway.sessions.find(uid)
@@ -260,12 +259,6 @@ def _as_named_by(caller: Caller, row: dict[str, Any]) -> dict[str, Any] | None:
     except Refusal:
         return None  # a tenant's
     return {**row, **{field: name.removeprefix(own) for field, name in names.items()}}
-
-
-def refused_in(dialect: Dialect, refused: Refusal) -> Response:
-    """A call that is refused before it began."""
-    headers = {**dialect.headers(uuid.uuid4().hex), **retry_header(refused)}
-    return json_response(dialect.error(refused), refused.status, headers)
 
 
 def _reached(request: Request) -> str:

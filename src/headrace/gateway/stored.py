@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from headrace.gateway.ask import Ask
+from headrace.gateway.call.ask import Ask
 from headrace.tokens import Image, Message, Node
 from headrace.tokens.vision import images_of
 
 #: Where a step's metadata holds it.
-KEPT = "kept"
+STORED_FIELD = "kept"
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StoredResponse(msgspec.Struct, frozen=True):
     """One call's share: its new messages and its answer, behind those of the call `before`.
 
     Messages that open a conversation for one call alone are not among them; `opening` says how many there were.
@@ -35,7 +35,7 @@ class Kept(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self._with_files({})).decode()
 
     @classmethod
-    def from_metadata(cls, given: Any, files: Mapping[str, bytes]) -> Kept | None:
+    def from_metadata(cls, given: Any, files: Mapping[str, bytes]) -> StoredResponse | None:
         """None where a flow wrote something of its own there, or an image is lost. `files` are the step's images'."""
         try:
             found = msgspec.json.decode(given, type=cls) if isinstance(given, str) else None
@@ -46,7 +46,7 @@ class Kept(msgspec.Struct, frozen=True):
     def _digests(self) -> set[str]:
         return {image.digest for image in images_of(self.messages)}
 
-    def _with_files(self, files: Mapping[str, bytes]) -> Kept:
+    def _with_files(self, files: Mapping[str, bytes]) -> StoredResponse:
         """The same with these files behind its images, or none."""
         if not any(message.parts for message in self.messages):
             return self
@@ -58,27 +58,27 @@ class Kept(msgspec.Struct, frozen=True):
         return replace(self, messages=tuple(messages))
 
 
-class Conversations:
+class StoredResponses:
     """What is kept of one trajectory, by call."""
 
     def __init__(self) -> None:
-        self._by_call: dict[str, Kept] = {}
+        self._by_call: dict[str, StoredResponse] = {}
 
     def __contains__(self, call: str) -> bool:
         return call in self._by_call
 
-    def add(self, call: str, kept: Kept | None) -> None:
+    def add(self, call: str, kept: StoredResponse | None) -> None:
         if kept is not None:
             self._by_call[call] = kept
 
-    def share(self, ask: Ask, answer: Message, parent: Node | None) -> Kept:
+    def share(self, ask: Ask, answer: Message, parent: Node | None) -> StoredResponse:
         """What a call is to keep: of a conversation that goes on from one that is kept, only what is new."""
         assert ask.conversation is not None
         messages = ask.conversation.messages
         known = self._by_call.get(parent.call) if parent is not None else None
         if parent is None or known is None or known.opening != ask.opening:
-            return Kept(None, ask.opening, (*messages[ask.opening :], answer))
-        return Kept(parent.call, ask.opening, (*messages[parent.record.messages :], answer))
+            return StoredResponse(None, ask.opening, (*messages[ask.opening :], answer))
+        return StoredResponse(parent.call, ask.opening, (*messages[parent.record.messages :], answer))
 
     def answers(self, calls: Iterable[str]) -> dict[str, Message]:
         """The answers to those of the calls that are kept."""

@@ -1,4 +1,8 @@
-"""`Turn`: one call from its prompt to its answer, in no dialect. Pieces go in, what agents see comes out.
+"""`TextKey`: what the text of a completion, prompt and answer, is known by; small enough for a step's metadata.
+
+The answer to a text completion: no reasoning, no calls, only text up to a stop string.
+
+`Turn`: one call from its prompt to its answer, in no dialect. Pieces go in, what agents see comes out.
 
 A whole answer is a stream of one piece, so that both are read by the same code. What was sampled is kept as it came:
 the check that decides whether it may be trained on comes afterwards.
@@ -6,7 +10,7 @@ the check that decides whether it may be trained on comes afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -14,14 +18,75 @@ import msgspec
 import numpy as np
 
 from headrace.data.step import FloatArray, IntArray
-from headrace.gateway.ask import Ask
-from headrace.gateway.text_key import TextKey
+from headrace.gateway.call.ask import Ask
 from headrace.gateway.upstream.types import Order, Sampled
-from headrace.tokens import AnswerStream, Delta, Message, Parsed, PromptPlan
+from headrace.tokens import AnswerStream, Delta, Detokenizer, Message, Parsed, PromptPlan, Vocabulary
+from headrace.tokens.parse import StopCut
+
+DIGEST_BYTES = 16
+#: Bytes of a text after which the digest of its beginning can be looked up.
+CHUNK_BYTES = 256
+
+
+def digest_of(data: bytes) -> str:
+    """What requests and texts are known by in steps' metadata."""
+    return blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
+
+
+class TextKey(msgspec.Struct, frozen=True):
+    """Its length in characters and its digest; for who looks it up among many, also the digest of its whole chunks,
+    `anchor`, and how many bytes follow them."""
+
+    length: int
+    digest: str
+    anchor: str
+    tail: int
+
+    @classmethod
+    def of(cls, text: str) -> TextKey:
+        data = text.encode()
+        tail = len(data) % CHUNK_BYTES
+        hasher = blake2b(data[: len(data) - tail], digest_size=DIGEST_BYTES)
+        anchor = hasher.hexdigest()
+        hasher.update(data[len(data) - tail :])
+        return cls(len(text), hasher.hexdigest(), anchor, tail)
+
+    @classmethod
+    def from_metadata(cls, given: Any) -> TextKey | None:
+        """None where a flow wrote something of its own there."""
+        try:
+            return msgspec.convert(given, cls)
+        except msgspec.ValidationError:
+            return None
+
+
+class TextAnswerStream:
+    """Ids in, text out."""
+
+    def __init__(self, vocabulary: Vocabulary, stop: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(vocabulary)
+        self._cut = StopCut(stop)
+        self._text: list[str] = []
+
+    def feed(self, ids: Sequence[int]) -> Delta:
+        return self._add(self._cut.feed(self._detokenizer.feed(ids)))
+
+    def finish(self) -> Delta:
+        return self._add(self._cut.feed(self._detokenizer.finish()) + self._cut.finish())
+
+    def _add(self, text: str) -> Delta:
+        if text:
+            self._text.append(text)
+        return Delta(text)
+
+    @property
+    def parsed(self) -> Parsed:
+        return Parsed("".join(self._text))
+
 
 #: Tool call ids are nine letters or digits: the form that every family's template takes.
-ID_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-ID_LENGTH = 9
+TOOL_CALL_ID_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+TOOL_CALL_ID_LENGTH = 9
 
 
 class Choice:
@@ -114,16 +179,16 @@ class Turn(msgspec.Struct, kw_only=True, eq=False):
         return min((version for _, version in spans), default=0)
 
 
-def new_ids(call_id: str, choice: int) -> Callable[[int], str]:
+def tool_call_ids(call_id: str, choice: int) -> Callable[[int], str]:
     """Names a choice's tool calls: always the same ones for the same call."""
 
     def name(number: int) -> str:
         digest = blake2b(f"{call_id}/{choice}/{number}".encode(), digest_size=8).digest()
         value = int.from_bytes(digest, "little")
         letters = []
-        for _ in range(ID_LENGTH):
-            value, at = divmod(value, len(ID_ALPHABET))
-            letters.append(ID_ALPHABET[at])
+        for _ in range(TOOL_CALL_ID_LENGTH):
+            value, at = divmod(value, len(TOOL_CALL_ID_ALPHABET))
+            letters.append(TOOL_CALL_ID_ALPHABET[at])
         return "".join(letters)
 
     return name

@@ -1,22 +1,29 @@
 """The effective parameters of a call: what the agent asked for, what its channel says of it, what the model can hold.
 
 Every one that shapes the distribution is explicit, so that no server's default changes it behind our back.
+
+`tool_choice` as what rollout servers honour: a structural tag that only well-formed calls pass.
+
+vLLM's completions know no tools; told nothing, the model would answer as it likes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from headrace.gateway.ask import EXPLICIT, Ask
+import orjson
+
+from headrace.gateway.call.ask import EXPLICIT_DEFAULTS, Ask, BadField
 from headrace.gateway.errors import Refusal
-from headrace.gateway.settings import Settings, channel_values
+from headrace.gateway.settings import GatewaySettings, channel_values
+from headrace.tokens import Grammar
 
 
-class Sampling:
+class SamplingRules:
     """How one gateway decides parameters."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: GatewaySettings) -> None:
         self._prompt_length = settings.prompt_length
         self._response_length = settings.response_length
         self._forced = _by_channel(settings.sampling)
@@ -34,7 +41,7 @@ class Sampling:
         """The parameters for a prompt of so many tokens; `Refusal` where it is too long, or a value is not allowed.
         `forced`: those that its trajectory says, which stand before the agent's and behind its channel's."""
         most = self._room(prompt, context)
-        given = {**EXPLICIT, **ask.sampling, **(forced or {})}
+        given = {**EXPLICIT_DEFAULTS, **ask.sampling, **(forced or {})}
         for name, value in self._refused.get(channel, {}).items():
             if given.get(name) == value:
                 raise Refusal(
@@ -69,11 +76,11 @@ class Sampling:
         self.check_length(prompt, context)
         room = context - prompt if context is not None else None
         caps = [cap for cap in (self._response_length, room) if cap is not None]
-        return min(caps) if caps else DEFAULT_ROOM
+        return min(caps) if caps else DEFAULT_MAX_TOKENS
 
 
 #: The most an answer may have where neither a flag nor the server says.
-DEFAULT_ROOM = 4096
+DEFAULT_MAX_TOKENS = 4096
 
 
 def _by_channel(specs: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -82,3 +89,33 @@ def _by_channel(specs: Iterable[str]) -> dict[str, dict[str, Any]]:
         channel, values = channel_values(spec)
         found.setdefault(channel, {}).update(values)
     return found
+
+
+#: How each family writes one call: what stands before the name, between name and arguments, behind them.
+TOOL_CALL_SYNTAX = {
+    "hermes": ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
+    "mistral": ('[TOOL_CALLS] [{"name": "', '", "arguments": ', "}]"),
+    "llama": ('{"name": "', '", "parameters": ', "}"),
+}
+
+
+def forced_tool_call(grammar: Grammar, tools: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    """`structured_outputs` under which an answer is exactly one call of one of the named tools."""
+    if grammar.calls not in TOOL_CALL_SYNTAX:
+        raise BadField(
+            "tool_choice: this model's tool calls have no grammar that could be enforced; use auto", "tool_choice"
+        )
+    before, between, behind = TOOL_CALL_SYNTAX[grammar.calls]
+    tags = [
+        {
+            "type": "tag",
+            "begin": f"{before}{tool['function']['name']}{between}",
+            "content": {"type": "json_schema", "json_schema": tool["function"].get("parameters") or {"type": "object"}},
+            "end": behind,
+        }
+        for tool in tools
+        if tool["function"]["name"] in names
+    ]
+    calls = {"type": "tags_with_separator", "separator": "\n", "tags": tags}
+    form = {"type": "structural_tag", "format": {**calls, "at_least_one": True, "stop_after_first": True}}
+    return {"structural_tag": orjson.dumps(form).decode()}

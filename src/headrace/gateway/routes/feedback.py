@@ -1,22 +1,45 @@
-"""What people thought of an answer, told later: by its response id alone, whatever happened to it since."""
+"""`/v1/feedback`: what people thought of an answer, told later by its response id alone, whatever happened since."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.data.step import finite
 from headrace.data.trajectory import Trajectory
-from headrace.gateway.access import Caller
-from headrace.gateway.bodies import Feedback
+from headrace.gateway.access import Caller, Role
 from headrace.gateway.errors import Refusal
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.live.names import call_in, uid_of
+from headrace.gateway.http import FeedbackBody, Handler, decode_body, json_response
+from headrace.gateway.live.conversations import LiveConversations
+from headrace.gateway.live.index import call_in, conversation_of
+from headrace.gateway.routes.calls import opened
 from headrace.pool.errors import Conflict, Gone, NotFound
 
-#: Characters that a comment may have.
-MOST_COMMENT = 10_000
+#: Characters of a comment: it is kept in its step's metadata.
+MAX_COMMENT_CHARACTERS = 10_000
 
 
-async def give(gateway: Gateway, caller: Caller, asked: Feedback) -> dict[str, Any]:
+def feedback_handler(gateway: Gateway, live: LiveConversations | None) -> Handler:
+    """The handler of `/v1/feedback`."""
+
+    async def feedback(request: Request) -> Response:
+        """What an answer was worth, by its response id; `late` once a trainer has it."""
+        opened(live)
+        caller = gateway.access.caller(request, Role.REWARD)
+        with caller.admitted():
+            asked = decode_body(await gateway.body(request, caller), FeedbackBody)
+            finite(asked.reward, "reward")
+            told = await give_feedback(gateway, caller, asked)
+        gateway.counters.add("feedback", told["status"])
+        return json_response(told)
+
+    return feedback
+
+
+async def give_feedback(gateway: Gateway, caller: Caller, asked: FeedbackBody) -> dict[str, Any]:
     """Pays the steps of an answer. `late`: a trainer has them, or had them, already."""
     call = call_in(asked.response_id)
     if call is None:
@@ -26,9 +49,9 @@ async def give(gateway: Gateway, caller: Caller, asked: Feedback) -> dict[str, A
             400,
             code="invalid_response_id",
         )
-    if asked.comment is not None and len(asked.comment) > MOST_COMMENT:
-        raise Refusal(f"comment has {len(asked.comment)} characters; at most {MOST_COMMENT} are taken", 400)
-    root = caller.uid(uid_of(call))
+    if asked.comment is not None and len(asked.comment) > MAX_COMMENT_CHARACTERS:
+        raise Refusal(f"comment has {len(asked.comment)} characters; at most {MAX_COMMENT_CHARACTERS} are taken", 400)
+    root = caller.uid(conversation_of(call))
     await gateway.flushed(root)
     gone: str | None = None
     for policy in gateway.models:
@@ -42,9 +65,9 @@ async def give(gateway: Gateway, caller: Caller, asked: Feedback) -> dict[str, A
             continue
         indices = _steps_of(found, call)
         if indices:
-            return _told(uid_of(call), [await _paid(gateway, held, index, asked) for index in indices])
+            return _told(conversation_of(call), [await _paid(gateway, held, index, asked) for index in indices])
     if gone is not None:
-        return _told(uid_of(call), [await gateway.pool.aio.reward(gone, asked.reward)])
+        return _told(conversation_of(call), [await gateway.pool.aio.reward(gone, asked.reward)])
     raise Refusal(
         f"no answer {asked.response_id!r} is kept here: it made no step, or its conversation is not known any more",
         404,
@@ -58,7 +81,7 @@ def _steps_of(trajectory: Trajectory, call: str) -> list[int]:
     return sorted(index for index, known in calls.items() if known == call or known.startswith(f"{call}-"))
 
 
-async def _paid(gateway: Gateway, held: str, index: int, asked: Feedback) -> str:
+async def _paid(gateway: Gateway, held: str, index: int, asked: FeedbackBody) -> str:
     pool = gateway.pool.aio
     status = await pool.reward(held, asked.reward, index)
     if status == "ok" and asked.comment is not None:

@@ -14,34 +14,32 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from hashlib import blake2b
 
 import msgspec
 from starlette.requests import Request
 
-from headrace.gateway.text_key import DIGEST
-from headrace.gateway.turn import Turn
+from headrace.gateway.call.turn import Turn, digest_of
 
 #: How often an SDK tried before; OpenAI's and Anthropic's send it with every call.
 RETRY_HEADER = "x-stainless-retry-count"
 #: What a client calls one call, however often it has to make it.
 KEY_HEADER = "idempotency-key"
 #: Decimal digits of a count that is taken for one.
-COUNT_DIGITS = 9
+MAX_COUNT_DIGITS = 9
 #: Kinds of calls of a trajectory that are remembered for those who come again, the newest.
-MOST = 1_000
+MAX_REMEMBERED_CALLS = 1_000
 
 
-class Mark(msgspec.Struct, frozen=True):
+class RetryMark(msgspec.Struct, frozen=True):
     """What a request says of itself: its client's `key` for it, and how often it was tried before."""
 
     key: str | None = None
     count: int = 0
 
     @classmethod
-    def of(cls, request: Request) -> Mark:
+    def of(cls, request: Request) -> RetryMark:
         said = request.headers.get(RETRY_HEADER, "")
-        count = int(said) if said.isdecimal() and len(said) <= COUNT_DIGITS else 0
+        count = int(said) if said.isdecimal() and len(said) <= MAX_COUNT_DIGITS else 0
         return cls(request.headers.get(KEY_HEADER) or None, count)
 
     @property
@@ -52,30 +50,30 @@ class Mark(msgspec.Struct, frozen=True):
     def digest(self, body: bytes) -> str:
         """What is the same for a call and its retries."""
         named = b"" if self.key is None else self.key.encode("latin-1", "replace") + b"\0"
-        return blake2b(named + body, digest_size=DIGEST).hexdigest()
+        return digest_of(named + body)
 
 
-class Debt(msgspec.Struct, frozen=True):
+class ExpectedRetry(msgspec.Struct, frozen=True):
     """One more try. `answer` names what it is to get; None: a new answer, since there was none."""
 
     answer: str | None = None
 
 
-class Debts:
+class ExpectedRetries:
     """What is owed to calls that will come again, by their digest and their next count."""
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MAX_REMEMBERED_CALLS) -> None:
         self._most = most
-        self._owed: OrderedDict[tuple[str, int], deque[Debt]] = OrderedDict()
+        self._owed: OrderedDict[tuple[str, int], deque[ExpectedRetry]] = OrderedDict()
 
     def owe(self, digest: str, count: int, answer: str | None = None) -> None:
         """A call that was tried `count` times before is left without its answer."""
         owed = self._owed.setdefault((digest, count + 1), deque(maxlen=self._most))
-        owed.append(Debt(answer))
+        owed.append(ExpectedRetry(answer))
         if len(self._owed) > self._most:
             self._owed.popitem(last=False)
 
-    def settle(self, digest: str, count: int) -> Debt | None:
+    def settle(self, digest: str, count: int) -> ExpectedRetry | None:
         """What a call with that count gets; an answer that was recorded before a new one."""
         owed = self._owed.get((digest, count))
         if not owed:
@@ -87,7 +85,7 @@ class Debts:
         return found
 
 
-class Call:
+class RunningCall:
     """A call under way. `answer` is set once its steps are handed over, and cancelled where it fails."""
 
     def __init__(self, digest: str, count: int) -> None:
@@ -96,15 +94,15 @@ class Call:
         self.answer: asyncio.Future[list[Turn]] = asyncio.get_running_loop().create_future()
 
 
-class Tries:
+class Retries:
     """The calls of one trajectory in this process, and what is owed to their retries."""
 
     def __init__(self) -> None:
-        self.debts = Debts()
-        self._running: dict[str, list[Call]] = {}
+        self.debts = ExpectedRetries()
+        self._running: dict[str, list[RunningCall]] = {}
         self._answered: OrderedDict[str, int] = OrderedDict()
 
-    def running(self, digest: str) -> list[Call]:
+    def running(self, digest: str) -> list[RunningCall]:
         return self._running.get(digest, [])
 
     def count(self, digest: str) -> int:
@@ -112,9 +110,9 @@ class Tries:
         return len(self.running(digest)) + self._answered.get(digest, 0)
 
     @contextmanager
-    def under_way(self, digest: str, count: int) -> Iterator[Call]:
+    def under_way(self, digest: str, count: int) -> Iterator[RunningCall]:
         """A new call, while it lasts. One that ends without an answer is owed another try."""
-        call = Call(digest, count)
+        call = RunningCall(digest, count)
         self._running.setdefault(digest, []).append(call)
         try:
             yield call
@@ -126,9 +124,9 @@ class Tries:
                 call.answer.cancel()
                 self.debts.owe(digest, count)
 
-    def answered(self, call: Call, turns: list[Turn]) -> None:
+    def answered(self, call: RunningCall, turns: list[Turn]) -> None:
         """Its steps are handed over: whoever waits for it may have them."""
         self._answered[call.digest] = self._answered.pop(call.digest, 0) + 1
-        if len(self._answered) > MOST:
+        if len(self._answered) > MAX_REMEMBERED_CALLS:
             self._answered.popitem(last=False)
         call.answer.set_result(turns)

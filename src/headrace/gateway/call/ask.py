@@ -1,11 +1,19 @@
 """`Ask`: what an agent asked for, in no dialect; and `Sampling`, the parameters it may name.
 
 A dialect turns its wire into an `Ask`. Everything behind it knows only this.
+
+Reading calls: small ones on the spot, large ones in a thread, one after the other, and what no model could be meant
+to read not at all.
+
+What a body becomes in memory is bounded before it is parsed: its text takes as much as it has bytes, but an object of
+two bytes takes a hundred. Text that no context holds is refused later, by its length.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -75,7 +83,7 @@ class Ask(msgspec.Struct, kw_only=True):
 
 
 #: What a server would otherwise decide by its own defaults, said in every request.
-EXPLICIT: dict[str, Any] = {
+EXPLICIT_DEFAULTS: dict[str, Any] = {
     "temperature": 1.0,
     "top_p": 1.0,
     "top_k": -1,
@@ -118,9 +126,9 @@ def read_fields(body: bytes) -> dict[str, Any]:
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise Bad(f"the body is no JSON: {error}") from None
+        raise BadField(f"the body is no JSON: {error}") from None
     if not isinstance(fields, dict):
-        raise Bad(f"the body must be a JSON object, not {shown(fields)}")
+        raise BadField(f"the body must be a JSON object, not {shown(fields)}")
     return fields
 
 
@@ -133,15 +141,15 @@ def take_sampling(fields: dict[str, Any]) -> dict[str, Any]:
             continue
         if type(value) not in kinds:
             kind = "true or false" if bool in kinds else "an integer" if float not in kinds else "a number"
-            raise Bad(f"{name} must be {kind}, not {shown(value)}", name)
+            raise BadField(f"{name} must be {kind}, not {shown(value)}", name)
         low, high = _RANGES.get(name, (0, 1))
         if not low <= value <= high:
-            raise Bad(f"{name} is {value}; it must lie in {low:g}..{high:g}", name)
+            raise BadField(f"{name} is {value}; it must lie in {low:g}..{high:g}", name)
         found[name] = value
     if found.get("top_p") == 0:
-        raise Bad("top_p is 0; it must be above 0", "top_p")
+        raise BadField("top_p is 0; it must be above 0", "top_p")
     if found.get("repetition_penalty") == 0:
-        raise Bad("repetition_penalty is 0; it must be above 0", "repetition_penalty")
+        raise BadField("repetition_penalty is 0; it must be above 0", "repetition_penalty")
     stop = _stop(fields.pop("stop", None))
     if stop:
         found["stop"] = stop
@@ -162,7 +170,7 @@ def take_max_tokens(fields: dict[str, Any], *names: str) -> int | None:
         if value is None:
             continue
         if type(value) is not int or value < 1:
-            raise Bad(f"{name} must be an integer of at least 1, not {shown(value)}", name)
+            raise BadField(f"{name} must be an integer of at least 1, not {shown(value)}", name)
         found = value if found is None else found
     return found
 
@@ -173,7 +181,7 @@ def take(fields: dict[str, Any], name: str, kind: type, default: Any, what: str)
     if value is None:
         return default
     if type(value) is not kind:
-        raise Bad(f"{name} must be {what}, not {shown(value)}", name)
+        raise BadField(f"{name} must be {what}, not {shown(value)}", name)
     return value
 
 
@@ -183,18 +191,18 @@ def checked_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     most = take_max_tokens(fields, "max_tokens")
     found = take_sampling(fields)
     if fields:
-        raise Bad(f"sampling: {', '.join(map(shown, fields))} is no sampling parameter", "sampling")
+        raise BadField(f"sampling: {', '.join(map(shown, fields))} is no sampling parameter", "sampling")
     return found if most is None else {**found, "max_tokens": most}
 
 
 def take_n(fields: dict[str, Any]) -> int:
     n: int = take(fields, "n", int, 1, "an integer")
     if not 1 <= n <= MAX_N:
-        raise Bad(f"n is {n}; it must lie in 1..{MAX_N}", "n")
+        raise BadField(f"n is {n}; it must lie in 1..{MAX_N}", "n")
     return n
 
 
-class Bad(InvalidInput):
+class BadField(InvalidInput):
     """A field of a request that cannot be taken, by its name."""
 
     code = "invalid_request"
@@ -209,31 +217,82 @@ def _stop(value: Any) -> list[str]:
         return []
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise Bad(f"stop must be a string or a list of strings, not {shown(value)}", "stop")
+        raise BadField(f"stop must be a string or a list of strings, not {shown(value)}", "stop")
     if len(stops) > MAX_STOPS:
-        raise Bad(f"stop has {len(stops)} strings; at most {MAX_STOPS} are taken", "stop")
+        raise BadField(f"stop has {len(stops)} strings; at most {MAX_STOPS} are taken", "stop")
     if not all(stops):
-        raise Bad("stop holds an empty string, which every answer begins with", "stop")
+        raise BadField("stop holds an empty string, which every answer begins with", "stop")
     return stops
 
 
 def _ids(value: Any, name: str) -> list[int]:
     if not isinstance(value, list) or not all(type(item) is int and 0 <= item < 2**31 for item in value):
-        raise Bad(f"{name} must be a list of token ids, not {shown(value)}", name)
+        raise BadField(f"{name} must be a list of token ids, not {shown(value)}", name)
     return value
 
 
 def _bias(value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping):
-        raise Bad(f"logit_bias must be an object of token ids and numbers, not {shown(value)}", "logit_bias")
+        raise BadField(f"logit_bias must be an object of token ids and numbers, not {shown(value)}", "logit_bias")
     for token, bias in value.items():
         if (
             not (str(token).isascii() and str(token).isdigit())
             or type(bias) not in (int, float)
             or not -100 <= bias <= 100
         ):
-            raise Bad(
+            raise BadField(
                 f"logit_bias[{shown(token)}] is {shown(bias)}; keys are token ids, values lie in -100..100",
                 "logit_bias",
             )
     return dict(value)
+
+
+#: Bytes from which on a body is read in a thread: as much as may take some 10 ms.
+LARGE_BODY_BYTES = 256_000
+#: Objects and lists that a large body may hold, about 0.1 GB of them. Braces in its texts count too: those of the code
+#: in a prompt of a million tokens are some 100,000.
+MAX_CONTAINERS = 300_000
+#: Commas that it may hold, in its texts too, and so how many values: ids of prompts, mostly, 40 bytes each.
+MAX_VALUES = 4_000_000
+#: Bytes of fields that are not known here, which every step of the call keeps.
+MAX_EXTRA_BYTES = 1_000_000
+
+#: Bytes of tools: a thousand tools of two kilobytes each are more tokens than any context has.
+MAX_TOOLS_BYTES = 2_000_000
+
+
+class CallReader:
+    """What reads the calls of one gateway."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "headrace-read")
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def call(self, body: bytes, read: Callable[[bytes], Ask], digest: Callable[[bytes], str]) -> tuple[Ask, str]:
+        """What a body asks for, and its digest; `InvalidInput` where it cannot be read, or is too much."""
+        if len(body) < LARGE_BODY_BYTES:
+            return read(body), digest(body)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, _large, body, read, digest)
+
+
+def _large(body: bytes, read: Callable[[bytes], Ask], digest: Callable[[bytes], str]) -> tuple[Ask, str]:
+    nested = body.count(b"{") + body.count(b"[")
+    if nested > MAX_CONTAINERS:
+        raise BadField(
+            f"the body holds {nested} objects and lists; at most {MAX_CONTAINERS} are taken. Send fewer messages"
+        )
+    values = body.count(b",")
+    if values > MAX_VALUES:
+        raise BadField(f"the body holds {values} values; at most {MAX_VALUES} are taken. Send fewer")
+    ask = read(body)
+    tools = len(msgspec.json.encode(ask.conversation.tools)) if ask.conversation is not None else 0
+    if tools > MAX_TOOLS_BYTES:
+        raise BadField(f"tools have {tools} bytes; at most {MAX_TOOLS_BYTES} are taken. Offer fewer", "tools")
+    for name, value in ask.extra.items():
+        if (size := len(msgspec.json.encode(value))) > MAX_EXTRA_BYTES:
+            raise BadField(
+                f"{name} has {size} bytes, and is not known here; at most {MAX_EXTRA_BYTES} are passed on", name
+            )
+    return ask, digest(body)

@@ -2,6 +2,8 @@
 
 An error before the first token has a status of its own; after it, it is the stream's last event. A stream that is
 silent (a long prompt, a paused gateway) gets comments, so that no client gives up on it.
+
+`Count`: a call that only asks how many tokens its prompt would have. Nothing is sampled, and nothing recorded.
 """
 
 from __future__ import annotations
@@ -17,20 +19,19 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.connections import delivered
 from headrace.data.errors import HeadraceError
-from headrace.gateway import replay
 from headrace.gateway.access import Caller
-from headrace.gateway.ask import Ask
-from headrace.gateway.dialects import Dialect, Events
+from headrace.gateway.call import replay
+from headrace.gateway.call.ask import Ask
+from headrace.gateway.call.connection import ClientGone, DisconnectWatch, ResponseWriter
+from headrace.gateway.call.retries import ExpectedRetries, RetryMark, RunningCall
+from headrace.gateway.call.target import CallTarget
+from headrace.gateway.call.turn import Turn, completion_tokens, digest_of, prompt_tokens
+from headrace.gateway.dialects import Counter, Dialect, Events
 from headrace.gateway.errors import Refusal, refusal, too_deep
 from headrace.gateway.gateway import Gateway
+from headrace.gateway.http import json_response, retry_header
 from headrace.gateway.models.policy import Policy
-from headrace.gateway.places import Place
-from headrace.gateway.presence import HungUp, Presence
-from headrace.gateway.responses import json_response, retry_header
-from headrace.gateway.sending import Sending
-from headrace.gateway.session import Session
-from headrace.gateway.tries import Call, Debts, Mark
-from headrace.gateway.turn import Turn, completion_tokens, prompt_tokens
+from headrace.gateway.sessions import Session
 from headrace.tokens import Delta
 
 log = logging.getLogger("headrace.gateway")
@@ -40,7 +41,7 @@ CALL_HEADER, VERSION_HEADER = "x-headrace-call", "x-headrace-policy-version"
 RECORD_HEADER = "x-headrace-record"
 
 
-class Exchange:
+class Call:
     """One call: an ASGI application, so that it holds the connection from its first byte to its last."""
 
     def __init__(
@@ -50,7 +51,7 @@ class Exchange:
         route: str,
         request: Request,
         caller: Caller,
-        place: Place,
+        place: CallTarget,
     ) -> None:
         self._gateway = gateway
         self._dialect = dialect
@@ -60,20 +61,22 @@ class Exchange:
         self._place = place
         self._call_id = uuid.uuid4().hex
         self._began = time.monotonic()
-        self._mark = Mark.of(request)
+        self._mark = RetryMark.of(request)
         self._events: Events | None = None  # once the answer is to be a stream
-        self._answered: tuple[Debts, str, str] | None = None  # once there is one: its digest and its call's id
+        self._answered: tuple[ExpectedRetries, str, str] | None = (
+            None  # once there is one: its digest and its call's id
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway = self._gateway
-        sending = Sending(send, gateway.settings.keep_alive_s, gateway.settings.idle_s)
+        sending = ResponseWriter(send, gateway.settings.keep_alive_s, gateway.settings.idle_s)
         try:
             with self._caller.admitted(), gateway.admitted():
                 body = await gateway.body(self._request, self._caller)
-                async with Presence(receive) as presence:
+                async with DisconnectWatch(receive) as presence:
                     await self._answer(body, presence, sending)
             status = 200
-        except HungUp:
+        except ClientGone:
             gateway.counters.add("unrecorded", "agent_left")
             status = 499
         except ClientDisconnect:
@@ -107,7 +110,7 @@ class Exchange:
             debts.owe(digest, self._mark.count, call_id)
             self._place.unheard()
 
-    async def _refuse(self, error: HeadraceError, sending: Sending) -> int:
+    async def _refuse(self, error: HeadraceError, sending: ResponseWriter) -> int:
         refused = refusal(error)
         if refused.status >= 500:
             self._gateway.counters.add("unrecorded", error.code)
@@ -120,7 +123,7 @@ class Exchange:
             await sending.whole(json_response(self._dialect.error(refused), refused.status, headers))
         return refused.status
 
-    async def _answer(self, body: bytes, presence: Presence, sending: Sending) -> None:
+    async def _answer(self, body: bytes, presence: DisconnectWatch, sending: ResponseWriter) -> None:
         gateway = self._gateway
         provider = gateway.models.provider(body)
         if provider is not None:
@@ -129,7 +132,7 @@ class Exchange:
         else:
             await self._take(body, presence, sending)
 
-    async def _take(self, body: bytes, presence: Presence, sending: Sending) -> None:
+    async def _take(self, body: bytes, presence: DisconnectWatch, sending: ResponseWriter) -> None:
         """A call to a model that is recorded."""
         gateway = self._gateway
         ask, digest = await gateway.reading.call(body, self._dialect.read, self._mark.digest)
@@ -151,8 +154,8 @@ class Exchange:
         policy: Policy,
         ask: Ask,
         digest: str,
-        presence: Presence,
-        sending: Sending,
+        presence: DisconnectWatch,
+        sending: ResponseWriter,
         *,
         recorded: bool,
     ) -> None:
@@ -178,10 +181,10 @@ class Exchange:
         self,
         policy: Policy,
         session: Session | None,
-        call: Call | None,
+        call: RunningCall | None,
         turns: list[Turn],
-        presence: Presence,
-        sending: Sending,
+        presence: DisconnectWatch,
+        sending: ResponseWriter,
     ) -> None:
         """Samples and answers; without a session and its call, nothing is recorded."""
         calls = policy.calls
@@ -194,7 +197,9 @@ class Exchange:
         await self._record(policy, session, call, turns)
         await sending.whole(json_response(self._dialect.whole(turns), 200, self._headers(turns)))
 
-    async def _record(self, policy: Policy, session: Session | None, call: Call | None, turns: list[Turn]) -> None:
+    async def _record(
+        self, policy: Policy, session: Session | None, call: RunningCall | None, turns: list[Turn]
+    ) -> None:
         """Hands the steps over; from here on the answer is there for whoever asks again."""
         if session is not None and call is not None:
             await policy.calls.record(session, turns)
@@ -206,10 +211,10 @@ class Exchange:
         self,
         policy: Policy,
         session: Session | None,
-        call: Call | None,
+        call: RunningCall | None,
         turns: list[Turn],
-        presence: Presence,
-        sending: Sending,
+        presence: DisconnectWatch,
+        sending: ResponseWriter,
     ) -> None:
         calls = policy.calls
         events = self._events = self._dialect.events(turns)
@@ -226,7 +231,7 @@ class Exchange:
         await self._record(policy, session, call, turns)
         await sending.last(events.closing())
 
-    async def _again(self, turns: list[Turn], sending: Sending) -> None:
+    async def _again(self, turns: list[Turn], sending: ResponseWriter) -> None:
         """An answer that is there already."""
         if not turns[0].ask.stream:
             await sending.whole(json_response(self._dialect.whole(turns), 200, self._headers(turns)))
@@ -266,3 +271,33 @@ def _is_recorded(request: Request) -> bool:
     if said not in ("on", "off"):
         raise Refusal(f"{RECORD_HEADER} is {said!r}; it must be on or off", 400, code="invalid_header")
     return said == "on"
+
+
+class CountTokensCall(Call):
+    """What it says is the length of the call's own prompt, if that is made next."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        dialect: Counter,
+        route: str,
+        request: Request,
+        caller: Caller,
+        place: CallTarget,
+    ) -> None:
+        super().__init__(gateway, dialect, route, request, caller, place)
+        self._counter = dialect
+
+    async def _take(self, body: bytes, presence: DisconnectWatch, sending: ResponseWriter) -> None:
+        gateway, dialect = self._gateway, self._counter
+        ask, digest = await gateway.reading.call(body, dialect.read_count, digest_of)
+        policy = gateway.models.called(ask.model)
+        planner = policy.calls.planner
+        planner.settle(ask)
+        try:
+            session = await self._place.session(ask, policy, digest, recorded=False)
+            with gateway.sessions.using(session):
+                tokens = await planner.length(session, ask)
+        finally:
+            await self._place.left()
+        await sending.whole(json_response(dialect.counted(tokens), 200, dialect.headers(self._call_id)))

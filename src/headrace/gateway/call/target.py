@@ -1,19 +1,20 @@
 """`Place`: where a call belongs. Its path names a trajectory, or its conversation is found among those of a live
-service; whoever carries the call out need not know which."""
+service; whoever carries the call out need not know which.
+"""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from headrace.gateway.access import Caller
-from headrace.gateway.ask import Ask
+from headrace.gateway.call.ask import Ask
+from headrace.gateway.call.turn import Turn
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.models.policy import Policy
-from headrace.gateway.session import Session
-from headrace.gateway.turn import Turn
+from headrace.gateway.sessions import Session
 
 
-class Place(Protocol):
+class CallTarget(Protocol):
     """Made for one call."""
 
     #: How many segments of the path are in front of what the dialect's vendor calls it.
@@ -40,7 +41,7 @@ class Place(Protocol):
         ...
 
 
-class Named:
+class NamedTrajectory:
     """The trajectory that a path names."""
 
     depth = 2
