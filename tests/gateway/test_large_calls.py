@@ -78,14 +78,14 @@ async def test_others_go_on_while_a_large_call_is_read() -> None:
         asyncio.run_coroutine_threadsafe(heard.wait(), loop).result(240)
         return Ask(model="m", sampling={})
 
-    reading = CallReader()
+    reader = CallReader()
     try:
-        call = asyncio.ensure_future(reading.call(b" " * LARGE_BODY_BYTES, read, lambda body: "digest"))
+        call = asyncio.ensure_future(reader.read(b" " * LARGE_BODY_BYTES, read, lambda body: "digest"))
         await asyncio.sleep(0)
         heard.set()
         assert (await call)[1] == "digest"
     finally:
-        reading.close()
+        reader.close()
 
 
 @pytest.mark.parametrize("text", ["x", "word " * 100])

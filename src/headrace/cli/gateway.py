@@ -145,7 +145,7 @@ class ServeCommand(GatewayCommand):
         if self.engine is None:
             super().cli_cmd()
             return
-        from headrace.gateway.process import OwnEngine
+        from headrace.gateway.own_engine import OwnEngine
 
         check_model(self.engine)
         with OwnEngine(self.engine, raw=self.logprobs_mode == "raw") as engine:

@@ -30,7 +30,7 @@ from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
 from headrace.gateway.sessions import Session, Sessions
 from headrace.gateway.settings import GatewaySettings
-from headrace.gateway.startup import LogObserver, StartupObserver, tell
+from headrace.gateway.startup import LogObserver, StartupObserver, observe_startup
 from headrace.gateway.upstream import Upstream
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import PoolUnreachable
@@ -66,17 +66,16 @@ class Gateway:
         self.sessions = Sessions(
             pool.aio, self.recorder.flushed, most_tokens=settings.cached_tokens, open_unknown=settings.open
         )
-        self.reading = CallReader()
+        self.reader = CallReader()
         self.redaction = Redaction(settings.redact, self.counters)
         shared = Shared(pool, self.sessions, self.recorder, self.counters, self.redaction, Renderers())
         self.models = Models(settings, shared)
         self.loaded: Callable[[], None] = lambda: None  # told once the tokenizer is there
         self.dropping: Callable[[str], None] = lambda uid: None  # told of what is dropped
         self.others: OtherWorkers | None = None  # the other workers, where this process is one of several
-        self.told: StartupObserver | None = LogObserver()  # who hears of the start; None: whoever calls `tell`
+        self.observer: StartupObserver | None = LogObserver()  # of the start; None: whoever `report_startup` is given
         self.in_flight = 0
-        self.supervised: list[Supervised] = []  # tasks of parts that come and go with it
-        self._starting: list[asyncio.Task[None]] = []
+        self.supervised: list[Supervised] = []  # its own tasks, and those of parts that come and go with it
         self._with_pool: list[Callable[[], Awaitable[None]]] = [self._share_channels]
         self._pool_away: str | None = None  # at the start; later the outbox says so
         self._pool_failure: Exception | None = None
@@ -90,9 +89,9 @@ class Gateway:
         await self.recorder.start()
         if isinstance(self.pool, DataPool):
             await self._begin_with_pool()
-        self._starting.append(asyncio.create_task(self._load(), name="headrace-load"))
-        if self.told is not None:
-            self.tell(self.told)
+        self._supervise("the start of the gateway", self._load)
+        if self.observer is not None:
+            self.report_startup(self.observer)
 
     async def _share_channels(self) -> None:
         """Where tenants share a channel, none of them can displace another's groups by its own."""
@@ -102,24 +101,29 @@ class Gateway:
             except HeadraceError as error:
                 log.warning("channel %r could not be shared out among tenants: %s", channel, error)
 
-    def tell(self, told: StartupObserver) -> None:
-        """Tells someone how the start goes, from here on. Called in the loop that the gateway runs in."""
-        self._starting.append(asyncio.create_task(tell(self, told), name="headrace-tell"))
+    def report_startup(self, observer: StartupObserver) -> None:
+        """Tells an observer how the start goes, from here on. Called in the loop that the gateway runs in."""
+        self._supervise("the report of the start", lambda: observe_startup(self, observer))
 
-    async def close(self, patience: float | None = None) -> None:
-        """Sends what waits in the outbox, then lets go of everything but the pool."""
-        left = await self.recorder.close(patience)
+    def _supervise(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        task = Supervised(name, work)
+        self.supervised.append(task)
+        task.start()
+
+    async def close(self, drain_s: float | None = None) -> None:
+        """Sends what waits in the outbox, for at most so long, then lets go of everything but the pool."""
+        left = await self.recorder.close(drain_s)
         if left:
             log.error("%d steps did not reach the pool", left)
-        for task in self._starting:
-            task.cancel()
-        await asyncio.gather(*self._starting, return_exceptions=True)
+        for task in self.supervised:
+            await task.stop()
         await self.models.close()
-        self.reading.close()
+        self.reader.close()
 
     async def _begin_with_pool(self) -> None:
-        for begin in self._with_pool:
-            await begin()
+        while self._with_pool:
+            await self._with_pool[0]()
+            del self._with_pool[0]  # what is done is not done again, where the start has to begin anew
 
     async def _find_pool(self, pool: RemotePool) -> None:
         """Returns once a pool that is elsewhere answers: it may be starting too. Raises what will not pass."""
@@ -230,8 +234,8 @@ class Gateway:
         session = await self.sessions.running(uid, caller.uid(prompt), channel, begin=recorded)
         if not policy.apart:
             return session
-        beside = policy.channel_of(session.channel)
-        return await self.sessions.beside(session, policy.uid_of(uid), beside, begin=recorded)
+        channel = policy.channel_of(session.channel)
+        return await self.sessions.for_model(session, policy.uid_of(uid), channel, begin=recorded)
 
     async def forget(self, uid: str) -> None:
         """Drops what is known of a trajectory, here and in the other workers: the pool knows better now."""

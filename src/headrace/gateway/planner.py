@@ -23,7 +23,7 @@ import numpy as np
 
 from headrace.data.errors import InvalidInput
 from headrace.data.step import IntArray, check_depth
-from headrace.gateway.call.ask import Ask, BadField, References
+from headrace.gateway.call.ask import Ask, BadField, References, tools_bytes
 from headrace.gateway.call.sampling import SamplingRules, forced_tool_call
 from headrace.gateway.call.turn import Choice, TextAnswerStream, Turn, tool_call_ids
 from headrace.gateway.counters import GatewayCounters
@@ -123,7 +123,7 @@ class Planner:
     def _threads_for(self, characters: int) -> ThreadPoolExecutor:
         return self._for_huge if characters > HUGE_CHARACTERS else self._threads
 
-    def settle(self, ask: Ask) -> None:
+    def apply_thinking(self, ask: Ask) -> None:
         """Turns whether to reason into the template's option for it, where it has one."""
         if ask.thinking is not None and ask.conversation is not None and self.renderer.has_option(THINKING_OPTION):
             ask.conversation = ask.conversation.with_option(THINKING_OPTION, ask.thinking)
@@ -139,7 +139,7 @@ class Planner:
             ask = msgspec.structs.replace(ask, conversation=conversation)
             texts = [message.content for message in conversation.messages]
             self._check_length(texts, context, beside=len(texts))
-            plan = await self.conversation(conversation, session, ask.named)
+            plan = await self.conversation(conversation, session, ask.named, ask.tools_bytes)
             return [self.turn(session.channel, ask, plan, call_id, request, context, session=session)]
         turns: list[Turn] = []
         for prompt in ask.prompts:
@@ -219,9 +219,14 @@ class Planner:
         return renderer.stream(tail, tools=ask.calls, new_id=tool_call_ids(call_id, index), stop=ask.cut)
 
     async def conversation(
-        self, conversation: Request, session: Session | None = None, previous: str | None = None
+        self,
+        conversation: Request,
+        session: Session | None = None,
+        previous: str | None = None,
+        tools_size: int | None = None,
     ) -> PromptPlan:
-        """The prompt of messages, continuing a session where there is one, and the call `previous` where it fits."""
+        """The prompt of messages, continuing a session where there is one, and the call `previous` where it fits.
+        `tools_size`: bytes of its tools; None where they are few."""
         await self._sound(conversation)
         history = History() if session is None else session.history
         match = history.match(conversation, previous)
@@ -234,7 +239,7 @@ class Planner:
         known = self._prompts.get(key) if key is not None else None
         if known is not None:
             return PromptPlan(known, match.cause)
-        plan = await self._planned(history, conversation, match)
+        plan = await self._planned(history, conversation, match, tools_size)
         if key is not None:
             self._prompts.put(key, plan.ids)
         return plan
@@ -249,8 +254,10 @@ class Planner:
                 if len(self._seen) > MAX_CHECKED_IMAGES:
                     del self._seen[next(iter(self._seen))]
 
-    async def _planned(self, history: History, conversation: Request, match: Match) -> PromptPlan:
-        size = _size(conversation, match)
+    async def _planned(
+        self, history: History, conversation: Request, match: Match, tools_size: int | None
+    ) -> PromptPlan:
+        size = _size(conversation, match, tools_size)
         if size < INLINE_CHARACTERS:
             return plan_prompt(self.renderer, history, conversation, self._mode, match)
         return await asyncio.get_running_loop().run_in_executor(
@@ -259,11 +266,11 @@ class Planner:
 
     async def _referred(self, session: Session, given: Request, references: References) -> Request:
         """The conversation with the items that the agent referred to."""
-        own = session.kept.answers(references.calls)
+        own = session.stored.answers(references.calls)
         missing = next((call for call in references.calls if call not in own and call not in references.known), None)
         if missing is not None and self._shared:  # perhaps another process answered it
             await self._asked(session, missing, "input")
-            own = session.kept.answers(references.calls)
+            own = session.stored.answers(references.calls)
         return Request(references.read({**references.known, **own}), given.tools, given.options)
 
     async def _asked(self, session: Session, call: str, param: str) -> None:
@@ -279,10 +286,10 @@ class Planner:
 
     async def _continued(self, session: Session, given: Request, opening: int, previous: str) -> Request:
         """The whole conversation: what the agent named goes behind the `opening` messages of what it gave."""
-        earlier = session.kept.messages(previous)
+        earlier = session.stored.messages(previous)
         if earlier is None and self._shared:  # perhaps another process answered it
             await self._asked(session, previous, "previous_response_id")
-            earlier = session.kept.messages(previous)
+            earlier = session.stored.messages(previous)
         if earlier is None:
             raise Refusal(
                 f"previous_response_id: no answer {previous!r} is stored in this trajectory; it was given in another, "
@@ -357,9 +364,12 @@ def _check_depth(ask: Ask, given: dict[str, Any]) -> None:
             raise BadField(str(error), name) from None
 
 
-def _size(conversation: Request, match: Match) -> int:
-    """How much text there is to tokenise, tools among it."""
+def _size(conversation: Request, match: Match, tools_size: int | None) -> int:
+    """How much text there is to tokenise, tools among it. Few tools need not be measured where the messages alone are
+    too long to be tokenised on the spot."""
     if match.node is not None:
         return sum(len(message.content) for message in match.new)
-    tools = len(msgspec.json.encode(conversation.tools)) if conversation.tools else 0
-    return tools + sum(len(message.content) for message in conversation.messages)
+    size = sum(len(message.content) for message in conversation.messages)
+    if tools_size is None:
+        tools_size = tools_bytes(conversation) if size < INLINE_CHARACTERS else 0
+    return size + tools_size

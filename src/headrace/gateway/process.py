@@ -1,101 +1,35 @@
-"""A rollout server of a gateway's own: `headrace engine` as a child process, on a free port of this machine.
+"""A gateway as a process: its pool opened or found, its port bound, served until it is told to end.
 
-It ends with the gateway, also where that is killed, and a gateway whose engine has ended ends too: nobody else would
-bring it back.
-
-A gateway as a process: its pool opened or found, its port bound, served until it is told to end.
+With several workers this process is their parent (`workers`), and each worker is `python -m headrace.gateway.process`,
+told on its standard input what to serve.
 """
 
 from __future__ import annotations
 
-import shutil
+import logging
+import os
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
 
-from headrace.data.errors import HeadraceError
+import msgspec
+from starlette.types import ASGIApp
+
+from headrace import files
 from headrace.gateway.app import create_app
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.settings import GatewaySettings
-from headrace.gateway.startup import ProcessObserver
-from headrace.gateway.workers import POOL_RETRY_S, Workers
+from headrace.gateway.startup import ProcessObserver, WorkerReporter
+from headrace.gateway.worker_control import ControlRelay
+from headrace.gateway.workers import POOL_RETRY_S, Workers, WorkerTask
 from headrace.pool.connect import connect
 from headrace.pool.embedded import DataPool
 from headrace.pool.remote import RemotePool
-from headrace.processes import ChildDied, Processes
 from headrace.serving import LocalOnly, Server, loopback, settle_memory
 from headrace.tokens import do_without_torch
-
-ENGINE_NAME = "engine"
-
-
-class OwnEngine:
-    """The engine while the context lasts. Made and left in the main thread; SIGTERM leaves it as Ctrl-C does."""
-
-    def __init__(self, model: str, *, raw: bool = False) -> None:
-        """`raw`: its log-probs are the model's at temperature 1, and not of what was sampled from."""
-        self._model = model
-        self._mode = "raw_logprobs" if raw else "processed_logprobs"
-        self._folder = Path(tempfile.mkdtemp(prefix="headrace-serve-"))
-        self._processes = Processes(self._folder)
-        self._ending = False
-        self._failed = False
-
-    @property
-    def log(self) -> Path:
-        """What it prints. The file goes with it, unless it ended by itself."""
-        return self._folder / f"{ENGINE_NAME}.log"
-
-    def __enter__(self) -> OwnEngine:
-        self._before = signal.signal(signal.SIGTERM, _leave)
-        self._child = self._processes.start(
-            *(ENGINE_NAME, "headrace", "engine", "--model", self._model),
-            *("--host", "127.0.0.1", "--port", 0, "--logprobs-mode", self._mode),
-        )
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._ending = True
-        signal.signal(signal.SIGTERM, self._before)
-        self._processes.__exit__(kind, error, at)
-        if not self._failed:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def listening(self) -> str:
-        """Its address, as soon as it listens; its model may still be loading."""
-        try:
-            return self._child.listening(ENGINE_NAME)
-        except ChildDied as error:
-            raise self._died(error) from None
-
-    def watch(self, process: GatewayProcess) -> None:
-        """Stops a gateway's process when the engine ends."""
-
-        def wait() -> None:
-            self._child.process.wait()
-            if self._ending:
-                return
-            try:
-                self._child.check()
-            except ChildDied as error:
-                process.stop(self._died(error))
-
-        threading.Thread(target=wait, name="headrace-engine", daemon=True).start()
-
-    def _died(self, error: ChildDied) -> HeadraceError:
-        self._failed = True
-        said = error.tail.splitlines()[-1:] or ["nothing"]
-        return HeadraceError(f"{error}; it said: {said[0].removeprefix('headrace: ')} (its log is {self.log})")
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)
-
 
 #: The outbox's file, in the folder that --journal names, where the pool is elsewhere.
 OUTBOX_FILE = "outbox"
@@ -151,15 +85,12 @@ class GatewayProcess:
         outbox = self._journal / OUTBOX_FILE if remote and self._journal is not None else None
         app = create_app(pool, self._settings, outbox_file=outbox, drain_s=self._drain_s)
         gateway: Gateway = app.state.gateway
-        gateway.loaded = settle_memory
-        gateway.told = None
-        local = not self._settings.keyed and loopback(self._host)
-        server = Server(LocalOnly(app) if local else app, self._host, self._port, lifespan=True, grace_s=None)
+        server = _server(app, gateway, self._host, self._port)
         self._end = server.stop
 
         def serves(address: str) -> None:
             start.listening(address)
-            gateway.tell(_Here(start, address, self.stop))
+            gateway.report_startup(_InProcess(start, address, self.stop))
 
         server.run(serves)
 
@@ -187,8 +118,8 @@ class GatewayProcess:
             yield pool
 
 
-class _Here:
-    """Hears of the gateway in this process, which ends where it can never take calls."""
+class _InProcess:
+    """Observes the start of the gateway in this process, and ends the process where calls can never be taken."""
 
     def __init__(self, start: ProcessObserver, address: str, stop: Callable[[Exception], None]) -> None:
         self._start, self._address = start, address
@@ -197,3 +128,47 @@ class _Here:
 
     def ready(self) -> None:
         self._start.ready(self._address)
+
+
+def _server(app: ASGIApp, gateway: Gateway, host: str, port: int, *, shared: bool = False) -> Server:
+    """What serves a gateway whose observer is given once it listens. `shared`: other processes listen on the port."""
+    gateway.loaded = settle_memory
+    gateway.observer = None
+    local = not gateway.settings.keyed and loopback(host)
+    return Server(LocalOnly(app) if local else app, host, port, lifespan=True, grace_s=None, shared=shared)
+
+
+def run_worker() -> None:
+    """Serves as one of several workers until SIGTERM, or until the parent process is gone."""
+    logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(name)s[{os.getpid()}]: %(message)s")
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        task = msgspec.json.decode(stdin.readline(), type=WorkerTask)
+    for path, held in task.files.items():
+        files.hand_on(path, held)
+    do_without_torch()
+    threading.Thread(target=_watch_parent, name="headrace-parent", daemon=True).start()
+    with connect(task.pool, key=task.pool_key, retry_s=POOL_RETRY_S) as pool:
+        settings = GatewaySettings.model_validate(task.settings)
+        app = create_app(pool, settings, drain_s=task.drain_s)
+        relay = ControlRelay(app, socket=task.control, secret=task.secret)
+        gateway: Gateway = app.state.gateway
+        gateway.others = relay
+        server = _server(relay, gateway, task.host, task.port, shared=True)
+        reporter = WorkerReporter()
+
+        def serves(address: str) -> None:
+            reporter.listening(server.private)
+            gateway.report_startup(reporter)
+
+        server.run(serves)
+
+
+def _watch_parent() -> None:
+    """Ends this process once the parent is gone: its end of our standard input then closes, however it died."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    run_worker()

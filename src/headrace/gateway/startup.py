@@ -53,18 +53,18 @@ class Starting(Protocol):
     def failure(self) -> Exception | None: ...
 
 
-async def tell(starting: Starting, told: StartupObserver) -> None:
-    """Tells until it is ready or has failed."""
+async def observe_startup(starting: Starting, observer: StartupObserver) -> None:
+    """Tells an observer what is waited for, whenever that changes, until it is ready or has failed."""
     said: str | None = None
     while starting.failure is None and (reason := starting.waits_for) is not None:
         if reason != said:
-            told.waiting(reason)
+            observer.waiting(reason)
             said = reason
         await asyncio.sleep(POLL_INTERVAL_S)
     if starting.failure is not None:
-        told.failed(starting.failure)
+        observer.failed(starting.failure)
     else:
-        told.ready()
+        observer.ready()
 
 
 class LogObserver:

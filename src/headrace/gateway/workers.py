@@ -57,7 +57,7 @@ class WorkerTask(msgspec.Struct):
     port: int
     pool: str
     pool_key: str | None
-    hub: str
+    control: str  # the parent's socket
     secret: str
     drain_s: float
     files: dict[str, dict[str, Any]]  # what those that the settings name held
@@ -189,7 +189,7 @@ class Workers:
         while not self._ending.is_set():
             began = asyncio.get_running_loop().time()
             child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "headrace.gateway.worker"),
+                *(sys.executable, "-m", "headrace.gateway.process"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,  # a Ctrl-C reaches the parent alone, which tells its workers

@@ -42,8 +42,8 @@ class Ask(msgspec.Struct, kw_only=True):
     where that is left to the template. `show_ids`: the agent asked to see token ids. `user`: whom it says it works for.
     `previous`: the call whose conversation this one goes on with, whose first `opening` messages are for this call
     alone. `references`: the conversation lacks what these hold. `keep`: a later call may name this one so. `extra`:
-    fields that are not known here, for the rollout server. `notes`: what the dialect needs for its answer; nobody else
-    reads it.
+    fields that are not known here, for the rollout server. `tools_bytes`: the size of its tools, where it was measured.
+    `notes`: what the dialect needs for its answer; nobody else reads it.
     """
 
     model: str
@@ -65,6 +65,7 @@ class Ask(msgspec.Struct, kw_only=True):
     previous: str | None = None
     references: References | None = None
     keep: bool = False
+    tools_bytes: int | None = None
     notes: Any = None
 
     @property
@@ -270,11 +271,16 @@ class CallReader:
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def call(self, body: bytes, read: Callable[[bytes], Ask], digest: Callable[[bytes], str]) -> tuple[Ask, str]:
+    async def read(self, body: bytes, read: Callable[[bytes], Ask], digest: Callable[[bytes], str]) -> tuple[Ask, str]:
         """What a body asks for, and its digest; `InvalidInput` where it cannot be read, or is too much."""
         if len(body) < LARGE_BODY_BYTES:
             return read(body), digest(body)
         return await asyncio.get_running_loop().run_in_executor(self._thread, _large, body, read, digest)
+
+
+def tools_bytes(conversation: Request | None) -> int:
+    """The size of a conversation's tools as JSON."""
+    return len(msgspec.json.encode(conversation.tools)) if conversation is not None and conversation.tools else 0
 
 
 def _large(body: bytes, read: Callable[[bytes], Ask], digest: Callable[[bytes], str]) -> tuple[Ask, str]:
@@ -287,9 +293,9 @@ def _large(body: bytes, read: Callable[[bytes], Ask], digest: Callable[[bytes], 
     if values > MAX_VALUES:
         raise BadField(f"the body holds {values} values; at most {MAX_VALUES} are taken. Send fewer")
     ask = read(body)
-    tools = len(msgspec.json.encode(ask.conversation.tools)) if ask.conversation is not None else 0
-    if tools > MAX_TOOLS_BYTES:
-        raise BadField(f"tools have {tools} bytes; at most {MAX_TOOLS_BYTES} are taken. Offer fewer", "tools")
+    ask.tools_bytes = tools_bytes(ask.conversation)
+    if ask.tools_bytes > MAX_TOOLS_BYTES:
+        raise BadField(f"tools have {ask.tools_bytes} bytes; at most {MAX_TOOLS_BYTES} are taken. Offer fewer", "tools")
     for name, value in ask.extra.items():
         if (size := len(msgspec.json.encode(value))) > MAX_EXTRA_BYTES:
             raise BadField(

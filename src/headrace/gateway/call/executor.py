@@ -20,12 +20,12 @@ from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
 from headrace.gateway.sessions import (
     REQUEST_FIELD,
+    STORED_FIELD,
     TEXT_FIELD,
     Session,
     Sessions,
     TextNode,
 )
-from headrace.gateway.stored import STORED_FIELD
 from headrace.gateway.upstream import Failed, Upstream
 from headrace.gateway.upstream.types import Sampled
 from headrace.gateway.upstream.upstream import together
@@ -129,9 +129,9 @@ class CallExecutor:
             metadata[TEXT_FIELD] = asdict(key)
         parent = plan.parent
         if ask.keep:
-            kept = session.kept.share(ask, choice.message(one_call=ask.one_call), parent)
-            metadata[STORED_FIELD] = kept.to_metadata()
-            session.kept.add(turn.call_id, kept)
+            stored = session.stored.share(ask, choice.message(one_call=ask.one_call), parent)
+            metadata[STORED_FIELD] = stored.to_metadata()
+            session.stored.add(turn.call_id, stored)
         builds_on = (parent.step, plan.kept) if first and parent is not None and isinstance(parent.step, int) else None
         versions = [version for _, version in sampled.spans]
         step = Step(

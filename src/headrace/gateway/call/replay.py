@@ -22,29 +22,29 @@ from headrace.gateway.upstream.types import Order, Sampled
 from headrace.tokens import Cause, PromptPlan
 
 
-async def earlier(
+async def earlier_answer(
     planner: Planner, sessions: Sessions, session: Session, ask: Ask, mark: RetryMark, digest: str
 ) -> list[Turn] | None:
     """The turns of the call that this one repeats, where it was answered or will be; None where it is a new one."""
-    tries = session.tries
-    debt = tries.debts.settle(digest, mark.count) if mark.key is None else None
-    if debt is not None:
-        if debt.answer is None:
+    retries = session.retries
+    owed = retries.expected.take(digest, mark.count) if mark.key is None else None
+    if owed is not None:
+        if owed.answer is None:
             return None
         try:
-            made = _by_call(ask, _answers(await sessions.recorded(session), digest)).get(debt.answer)
+            made = _by_call(ask, _answers(await sessions.recorded(session), digest)).get(owed.answer)
         except BaseException:
-            tries.debts.owe(digest, mark.count, debt.answer)  # to the try after this one
+            retries.expected.add(digest, mark.count, owed.answer)  # for the try after this one
             raise
         return _rebuilt(planner, ask, made) if made else None
     while True:
-        if mark.key is None and tries.count(digest) > 1:
+        if mark.key is None and retries.count(digest) > 1:
             return None
-        running = tries.running(digest)
+        running = retries.running(digest)
         if running:
             return await _joined(running[0])
         steps = await sessions.recorded(session)
-        if tries.running(digest):
+        if retries.running(digest):
             continue  # it began meanwhile
         made = _only(ask, steps, digest, named=mark.key is not None)
         return _rebuilt(planner, ask, made) if made else None
@@ -59,7 +59,7 @@ async def _joined(call: RunningCall) -> list[Turn] | None:
         return None  # it failed, and its own caller was told; this one tries anew
 
 
-def whole(choice: Choice) -> Sampled:
+def whole_piece(choice: Choice) -> Sampled:
     """All of a choice's answer as one piece."""
     assert choice.sampled is not None
     fields = {"ids": choice.ids, "log_probs": choice.log_probs, "text": choice.text}
@@ -89,13 +89,13 @@ def _only(ask: Ask, steps: list[Step], digest: str, *, named: bool) -> list[Step
 
 def _rebuilt(planner: Planner, ask: Ask, steps: list[Step]) -> list[Turn] | None:
     """Turns out of recorded steps: one a prompt, its choices in their order."""
-    by_place = {int(step.metadata.get("choice", 0)): step for step in steps}
+    by_choice = {int(step.metadata.get("choice", 0)): step for step in steps}
     prompts = max(1, len(ask.prompts))
-    if set(by_place) != set(range(prompts * ask.n)):
+    if set(by_choice) != set(range(prompts * ask.n)):
         return None
     turns: list[Turn] = []
     for at in range(prompts):
-        own = [by_place[at * ask.n + index] for index in range(ask.n)]
+        own = [by_choice[at * ask.n + index] for index in range(ask.n)]
         plan = PromptPlan(own[0].prompt_ids, Cause.REPEATED)
         call_id = (own[0].call_id or "").removesuffix("-0") if ask.n > 1 else own[0].call_id or ""
         choices = planner.choices(ask, plan, call_id)

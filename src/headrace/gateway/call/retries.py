@@ -66,14 +66,14 @@ class ExpectedRetries:
         self._most = most
         self._owed: OrderedDict[tuple[str, int], deque[ExpectedRetry]] = OrderedDict()
 
-    def owe(self, digest: str, count: int, answer: str | None = None) -> None:
+    def add(self, digest: str, count: int, answer: str | None = None) -> None:
         """A call that was tried `count` times before is left without its answer."""
         owed = self._owed.setdefault((digest, count + 1), deque(maxlen=self._most))
         owed.append(ExpectedRetry(answer))
         if len(self._owed) > self._most:
             self._owed.popitem(last=False)
 
-    def settle(self, digest: str, count: int) -> ExpectedRetry | None:
+    def take(self, digest: str, count: int) -> ExpectedRetry | None:
         """What a call with that count gets; an answer that was recorded before a new one."""
         owed = self._owed.get((digest, count))
         if not owed:
@@ -98,7 +98,7 @@ class Retries:
     """The calls of one trajectory in this process, and what is owed to their retries."""
 
     def __init__(self) -> None:
-        self.debts = ExpectedRetries()
+        self.expected = ExpectedRetries()
         self._running: dict[str, list[RunningCall]] = {}
         self._answered: OrderedDict[str, int] = OrderedDict()
 
@@ -122,7 +122,7 @@ class Retries:
                 del self._running[digest]
             if not call.answer.done():
                 call.answer.cancel()
-                self.debts.owe(digest, count)
+                self.expected.add(digest, count)
 
     def answered(self, call: RunningCall, turns: list[Turn]) -> None:
         """Its steps are handed over: whoever waits for it may have them."""

@@ -143,7 +143,7 @@ class LiveConversations:
         self._shared = not isinstance(gateway.pool, DataPool)
         self._parts: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._tries: OrderedDict[str, list[str]] = OrderedDict()
-        self.debts = ExpectedRetries(MAX_CALLS)
+        self.expected = ExpectedRetries(MAX_CALLS)
         self.timer = Supervised("the timer of live conversations", lambda: self.endings.run(self._discovery.complete))
         gateway.supervised.append(self.timer)
         gateway.dropping = self._dropped
@@ -215,7 +215,7 @@ class LiveConversations:
             ended = await self.gateway.sessions.find(held)
         except NotFound:
             return
-        earlier = ended.kept.messages(ask.previous)
+        earlier = ended.stored.messages(ask.previous)
         if earlier is not None:
             given = ask.conversation
             messages = (*given.messages[: ask.opening], *earlier, *given.messages[ask.opening :])
@@ -230,7 +230,7 @@ class LiveConversations:
             other = None if call_in(call) is None else caller.uid(conversation_of(call))
             if other is not None and other != held:
                 try:
-                    known |= (await self.gateway.sessions.find(other)).kept.answers([call])
+                    known |= (await self.gateway.sessions.find(other)).stored.answers([call])
                 except NotFound:
                     continue  # what is gone stays unknown, and is refused as such
         ask.references = replace(ask.references, known=known)
@@ -239,9 +239,9 @@ class LiveConversations:
         """The conversation of the call that this one repeats, as far as this process knows."""
         if not mark.repeats:
             return None
-        debt = self.debts.settle(digest, mark.count) if mark.key is None else None
-        if debt is not None:
-            return debt.answer
+        owed = self.expected.take(digest, mark.count) if mark.key is None else None
+        if owed is not None:
+            return owed.answer
         known = self._tries.get(digest, [])
         return known[0] if len(known) == 1 or (known and mark.key is not None) else None
 
@@ -266,7 +266,7 @@ class LiveConversations:
         """A call that began a conversation was not answered: its retry begins another."""
         if held in self._tries.get(digest, []):
             self._tries[digest].remove(held)
-        self.debts.owe(digest, mark.count)
+        self.expected.add(digest, mark.count)
 
     def answered(self, held: str, turns: list[Turn]) -> None:
         """What a call of a conversation was answered."""

@@ -27,7 +27,7 @@ MAX_ATTEMPTS = 5
 
 
 class DiscoveredConversation:
-    depth = 0
+    path_depth = 0
 
     def __init__(self, live: LiveConversations, caller: Caller, request: Request) -> None:
         self._live = live
@@ -44,7 +44,7 @@ class DiscoveredConversation:
     async def session(self, ask: Ask, policy: Policy, digest: str, *, recorded: bool) -> Session:
         gateway, caller = self._live.gateway, self._caller
         for _ in range(MAX_ATTEMPTS):
-            uid = await self._place(ask, digest, begin=recorded)
+            uid = await self._uid_of(ask, digest, begin=recorded)
             if uid is None:
                 return Session(new_conversation_uid(), "", caller.channel(None, gateway.models.default.channel))
             held = caller.uid(uid)
@@ -59,7 +59,7 @@ class DiscoveredConversation:
             await gateway.forget(held)  # it ended meanwhile, and another begins
         raise Refusal("the conversation ends as often as it is begun; try again", 503, code="ending", retry_after=1)
 
-    async def _place(self, ask: Ask, digest: str, *, begin: bool) -> str | None:
+    async def _uid_of(self, ask: Ask, digest: str, *, begin: bool) -> str | None:
         """The conversation's uid; without `begin`, None where there is none yet."""
         live, caller = self._live, self._caller
         if self._name is not None:
@@ -100,7 +100,7 @@ class DiscoveredConversation:
         self._answered = True
         self._live.answered(self._held, turns)
 
-    async def left(self) -> None:
+    async def close(self) -> None:
         held, empty = self._held, self._begun and not self._answered
         self._leave()
         if empty:
@@ -108,9 +108,9 @@ class DiscoveredConversation:
         if held is not None and empty:
             await self._live.endings.abandon(held)
 
-    def unheard(self) -> None:
+    def undelivered(self) -> None:
         if self._first:
-            self._live.debts.owe(self._first, self._mark.count, self._caller.uid(self._uid))
+            self._live.expected.add(self._first, self._mark.count, self._caller.uid(self._uid))
 
     def _enter(self, uid: str, held: str) -> None:
         self._uid, self._held = uid, held

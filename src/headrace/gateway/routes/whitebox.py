@@ -13,12 +13,7 @@ from starlette.responses import Response
 from headrace.data.errors import InvalidInput
 from headrace.data.step import Step, token_ids
 from headrace.gateway.access import Caller, Role
-from headrace.gateway.call.ask import (
-    Ask,
-    BadField,
-    take_max_tokens,
-    take_sampling,
-)
+from headrace.gateway.call.ask import Ask, BadField, take_max_tokens, take_sampling, tools_bytes
 from headrace.gateway.call.connection import ClientGone, DisconnectWatch
 from headrace.gateway.call.executor import CallExecutor
 from headrace.gateway.call.turn import Turn
@@ -80,7 +75,7 @@ class WhiteBoxRoutes:
         planner = calls.planner
         ask = _ask(asked)
         if ask.conversation is not None:
-            plan = await planner.conversation(ask.conversation)
+            plan = await planner.conversation(ask.conversation, tools_size=tools_bytes(ask.conversation))
         else:
             plan = PromptPlan(planner.checked(token_ids(asked.prompt_ids, "prompt_ids")), Cause.FIRST)
         call_id = uuid.uuid4().hex
