@@ -34,7 +34,7 @@ class Role(IntEnum):
 
 
 class Caller(msgspec.Struct, frozen=True, eq=False):
-    """Who sent a request: what its key opens, and whose it is.
+    """Who sent a request: what its key opens, and which tenant's it is.
 
     `trusted`: it is no agent's key. `reserved`: names under which tenants' uids are.
     """
@@ -74,7 +74,7 @@ class Caller(msgspec.Struct, frozen=True, eq=False):
 
 
 class Access:
-    """The keys of one gateway."""
+    """The keys of one gateway, and whose they are."""
 
     def __init__(
         self, settings: GatewaySettings, counters: GatewayCounters, clock: Callable[[], float] = time.monotonic

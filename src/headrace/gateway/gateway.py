@@ -40,15 +40,15 @@ from headrace.supervised import Supervised
 
 log = logging.getLogger("headrace.gateway")
 
-#: Seconds that a request's body may take to arrive.
+#: Seconds that a request's body may take to arrive: slower ones would hold memory for nothing.
 BODY_TIMEOUT_S = 60
 
 
 class OtherWorkers(Protocol):
-    """Processes that serve the same port."""
+    """The other processes that serve the same port."""
 
     async def dropped(self, uid: str) -> None:
-        """Lets them forget what they know of a trajectory."""
+        """Tells them to forget what they know of a trajectory."""
         ...
 
 
@@ -167,6 +167,7 @@ class Gateway:
 
     @property
     def why_not_ready(self) -> str | None:
+        """Why calls are not taken now, as `/ready` says it; None where they are."""
         if self._pool_failure is not None:
             return f"Gateway not ready: {self._pool_failure}"
         if self._pool_away is not None:
@@ -217,6 +218,7 @@ class Gateway:
             self.in_flight -= 1
 
     async def body(self, request: Request, caller: Caller | None = None) -> bytes:
+        """A request's whole body; 413 where it is larger than the gateway or its tenant takes, 408 where it is slow."""
         own = caller.max_body_mb if caller is not None else None
         most = min(own, self.settings.max_body_mb) if own is not None else self.settings.max_body_mb
         try:
@@ -250,6 +252,7 @@ class Gateway:
         self.dropping(held)
 
     async def stats(self) -> dict[str, Any]:
+        """What `/stats` answers: the pool's ledger, and what this process knows of itself."""
         return {"pool": await self.pool.aio.stats(), "gateway": self.describe()}
 
     def describe(self) -> dict[str, Any]:
@@ -267,6 +270,7 @@ class Gateway:
         }
 
     def metrics(self) -> str:
+        """Counters and gauges as Prometheus reads them."""
         one = {
             "in_flight": ("calls under way", self.in_flight),
             "held": ("calls that wait for a resume", sum(policy.upstream.waiting for policy in self.models)),

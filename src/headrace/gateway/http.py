@@ -1,9 +1,4 @@
-"""What the routes that speak no dialect take, by field.
-
-How routes read what they are sent, and how FastAPI lists them without its machinery in the way of a call.
-
-Answers as JSON.
-"""
+"""Requests and responses of the routes that speak no dialect: their bodies by field, JSON answers, and refusals."""
 
 from __future__ import annotations
 
@@ -20,6 +15,14 @@ from starlette.responses import Response
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.data.json import to_json
 from headrace.gateway.errors import Refusal, refusal, too_deep
+
+log = logging.getLogger("headrace.gateway")
+
+#: The path of a trajectory's base URL.
+BASE_PATH = "/{trajectory_uid}/{prompt_uid}"
+
+Handler = Callable[[Request], Awaitable[Any]]
+T = TypeVar("T")
 
 
 class InitTrajectoryBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -120,16 +123,8 @@ class ServerBody(msgspec.Struct, forbid_unknown_fields=True):
     model: str | None = None
 
 
-log = logging.getLogger("headrace.gateway")
-
-#: What stands in front of the routes of one trajectory.
-BASE_PATH = "/{trajectory_uid}/{prompt_uid}"
-
-Handler = Callable[[Request], Awaitable[Any]]
-T = TypeVar("T")
-
-
 def path_uid(request: Request, name: str) -> str:
+    """A uid of the path, percent-decoded; `InvalidInput` where it is no UTF-8."""
     try:
         return unquote(request.path_params[name], errors="strict")
     except UnicodeDecodeError:
@@ -137,7 +132,7 @@ def path_uid(request: Request, name: str) -> str:
 
 
 def catch_refusals(handler: Handler) -> Handler:
-    """A handler whose refusals become `{"detail": ...}`."""
+    """A handler that answers errors as `{"detail": ...}`, each with its status; unexpected ones are logged, and 500."""
 
     async def guarded(request: Request) -> Response:
         try:
@@ -161,7 +156,8 @@ def catch_refusals(handler: Handler) -> Handler:
 
 
 def decode_body(data: bytes, kind: type[T], *, empty: bool = False) -> T:
-    """A body as what a route takes; with `empty`, none is an object without fields."""
+    """A body as the struct that a route takes; `Refusal` where it is none. With `empty`, no body is an object without
+    fields."""
     if empty and not data.strip():
         data = b"{}"
     try:
@@ -184,7 +180,7 @@ def retry_header(refusal: Refusal) -> dict[str, str]:
 
 
 def refusal_response(refusal: Refusal) -> Response:
-    """A refusal on a route that speaks no dialect."""
+    """The answer to a request that is refused, on a route that speaks no dialect."""
     said: dict[str, Any] = {"detail": str(refusal)}
     if refusal.reason is not None:
         said["code"] = refusal.reason

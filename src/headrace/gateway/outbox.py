@@ -1,13 +1,11 @@
-"""The outbox's file: calls as they will be sent, each in a frame of its own.
-
-A frame is a mark, its length, a checksum and the call. Damage costs the frames that it touches and no other: the next
-one is found by its mark. What could not be read is kept beside the file.
-
-Steps on their way to a pool that is elsewhere: bounded queues, one a channel, each sent in order, many at once.
+"""Steps on their way to a pool that is elsewhere or full: bounded queues, one a channel, each sent in order in batches.
 
 A channel that takes nothing holds up its own steps and nobody else's. With a file, what was put is on disk before `put`
 returns, and a process that starts on the same file sends it again; the pool knows steps by their call id, so what had
 arrived counts once. The file is cut to nothing whenever everything in it has arrived.
+
+A frame of the file is a mark, its length, a checksum and the call. Damage costs the frames that it touches and no
+other: the next one is found by its mark. What could not be read is kept in a file beside it.
 """
 
 from __future__ import annotations
@@ -41,6 +39,25 @@ from headrace.pool.remote import RemotePool
 from headrace.pool.wire import decode_call, encode_call
 from headrace.supervised import Supervised
 
+#: Steps and bytes that go in one call: enough that the calls' own cost does not count, little enough to arrive soon.
+MAX_BATCH_STEPS = 256
+MAX_BATCH_BYTES = 16_000_000
+#: Seconds that a caller waits for steps to arrive before it is told that the pool is out of reach.
+FLUSH_TIMEOUT_S = 10.0
+#: Seconds between tries at a pool that has no room, or is gone.
+RETRY_INTERVAL_S = 0.2
+#: Tries at a call at which the pool itself fails, before it is taken for the fault of what was sent.
+MAX_TRIES = 5
+#: What passes: the pool is full, away, locked up, or its disk is full.
+TRANSIENT_ERRORS = (PoolFull, PoolUnreachable, PoolClosed, JournalError, Unauthorized)
+
+#: Told of what could not be kept: the channel, how many steps, the reason, and the error.
+Lost = Callable[[str, int, str, Any], None]
+#: Sends entries of one channel in one call; what became of each.
+Submit = Callable[["list[OutboxEntry]"], Awaitable["list[Receipt | None]"]]
+#: Told that an entry is in the pool, or lost.
+Ended = Callable[["OutboxEntry", "Receipt | None"], Awaitable[None]]
+
 log = logging.getLogger("headrace.gateway")
 
 FRAME_MARK = b"\x89hrO\r\n\x1a\n"
@@ -48,7 +65,7 @@ _HEAD = struct.Struct("<8sQI")
 
 
 class OutboxFile:
-    """One process' own: the file is locked as long as it is open."""
+    """The outbox on disk, of one process: the file is locked while it is open. `JournalLocked` where it is in use."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,8 +84,8 @@ class OutboxFile:
         self._lock = asyncio.Lock()
 
     def read(self) -> Iterator[tuple[str, Block]]:
-        """What an earlier process left. A torn end was never acknowledged; it is cut off, so that what is written next
-        stands behind a whole frame. Damage before it goes into a file of its own, and is counted."""
+        """The calls that an earlier process left. A torn end was never acknowledged; it is cut off, so that what is
+        written next stands behind a whole frame. Damage before it goes into a file of its own, and is counted."""
         data = self._path.read_bytes()
         at = end = 0  # where to look, and behind the last whole frame
         while (start := data.find(FRAME_MARK, at)) >= 0:
@@ -139,25 +156,9 @@ def _frame(data: bytes, at: int) -> tuple[tuple[str, Block], int] | None:
     return None if block is None else ((args["channel"], block), end)
 
 
-#: Steps and bytes that go in one call.
-MAX_BATCH_STEPS = 256
-MAX_BATCH_BYTES = 16_000_000
-#: Seconds that a caller waits for steps to arrive before it is told that the pool is out of reach.
-FLUSH_TIMEOUT_S = 10.0
-#: Seconds between tries at a pool that has no room, or is gone.
-RETRY_INTERVAL_S = 0.2
-#: Tries at a call at which the pool itself fails, before it is taken for the fault of what was sent.
-MAX_TRIES = 5
-#: What passes: the pool is full, away, locked up, or its disk is full.
-TRANSIENT_ERRORS = (PoolFull, PoolUnreachable, PoolClosed, JournalError, Unauthorized)
-
-Lost = Callable[[str, int, str, Any], None]
-Submit = Callable[["list[OutboxEntry]"], Awaitable["list[Receipt | None]"]]
-Ended = Callable[["OutboxEntry", "Receipt | None"], Awaitable[None]]
-
-
 class OutboxEntry:
-    """Steps of one call. `done` is told what became of them: a receipt, or None where they were lost."""
+    """Steps of one call. `done` is called with the pool's receipt, or with None where they were lost; then `sent` is
+    set."""
 
     def __init__(self, channel: str, block: Block, done: Callable[[Receipt | None], None]) -> None:
         self.channel = channel
@@ -181,7 +182,7 @@ class Outbox:
         self._most = most
         self._spool = OutboxFile(file) if file is not None else None
         self._lost = lost
-        self._lanes: dict[str, ChannelQueue] = {}
+        self._queues: dict[str, ChannelQueue] = {}
         self._last: dict[str, OutboxEntry] = {}  # by trajectory, the entry that was put last and is not in the pool yet
         self._bytes = 0
         self._trouble: str | None = None
@@ -189,12 +190,12 @@ class Outbox:
     @property
     def trouble(self) -> str | None:
         """Why steps wait or are lost; None while all is well."""
-        return next((lane.trouble for lane in self._lanes.values() if lane.trouble), self._trouble)
+        return next((queue.trouble for queue in self._queues.values() if queue.trouble), self._trouble)
 
     @property
     def waiting(self) -> int:
         """Entries that are not in the pool yet."""
-        return sum(len(lane.queue) for lane in self._lanes.values())
+        return sum(len(queue.entries) for queue in self._queues.values())
 
     @property
     def bytes(self) -> int:
@@ -228,16 +229,16 @@ class Outbox:
 
     def waits(self, channel: str) -> bool:
         """Whether something of a channel is not in the pool yet: what comes next must stand behind it."""
-        return channel in self._lanes and bool(self._lanes[channel].queue)
+        return channel in self._queues and bool(self._queues[channel].entries)
 
     def _add(self, entry: OutboxEntry) -> None:
-        lane = self._lanes.get(entry.channel)
-        if lane is None:
-            lane = self._lanes[entry.channel] = ChannelQueue(entry.channel, self._submit, self._ended, self._lost)
+        queue = self._queues.get(entry.channel)
+        if queue is None:
+            queue = self._queues[entry.channel] = ChannelQueue(entry.channel, self._submit, self._ended, self._lost)
         self._bytes += entry.size
         for uid in entry.uids:
             self._last[uid] = entry
-        lane.add(entry)
+        queue.add(entry)
 
     async def _ended(self, entry: OutboxEntry, receipt: Receipt | None) -> None:
         self._bytes -= entry.size
@@ -258,19 +259,19 @@ class Outbox:
         except TimeoutError:
             raise PoolUnreachable(f"{self.waiting} calls wait for the pool: {self.trouble or 'it is slow'}") from None
 
-    async def close(self, patience: float | None) -> int:
-        """Sends what waits, for so long; how many steps are left."""
+    async def close(self, drain_s: float | None) -> int:
+        """Sends what waits, for at most `drain_s` seconds; how many steps are left."""
         try:
-            async with asyncio.timeout(patience):
-                for entry in [lane.queue[-1] for lane in self._lanes.values() if lane.queue]:
+            async with asyncio.timeout(drain_s):
+                for entry in [queue.entries[-1] for queue in self._queues.values() if queue.entries]:
                     await entry.sent.wait()
         except TimeoutError:
             pass
-        for lane in self._lanes.values():
-            await lane.close()
+        for queue in self._queues.values():
+            await queue.close()
         if self._spool is not None:
             self._spool.close()
-        return sum(entry.count for lane in self._lanes.values() for entry in lane.queue)
+        return sum(entry.count for queue in self._queues.values() for entry in queue.entries)
 
     async def _submit(self, batch: list[OutboxEntry]) -> list[Receipt | None]:
         try:
@@ -287,10 +288,10 @@ class Outbox:
 
 
 class ChannelQueue:
-    """One channel's queue and the task that empties it, which nothing but the outbox's end ends."""
+    """One channel's queue, and the supervised task that sends it."""
 
     def __init__(self, channel: str, submit: Submit, ended: Ended, lost: Lost) -> None:
-        self.queue: deque[OutboxEntry] = deque()
+        self.entries: deque[OutboxEntry] = deque()
         self._channel = channel
         self._submit = submit
         self._ended = ended
@@ -307,7 +308,7 @@ class ChannelQueue:
         return self._sender.trouble or self._trouble
 
     def add(self, entry: OutboxEntry) -> None:
-        self.queue.append(entry)
+        self.entries.append(entry)
         self._filled.set()
 
     async def close(self) -> None:
@@ -315,7 +316,7 @@ class ChannelQueue:
 
     async def _send(self) -> None:
         while True:
-            if not self.queue:
+            if not self.entries:
                 self._filled.clear()
                 await self._filled.wait()
             batch = list(self._batch())
@@ -330,7 +331,7 @@ class ChannelQueue:
                 receipts = [None]
             self._trouble, self._failures, self._narrow = None, 0, False
             for entry, receipt in zip(batch, receipts, strict=True):
-                self.queue.popleft()
+                self.entries.popleft()
                 await self._ended(entry, receipt)
 
     def _say(self, error: HeadraceError) -> None:
@@ -350,8 +351,8 @@ class ChannelQueue:
     def _batch(self) -> Iterator[OutboxEntry]:
         """The entries that go next, in one call."""
         steps = size = 0
-        first = self.queue[0]
-        for entry in self.queue:
+        first = self.entries[0]
+        for entry in self.entries:
             steps, size = steps + entry.count, size + entry.size
             if entry is not first and (self._narrow or steps > MAX_BATCH_STEPS or size > MAX_BATCH_BYTES):
                 return

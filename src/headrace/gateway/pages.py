@@ -1,7 +1,4 @@
-"""A gateway's front page.
-
-What the OpenAPI says of each route: its body's schema, its answers, and what it does.
-"""
+"""What a gateway shows people: its front page, and what its OpenAPI says of each route."""
 
 from __future__ import annotations
 
@@ -19,53 +16,6 @@ from headrace.gateway.upstream import PAUSES
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Unauthorized
 
-LINKS = {
-    "/docs": "every route, with its request and answer",
-    "/ready": "200 once calls are taken, 503 with the reason before",
-    "/health": "whether steps reach the pool",
-    "/stats": "the pool's ledger and the gateway's counters",
-    "/metrics": "the same for Prometheus",
-    "/servers": "the rollout servers, as the gateway finds them",
-    "/pool/stats": "the pool alone",
-    "/status": "the Trajectory API: its step and its queue",
-}
-
-
-async def gateway_page(gateway: Gateway, request: Request) -> bytes:
-    """What runs here. Readiness is for everyone, as `/ready` and `/health` are; servers and the pool for the admin."""
-    waits, trouble = gateway.why_not_ready, gateway.trouble
-    state = waits or (f"Ready, but degraded: {trouble}" if trouble else "Ready: calls are taken.")
-    own = " and pool" if isinstance(gateway.pool, DataPool) else ""
-    origin = str(request.base_url).rstrip("/")
-    agents = {
-        "begin a trajectory": f"curl -X POST {origin}/init_trajectory",
-        "an agent's base_url": f"{origin}/TRAJECTORY/PROMPT/v1",
-    }
-    if gateway.settings.open:
-        agents["a live service's base_url"] = f"{origin}/v1"
-    sections = [code("An agent connects", agents), *await _inside(gateway, request), links("Where to look", LINKS)]
-    return page(f"Gateway{own}, with the Trajectory API", state, sections, good=waits is None and trouble is None)
-
-
-async def _inside(gateway: Gateway, request: Request) -> list[str]:
-    try:
-        gateway.access.check(request, Role.ADMIN)
-    except Unauthorized:
-        return [text("Rollout servers and channels", KEY_NEEDED)]
-    rows = [
-        {
-            **{name: found[name] for name in ("address", "state", "model", "version", "in_flight", "calls")},
-            "reason": found["reason"],
-        }
-        for found in gateway.models.servers()
-    ]
-    servers = table("Rollout servers", rows, "None.")
-    try:
-        return [servers, channels(await gateway.pool.aio.stats())]
-    except HeadraceError as error:
-        return [servers, text("Channels", f"The pool does not answer: {error}")]
-
-
 #: What every route may answer beside 200.
 COMMON_ANSWERS = {
     400: "the request is wrong; the answer says what would be right",
@@ -77,6 +27,7 @@ COMMON_ANSWERS = {
     429: "the tenant has used up its rate; `Retry-After` says when to try again",
     503: "not now; `Retry-After` says when to try again",
 }
+#: The same of a route that samples.
 CALL_ANSWERS = {**COMMON_ANSWERS, 502: "the rollout server failed"}
 
 _MESSAGE = {
@@ -116,6 +67,7 @@ _ANTHROPIC: dict[str, Any] = {
     "tools": {"type": "array", "items": {"type": "object"}},
     "thinking": {"type": "object"},
 }
+#: The body of each dialect's calls, as far as the OpenAPI shows it.
 DIALECT_SCHEMAS: dict[str, dict[str, Any]] = {
     "/chat/completions": {
         "type": "object",
@@ -166,6 +118,52 @@ DIALECT_SCHEMAS: dict[str, dict[str, Any]] = {
         },
     },
 }
+
+LINKS = {
+    "/docs": "every route, with its request and answer",
+    "/ready": "200 once calls are taken, 503 with the reason before",
+    "/health": "whether steps reach the pool",
+    "/stats": "the pool's ledger and the gateway's counters",
+    "/metrics": "the same for Prometheus",
+    "/servers": "the rollout servers, as the gateway finds them",
+    "/pool/stats": "the pool alone",
+    "/status": "the Trajectory API: its step and its queue",
+}
+
+
+async def gateway_page(gateway: Gateway, request: Request) -> bytes:
+    """What runs here. Readiness is for everyone, as `/ready` and `/health` are; servers and the pool for the admin."""
+    waits, trouble = gateway.why_not_ready, gateway.trouble
+    state = waits or (f"Ready, but degraded: {trouble}" if trouble else "Ready: calls are taken.")
+    own = " and pool" if isinstance(gateway.pool, DataPool) else ""
+    origin = str(request.base_url).rstrip("/")
+    agents = {
+        "begin a trajectory": f"curl -X POST {origin}/init_trajectory",
+        "an agent's base_url": f"{origin}/TRAJECTORY/PROMPT/v1",
+    }
+    if gateway.settings.open:
+        agents["a live service's base_url"] = f"{origin}/v1"
+    sections = [code("An agent connects", agents), *await _inside(gateway, request), links("Where to look", LINKS)]
+    return page(f"Gateway{own}, with the Trajectory API", state, sections, good=waits is None and trouble is None)
+
+
+async def _inside(gateway: Gateway, request: Request) -> list[str]:
+    try:
+        gateway.access.check(request, Role.ADMIN)
+    except Unauthorized:
+        return [text("Rollout servers and channels", KEY_NEEDED)]
+    rows = [
+        {
+            **{name: found[name] for name in ("address", "state", "model", "version", "in_flight", "calls")},
+            "reason": found["reason"],
+        }
+        for found in gateway.models.servers()
+    ]
+    servers = table("Rollout servers", rows, "None.")
+    try:
+        return [servers, channels(await gateway.pool.aio.stats())]
+    except HeadraceError as error:
+        return [servers, text("Channels", f"The pool does not answer: {error}")]
 
 
 def describe_route(

@@ -1,11 +1,7 @@
-"""First prompts that were rendered before: the rollouts of a group ask the same question, and it is tokenised once.
+"""From what was asked to its turns: the prompt of each, what it continues, and the order that goes upstream.
 
-Only conversations of text and without answers are remembered. What systems and users said is the same here only if it
-is the same text, so the same key means the same ids.
-
-From an ask to its turns: the prompt of each, what it continues, and the order that goes upstream.
-
-Long texts are tokenised in a thread, so that one agent's new document does not hold up the others.
+Long texts are tokenised in a thread, so that one agent's new document does not hold up the others. First prompts are
+remembered: the rollouts of a group ask the same question, and it is tokenised once.
 """
 
 from __future__ import annotations
@@ -37,13 +33,36 @@ from headrace.tokens.parse import THOUGHT
 from headrace.tokens.renderer import PROMPT_TAIL
 from headrace.tokens.vision import images_of
 
+#: Characters that are tokenised on the spot. More, about half a millisecond's worth, go to a thread: the tokenizer lets
+#: others run meanwhile, on another core where there is one.
+INLINE_CHARACTERS = 1_500
+#: Characters from which on a text is tokenised apart from all others: it takes a second or more.
+HUGE_CHARACTERS = 1_000_000
+#: Seconds that a call waits for the pool to say what other processes sampled.
+REFRESH_TIMEOUT_S = 1.0
+#: The same of a call that names an answer, and cannot be planned without it.
+NAMED_REFRESH_TIMEOUT_S = 5.0
+
+#: Images that are remembered to be whole, by their digests.
+MAX_CHECKED_IMAGES = 10_000
+
+#: What templates call the option that switches reasoning on and off.
+THINKING_OPTION = "enable_thinking"
+
+log = logging.getLogger("headrace.gateway")
+
+#: Digests of a conversation, its tools and its template options.
 PromptKey = tuple[bytes, bytes, bytes]
-#: Tokens that are remembered; four bytes each.
+#: Tokens of first prompts that are remembered; four bytes each.
 MAX_CACHED_TOKENS = 2_000_000
 
 
 class PromptCache:
-    """Ids by conversation, tools and template options; the least used are forgotten first."""
+    """The ids of first prompts; the least used are forgotten first.
+
+    Only conversations of text and without answers are remembered. What systems and users said is the same here only if
+    it is the same text, so the same key means the same ids.
+    """
 
     def __init__(self, most_tokens: int = MAX_CACHED_TOKENS) -> None:
         self._most = most_tokens
@@ -73,27 +92,8 @@ class PromptCache:
             self._tokens -= len(oldest)
 
 
-#: Characters that are tokenised on the spot. More, about half a millisecond's worth, go to a thread: the tokenizer lets
-#: others run meanwhile, on another core where there is one.
-INLINE_CHARACTERS = 1_500
-#: Characters from which on a text is tokenised apart from all others: it takes a second or more.
-HUGE_CHARACTERS = 1_000_000
-#: Seconds that a call waits for the pool to say what other processes sampled.
-REFRESH_TIMEOUT_S = 1.0
-#: The same of a call that names an answer, and cannot be planned without it.
-NAMED_REFRESH_TIMEOUT_S = 5.0
-
-#: Images that are remembered to be whole, by their digests.
-MAX_CHECKED_IMAGES = 10_000
-
-#: What templates call the option that switches reasoning on and off.
-THINKING_OPTION = "enable_thinking"
-
-log = logging.getLogger("headrace.gateway")
-
-
 class Planner:
-    """Plans calls. `shared`: other processes write to the same pool, so a session may be behind it."""
+    """Plans the calls of one model. `shared`: other processes write to the same pool, so a session may be behind it."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Planner:
         self._mode = mode
         self._shared = shared
         self._prompts = PromptCache()
-        self._seen: dict[str, None] = {}  # images that are whole
+        self._checked_images: dict[str, None] = {}  # images that are whole
         self._threads = ThreadPoolExecutor(1, "headrace-tokenize")
         self._for_huge = ThreadPoolExecutor(1, "headrace-tokenize-huge")  # which hold up nobody but each other
 
@@ -124,7 +124,7 @@ class Planner:
         return self._for_huge if characters > HUGE_CHARACTERS else self._threads
 
     def apply_thinking(self, ask: Ask) -> None:
-        """Turns whether to reason into the template's option for it, where it has one."""
+        """Turns `ask.thinking` into the template's option for it, where it has one."""
         if ask.thinking is not None and ask.conversation is not None and self.renderer.has_option(THINKING_OPTION):
             ask.conversation = ask.conversation.with_option(THINKING_OPTION, ask.thinking)
 
@@ -227,7 +227,7 @@ class Planner:
     ) -> PromptPlan:
         """The prompt of messages, continuing a session where there is one, and the call `previous` where it fits.
         `tools_size`: bytes of its tools; None where they are few."""
-        await self._sound(conversation)
+        await self._check_images(conversation)
         history = History() if session is None else session.history
         match = history.match(conversation, previous)
         unknown = match.node is None and any(message.role == "assistant" for message in conversation.messages)
@@ -244,15 +244,15 @@ class Planner:
             self._prompts.put(key, plan.ids)
         return plan
 
-    async def _sound(self, conversation: Request) -> None:
+    async def _check_images(self, conversation: Request) -> None:
         """Refuses broken images. Each file is read once, in a thread."""
         for number, image in enumerate(images_of(conversation.messages), 1):
-            if image.digest not in self._seen:
+            if image.digest not in self._checked_images:
                 at = f"image {number} of the conversation"
                 await asyncio.get_running_loop().run_in_executor(self._threads, check_pixels, image, at)
-                self._seen[image.digest] = None
-                if len(self._seen) > MAX_CHECKED_IMAGES:
-                    del self._seen[next(iter(self._seen))]
+                self._checked_images[image.digest] = None
+                if len(self._checked_images) > MAX_CHECKED_IMAGES:
+                    del self._checked_images[next(iter(self._checked_images))]
 
     async def _planned(
         self, history: History, conversation: Request, match: Match, tools_size: int | None
@@ -269,12 +269,13 @@ class Planner:
         own = session.stored.answers(references.calls)
         missing = next((call for call in references.calls if call not in own and call not in references.known), None)
         if missing is not None and self._shared:  # perhaps another process answered it
-            await self._asked(session, missing, "input")
+            await self._refresh_named(session, missing, "input")
             own = session.stored.answers(references.calls)
         return Request(references.read({**references.known, **own}), given.tools, given.options)
 
-    async def _asked(self, session: Session, call: str, param: str) -> None:
-        """Returns once all is known here that the pool knows of a call; `param` is where the agent named it."""
+    async def _refresh_named(self, session: Session, call: str, param: str) -> None:
+        """Returns once all is known here that the pool knows of a call; 503 where the pool cannot be asked. `param` is
+        where the agent named the call."""
         if not await self._refresh(session, NAMED_REFRESH_TIMEOUT_S):
             raise Refusal(
                 f"{param}: the answer {call!r} is not known here, and the pool cannot be asked",
@@ -288,7 +289,7 @@ class Planner:
         """The whole conversation: what the agent named goes behind the `opening` messages of what it gave."""
         earlier = session.stored.messages(previous)
         if earlier is None and self._shared:  # perhaps another process answered it
-            await self._asked(session, previous, "previous_response_id")
+            await self._refresh_named(session, previous, "previous_response_id")
             earlier = session.stored.messages(previous)
         if earlier is None:
             raise Refusal(
@@ -301,10 +302,10 @@ class Planner:
         messages = (*given.messages[:opening], *earlier, *given.messages[opening:])
         return Request(messages, given.tools, given.options)
 
-    async def _refresh(self, session: Session, patience: float = REFRESH_TIMEOUT_S) -> bool:
+    async def _refresh(self, session: Session, timeout_s: float = REFRESH_TIMEOUT_S) -> bool:
         """Reads a session anew. A pool that cannot be asked holds nobody up: what is unknown here is then a branch."""
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout_s):
                 await self._sessions.refresh(session)
         except (TimeoutError, PoolUnreachable) as error:
             log.warning("trajectory %r could not be read anew: %s", session.uid, error)
@@ -342,7 +343,7 @@ class Planner:
         return await asyncio.get_running_loop().run_in_executor(self._threads_for(len(text)), encode, text)
 
     def checked(self, prompt: IntArray) -> IntArray:
-        """Ids that the model can read."""
+        """The ids; `BadField` where the model cannot read one of them."""
         most = self.renderer.vocabulary.size
         vision = self.renderer.vision
         if not isinstance(vision, str) and vision.placeholder in prompt:

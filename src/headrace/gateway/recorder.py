@@ -1,4 +1,4 @@
-"""Handing steps over: to an embedded pool at once, to one that is elsewhere or full through the outbox.
+"""Hands steps over: to an embedded pool at once, to one that is elsewhere or full through the outbox.
 
 Handing over never waits for a pool that does not answer. What could not be kept is counted and said, never hidden; the
 agents are served all the same. Only a journal of our own that cannot be written is waited for, and then the call is
@@ -59,9 +59,9 @@ class Recorder:
     async def start(self) -> None:
         await self.outbox.start()
 
-    async def close(self, patience: float | None) -> int:
-        """Sends what waits; how many steps are left after `patience` seconds."""
-        return await self.outbox.close(patience)
+    async def close(self, drain_s: float | None) -> int:
+        """Sends what waits, for at most `drain_s` seconds; how many steps are left."""
+        return await self.outbox.close(drain_s)
 
     async def hand_over(self, session: Session, steps: Sequence[Step], nodes: Sequence[Node | None]) -> None:
         """Returns once the steps are kept, as safely as promised. `nodes` learn the indices of their steps."""

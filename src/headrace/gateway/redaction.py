@@ -27,12 +27,12 @@ from headrace.gateway.counters import GatewayCounters
 log = logging.getLogger("headrace.gateway")
 
 RedactionHook = Callable[[Step], Any]
-#: The quarantine of what stands in the place of a step that was dropped.
+#: Why the step that stands in the place of a dropped one is quarantined.
 REDACTED = "redacted"
 
 
 class Redaction:
-    """What `--redact` names; without it, everything is kept."""
+    """The function that `--redact` names; without one, every step is kept."""
 
     def __init__(self, spec: str | None, counters: GatewayCounters) -> None:
         self._hook = None if spec is None else load_hook(spec)
@@ -43,7 +43,7 @@ class Redaction:
         return self._hook is not None
 
     async def keeps(self, step: Step, channel: str) -> bool:
-        """Whether a step, which must be whole, is to be kept."""
+        """Whether a step is to be kept. It must be whole: its prompt's ids all there, and not `builds_on` another."""
         if self._hook is None:
             return True
         try:

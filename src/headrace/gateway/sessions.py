@@ -1,13 +1,9 @@
-"""Conversations that an agent may go on with by naming an answer: what was said, beside the ids that the pool holds.
+"""`Session`: what a gateway knows of one running trajectory; `Sessions`: all of them, the least used forgotten first.
 
-A step keeps only what is new in it and which call it goes on from, so that a trajectory's text is kept once. What is
-named here is found again by any gateway on the same pool.
-
-`Session`: what a gateway knows of one running trajectory. It is a cache: the pool can always be asked again.
-
-A session rebuilt from the pool's steps continues a conversation with the same exact tokens as the one that was lost.
-
-The sessions of a gateway: found in memory, else asked of the pool; the least used are forgotten first.
+A session is a cache: the pool can always be asked again, and a session rebuilt from the pool's steps continues a
+conversation with the same exact tokens as the one that was lost. Part of it are the stored responses that an agent may
+go on from by naming an answer: a step keeps only what is new in it and which call it goes on from, so that a
+trajectory's text is kept once, and any gateway on the same pool finds it.
 """
 
 from __future__ import annotations
@@ -34,12 +30,20 @@ from headrace.tokens import History, Image, Message, Node
 from headrace.tokens.images import files_in
 from headrace.tokens.vision import images_of
 
-#: Where a step's metadata holds it.
+#: Where a trajectory's metadata says which parameters its calls are sampled with, whatever they ask for.
+SAMPLING_FIELD = "forced_sampling"
+#: Where a step's metadata says which request it answers, and what text its prompt and answer are.
+REQUEST_FIELD, TEXT_FIELD = "request", "text"
+
+#: Where a step's metadata holds what a later call may go on from.
 STORED_FIELD = "kept"
+
+#: Sessions in memory, however few tokens they hold: some 2 kB each even without any.
+MAX_SESSIONS = 100_000
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
-    """One call's share: its new messages and its answer, behind those of the call `before`.
+    """What one call adds to a conversation: its new messages and its answer, behind those of the call `before`.
 
     Messages that open a conversation for one call alone are not among them; `opening` says how many there were.
     """
@@ -77,7 +81,7 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
 
 class StoredResponses:
-    """What is kept of one trajectory, by call."""
+    """The stored responses of one trajectory, by call."""
 
     def __init__(self) -> None:
         self._by_call: dict[str, StoredResponse] = {}
@@ -85,12 +89,12 @@ class StoredResponses:
     def __contains__(self, call: str) -> bool:
         return call in self._by_call
 
-    def add(self, call: str, kept: StoredResponse | None) -> None:
-        if kept is not None:
-            self._by_call[call] = kept
+    def add(self, call: str, stored: StoredResponse | None) -> None:
+        if stored is not None:
+            self._by_call[call] = stored
 
     def share(self, ask: Ask, answer: Message, parent: Node | None) -> StoredResponse:
-        """What a call is to keep: of a conversation that goes on from one that is kept, only what is new."""
+        """What a call is to store: of a conversation that goes on from a stored one, only what is new."""
         assert ask.conversation is not None
         messages = ask.conversation.messages
         known = self._by_call.get(parent.call) if parent is not None else None
@@ -99,26 +103,20 @@ class StoredResponses:
         return StoredResponse(parent.call, ask.opening, (*messages[parent.record.messages :], answer))
 
     def answers(self, calls: Iterable[str]) -> dict[str, Message]:
-        """The answers to those of the calls that are kept."""
+        """The answers to those of the calls that are stored."""
         return {call: self._by_call[call].messages[-1] for call in calls if call in self._by_call}
 
     def messages(self, call: str) -> tuple[Message, ...] | None:
-        """The whole conversation up to a call's answer; None where it is not kept."""
+        """The whole conversation up to a call's answer; None where it is not stored."""
         shares: list[tuple[Message, ...]] = []
         at: str | None = call
         while at is not None:
-            kept = self._by_call.get(at)
-            if kept is None:
+            stored = self._by_call.get(at)
+            if stored is None:
                 return None
-            shares.append(kept.messages)
-            at = kept.before
+            shares.append(stored.messages)
+            at = stored.before
         return tuple(message for share in reversed(shares) for message in share)
-
-
-#: Where a trajectory's metadata says which parameters its calls are sampled with, whatever they ask for.
-SAMPLING_FIELD = "forced_sampling"
-#: Where a step's metadata says which request it answers, and what text its prompt and answer are.
-REQUEST_FIELD, TEXT_FIELD = "request", "text"
 
 
 def forced_sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,7 +137,10 @@ class TextNode(msgspec.Struct, frozen=True, eq=False):
 
 
 class Session:
-    """One trajectory: its place, the tree of its calls, and the calls under way."""
+    """One trajectory: its group and channel, the tree of its calls, and the calls under way.
+
+    `busy` counts what still needs it, calls and hand-overs; while it is above 0, the session is not forgotten.
+    """
 
     def __init__(self, uid: str, prompt_uid: str, channel: str, sampling: Mapping[str, Any] | None = None) -> None:
         """`sampling`: parameters that it forces on its calls."""
@@ -165,7 +166,7 @@ class Session:
         return session
 
     def read(self, steps: Iterable[Step]) -> None:
-        """Takes in what the pool has, beside what is not there yet."""
+        """Reads the steps that the pool has; what was handed over and is not in the pool yet stays."""
         steps = list(steps)
         there = {step.step_index for step in steps}
         before, self.history = self.history, History.from_steps(steps)
@@ -199,10 +200,6 @@ class Session:
             if longer and (prompt[: node.total] == node.whole()).all():
                 best = node
         return best
-
-
-#: Sessions kept, however few tokens they hold.
-MAX_SESSIONS = 100_000
 
 
 class Sessions:

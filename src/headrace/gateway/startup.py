@@ -1,4 +1,4 @@
-"""A gateway's start, told to whoever started it: what it waits for, that it is ready, or why it never will be.
+"""Who hears how a gateway's start goes: what it waits for, that it is ready, or why it never will be.
 
 What can heal is waited for, and its reason told once, and again when it changes: a rollout server that is not up yet,
 or that does not match. What cannot heal ends it: a folder that holds no tokenizer, an extra that is not installed.
@@ -17,12 +17,12 @@ from headrace.data.errors import HeadraceError
 
 log = logging.getLogger("headrace.gateway")
 
-#: Seconds between two looks at what a gateway waits for.
+#: Seconds between two looks at what a gateway waits for: soon enough for people, and no load.
 POLL_INTERVAL_S = 0.05
 
 
 class ProcessObserver(Protocol):
-    """Hears of a whole process: it listens, then what it waits for, then it is ready; `address` is where."""
+    """Hears of a whole process: first that it listens at `address`, then what it waits for, then that it is ready."""
 
     def listening(self, address: str) -> None: ...
 
@@ -32,7 +32,7 @@ class ProcessObserver(Protocol):
 
 
 class StartupObserver(Protocol):
-    """Hears of one gateway's start. Nothing follows `ready` or `failed`."""
+    """Hears of one gateway's start, within its process. Nothing follows `ready` or `failed`."""
 
     def waiting(self, reason: str) -> None: ...
 
@@ -42,7 +42,7 @@ class StartupObserver(Protocol):
 
 
 class Starting(Protocol):
-    """What is starting."""
+    """Something that starts, and says how far it is."""
 
     @property
     def waits_for(self) -> str | None:
@@ -68,7 +68,7 @@ async def observe_startup(starting: Starting, observer: StartupObserver) -> None
 
 
 class LogObserver:
-    """Tells the log: for an application that others serve, which goes on whatever happens."""
+    """Writes to the log: for an application that others serve, which goes on whatever happens."""
 
     def waiting(self, reason: str) -> None:
         log.info("%s", reason)
@@ -81,7 +81,7 @@ class LogObserver:
 
 
 class WorkerMessage(msgspec.Struct, omit_defaults=True):
-    """One of a worker's lines to its parent."""
+    """What a worker tells its parent, one line of JSON each."""
 
     what: Literal["listening", "waiting", "ready", "failed"]
     text: str = ""
@@ -95,7 +95,7 @@ class WorkerMessage(msgspec.Struct, omit_defaults=True):
 
 
 class WorkerReporter:
-    """Tells the parent process, on stdout; it ends a worker that has failed."""
+    """A worker's observer: tells the parent process, on stdout, which ends a worker that has failed."""
 
     def listening(self, address: str) -> None:
         _write(WorkerMessage("listening", address))

@@ -1,11 +1,4 @@
-"""What a `--tenants` file says: whose keys open what, and how much of it.
-
-`Bucket`: how much may be used now, where so much comes in a second and no more than so much is saved up. Pure.
-
-Of `n` seconds, at most `most + rate * n` can be taken. What is only known afterwards may be taken beyond the bottom:
-whoever owes waits until it is paid back.
-
-`Tenant`: whose trajectories are whose, and how much each may do at once and in a second.
+"""Several tenants behind one gateway: each its own keys, its own trajectories, and bounds that protect the others.
 
 A tenant's `uid` is `tenant/uid` in the pool, its prompts likewise: it can name nothing of another's. Bounds are those
 of this process; where several serve one port, each has its own.
@@ -28,6 +21,11 @@ from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import Refusal
 from headrace.gateway.tables import fitted
 from headrace.pool.config import DEFAULT_CHANNEL
+
+#: Seconds' worth of tokens that may be saved up: a call's size is known only once it has ended.
+SAVED_TOKENS_S = 60
+#: Seconds after which a tenant that has too much under way may try again.
+BUSY_RETRY_S = 1
 
 #: What stands between a tenant's name and the uids that its keys name.
 UID_SEPARATOR = "/"
@@ -113,6 +111,12 @@ def _key(given: str) -> str:
 
 
 class TokenBucket(msgspec.Struct, frozen=True):
+    """How much may be used now, where `rate` comes in a second and no more than `most` is saved up. Pure.
+
+    Of `n` seconds, at most `most + rate * n` can be taken. What is only known afterwards may be taken below zero: the
+    next one waits until it is paid back.
+    """
+
     rate: float
     most: float
     level: float
@@ -138,13 +142,9 @@ class TokenBucket(msgspec.Struct, frozen=True):
         return TokenBucket(self.rate, self.most, filled.level - amount, filled.since)
 
 
-#: Seconds' worth of tokens that may be saved up: a call's size is known only once it has ended.
-SAVED_TOKENS_S = 60
-#: Seconds after which one that has too much under way may try again.
-BUSY_RETRY_S = 1
-
-
 class Tenant:
+    """One tenant at work: its names in the pool, and how much it uses."""
+
     def __init__(self, name: str, spec: TenantSpec, counters: GatewayCounters, clock: Callable[[], float]) -> None:
         self.name = name
         self.spec = spec

@@ -1,7 +1,8 @@
 """Several gateway processes as one: what changes or tells all of them is asked of each, and their answers are joined.
 
-The parent holds the hub. A worker sends what concerns all of them here; the hub hands it to each worker's own address,
-with a secret that only they share. What was changed is remembered, for a worker that has to be started anew.
+The parent holds the `WorkerControl`. A worker sends what concerns all of them there (`ControlRelay`); it goes to each
+worker's own address, with a secret that only they share. What was changed is remembered, for a worker that has to be
+started anew.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from headrace.gateway.http import refusal_response
 from headrace.serving import BodyTooLarge, read_body
 
 SECRET_HEADER = "x-headrace-hub"
-#: Beside the secret: the hub asks for itself, and needs no key.
+#: Beside the secret: the parent asks for itself, and needs no key.
 TRUSTED_HEADER = "x-headrace-trusted"
-#: Routes whose answer is about all workers, or must reach all of them.
+#: What workers tell each other: a session that must be read from the pool again.
 DROP_SESSION = "/sessions/drop"
+#: Routes whose answer is about all workers, or must reach all of them.
 SHARED_ROUTES = frozenset(
     {"/health", "/ready", "/policy_version", "/pause", "/resume", "/servers", "/stats", "/metrics", DROP_SESSION}
 )
@@ -43,7 +45,7 @@ Change = tuple[int, str, str, bytes, float]
 
 
 class WorkerControl:
-    """The parent's side."""
+    """The parent's side: hands requests to every worker, and remembers what they changed."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret
@@ -56,7 +58,7 @@ class WorkerControl:
         return [Route(path, self.shared, methods=["GET", "POST", "DELETE"]) for path in SHARED_ROUTES]
 
     async def shared(self, request: Request) -> Response:
-        """Hands a request to every worker."""
+        """Hands a request to every worker; one answer out of theirs, or the first that is no 200."""
         path, headers, body = await _handed_on(request)
         answers = await asyncio.gather(
             *(self._ask(worker, request.method, path, body, headers) for worker in self._workers.values())
@@ -73,8 +75,8 @@ class WorkerControl:
         )
         return Response(data, status, media_type=kind)
 
-    async def joined_by(self, number: int, worker: str) -> None:
-        """A worker is there, perhaps in place of one that died: it is told what changed before."""
+    async def add_worker(self, number: int, worker: str) -> None:
+        """Takes in a worker that listens, perhaps in place of one that died, once it is told what changed before."""
         told = 0
         while todo := [change for change in self._changes.values() if change[0] > told]:  # more may come meanwhile
             told = self._changed
@@ -129,7 +131,7 @@ def _lasts_s(route: str, answer: bytes) -> float:
 
 
 class ControlRelay:
-    """The worker's side: sends what concerns all workers to the hub, unless it comes from there."""
+    """The worker's side: sends what concerns all workers to the parent, unless it comes from there."""
 
     def __init__(self, app: ASGIApp, *, socket: str, secret: str) -> None:
         self._app = app
@@ -160,13 +162,16 @@ class ControlRelay:
         return await self.ask(request.method, path, body, headers)
 
     async def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
+        """The parent's answer; 503 where it gives none."""
         if self._session is None:
             timeout = aiohttp.ClientTimeout(total=WORKER_TIMEOUT_S)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.UnixConnector(self._socket, limit=0), timeout=timeout
             )
         try:
-            async with self._session.request(method, f"http://hub{path}", data=body, headers=dict(headers)) as answer:
+            async with self._session.request(
+                method, f"http://control{path}", data=body, headers=dict(headers)
+            ) as answer:
                 return Response(await answer.read(), answer.status, media_type=answer.content_type)
         except (aiohttp.ClientError, OSError) as error:
             return refusal_response(
@@ -179,7 +184,7 @@ class ControlRelay:
 
 
 async def _handed_on(request: Request) -> tuple[str, dict[str, str], bytes]:
-    """What of a request goes along: its path with its query, its key, its body."""
+    """What of a request is handed on: its path with its query, its key, its body."""
     path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     headers = {name: value for name, value in request.headers.items() if name in ("authorization", "x-api-key")}
     return path, headers, await read_body(request, MAX_BODY_BYTES)
@@ -229,5 +234,5 @@ def join_metrics(texts: list[str]) -> str:
     return "\n".join(line for name in heads for line in (*heads[name], *samples.get(name, ()))) + "\n"
 
 
-def control_app(hub: WorkerControl, pool_routes: list[BaseRoute]) -> Starlette:
-    return Starlette(routes=[*hub.routes(), *pool_routes])
+def control_app(control: WorkerControl, pool_routes: list[BaseRoute]) -> Starlette:
+    return Starlette(routes=[*control.routes(), *pool_routes])

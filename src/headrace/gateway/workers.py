@@ -1,7 +1,8 @@
-"""A gateway of several processes on one port. The parent owns the pool and the hub; a worker that dies is replaced.
+"""A gateway of several processes on one port. This is their parent: it owns the pool, and replaces a worker that dies.
 
 Workers hold nothing that the pool does not have, so losing one loses its calls under way and nothing else. A worker
-whose parent is gone ends too: it notices that its standard input closed.
+whose parent is gone ends too: it notices that its standard input closed. What concerns all workers goes through
+`worker_control`.
 """
 
 from __future__ import annotations
@@ -32,20 +33,19 @@ from headrace.serving import address_of, listener
 
 log = logging.getLogger("headrace.gateway")
 
-#: Bytes of a line of a worker's.
+#: Bytes of a line that a worker prints; a longer one is taken in parts.
 MAX_LINE_BYTES = 64 * 1024
 #: Seconds for which one call to a pool elsewhere is tried again; the outbox goes on after that.
 POOL_RETRY_S = 5
 #: Seconds before a worker that died is started again, doubled each time up to the most.
 MIN_RESTART_S, MAX_RESTART_S = 0.1, 10.0
-#: A worker that lived so long was well: the next restart is quick again.
+#: Seconds that a worker must have lived to have been well: the next restart is quick again.
 HEALTHY_AFTER_S = 30.0
 #: Settings that name a file.
 FILE_SETTINGS = ("models", "tenants")
-
-
-SOCKET_NAME = "hub.sock"
-#: The longest path that a unix socket can have.
+#: The parent's socket, in a folder of its own.
+SOCKET_NAME = "control.sock"
+#: Bytes of the path that a unix socket can have.
 MAX_SOCKET_PATH_BYTES = 107
 
 
@@ -64,7 +64,7 @@ class WorkerTask(msgspec.Struct):
 
 
 class Workers:
-    """The parent process."""
+    """The parent process of `count` workers."""
 
     def __init__(
         self,
@@ -117,25 +117,25 @@ class Workers:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end)
         with _socket_folder() as folder:
-            hub_socket = str(Path(folder) / SOCKET_NAME)
-            hub = WorkerControl(self._secret)
+            socket_path = str(Path(folder) / SOCKET_NAME)
+            control = WorkerControl(self._secret)
             routes = pool_routes(self._pool, backups=self._settings.backups) if self._pool is not None else []
             server = _Quiet(
-                uvicorn.Config(control_app(hub, routes), uds=hub_socket, log_level="warning", lifespan="off")
+                uvicorn.Config(control_app(control, routes), uds=socket_path, log_level="warning", lifespan="off")
             )
             serving = asyncio.create_task(server.serve())
             while not server.started:
                 if serving.done():
                     await serving
-                    raise HeadraceError(f"the workers' socket {hub_socket} could not be opened; it said why above")
+                    raise HeadraceError(f"the workers' socket {socket_path} could not be opened; it said why above")
                 await asyncio.sleep(0.01)
-            keepers = [self._keep(number, self._task(hub_socket), hub, start) for number in range(self._count)]
+            keepers = [self._keep(number, self._task(socket_path), control, start) for number in range(self._count)]
             try:
                 await asyncio.gather(*keepers)
             finally:
                 server.should_exit = True
                 await serving
-                await hub.close()
+                await control.close()
 
     def _heard(self, number: int, line: WorkerMessage, start: ProcessObserver) -> None:
         """One worker's line about its start."""
@@ -173,17 +173,19 @@ class Workers:
             self._told = reason
             start.waiting(reason)
 
-    def _task(self, hub: str) -> bytes:
+    def _task(self, socket_path: str) -> bytes:
         # Another worker must find what this one answered: steps are acknowledged by the pool itself.
         settings = {**self._settings.model_dump(), "ack": "pool"}
         port = self._reserved.getsockname()[1]
-        pool = self._pool_address or f"unix://{hub}"
+        pool = self._pool_address or f"unix://{socket_path}"
         # A worker that is started later reads what the first one read; tenants' keys are written nowhere.
         held = {path: files.read(Path(path)) for name in FILE_SETTINGS if (path := getattr(self._settings, name))}
-        task = WorkerTask(settings, self._host, port, pool, self._pool_key, hub, self._secret, self._drain_s, held)
+        task = WorkerTask(
+            settings, self._host, port, pool, self._pool_key, socket_path, self._secret, self._drain_s, held
+        )
         return msgspec.json.encode(task) + b"\n"
 
-    async def _keep(self, number: int, task: bytes, hub: WorkerControl, start: ProcessObserver) -> None:
+    async def _keep(self, number: int, task: bytes, control: WorkerControl, start: ProcessObserver) -> None:
         """Runs one worker, again and again, until the end."""
         wait = MIN_RESTART_S
         while not self._ending.is_set():
@@ -207,7 +209,7 @@ class Workers:
                     log.info("worker %d: %s", number, said.decode(errors="replace"))
                     continue
                 if line.what == "listening":
-                    await hub.joined_by(number, line.text)
+                    await control.add_worker(number, line.text)
                 self._heard(number, line, start)
             code = await child.wait()
             if self._ending.is_set():

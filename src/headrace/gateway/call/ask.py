@@ -1,12 +1,8 @@
-"""`Ask`: what an agent asked for, in no dialect; and `Sampling`, the parameters it may name.
+"""`Ask`: what an agent asked for, in no dialect; how a dialect reads its fields; and `CallReader`, which reads bodies.
 
-A dialect turns its wire into an `Ask`. Everything behind it knows only this.
-
-Reading calls: small ones on the spot, large ones in a thread, one after the other, and what no model could be meant
-to read not at all.
-
-What a body becomes in memory is bounded before it is parsed: its text takes as much as it has bytes, but an object of
-two bytes takes a hundred. Text that no context holds is refused later, by its length.
+A dialect turns its wire into an `Ask`. Everything behind it knows only this. What a body becomes in memory is bounded
+before it is parsed: its text takes as much as it has bytes, but an object of two bytes takes a hundred. Text that no
+context holds is refused later, by its length.
 """
 
 from __future__ import annotations
@@ -22,6 +18,21 @@ import orjson
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import IntArray
 from headrace.tokens import Message, Request
+
+#: Bytes from which on a body is read in a thread: as much as may take some 10 ms.
+LARGE_BODY_BYTES = 256_000
+#: Objects and lists that a large body may hold, about 0.1 GB of them. Braces in its texts count too: those of the code
+#: in a prompt of a million tokens are some 100,000.
+MAX_CONTAINERS = 300_000
+#: Commas that it may hold, in its texts too, and so how many values: ids of prompts, mostly, 40 bytes each.
+MAX_VALUES = 4_000_000
+#: Bytes of fields that are not known here, which every step of the call keeps.
+MAX_EXTRA_BYTES = 1_000_000
+#: Bytes of tools: a thousand tools of two kilobytes each are more tokens than any context has.
+MAX_TOOLS_BYTES = 2_000_000
+
+#: Answers to one prompt, and stop strings of one call.
+MAX_N, MAX_STOPS = 128, 64
 
 
 class References(msgspec.Struct, frozen=True, eq=False):
@@ -118,8 +129,6 @@ _RANGES: dict[str, tuple[float, float]] = {
     "seed": (-(2**63), 2**63 - 1),
     "min_tokens": (0, 2**31),
 }
-MAX_N = 128
-MAX_STOPS = 64
 
 
 def read_fields(body: bytes) -> dict[str, Any]:
@@ -248,22 +257,8 @@ def _bias(value: Any) -> dict[str, float]:
     return dict(value)
 
 
-#: Bytes from which on a body is read in a thread: as much as may take some 10 ms.
-LARGE_BODY_BYTES = 256_000
-#: Objects and lists that a large body may hold, about 0.1 GB of them. Braces in its texts count too: those of the code
-#: in a prompt of a million tokens are some 100,000.
-MAX_CONTAINERS = 300_000
-#: Commas that it may hold, in its texts too, and so how many values: ids of prompts, mostly, 40 bytes each.
-MAX_VALUES = 4_000_000
-#: Bytes of fields that are not known here, which every step of the call keeps.
-MAX_EXTRA_BYTES = 1_000_000
-
-#: Bytes of tools: a thousand tools of two kilobytes each are more tokens than any context has.
-MAX_TOOLS_BYTES = 2_000_000
-
-
 class CallReader:
-    """What reads the calls of one gateway."""
+    """Reads the bodies of one gateway's calls: small ones on the spot, large ones in a thread, one after the other."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "headrace-read")
@@ -272,7 +267,8 @@ class CallReader:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def read(self, body: bytes, read: Callable[[bytes], Ask], digest: Callable[[bytes], str]) -> tuple[Ask, str]:
-        """What a body asks for, and its digest; `InvalidInput` where it cannot be read, or is too much."""
+        """What a body asks for, by the dialect's `read`, and its digest; `InvalidInput` where it cannot be read, or
+        holds too much."""
         if len(body) < LARGE_BODY_BYTES:
             return read(body), digest(body)
         return await asyncio.get_running_loop().run_in_executor(self._thread, _large, body, read, digest)

@@ -1,8 +1,7 @@
-"""Is the agent still there? A call is cancelled when its agent hangs up, so that nobody samples for no one.
+"""A call's connection to its client: noticing that the client left, and writing the answer, whole or as events.
 
-The answer on its way: whole, or events with comments in their pauses. The status is decided by the first byte.
-
-An agent that stops reading has left: what is under way for it ends, so that it holds up no pause and no shutdown.
+The status is decided by the first byte. A client that closes its connection, or stops reading for too long, has left:
+its call is cancelled, so that nothing is sampled for nobody and no pause or shutdown waits for it.
 """
 
 from __future__ import annotations
@@ -14,18 +13,22 @@ from types import TracebackType
 from starlette.responses import Response
 from starlette.types import Message, Receive, Send
 
-#: Who answers sooner need not look whether anybody is still there.
+KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
+EVENT_STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+#: Seconds after which a call begins to watch its connection: the task that does costs more than quick answers do.
 WATCH_AFTER_S = 0.02
 
 
 class ClientGone(Exception):
-    """The agent left before it was answered."""
+    """The client left before it was answered."""
 
 
 class DisconnectWatch:
-    """Watches a request's connection from its body's end on; inside the block, a hang-up raises `HungUp`.
+    """Watches the client's connection once the body is read; cancels the call when it closes.
 
-    `settle` ends the watch: from there on the call goes through, whoever listens.
+    The task inside the `async with` block is cancelled, and the block raises `ClientGone`. After `settle` nothing is
+    cancelled any more: the call goes through, whoever listens.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -65,16 +68,16 @@ class DisconnectWatch:
             raise ClientGone from None
 
 
-KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
-EVENT_STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-
-
 class ResponseWriter:
-    """One response. Once `expect` was called it may begin by itself, with a comment, when nothing comes for long."""
+    """Writes one response. `ClientGone` is raised where the client does not read on for `write_timeout_s`.
 
-    def __init__(self, send: Send, keep_alive_s: float, patience_s: float) -> None:
-        self._to_agent = send
-        self._patience_s = patience_s
+    Once `expect` was called, a stream in which nothing is written for `keep_alive_s` gets a comment, and begins with it
+    where it has not begun.
+    """
+
+    def __init__(self, send: Send, keep_alive_s: float, write_timeout_s: float) -> None:
+        self._send_message = send
+        self._write_timeout_s = write_timeout_s
         self._keep_alive_s = keep_alive_s
         self._headers: list[tuple[bytes, bytes]] = []
         self._keeper: asyncio.Task[None] | None = None
@@ -82,7 +85,7 @@ class ResponseWriter:
         self.begun = False
 
     async def whole(self, response: Response) -> None:
-        """A response in one piece."""
+        """Sends a response in one piece."""
         self.begun = True
         await self._send(
             {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
@@ -99,21 +102,23 @@ class ResponseWriter:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     def expect(self, headers: Mapping[str, str]) -> None:
-        """Events will come, under these headers."""
+        """Announces that events will come, under these headers; comments are sent until they do."""
         self._headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         self._keeper = asyncio.create_task(self._keep_alive())
 
     async def event(self, data: bytes) -> None:
+        """Sends events; nothing where there is nothing to say."""
         if data:
             self._quiet = False
             await self._write(data, more=True)
 
     async def last(self, data: bytes) -> None:
-        """The last events; nothing follows."""
+        """Sends the last events, and ends the response."""
         self.close()
         await self._write(data, more=False)
 
     def close(self) -> None:
+        """Ends the comments. The response itself is not ended."""
         if self._keeper is not None:
             self._keeper.cancel()
             self._keeper = None
@@ -128,8 +133,8 @@ class ResponseWriter:
 
     async def _send(self, message: Message) -> None:
         try:
-            async with asyncio.timeout(self._patience_s):
-                await self._to_agent(message)
+            async with asyncio.timeout(self._write_timeout_s):
+                await self._send_message(message)
         except TimeoutError:
             raise ClientGone from None
 
@@ -141,4 +146,4 @@ class ResponseWriter:
                 try:
                     await self._write(KEEP_ALIVE_COMMENT, more=True)
                 except ClientGone:
-                    return  # whoever writes next finds it out too
+                    return  # the next write raises it to the call

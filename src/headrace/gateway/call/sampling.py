@@ -1,10 +1,7 @@
-"""The effective parameters of a call: what the agent asked for, what its channel says of it, what the model can hold.
+"""The effective sampling parameters of a call: what the agent asks for, its channel forces, and the model can hold.
 
-Every one that shapes the distribution is explicit, so that no server's default changes it behind our back.
-
-`tool_choice` as what rollout servers honour: a structural tag that only well-formed calls pass.
-
-vLLM's completions know no tools; told nothing, the model would answer as it likes.
+Every one that shapes the distribution is explicit, so that no server's default changes it behind our back. vLLM's
+completions know no tools, so `tool_choice` becomes a structural tag that only well-formed tool calls pass.
 """
 
 from __future__ import annotations
@@ -19,9 +16,19 @@ from headrace.gateway.errors import Refusal
 from headrace.gateway.settings import GatewaySettings, channel_values
 from headrace.tokens import Grammar
 
+#: How each family writes one call: what stands before the name, between name and arguments, behind them.
+TOOL_CALL_SYNTAX = {
+    "hermes": ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
+    "mistral": ('[TOOL_CALLS] [{"name": "', '", "arguments": ', "}]"),
+    "llama": ('{"name": "', '", "parameters": ', "}"),
+}
+
+#: Tokens that an answer may have where neither a flag nor the server says.
+DEFAULT_MAX_TOKENS = 4096
+
 
 class SamplingRules:
-    """How one gateway decides parameters."""
+    """What one gateway's flags say of parameters: bounds of length, and what each channel forces or refuses."""
 
     def __init__(self, settings: GatewaySettings) -> None:
         self._prompt_length = settings.prompt_length
@@ -38,9 +45,10 @@ class SamplingRules:
         stop_ids: Iterable[int] = (),
         forced: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """The parameters for a prompt of so many tokens; `Refusal` where it is too long, or a value is not allowed.
-        `forced`: those that its trajectory says, which stand before the agent's and behind its channel's."""
-        most = self._room(prompt, context)
+        """The parameters for a prompt of `prompt` tokens in a model's `context`; `Refusal` where it is too long, or a
+        value is not allowed. `forced`: those of its trajectory, which override the agent's; its channel's override
+        both."""
+        most = self._max_tokens(prompt, context)
         given = {**EXPLICIT_DEFAULTS, **ask.sampling, **(forced or {})}
         for name, value in self._refused.get(channel, {}).items():
             if given.get(name) == value:
@@ -71,16 +79,12 @@ class SamplingRules:
                 param="messages",
             )
 
-    def _room(self, prompt: int, context: int | None) -> int:
+    def _max_tokens(self, prompt: int, context: int | None) -> int:
         """How many tokens an answer may have."""
         self.check_length(prompt, context)
         room = context - prompt if context is not None else None
         caps = [cap for cap in (self._response_length, room) if cap is not None]
         return min(caps) if caps else DEFAULT_MAX_TOKENS
-
-
-#: The most an answer may have where neither a flag nor the server says.
-DEFAULT_MAX_TOKENS = 4096
 
 
 def _by_channel(specs: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -89,14 +93,6 @@ def _by_channel(specs: Iterable[str]) -> dict[str, dict[str, Any]]:
         channel, values = channel_values(spec)
         found.setdefault(channel, {}).update(values)
     return found
-
-
-#: How each family writes one call: what stands before the name, between name and arguments, behind them.
-TOOL_CALL_SYNTAX = {
-    "hermes": ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
-    "mistral": ('[TOOL_CALLS] [{"name": "', '", "arguments": ', "}]"),
-    "llama": ('{"name": "', '", "parameters": ', "}"),
-}
 
 
 def forced_tool_call(grammar: Grammar, tools: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:

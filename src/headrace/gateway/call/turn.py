@@ -1,8 +1,4 @@
-"""`TextKey`: what the text of a completion, prompt and answer, is known by; small enough for a step's metadata.
-
-The answer to a text completion: no reasoning, no calls, only text up to a stop string.
-
-`Turn`: one call from its prompt to its answer, in no dialect. Pieces go in, what agents see comes out.
+"""`Turn`: one prompt of a call and its answers, in no dialect. Pieces of an answer go in, what agents see comes out.
 
 A whole answer is a stream of one piece, so that both are read by the same code. What was sampled is kept as it came:
 the check that decides whether it may be trained on comes afterwards.
@@ -23,6 +19,11 @@ from headrace.gateway.upstream.types import Order, Sampled
 from headrace.tokens import AnswerStream, Delta, Detokenizer, Message, Parsed, PromptPlan, Vocabulary
 from headrace.tokens.parse import StopCut
 
+#: Tool call ids are nine letters or digits: the form that every family's template takes.
+TOOL_CALL_ID_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+TOOL_CALL_ID_LENGTH = 9
+
+#: Bytes of a digest: 128 bits, so that no two requests or texts are ever taken for one another.
 DIGEST_BYTES = 16
 #: Bytes of a text after which the digest of its beginning can be looked up.
 CHUNK_BYTES = 256
@@ -34,8 +35,11 @@ def digest_of(data: bytes) -> str:
 
 
 class TextKey(msgspec.Struct, frozen=True):
-    """Its length in characters and its digest; for who looks it up among many, also the digest of its whole chunks,
-    `anchor`, and how many bytes follow them."""
+    """What the text of a completion, prompt and answer, is known by in its step's metadata.
+
+    `length` in characters and `digest` of all of it; to look it up among many, also `anchor`, the digest of its whole
+    chunks, and `tail`, how many bytes follow them.
+    """
 
     length: int
     digest: str
@@ -61,7 +65,7 @@ class TextKey(msgspec.Struct, frozen=True):
 
 
 class TextAnswerStream:
-    """Ids in, text out."""
+    """Reads the answer to a text completion: no reasoning, no calls, only text up to a stop string."""
 
     def __init__(self, vocabulary: Vocabulary, stop: Sequence[str]) -> None:
         self._detokenizer = Detokenizer(vocabulary)
@@ -84,13 +88,8 @@ class TextAnswerStream:
         return Parsed("".join(self._text))
 
 
-#: Tool call ids are nine letters or digits: the form that every family's template takes.
-TOOL_CALL_ID_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-TOOL_CALL_ID_LENGTH = 9
-
-
 class Choice:
-    """One answer of a turn, as far as it has come."""
+    """One of the answers to a turn's prompt, as far as it has been sampled."""
 
     def __init__(self, index: int, reader: AnswerStream, thought: int | None = None) -> None:
         """`thought` is the id that ends reasoning, where there is one."""
@@ -107,7 +106,7 @@ class Choice:
         self.parsed = Parsed()  # what the ids say, once they are all there
 
     def take(self, piece: Sampled) -> Delta:
-        """A piece's text, as far as it is certain."""
+        """Adds a piece that was sampled; what the agent may see of it now."""
         self.ids += piece.ids
         if piece.log_probs is None or self.log_probs is None:
             self.log_probs = None
@@ -125,12 +124,13 @@ class Choice:
         return self.reader.feed(piece.ids)
 
     def finish(self) -> Delta:
+        """Ends the answer; what was held back of it. `parsed` is complete from here on."""
         last = self.reader.finish()
         self.parsed = self.reader.parsed
         return last
 
     def message(self, *, one_call: bool) -> Message:
-        """What the agent sees, and will send back."""
+        """The answer as the agent sees it, and will send it back."""
         parsed = self.parsed
         calls = parsed.tool_calls[:1] if one_call else parsed.tool_calls
         return Message("assistant", parsed.content, parsed.reasoning, calls)
@@ -156,7 +156,8 @@ class Choice:
 
 
 class Turn(msgspec.Struct, kw_only=True, eq=False):
-    """A call: what was asked, the prompt that it became, and the answers to it."""
+    """A prompt of a call: what was asked, the ids that it became, and the answers to it. Most calls have one turn; a
+    text completion has one for each of its prompts."""
 
     call_id: str
     ask: Ask
@@ -180,7 +181,7 @@ class Turn(msgspec.Struct, kw_only=True, eq=False):
 
 
 def tool_call_ids(call_id: str, choice: int) -> Callable[[int], str]:
-    """Names a choice's tool calls: always the same ones for the same call."""
+    """Makes the ids of a choice's tool calls, by their number; the same ones again where the same call is replayed."""
 
     def name(number: int) -> str:
         digest = blake2b(f"{call_id}/{choice}/{number}".encode(), digest_size=8).digest()

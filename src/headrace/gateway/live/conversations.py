@@ -1,13 +1,8 @@
-"""What conversations are in the pool: those of a process that is gone, and those that other processes serve.
-
-A conversation is a group of its own, and groups have numbers that grow: each look reads only what came since the last,
-and what had no answer then.
-
-`Live`: the conversations of a live service, found by what a call contains or by a session's name.
+"""The conversations of a live service, found by what a call contains or by a session's name.
 
 A conversation is a trajectory and a group of its own. It is continued only by a call that contains an answer which was
 given in it, within one tenant and one `user`, or by one that names its session or its last response. Everything here
-can be read from the pool again: what a process remembers only saves it asking.
+can be read from the pool again (`PoolDiscovery`): what a process remembers only saves it asking.
 """
 
 from __future__ import annotations
@@ -45,6 +40,11 @@ from headrace.pool.errors import Gone, NotFound
 from headrace.supervised import Supervised
 from headrace.tokens import RECORD, Message, Record, Request
 
+#: Where a conversation's metadata says which session it belongs to, and which part of it it is.
+SESSION_FIELD, PART_FIELD = "session", "part"
+#: Calls, and sessions, that are remembered for those who come again.
+MAX_CALLS, MAX_NAMED_SESSIONS = 20_000, 100_000
+
 #: Seconds that a call waits for the pool to say which conversations there are.
 POOL_TIMEOUT_S = 5.0
 #: Groups that are listed at a time.
@@ -57,10 +57,16 @@ OnConversation = Callable[[str, list[Trajectory]], None]
 
 
 class PoolDiscovery:
-    def __init__(self, gateway: Gateway, tell: OnConversation, known: Callable[[str], bool]) -> None:
+    """Finds conversations in the pool: those of a process that is gone, and those that other processes serve.
+
+    A conversation is a group of its own, and groups have numbers that grow: each look reads only what came since the
+    last, and what had no answer then.
+    """
+
+    def __init__(self, gateway: Gateway, found: OnConversation, known: Callable[[str], bool]) -> None:
         """`known`: conversations that need not be read."""
         self._gateway = gateway
-        self._tell = tell
+        self._on_found = found
         self._known = known
         self._next: dict[str, int] = {}  # by channel, the number of the first group that is not listed yet
         self._silent: dict[str, None] = {}  # those that had no answer yet
@@ -124,16 +130,13 @@ class PoolDiscovery:
                 self._silent[held] = None
             return
         if not found[0].complete:
-            self._tell(held, found)
-
-
-#: Where a conversation's metadata says which session it belongs to, and which part of it it is.
-SESSION_FIELD, PART_FIELD = "session", "part"
-#: Calls, and sessions, that are remembered for those who come again.
-MAX_CALLS, MAX_NAMED_SESSIONS = 20_000, 100_000
+            self._on_found(held, found)
 
 
 class LiveConversations:
+    """What one gateway knows of the conversations of its live service. `held` is a conversation's name in the pool,
+    with its tenant's in front."""
+
     def __init__(self, gateway: Gateway, clock: Callable[[], float] = time.monotonic) -> None:
         self.gateway = gateway
         self.endings = IdleEndings(gateway, gateway.settings.session_idle_s, clock)
@@ -248,6 +251,7 @@ class LiveConversations:
     # -- beginning and going on ----------------------------------------------------------------------------------------
 
     async def begin(self, caller: Caller, uid: str, metadata: dict[str, Any] | None = None) -> None:
+        """Opens a new conversation in the pool."""
         gateway, held = self.gateway, caller.uid(uid)
         channel = caller.channel(None, gateway.models.default.channel)
         await gateway.pool.aio.open(held, held, channel, metadata, 1)
@@ -255,7 +259,7 @@ class LiveConversations:
         gateway.counters.add("conversations", "begun")
 
     def remember(self, digest: str, held: str) -> None:
-        """A call that its client may make again."""
+        """Notes where a call went, for a client that makes it again."""
         known = self._tries.setdefault(digest, [])
         if held not in known and len(known) < 2:  # of equal calls, it matters only that there are others
             known.append(held)
@@ -269,7 +273,7 @@ class LiveConversations:
         self.expected.add(digest, mark.count)
 
     def answered(self, held: str, turns: list[Turn]) -> None:
-        """What a call of a conversation was answered."""
+        """Enters a call's answers into the index, so that the next call is found to continue them."""
         for turn in turns:
             conversation = turn.ask.conversation
             scope = _scope(tenant_prefix(held), turn.ask.user)

@@ -1,6 +1,4 @@
-"""`Idle`: when each conversation was last heard of. Pure: time is an argument, and only ever goes on.
-
-When a conversation ends: nobody called for so long. One timer, on a steady clock.
+"""Conversations that end because nobody called for so long: one timer, on a monotonic clock.
 
 Where other processes write to the same pool, a conversation that grew since this one last looked is theirs to end: it
 is looked at again after as long. One without any answer is no rollout; it is forgotten.
@@ -18,8 +16,15 @@ from headrace.gateway.gateway import Gateway
 from headrace.gateway.models.beside import Beside
 from headrace.pool.embedded import DataPool
 
+#: The timer's shortest wait, in seconds: many that end at about the same time are ended at once.
+MIN_SWEEP_S = 1.0
+
+log = logging.getLogger("headrace.gateway")
+
 
 class IdleClock:
+    """When each conversation was last called. Pure: time is an argument, and only ever goes on."""
+
     def __init__(self, after_s: float) -> None:
         self.after_s = after_s
         self._last: OrderedDict[str, float] = OrderedDict()  # the quietest first
@@ -38,7 +43,7 @@ class IdleClock:
         self._last.pop(uid, None)
 
     def due(self, now: float) -> list[str]:
-        """Those that nobody was heard of for so long."""
+        """The conversations that were not called for `after_s`, the quietest first."""
         found: list[str] = []
         for uid, last in self._last.items():
             if now - last < self.after_s:
@@ -47,18 +52,14 @@ class IdleClock:
         return found
 
     def wait(self, now: float) -> float:
-        """Seconds until one can be due."""
+        """Seconds until the next can be due."""
         last = next(iter(self._last.values()), now)
         return max(0.0, last + self.after_s - now)
 
 
-#: The timer's shortest wait, in seconds: many that end at about the same time are ended at once.
-MIN_SWEEP_S = 1.0
-
-log = logging.getLogger("headrace.gateway")
-
-
 class IdleEndings:
+    """Watches the conversations of a live service, and ends those that are idle."""
+
     def __init__(self, gateway: Gateway, after_s: float, clock: Callable[[], float]) -> None:
         self._gateway = gateway
         self._beside = Beside(gateway)
@@ -70,7 +71,7 @@ class IdleEndings:
         self._seen: dict[str, int] = {}  # how many steps there were when it was last looked at
 
     def __contains__(self, held: str) -> bool:
-        """Whether it is watched."""
+        """Whether a conversation is watched."""
         return held in self._idle
 
     def __len__(self) -> int:
@@ -81,6 +82,7 @@ class IdleEndings:
         return held in self._ending
 
     def watch(self, held: str) -> None:
+        """Counts a conversation's idle time from now on."""
         self._idle.touch(held, self._clock())
 
     def enter(self, held: str) -> None:
@@ -89,6 +91,7 @@ class IdleEndings:
         self.watch(held)
 
     def leave(self, held: str) -> None:
+        """A call that entered is over."""
         self._under_way[held] -= 1
         if not self._under_way[held]:
             del self._under_way[held]
@@ -107,7 +110,7 @@ class IdleEndings:
             await self.sweep()
 
     async def sweep(self) -> None:
-        """Ends what is idle."""
+        """Ends the conversations that are idle and have no call under way."""
         for held in self._idle.due(self._clock()):
             if self._under_way[held]:
                 self.watch(held)

@@ -1,19 +1,14 @@
-"""What a live service's conversations and answers are called.
+"""What a live service's conversations are called, and which of them a request continues. Pure; its memory is bounded.
 
-A call's id begins with its conversation's, so that whoever holds a response id can be told its step by any gateway,
-whatever happened since.
+A call's id begins with its conversation's, so that whoever holds a response id can be told its step by any gateway.
 
-Which conversation does a request continue? The one that gave an answer which the request contains.
+A request continues the conversation that gave an answer which the request contains. An answer is known by a digest of
+everything up to it, so a look-up costs one digest an answer, and nothing is kept of what was said; one of which a
+request holds the tool calls alone is known by their ids. Of several conversations that are alike up to that answer, the
+tokens so far are the same: one that nobody has continued yet is taken, so that each goes on by itself.
 
-An answer is known by a digest of everything up to it, so a look-up costs one digest an answer, and nothing is kept of
-what was said; one of which a request holds the tool calls alone is known by their ids. Of several conversations that
-are alike up to that answer, the tokens so far are the same: one that nobody has continued yet is taken, so that each
-goes on by itself. Pure; its memory is bounded.
-
-Which beginnings of a prompt may be texts that were given before?
-
-A text is entered under the digest of its whole chunks, with how many bytes follow them. A prompt is digested once, and
-asked for at each chunk: what it costs does not grow with how many texts there are. Pure; its memory is bounded.
+The text of a completion is entered under the digest of its whole chunks, with how many bytes follow them. A prompt is
+digested once, and looked up at each chunk: what that costs does not grow with how many texts there are.
 """
 
 from __future__ import annotations
@@ -31,11 +26,19 @@ from headrace.gateway.call.turn import CHUNK_BYTES, DIGEST_BYTES, TextKey
 from headrace.tokens import Request
 from headrace.tokens.messages import DIGEST, strict
 
+#: A conversation's uid: this, and hexadecimal digits; a call's id has the same digits and some of its own.
 CONVERSATION_PREFIX = "live-"
-#: Hexadecimal digits of a conversation's own, and those that a call adds.
 CONVERSATION_DIGITS, CALL_DIGITS = 24, 16
-#: The longest name that a client may give a session.
+#: Characters of the name that a client may give a session.
 MAX_SESSION_NAME = 256
+
+#: Answers that are remembered, some 300 bytes each; the conversations that were quiet longest are forgotten first.
+MAX_ANSWERS = 500_000
+#: Conversations that are alike up to an answer, of which so many are told apart.
+MAX_ALIKE = 64
+
+#: Beginnings that are remembered; those that were used longest ago are forgotten first.
+MAX_TEXTS = 200_000
 
 _UID = re.compile(rf"(?:.*/)?{CONVERSATION_PREFIX}[0-9a-f]{{{CONVERSATION_DIGITS}}}", re.DOTALL)
 _RESPONSE = re.compile(
@@ -44,16 +47,17 @@ _RESPONSE = re.compile(
 
 
 def new_conversation_uid() -> str:
+    """The uid of a conversation that no session names."""
     return CONVERSATION_PREFIX + secrets.token_hex(CONVERSATION_DIGITS // 2)
 
 
 def session_uid(name: str, part: int) -> str:
-    """The same in every process: what was completed goes on in the next part."""
+    """The uid of a part of a named session, the same in every process: what was completed goes on in the next part."""
     return CONVERSATION_PREFIX + blake2b(f"{part}/{name}".encode(), digest_size=CONVERSATION_DIGITS // 2).hexdigest()
 
 
 def check_session_name(name: str) -> str:
-    """A session's name, from a header."""
+    """A session's name from a header; `InvalidInput` where it cannot be one."""
     if not 1 <= len(name) <= MAX_SESSION_NAME or not name.isascii() or not name.isprintable() or name != name.strip():
         raise InvalidInput(
             f"x-headrace-session is {shown(name)}; it must be 1 to {MAX_SESSION_NAME} printable ASCII characters"
@@ -62,7 +66,7 @@ def check_session_name(name: str) -> str:
 
 
 def new_call_id(uid: str, unique: str) -> str:
-    """The id of a call of a conversation."""
+    """The id of a new call of a conversation; `unique` makes it one."""
     return uid[-CONVERSATION_DIGITS:] + unique[:CALL_DIGITS]
 
 
@@ -87,14 +91,9 @@ def tenant_prefix(held: str) -> str:
     return held[: -len(CONVERSATION_PREFIX) - CONVERSATION_DIGITS]
 
 
-#: Answers that are remembered, some 300 bytes each; the conversations that were quiet longest are forgotten first.
-MAX_ANSWERS = 500_000
-#: Conversations that are alike up to an answer, of which so many are told apart.
-MAX_ALIKE = 64
-
-
 class IndexedAnswer(msgspec.Struct, gc=False):
-    """One that a conversation gave. `strict` tells it from others that look alike."""
+    """An answer that the conversation `uid` gave. `strict` tells it from others that look alike; `continued`: a call
+    went on from it."""
 
     uid: str
     strict: bytes
@@ -111,6 +110,8 @@ class AnswerMatch(msgspec.Struct, frozen=True):
 
 
 class AnswerIndex:
+    """Answers by the digest of everything up to them; the conversations that were quiet longest are dropped first."""
+
     def __init__(self, most: int = MAX_ANSWERS) -> None:
         self._most = most
         self._by_key: dict[bytes, list[IndexedAnswer]] = {}
@@ -186,11 +187,9 @@ def _meant(found: list[IndexedAnswer], exact: bytes) -> IndexedAnswer:
     return next((answer for answer in reversed(alike) if not answer.continued), alike[-1])
 
 
-#: Beginnings that are remembered; those that were used longest ago are forgotten first.
-MAX_TEXTS = 200_000
-
-
 class TextIndex:
+    """Which beginnings of a prompt may be texts that were given before; those used longest ago are dropped first."""
+
     def __init__(self, most: int = MAX_TEXTS) -> None:
         self._most = most
         self._tails: OrderedDict[tuple[str, bytes], set[int]] = OrderedDict()

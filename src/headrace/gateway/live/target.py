@@ -1,4 +1,4 @@
-"""`Found`: the place of one call under root `/v1`."""
+"""`DiscoveredConversation`: the target of one call under root `/v1`, found by what the call contains or names."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ from headrace.gateway.sessions import Session
 
 #: Names a conversation, where what it contains should not decide.
 SESSION_HEADER = "x-headrace-session"
-#: How often a conversation that ends just now is looked for anew.
+#: Times that a conversation which ends just now is looked for anew, before the call is refused.
 MAX_ATTEMPTS = 5
 
 
 class DiscoveredConversation:
+    """A `CallTarget`; the conversation does not end while the call is under way."""
+
     path_depth = 0
 
     def __init__(self, live: LiveConversations, caller: Caller, request: Request) -> None:

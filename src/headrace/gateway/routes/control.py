@@ -1,4 +1,4 @@
-"""What trainers and operators need: policy versions, rollout servers, pausing, how the gateway is, and looking in."""
+"""The routes of trainers and operators: health, policy versions, rollout servers, pausing, stats and metrics."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ RESERVED_UIDS = frozenset(
         *("docs", "redoc", "openapi.json", "dashboard", "sessions"),
     }
 )
-#: Trajectories whose completion is remembered, some 200 bytes each, for clients that did not hear of it.
+#: Trajectories whose completion is remembered, some 300 bytes each, for clients that did not hear of it.
 MAX_COMPLETIONS = 20_000
 
 

@@ -1,4 +1,4 @@
-"""What flows that handle tokens themselves need: sampling by ids, and handing their own steps in."""
+"""The routes of flows that handle tokens themselves: sampling by ids, and handing their own steps in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What concerns all workers goes through the hub: to each of them, to those that start later, for whoever may ask."""
+"""What concerns all workers goes through their parent: to each, to those that start later, for whoever may ask."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ Start = Callable[[], str]
 
 
 @pytest.fixture
-async def hub() -> AsyncIterator[WorkerControl]:
+async def control() -> AsyncIterator[WorkerControl]:
     found = WorkerControl(SECRET)
     yield found
     await found.close()
 
 
 @pytest.fixture
-async def hub_socket(hub: WorkerControl) -> AsyncIterator[str]:
+async def control_socket(control: WorkerControl) -> AsyncIterator[str]:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a socket's path must be short
-        path = str(Path(folder) / "hub.sock")
-        server = uvicorn.Server(uvicorn.Config(control_app(hub, []), uds=path, log_level="warning", lifespan="off"))
+        path = str(Path(folder) / "control.sock")
+        server = uvicorn.Server(uvicorn.Config(control_app(control, []), uds=path, log_level="warning", lifespan="off"))
         serving_it = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.001)
@@ -53,13 +53,13 @@ async def hub_socket(hub: WorkerControl) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-def start(hub_socket: str, pool: DataPool, tmp_path: Path) -> Iterator[Start]:
-    """Starts gateways that ask for an admin key, as workers of the hub; the address of each. None has a tokenizer."""
+def start(control_socket: str, pool: DataPool, tmp_path: Path) -> Iterator[Start]:
+    """Starts gateways that ask for an admin key, as workers of one parent; each one's address. None has a tokenizer."""
     settings = Settings(vllm_addresses=ROLLOUT, tokenizer_path=str(tmp_path), admin_key="admin-key")
     with ExitStack() as running:
 
         def worker() -> str:
-            app = ControlRelay(create_app(pool, settings), socket=hub_socket, secret=SECRET)
+            app = ControlRelay(create_app(pool, settings), socket=control_socket, secret=SECRET)
             return running.enter_context(serving(app))
 
         yield worker
@@ -73,10 +73,10 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.mark.parametrize("secret", [{}, {SECRET_HEADER: ""}, {SECRET_HEADER: "guessed"}], ids=str)
 async def test_a_trusted_header_without_the_secret_opens_nothing(
-    hub: WorkerControl, start: Start, http: httpx.AsyncClient, secret: dict[str, str]
+    control: WorkerControl, start: Start, http: httpx.AsyncClient, secret: dict[str, str]
 ) -> None:
     worker = start()
-    await hub.joined_by(0, worker)
+    await control.add_worker(0, worker)
     for method, path, body in (
         ("POST", "/pause", None),
         ("POST", "/policy_version", {"version": 7}),
@@ -93,52 +93,52 @@ async def test_a_trusted_header_without_the_secret_opens_nothing(
 
 
 async def test_what_was_said_before_a_worker_started_reaches_it(
-    hub: WorkerControl, start: Start, http: httpx.AsyncClient
+    control: WorkerControl, start: Start, http: httpx.AsyncClient
 ) -> None:
     first, second = start(), start()
-    await hub.joined_by(0, first)
+    await control.add_worker(0, first)
     for path, body in (("/servers", {"address": OTHER}), ("/policy_version", {"version": 7}), ("/pause", None)):
         told(await http.post(f"{first}{path}", json=body, headers=ADMIN))
-    await hub.joined_by(1, second)
+    await control.add_worker(1, second)
     found = await state(http, second)
     assert found["paused"] is True
     assert versions(found) == {ROLLOUT: 7, OTHER: 7}
 
 
 async def test_a_worker_that_starts_while_servers_differ_learns_the_version_of_each(
-    hub: WorkerControl, start: Start, http: httpx.AsyncClient
+    control: WorkerControl, start: Start, http: httpx.AsyncClient
 ) -> None:
     first, second = start(), start()
-    await hub.joined_by(0, first)
+    await control.add_worker(0, first)
     for path, body in (
         ("/servers", {"address": OTHER}),
         ("/policy_version", {"version": 3}),
         ("/policy_version", {"version": 7, "server": OTHER}),
     ):
         told(await http.post(f"{first}{path}", json=body, headers=ADMIN))
-    await hub.joined_by(1, second)
+    await control.add_worker(1, second)
     found = await state(http, second)
     assert versions(found) == {ROLLOUT: 3, OTHER: 7}
 
 
 async def test_a_pause_that_is_over_is_not_said_to_a_worker_that_starts(
-    hub: WorkerControl, start: Start, http: httpx.AsyncClient
+    control: WorkerControl, start: Start, http: httpx.AsyncClient
 ) -> None:
     first, second = start(), start()
-    await hub.joined_by(0, first)
+    await control.add_worker(0, first)
     for path in ("/pause", "/resume"):
         told(await http.post(f"{first}{path}", headers=ADMIN))
-    await hub.joined_by(1, second)
+    await control.add_worker(1, second)
     assert (await state(http, second))["paused"] is False
 
 
 async def test_a_resume_that_comes_while_a_worker_hears_of_the_pause_reaches_it(
-    hub: WorkerControl, start: Start, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    control: WorkerControl, start: Start, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = start(), start()
-    await hub.joined_by(0, first)
+    await control.add_worker(0, first)
     told(await http.post(f"{first}/pause", headers=ADMIN))
-    ask = hub._ask
+    ask = control._ask
 
     async def resumed_meanwhile(worker: str, method: str, path: str, *rest: Any) -> tuple[int, str, bytes]:
         answer = await ask(worker, method, path, *rest)
@@ -146,13 +146,13 @@ async def test_a_resume_that_comes_while_a_worker_hears_of_the_pause_reaches_it(
             told(await http.post(f"{first}/resume", headers=ADMIN))
         return answer
 
-    monkeypatch.setattr(hub, "_ask", resumed_meanwhile)
-    await hub.joined_by(1, second)
+    monkeypatch.setattr(control, "_ask", resumed_meanwhile)
+    await control.add_worker(1, second)
     assert (await state(http, second))["paused"] is False
 
 
 async def state(http: httpx.AsyncClient, worker: str) -> dict[str, Any]:
-    """What one worker knows of itself; with the secret, the hub is not asked."""
+    """What one worker knows of itself; with the secret, the parent is not asked."""
     found = told(await http.get(f"{worker}/stats", headers={**ADMIN, SECRET_HEADER: SECRET}))
     return dict(found["gateway"])
 

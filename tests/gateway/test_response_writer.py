@@ -17,21 +17,21 @@ async def never(message: Message) -> None:
 
 
 async def test_an_agent_that_does_not_read_a_whole_answer_has_left() -> None:
-    sending = ResponseWriter(never, keep_alive_s=600, patience_s=0.01)
+    writer = ResponseWriter(never, keep_alive_s=600, write_timeout_s=0.01)
     with pytest.raises(ClientGone):
-        await sending.whole(Response(b"{}"))
+        await writer.whole(Response(b"{}"))
 
 
 async def test_an_agent_that_does_not_read_on_has_left() -> None:
-    sending = ResponseWriter(never, keep_alive_s=600, patience_s=0.01)
-    sending.expect({})
+    writer = ResponseWriter(never, keep_alive_s=600, write_timeout_s=0.01)
+    writer.expect({})
     with pytest.raises(ClientGone):
-        await sending.event(b"data: {}\n\n")
-    sending.close()
+        await writer.event(b"data: {}\n\n")
+    writer.close()
 
 
 async def test_a_comment_that_nobody_reads_ends_the_comments_alone() -> None:
-    sending = ResponseWriter(never, keep_alive_s=0, patience_s=0.01)
-    sending.expect({})
-    assert sending._keeper is not None
-    await sending._keeper  # it returns, and raises nothing that nobody would hear
+    writer = ResponseWriter(never, keep_alive_s=0, write_timeout_s=0.01)
+    writer.expect({})
+    assert writer._keeper is not None
+    await writer._keeper  # it returns, and raises nothing that nobody would hear
