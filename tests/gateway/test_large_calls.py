@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from tests.gateway.kit import Running, told, until
-from tests.gateway.rollout import Rollout, chat, error_of, in_front, user
+from tests.gateway.rollout import Rollout, chat, error_of, user
 
 from headrace.gateway.call.ask import (
     LARGE_BODY_BYTES,
@@ -24,12 +22,6 @@ from headrace.gateway.call.ask import (
     CallReader,
 )
 from headrace.gateway.planner import HUGE_CHARACTERS, INLINE_CHARACTERS
-
-
-@pytest.fixture(scope="module")
-def common(shared: Rollout, folder: Path) -> Iterator[Running]:
-    with in_front(shared, folder) as found:
-        yield found
 
 
 @pytest.fixture

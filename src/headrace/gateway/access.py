@@ -28,6 +28,8 @@ from headrace.serving import presented_key
 
 
 class Role(IntEnum):
+    """What a key opens; each role opens what the one before it does."""
+
     AGENT = 0
     REWARD = 1
     ADMIN = 2
@@ -58,10 +60,12 @@ class Caller(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def max_body_mb(self) -> float | None:
+        """The largest request of the caller's tenant; None where only the gateway's bound holds."""
         return self.tenant.spec.max_body_mb if self.tenant is not None else None
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
+        """Room for one more of the caller's requests; 429 where its tenant has used up its own."""
         if self.tenant is None:
             yield
             return
@@ -69,6 +73,7 @@ class Caller(msgspec.Struct, frozen=True, eq=False):
             yield
 
     def used(self, consumed: int, sampled: int) -> None:
+        """Charges the caller's tenant for a call's tokens."""
         if self.tenant is not None:
             self.tenant.used(consumed, sampled)
 

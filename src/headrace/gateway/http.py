@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 
 class InitTrajectoryBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`/init_trajectory`: all of it may be left out. `sampling` overrides what the trajectory's calls ask for."""
+
     prompt_uid: str | None = None
     channel: str | None = None
     metadata: dict[str, Any] | None = None
@@ -35,23 +37,31 @@ class InitTrajectoryBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RegisterTrajectoryBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`/register_trajectory`: where a trajectory belongs, and what is known of it."""
+
     channel: str | None = None
     metadata: dict[str, Any] | None = None
     n_rollouts: int | None = None
 
 
 class RewardBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`/reward`: for one step, or for the trajectory's last."""
+
     reward: float
     step_index: int | None = None
 
 
 class FeedbackBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`/v1/feedback`: what an answer was worth, by its response id."""
+
     response_id: str
     reward: float
     comment: str | None = None
 
 
 class CompleteTrajectoryBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`/complete_trajectory`: `channel` must be the trajectory's own, where it is given."""
+
     reward: float | None = None
     channel: str | None = None
 
@@ -95,10 +105,14 @@ class StepBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class SubmitStepsBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`/submit_steps`: all are taken, or none."""
+
     steps: list[StepBody]
 
 
 class ComputeRewardBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`/compute_reward`, as reward workers would take it."""
+
     prompt_ids: list[int] | None = None
     response_ids: list[int] | None = None
     dataset_fields: dict[str, Any] | None = None
@@ -109,16 +123,22 @@ class ComputeRewardBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PolicyVersionBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`/policy_version`: of all servers, or of one; of the default model, or of a named one."""
+
     version: int
     server: str | None = None
     model: str | None = None
 
 
 class DropSessionBody(msgspec.Struct, forbid_unknown_fields=True):
+    """What workers tell each other: a trajectory that they must read from the pool again."""
+
     trajectory_uid: str
 
 
 class ServerBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`/servers`: a rollout server to add or to take out."""
+
     address: str
     model: str | None = None
 
@@ -171,6 +191,7 @@ def decode_body(data: bytes, kind: type[T], *, empty: bool = False) -> T:
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A response in JSON, numpy's values among it."""
     return Response(to_json(value), status, headers, "application/json")
 
 

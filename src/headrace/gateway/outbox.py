@@ -170,6 +170,7 @@ class OutboxEntry:
         self.sent = asyncio.Event()
 
     def ended(self, receipt: Receipt | None) -> None:
+        """Tells whoever waits for it what became of it."""
         self.done(receipt)
         self.sent.set()
 
@@ -180,7 +181,7 @@ class Outbox:
     def __init__(self, pool: DataPool | RemotePool, *, most: int, file: Path | None, lost: Lost) -> None:
         self._pool = pool
         self._most = most
-        self._spool = OutboxFile(file) if file is not None else None
+        self._file = OutboxFile(file) if file is not None else None
         self._lost = lost
         self._queues: dict[str, ChannelQueue] = {}
         self._last: dict[str, OutboxEntry] = {}  # by trajectory, the entry that was put last and is not in the pool yet
@@ -199,14 +200,16 @@ class Outbox:
 
     @property
     def bytes(self) -> int:
+        """Bytes of the entries that are not in the pool yet."""
         return self._bytes
 
     async def start(self) -> None:
-        if self._spool is not None:
-            for channel, block in self._spool.read():
+        """Queues what an earlier process left in the file."""
+        if self._file is not None:
+            for channel, block in self._file.read():
                 self._add(OutboxEntry(channel, block, lambda receipt: None))
-            if self._spool.damaged:
-                self._trouble = f"{self._spool.damaged} bytes of the outbox were damaged: see {self._spool.aside}"
+            if self._file.damaged:
+                self._trouble = f"{self._file.damaged} bytes of the outbox were damaged: see {self._file.aside}"
 
     async def put(self, entry: OutboxEntry) -> bool:
         """Queues an entry; False where there is no room, and it is lost."""
@@ -215,9 +218,9 @@ class Outbox:
             self._lost(entry.channel, entry.count, "outbox_full", "the outbox is full")
             entry.ended(None)
             return False
-        if self._spool is not None:
+        if self._file is not None:
             try:
-                await self._spool.append(entry.channel, entry.block)
+                await self._file.append(entry.channel, entry.block)
             except OSError as error:
                 self._trouble = f"the outbox cannot be written: {error}"
                 self._lost(entry.channel, entry.count, "outbox_file", error)
@@ -246,8 +249,8 @@ class Outbox:
             if self._last.get(uid) is entry:
                 del self._last[uid]
         entry.ended(receipt)
-        if self._spool is not None and not self.waiting:
-            await self._spool.clear_unless(lambda: bool(self.waiting))
+        if self._file is not None and not self.waiting:
+            await self._file.clear_unless(lambda: bool(self.waiting))
 
     async def flushed(self, *uids: str) -> None:
         """Returns once what waits now of these trajectories is in the pool; of all of them, where none is named."""
@@ -269,8 +272,8 @@ class Outbox:
             pass
         for queue in self._queues.values():
             await queue.close()
-        if self._spool is not None:
-            self._spool.close()
+        if self._file is not None:
+            self._file.close()
         return sum(entry.count for queue in self._queues.values() for entry in queue.entries)
 
     async def _submit(self, batch: list[OutboxEntry]) -> list[Receipt | None]:
@@ -308,6 +311,7 @@ class ChannelQueue:
         return self._sender.trouble or self._trouble
 
     def add(self, entry: OutboxEntry) -> None:
+        """Queues an entry behind the others."""
         self.entries.append(entry)
         self._filled.set()
 

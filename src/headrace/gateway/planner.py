@@ -76,12 +76,14 @@ class PromptCache:
         return conversation.chain.whole, conversation.tools_key, conversation.options_key
 
     def get(self, key: PromptKey) -> IntArray | None:
+        """The ids of a prompt that is remembered; None where it is not."""
         found = self._known.get(key)
         if found is not None:
             self._known.move_to_end(key)
         return found
 
     def put(self, key: PromptKey, ids: IntArray) -> None:
+        """Remembers a prompt's ids, which nobody may write to from here on."""
         if key in self._known or len(ids) > self._most:
             return
         ids.flags.writeable = False  # many trajectories share it

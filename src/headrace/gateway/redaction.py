@@ -40,6 +40,7 @@ class Redaction:
 
     @property
     def asked_for(self) -> bool:
+        """Whether there is a function that looks at steps."""
         return self._hook is not None
 
     async def keeps(self, step: Step, channel: str) -> bool:

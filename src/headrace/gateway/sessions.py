@@ -222,6 +222,7 @@ class Sessions:
 
     @property
     def tokens(self) -> int:
+        """Tokens that the sessions in memory hold."""
         return self._tokens
 
     async def running(self, uid: str, prompt_uid: str, channel: str, *, begin: bool) -> Session:
@@ -296,6 +297,7 @@ class Sessions:
         return list((await self._pool.trajectory(session.uid, session.channel)).steps)
 
     def add(self, session: Session) -> Session:
+        """Takes in a session; the one that is known under its uid already, where there is one."""
         known = self._known.setdefault(session.uid, session)
         if known is session:
             self._tokens += session.tokens
@@ -303,6 +305,7 @@ class Sessions:
         return known
 
     def drop(self, uid: str) -> None:
+        """Forgets a session; the next call reads it from the pool."""
         session = self._known.pop(uid, None)
         if session is not None:
             self._tokens -= session.tokens

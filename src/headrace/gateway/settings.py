@@ -186,10 +186,12 @@ class GatewaySettings(BaseModel):
 
     @property
     def addresses(self) -> list[str]:
+        """The rollout servers, one by one."""
         return (self.vllm_addresses or "").split(",")
 
     @property
     def keyed(self) -> bool:
+        """Whether any key is set."""
         return any((self.api_key, self.reward_key, self.admin_key, self.tenants))
 
 

@@ -124,6 +124,7 @@ class TokenBucket(msgspec.Struct, frozen=True):
 
     @classmethod
     def full(cls, rate: float, most: float, now: float) -> TokenBucket:
+        """A bucket in which all is saved up that can be."""
         return cls(rate, most, most, now)
 
     def at(self, now: float) -> TokenBucket:

@@ -55,6 +55,7 @@ class WorkerControl:
         self._changed = 0  # how often anything was
 
     def routes(self) -> list[BaseRoute]:
+        """The routes that every worker must hear of."""
         return [Route(path, self.shared, methods=["GET", "POST", "DELETE"]) for path in SHARED_ROUTES]
 
     async def shared(self, request: Request) -> Response:
@@ -235,4 +236,5 @@ def join_metrics(texts: list[str]) -> str:
 
 
 def control_app(control: WorkerControl, pool_routes: list[BaseRoute]) -> Starlette:
+    """What the parent serves to its workers: the control of all of them, and its pool."""
     return Starlette(routes=[*control.routes(), *pool_routes])

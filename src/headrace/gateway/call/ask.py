@@ -206,6 +206,7 @@ def checked_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def take_n(fields: dict[str, Any]) -> int:
+    """How many answers are asked for."""
     n: int = take(fields, "n", int, 1, "an integer")
     if not 1 <= n <= MAX_N:
         raise BadField(f"n is {n}; it must lie in 1..{MAX_N}", "n")

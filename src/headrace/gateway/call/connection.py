@@ -53,6 +53,7 @@ class DisconnectWatch:
             self._caller.cancel()
 
     def settle(self) -> None:
+        """Lets the call go through from here on, whoever listens."""
         self._settled = True
 
     async def __aexit__(
@@ -99,6 +100,7 @@ class ResponseWriter:
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def pass_on(self, data: bytes, *, more: bool = True) -> None:
+        """Sends a part of the answer that `relay` began; without `more`, its end."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     def expect(self, headers: Mapping[str, str]) -> None:

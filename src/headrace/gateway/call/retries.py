@@ -38,6 +38,7 @@ class RetryMark(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, request: Request) -> RetryMark:
+        """What the headers of a request say."""
         said = request.headers.get(RETRY_HEADER, "")
         count = int(said) if said.isdecimal() and len(said) <= MAX_COUNT_DIGITS else 0
         return cls(request.headers.get(KEY_HEADER) or None, count)
@@ -103,6 +104,7 @@ class Retries:
         self._answered: OrderedDict[str, int] = OrderedDict()
 
     def running(self, digest: str) -> list[RunningCall]:
+        """The calls with that digest that are under way, the oldest first."""
         return self._running.get(digest, [])
 
     def count(self, digest: str) -> int:

@@ -149,9 +149,11 @@ class Choice:
         return len(self.ids) if self.parsed.cut == "reasoning" else 0
 
     def response(self) -> IntArray:
+        """The sampled ids."""
         return np.asarray(self.ids, np.int32)
 
     def values(self) -> FloatArray | None:
+        """Their log-probs; None where the server gave none."""
         return None if self.log_probs is None else np.asarray(self.log_probs, np.float32)
 
 
@@ -196,13 +198,16 @@ def tool_call_ids(call_id: str, choice: int) -> Callable[[int], str]:
 
 
 def completion_tokens(turns: list[Turn]) -> int:
+    """The tokens that were sampled for a call."""
     return sum(len(choice.ids) for turn in turns for choice in turn.choices)
 
 
 def prompt_tokens(turns: list[Turn]) -> int:
+    """The tokens of a call's prompts."""
     return sum(len(turn.plan.ids) for turn in turns)
 
 
 def usage(turns: list[Turn]) -> dict[str, Any]:
+    """OpenAI's `usage` of a call."""
     asked, answered = prompt_tokens(turns), completion_tokens(turns)
     return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}

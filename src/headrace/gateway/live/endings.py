@@ -36,6 +36,7 @@ class IdleClock:
         return uid in self._last
 
     def touch(self, uid: str, now: float) -> None:
+        """Notes a call at `now`."""
         self._last[uid] = now
         self._last.move_to_end(uid)
 
@@ -99,6 +100,7 @@ class IdleEndings:
             self.watch(held)
 
     def drop(self, held: str) -> None:
+        """Stops watching a conversation."""
         self._idle.drop(held)
         self._seen.pop(held, None)
 

@@ -195,6 +195,7 @@ class TextIndex:
         self._tails: OrderedDict[tuple[str, bytes], set[int]] = OrderedDict()
 
     def add(self, scope: str, key: TextKey) -> None:
+        """Enters a text, within `scope`: others never find it."""
         at = (scope, bytes.fromhex(key.anchor))
         self._tails.setdefault(at, set()).add(key.tail)
         self._tails.move_to_end(at)
