@@ -140,7 +140,7 @@ class Planner:
                 conversation = await self._continued(session, conversation, ask.opening, ask.previous)
             ask = msgspec.structs.replace(ask, conversation=conversation)
             texts = [message.content for message in conversation.messages]
-            self._check_length(texts, context, beside=len(texts))
+            self._check_length(texts, context, extra_tokens=len(texts))
             plan = await self.conversation(conversation, session, ask.named, ask.tools_bytes)
             return [self.turn(session.channel, ask, plan, call_id, request, context, session=session)]
         turns: list[Turn] = []
@@ -155,12 +155,12 @@ class Planner:
             turns.append(turn)
         return turns
 
-    def _check_length(self, texts: Sequence[str], context: int | None, beside: int = 0) -> None:
+    def _check_length(self, texts: Sequence[str], context: int | None, extra_tokens: int = 0) -> None:
         """Refuses texts that no tokenizer could make short enough, before one tries: the longest token is so long.
-        `beside`: tokens that are not theirs; every message has one at least that says where it begins."""
+        `extra_tokens`: those that are not theirs; every message has one at least that says where it begins."""
         longest = self.renderer.vocabulary.longest
         if longest is not None:
-            least = -(-sum(map(len, texts)) // longest) + beside
+            least = -(-sum(map(len, texts)) // longest) + extra_tokens
             self._sampling.check_length(least, context, at_least=True)
 
     async def length(self, session: Session, ask: Ask) -> int:

@@ -122,7 +122,7 @@ class WorkerControl:
 
     def _replace(self, key: tuple[str, ...], change: Change, *, over: tuple[str, ...]) -> None:
         """Remembers a change as the last, in place of those whose key begins so: it says what they said, anew."""
-        self._changes = {known: kept for known, kept in self._changes.items() if known[: len(over)] != over}
+        self._changes = {known: earlier for known, earlier in self._changes.items() if known[: len(over)] != over}
         self._changes[key] = change
 
 

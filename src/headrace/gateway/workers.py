@@ -124,6 +124,7 @@ class Workers:
                 uvicorn.Config(control_app(control, routes), uds=socket_path, log_level="warning", lifespan="off")
             )
             serving = asyncio.create_task(server.serve())
+            serving.add_done_callback(self._control_ended)
             while not server.started:
                 if serving.done():
                     await serving
@@ -224,6 +225,14 @@ class Workers:
                 else min(2 * wait, MAX_RESTART_S)
             )
             await asyncio.sleep(wait)
+
+    def _control_ended(self, serving: asyncio.Task[None]) -> None:
+        """Ends the process where its socket is no longer served: its workers could reach neither pool nor control."""
+        if not self._ending.is_set() and self._children:
+            why = None if serving.cancelled() else serving.exception()
+            said = f"the workers' socket is not served any more ({why or 'its server ended'})"
+            self._failure = self._failure or HeadraceError(said)
+            self._end()
 
     def _end(self) -> None:
         """The first time, workers drain; the second time, they end at once."""

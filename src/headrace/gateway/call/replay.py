@@ -27,14 +27,14 @@ async def earlier_answer(
 ) -> list[Turn] | None:
     """The turns of the call that this one repeats, where it was answered or will be; None where it is a new one."""
     retries = session.retries
-    owed = retries.expected.take(digest, mark.count) if mark.key is None else None
-    if owed is not None:
-        if owed.answer is None:
+    retry = retries.expected.take(digest, mark.count) if mark.key is None else None
+    if retry is not None:
+        if retry.answer is None:
             return None
         try:
-            made = _by_call(ask, _answers(await sessions.recorded(session), digest)).get(owed.answer)
+            made = _by_call(ask, _answers(await sessions.recorded(session), digest)).get(retry.answer)
         except BaseException:
-            retries.expected.add(digest, mark.count, owed.answer)  # for the try after this one
+            retries.expected.add(digest, mark.count, retry.answer)  # for the try after this one
             raise
         return _rebuilt(planner, ask, made) if made else None
     while True:

@@ -1,10 +1,14 @@
 """Which call a retry repeats, where several calls of a trajectory ask the same.
 
 An SDK marks a retry with how often it tried before, and says nothing of which call it was. Equal calls can stand for
-each other: it does not matter who gets which answer, only that no answer is given to two of them and none is made that
-nobody gets. So every call whose client is left without its answer is owed one more try, under the next count: an answer
-that was lost on its way, or a new one. A retry to which nothing is owed repeats the only call of its kind that there
-is; where there are several, and none of them is known to be lost, its first try never came here: it is a new call.
+each other: it does not matter which of them gets which answer, only that no answer goes to two of them, and none is
+sampled that nobody gets. So:
+
+- A call whose client is left without its answer makes one more try expected, under the next count. That try gets the
+  answer that was lost on its way, or a new one where there was none.
+- A retry that is not expected repeats the only call with its digest, where there is just one.
+- Where there are several, and none of them is known to be lost, its first try never came here: it is a new call.
+
 A client that sends an `Idempotency-Key` need not rely on that: the key says which call it is.
 """
 
@@ -26,7 +30,7 @@ RETRY_HEADER = "x-stainless-retry-count"
 KEY_HEADER = "idempotency-key"
 #: Decimal digits of a count that is taken for one.
 MAX_COUNT_DIGITS = 9
-#: Kinds of calls of a trajectory that are remembered for those who come again, the newest.
+#: Digests of a trajectory's calls that are remembered for those who come again, the newest.
 MAX_REMEMBERED_CALLS = 1_000
 
 
@@ -55,34 +59,34 @@ class RetryMark(msgspec.Struct, frozen=True):
 
 
 class ExpectedRetry(msgspec.Struct, frozen=True):
-    """One more try. `answer` names what it is to get; None: a new answer, since there was none."""
+    """One more try. `answer` names what it is to get; None: a new answer, since there was none before."""
 
     answer: str | None = None
 
 
 class ExpectedRetries:
-    """What is owed to calls that will come again, by their digest and their next count."""
+    """Tries that will come, by their digest and their count; the newest `most` kinds are remembered."""
 
     def __init__(self, most: int = MAX_REMEMBERED_CALLS) -> None:
         self._most = most
-        self._owed: OrderedDict[tuple[str, int], deque[ExpectedRetry]] = OrderedDict()
+        self._expected: OrderedDict[tuple[str, int], deque[ExpectedRetry]] = OrderedDict()
 
     def add(self, digest: str, count: int, answer: str | None = None) -> None:
-        """A call that was tried `count` times before is left without its answer."""
-        owed = self._owed.setdefault((digest, count + 1), deque(maxlen=self._most))
-        owed.append(ExpectedRetry(answer))
-        if len(self._owed) > self._most:
-            self._owed.popitem(last=False)
+        """Expects one more try of a call that was tried `count` times before. `answer`: what that try is to get."""
+        tries = self._expected.setdefault((digest, count + 1), deque(maxlen=self._most))
+        tries.append(ExpectedRetry(answer))
+        if len(self._expected) > self._most:
+            self._expected.popitem(last=False)
 
     def take(self, digest: str, count: int) -> ExpectedRetry | None:
-        """What a call with that count gets; an answer that was recorded before a new one."""
-        owed = self._owed.get((digest, count))
-        if not owed:
+        """The expected try that a call with that count is, where there is one; those with an answer first."""
+        tries = self._expected.get((digest, count))
+        if not tries:
             return None
-        found = next((debt for debt in owed if debt.answer is not None), owed[0])
-        owed.remove(found)
-        if not owed:
-            del self._owed[digest, count]
+        found = next((retry for retry in tries if retry.answer is not None), tries[0])
+        tries.remove(found)
+        if not tries:
+            del self._expected[digest, count]
         return found
 
 
@@ -96,7 +100,7 @@ class RunningCall:
 
 
 class Retries:
-    """The calls of one trajectory in this process, and what is owed to their retries."""
+    """The calls of one trajectory in this process, and the tries of them that will come."""
 
     def __init__(self) -> None:
         self.expected = ExpectedRetries()
@@ -113,7 +117,7 @@ class Retries:
 
     @contextmanager
     def under_way(self, digest: str, count: int) -> Iterator[RunningCall]:
-        """A new call, while it lasts. One that ends without an answer is owed another try."""
+        """A new call, while it lasts. Where it ends without an answer, another try is expected."""
         call = RunningCall(digest, count)
         self._running.setdefault(digest, []).append(call)
         try:

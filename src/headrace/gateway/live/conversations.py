@@ -242,9 +242,9 @@ class LiveConversations:
         """The conversation of the call that this one repeats, as far as this process knows."""
         if not mark.repeats:
             return None
-        owed = self.expected.take(digest, mark.count) if mark.key is None else None
-        if owed is not None:
-            return owed.answer
+        retry = self.expected.take(digest, mark.count) if mark.key is None else None
+        if retry is not None:
+            return retry.answer
         known = self._tries.get(digest, [])
         return known[0] if len(known) == 1 or (known and mark.key is not None) else None
 
