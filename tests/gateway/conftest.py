@@ -10,7 +10,7 @@ from tests.engine.kit import Client
 from tests.engine.kit import serving as serving_engine
 from tests.gateway import tool_model
 from tests.gateway.kit import Evidence, Running, running_gateway
-from tests.gateway.rollout import Rollout, scripted
+from tests.gateway.rollout import Rollout, in_front, scripted
 
 from headrace import DataPool
 
@@ -76,6 +76,13 @@ def rollout(shared: Rollout) -> Rollout:
     """A scripted server that knows nothing of the test before."""
     shared.forget()
     return shared
+
+
+@pytest.fixture(scope="module")
+def common(shared: Rollout, folder: Path) -> Iterator[Running]:
+    """A gateway in front of the scripted server, for all tests of a file."""
+    with in_front(shared, folder) as found:
+        yield found
 
 
 @pytest.fixture

@@ -36,12 +36,6 @@ from headrace import DataPool
 
 
 @pytest.fixture(scope="module")
-def common(shared: Rollout, folder: Path) -> Iterator[Running]:
-    with in_front(shared, folder) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def hasty(shared: Rollout, folder: Path) -> Iterator[Running]:
     """A gateway that soon gives up a server that is silent, or slow."""
     with in_front(shared, folder, idle_s=4, call_s=8) as found:

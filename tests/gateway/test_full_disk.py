@@ -42,7 +42,7 @@ def make_room(pool: DataPool) -> None:
 def test_a_call_whose_step_cannot_be_kept_is_refused_and_the_next_one_goes_on(
     gateway: Running, pool: DataPool, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder, "KEEP_S", 0.0)
+    monkeypatch.setattr(recorder, "DISK_FULL_WAIT_S", 0.0)
     base = gateway.init()["base_url"]
     first = told(chat(gateway, base, "hi"))
     fill(pool)
@@ -66,7 +66,7 @@ def test_a_call_whose_step_cannot_be_kept_is_refused_and_the_next_one_goes_on(
 
 
 def test_a_call_waits_for_room(gateway: Running, pool: DataPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "KEEP_S", 120.0)
+    monkeypatch.setattr(recorder, "DISK_FULL_WAIT_S", 120.0)
     base = gateway.init()["base_url"]
     fill(pool)
     with ThreadPoolExecutor(1) as threads:

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from tests.gateway.kit import Running, told, until
-from tests.gateway.rollout import Rollout, chat, error_of, in_front, user
+from tests.gateway.rollout import Rollout, chat, error_of, user
 
-from headrace.gateway.ask import Ask
-from headrace.gateway.planner import HUGE, LONG
-from headrace.gateway.reading import LARGE, MOST_EXTRA, MOST_NESTED, MOST_TOOLS, MOST_VALUES, Reading
-
-
-@pytest.fixture(scope="module")
-def common(shared: Rollout, folder: Path) -> Iterator[Running]:
-    with in_front(shared, folder) as found:
-        yield found
+from headrace.gateway.call.ask import (
+    LARGE_BODY_BYTES,
+    MAX_CONTAINERS,
+    MAX_EXTRA_BYTES,
+    MAX_TOOLS_BYTES,
+    MAX_VALUES,
+    Ask,
+    CallReader,
+)
+from headrace.gateway.planner import HUGE_CHARACTERS, INLINE_CHARACTERS
 
 
 @pytest.fixture
@@ -32,11 +31,16 @@ def gateway(common: Running, rollout: Rollout) -> Running:
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "x" * 1000, "parameters": {"type": "object"}}}
 TOO_MUCH: list[tuple[str, dict[str, Any], str | None, str]] = [
-    ("messages", {"messages": [user("")] * (MOST_NESTED + 1)}, None, "objects and lists"),
-    ("parts", {"messages": [user("x" * LARGE), {"role": "user", "content": [{}] * MOST_NESTED}]}, None, "objects"),
-    ("values", {"messages": [user("hi")], "x": [0] * (MOST_VALUES + 2)}, None, "values"),
-    ("unknown", {"messages": [user("hi")], "guide": "x" * (MOST_EXTRA + 1)}, "guide", "guide has"),
-    ("tools", {"messages": [user("hi")], "tools": [TOOL] * (MOST_TOOLS // 1000)}, "tools", "tools have"),
+    ("messages", {"messages": [user("")] * (MAX_CONTAINERS + 1)}, None, "objects and lists"),
+    (
+        "parts",
+        {"messages": [user("x" * LARGE_BODY_BYTES), {"role": "user", "content": [{}] * MAX_CONTAINERS}]},
+        None,
+        "objects",
+    ),
+    ("values", {"messages": [user("hi")], "x": [0] * (MAX_VALUES + 2)}, None, "values"),
+    ("unknown", {"messages": [user("hi")], "guide": "x" * (MAX_EXTRA_BYTES + 1)}, "guide", "guide has"),
+    ("tools", {"messages": [user("hi")], "tools": [TOOL] * (MAX_TOOLS_BYTES // 1000)}, "tools", "tools have"),
 ]
 
 
@@ -52,7 +56,7 @@ def test_more_than_any_model_reads_is_refused_by_what_it_is_too_much_of(
 
 
 def test_what_is_large_and_no_more_is_answered(gateway: Running, rollout: Rollout, base: str) -> None:
-    fields = {"guide": "x" * (MOST_EXTRA // 2), "messages": [user("hi")], "tools": [TOOL] * 10}
+    fields = {"guide": "x" * (MAX_EXTRA_BYTES // 2), "messages": [user("hi")], "tools": [TOOL] * 10}
     told(gateway.post(f"{base}/v1/chat/completions", fields))
     assert rollout.orders[0]["guide"] == fields["guide"]
 
@@ -66,14 +70,14 @@ async def test_others_go_on_while_a_large_call_is_read() -> None:
         asyncio.run_coroutine_threadsafe(heard.wait(), loop).result(240)
         return Ask(model="m", sampling={})
 
-    reading = Reading()
+    reader = CallReader()
     try:
-        call = asyncio.ensure_future(reading.call(b" " * LARGE, read, lambda body: "digest"))
+        call = asyncio.ensure_future(reader.read(b" " * LARGE_BODY_BYTES, read, lambda body: "digest"))
         await asyncio.sleep(0)
         heard.set()
         assert (await call)[1] == "digest"
     finally:
-        reading.close()
+        reader.close()
 
 
 @pytest.mark.parametrize("text", ["x", "word " * 100])
@@ -81,7 +85,7 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(
     gateway: Running, rollout: Rollout, base: str, text: str
 ) -> None:
     """So it is not known how many tokens it has, but that they are too many."""
-    whole = text * (HUGE * 8 // len(text))
+    whole = text * (HUGE_CHARACTERS * 8 // len(text))
     for path, asked in (("chat/completions", {"messages": [user(whole)]}), ("completions", {"prompt": whole})):
         error = error_of(gateway.post(f"{base}/v1/{path}", asked), 400)
         assert error["code"] == "context_length_exceeded"
@@ -106,9 +110,9 @@ def test_a_call_beside_huge_ones_is_answered_before_them(
         ended.append(name)
         return answer
 
-    least = "y" * (HUGE + 1)
+    least = "y" * (HUGE_CHARACTERS + 1)
     huge = [threads.submit(call, "huge", f"{number}{least}") for number in range(4)]
     until(lambda: gateway.counted("in_flight") >= 2)
-    told(call("usual", "word " * LONG))
+    told(call("usual", "word " * INLINE_CHARACTERS))
     assert [error_of(found.result(240), 400)["code"] for found in huge] == ["context_length_exceeded"] * 4
     assert ended[-1] == "huge"

@@ -7,18 +7,11 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 from tests.gateway.kit import Running, until
-from tests.gateway.rollout import Rollout, Say, content_of, in_front, uid_of, user
-
-
-@pytest.fixture(scope="module")
-def common(shared: Rollout, folder: Path) -> Iterator[Running]:
-    with in_front(shared, folder) as found:
-        yield found
+from tests.gateway.rollout import Rollout, Say, content_of, uid_of, user
 
 
 @pytest.fixture

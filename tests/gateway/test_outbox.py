@@ -11,7 +11,7 @@ import pytest
 from headrace import DataPool, Step
 from headrace.data.packing import pack
 from headrace.gateway import outbox as module
-from headrace.gateway.outbox import TRIES, Entry, Outbox
+from headrace.gateway.outbox import MAX_TRIES, Outbox, OutboxEntry
 from headrace.pool.errors import InternalError, PoolFull, PoolUnreachable
 from headrace.pool.operations.produce import SubmitSteps
 
@@ -50,7 +50,7 @@ def lost() -> list[tuple[str, int, str]]:
 async def outbox(
     elsewhere: Elsewhere, lost: list[tuple[str, int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Outbox]:
-    monkeypatch.setattr(module, "RETRY_S", 0.001)
+    monkeypatch.setattr(module, "RETRY_INTERVAL_S", 0.001)
     found = Outbox(
         elsewhere,  # type: ignore[arg-type]
         most=1_000_000,
@@ -62,14 +62,14 @@ async def outbox(
     await found.close(0)
 
 
-async def put(outbox: Outbox, channel: str, uid: str) -> Entry:
+async def put(outbox: Outbox, channel: str, uid: str) -> OutboxEntry:
     step = Step(prompt_ids=[1], response_ids=[2], trajectory_uid=uid, prompt_uid="p", step_index=0)
-    entry = Entry(channel, pack([step]), lambda receipt: None)
+    entry = OutboxEntry(channel, pack([step]), lambda receipt: None)
     assert await outbox.put(entry)
     return entry
 
 
-async def sent(entry: Entry) -> None:
+async def sent(entry: OutboxEntry) -> None:
     await asyncio.wait_for(entry.sent.wait(), PATIENCE_S)
 
 
@@ -89,7 +89,7 @@ async def test_a_full_channel_holds_up_neither_others_nor_what_waits_for_theirs(
     assert (outbox.waiting, held.sent.is_set()) == (1, False)
     assert outbox.trouble is not None
     assert "no room" in outbox.trouble
-    monkeypatch.setattr(module, "FLUSH_S", 0.01)
+    monkeypatch.setattr(module, "FLUSH_TIMEOUT_S", 0.01)
     for of in (("v",), ()):
         with pytest.raises(PoolUnreachable, match="1 calls wait for the pool"):
             await outbox.flushed(*of)
@@ -135,5 +135,5 @@ async def test_a_fault_of_the_pools_is_tried_again_and_then_only_its_own_call_is
     for entry in entries:
         await sent(entry)
     assert lost == [("train", 1, "internal")]
-    assert len([uids for uids in tried if "bad" in uids]) >= 2 * TRIES
+    assert len([uids for uids in tried if "bad" in uids]) >= 2 * MAX_TRIES
     assert pool.stats("train")["ledger"]["submitted"] == 2

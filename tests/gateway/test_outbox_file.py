@@ -12,7 +12,7 @@ import pytest
 from headrace import Step
 from headrace.data.block import Block
 from headrace.data.packing import pack
-from headrace.gateway.spool import MARK, Spool
+from headrace.gateway.outbox import FRAME_MARK, OutboxFile
 from headrace.pool.errors import JournalLocked
 
 
@@ -22,8 +22,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def spool(path: Path) -> Iterator[Spool]:
-    found = Spool(path)
+def spool(path: Path) -> Iterator[OutboxFile]:
+    found = OutboxFile(path)
     yield found
     found.close()
 
@@ -34,7 +34,7 @@ def call(uid: str) -> Block:
 
 
 def uids(path: Path) -> list[str]:
-    reader = Spool(path)
+    reader = OutboxFile(path)
     try:
         return [block.heads[0].trajectory_uid for _, block in reader.read()]
     finally:
@@ -43,7 +43,7 @@ def uids(path: Path) -> list[str]:
 
 async def written(path: Path, *names: str) -> bytes:
     """The file after calls of these trajectories were written down."""
-    spool = Spool(path)
+    spool = OutboxFile(path)
     for name in names:
         await spool.append("train", call(name))
     spool.close()
@@ -56,7 +56,7 @@ async def test_what_is_written_behind_a_torn_tail_is_read_again(path: Path) -> N
     assert uids(path) == ["first"]
     await written(path, "second")
     assert uids(path) == ["first", "second"]
-    assert not Spool(path).aside.exists(), "what was never acknowledged is no damage"
+    assert not OutboxFile(path).aside.exists(), "what was never acknowledged is no damage"
 
 
 async def test_a_flipped_bit_costs_the_call_that_it_is_in_and_is_kept_aside(path: Path) -> None:
@@ -65,7 +65,7 @@ async def test_a_flipped_bit_costs_the_call_that_it_is_in_and_is_kept_aside(path
     at = whole.index(b"t2")
     whole[at] ^= 1
     path.write_bytes(whole)
-    spool = Spool(path)
+    spool = OutboxFile(path)
     assert [block.heads[0].trajectory_uid for _, block in spool.read()] == [name for name in names if name != "t2"]
     assert spool.damaged == spool.aside.stat().st_size > 0
     spool.close()
@@ -75,25 +75,25 @@ async def test_a_flipped_bit_costs_the_call_that_it_is_in_and_is_kept_aside(path
 async def test_a_mark_or_a_length_that_is_damaged_hides_no_other_call(path: Path, lost: int) -> None:
     names = [f"t{n}" for n in range(8)]
     whole = bytearray(await written(path, *names))
-    starts = [found.start() for found in re.finditer(re.escape(MARK), whole)]
-    for at in (starts[lost], starts[lost] + len(MARK) + 3):  # its mark, or its length
+    starts = [found.start() for found in re.finditer(re.escape(FRAME_MARK), whole)]
+    for at in (starts[lost], starts[lost] + len(FRAME_MARK) + 3):  # its mark, or its length
         broken = bytearray(whole)
         broken[at] ^= 0x40
         path.write_bytes(broken)
         assert uids(path) == [name for n, name in enumerate(names) if n != lost]
 
 
-async def test_two_processes_never_share_a_file(path: Path, spool: Spool) -> None:
+async def test_two_processes_never_share_a_file(path: Path, spool: OutboxFile) -> None:
     await spool.append("train", call("first"))
     with pytest.raises(JournalLocked, match="in use by another gateway"):
-        Spool(path)
+        OutboxFile(path)
     spool.close()
     assert uids(path) == ["first"]
     spool.__init__(path)  # type: ignore[misc]  # for the fixture to close
 
 
 async def test_a_write_that_fails_halfway_leaves_nothing_behind(
-    path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
+    path: Path, spool: OutboxFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await spool.append("train", call("first"))
     write = os.write

@@ -21,7 +21,7 @@ from tests.engine.kit import Client
 from tests.gateway.kit import await_ready, told, until
 
 from headrace import connect
-from headrace.gateway.workers import MOST_LINE, lines_of
+from headrace.gateway.workers import MAX_LINE_BYTES, lines_of
 from headrace.pool.readonly import JournalView
 
 WORKERS = 2
@@ -158,11 +158,11 @@ def test_a_large_body_is_refused_before_it_is_handed_to_all(gateway: Gateway) ->
 
 async def test_whatever_a_worker_prints_is_read() -> None:
     stream = asyncio.StreamReader(limit=64)
-    stream.feed_data(b'{"a": 1}\n' + b"x" * 3 * MOST_LINE + b'\n{"b": 2}\nlast')
+    stream.feed_data(b'{"a": 1}\n' + b"x" * 3 * MAX_LINE_BYTES + b'\n{"b": 2}\nlast')
     stream.feed_eof()
     found = [line async for line in lines_of(stream)]
     assert (found[0], found[-2:]) == (b'{"a": 1}', [b'{"b": 2}', b"last"])
-    assert b"".join(found[1:-2]) == b"x" * 3 * MOST_LINE
+    assert b"".join(found[1:-2]) == b"x" * 3 * MAX_LINE_BYTES
 
 
 def test_no_process_of_a_gateway_loads_torch(gateway: Gateway) -> None:

@@ -14,12 +14,12 @@ from headrace.cli.engine import check_model
 from headrace.cli.pool.run import PoolOptions
 from headrace.data.errors import HeadraceError
 from headrace.extras import require_for
-from headrace.gateway.settings import Settings
+from headrace.gateway.settings import GatewaySettings
 from headrace.net.server import loopback, usual_host
 from headrace.pool import KEY_VARIABLE
 
 if TYPE_CHECKING:
-    from headrace.gateway.process import Process
+    from headrace.gateway.process import GatewayProcess
 
 #: Where a key may come from beside its flag, so that it is in no process list.
 VARIABLES = {
@@ -32,7 +32,7 @@ VARIABLES = {
 RAY_FORM = ("tokenizer_path", "prompt_length", "response_length")
 
 
-class GatewayCommand(Settings, PoolOptions):
+class GatewayCommand(GatewaySettings, PoolOptions):
     """Forward agents' LLM calls to rollout servers and record every call as one step, until SIGTERM or Ctrl-C. Says
     where it listens, what it waits for (a rollout server that is not up yet, the tokenizer), and when it is ready.
 
@@ -67,9 +67,9 @@ class GatewayCommand(Settings, PoolOptions):
     def cli_cmd(self) -> None:
         self._run(self.settings())
 
-    def _run(self, settings: Settings, watch: Callable[[Process], None] = lambda process: None) -> None:
+    def _run(self, settings: GatewaySettings, watch: Callable[[GatewayProcess], None] = lambda process: None) -> None:
         """Serves until it is told to end; `watch` is told of the process before."""
-        from headrace.gateway.process import Process
+        from headrace.gateway.process import GatewayProcess
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         require_for("gateway")
@@ -79,7 +79,7 @@ class GatewayCommand(Settings, PoolOptions):
                 f"warning: {host} can be reached from other machines and there is no key: whoever reaches it can "
                 "call models, pay trajectories and read the pool. Set --api-key, --reward-key and --admin-key"
             )
-        process = Process(
+        process = GatewayProcess(
             settings,
             host=host,
             port=self.port,
@@ -96,11 +96,11 @@ class GatewayCommand(Settings, PoolOptions):
         except OSError as error:
             raise HeadraceError(f"cannot listen on {host} port {self.port}: {error.strerror or error}") from error
 
-    def settings(self, **own: Any) -> Settings:
+    def settings(self, **own: Any) -> GatewaySettings:
         """What the gateway itself needs; keys from the environment where no flag gave them. `own` overrides flags."""
-        given: dict[str, Any] = {name: getattr(self, name) for name in Settings.model_fields} | own
+        given: dict[str, Any] = {name: getattr(self, name) for name in GatewaySettings.model_fields} | own
         given |= {name: os.environ.get(variable) for name, variable in VARIABLES.items() if not given[name]}
-        return Settings(**given)
+        return GatewaySettings(**given)
 
     def _pool(self) -> str | None:
         """The address of a pool elsewhere."""

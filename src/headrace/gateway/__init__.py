@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.gateway.settings import Settings
+from headrace.gateway.settings import GatewaySettings
 
 if TYPE_CHECKING:
     from headrace.gateway.app import create_app
 
-__all__ = ["create_app", "Settings"]
+__all__ = ["create_app", "GatewaySettings", "Settings"]
+
+#: The name that users of `create_app` write.
+Settings = GatewaySettings
 
 
 def __getattr__(name: str) -> Any:

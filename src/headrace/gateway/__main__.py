@@ -1,8 +1,8 @@
 """`python -m headrace.gateway`: the same as `headrace gateway`."""
 
+import runpy
 import sys
 
-from headrace.cli import main
-
 if __name__ == "__main__":
-    main(["gateway", *sys.argv[1:]])
+    sys.argv.insert(1, "gateway")
+    runpy.run_module("headrace", run_name="__main__", alter_sys=True)

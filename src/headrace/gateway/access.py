@@ -19,23 +19,24 @@ import msgspec
 from starlette.requests import Request
 
 from headrace.data.errors import InvalidInput
-from headrace.gateway.counters import Counters
+from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import Refusal
-from headrace.gateway.settings import Settings
-from headrace.gateway.tenants.spec import SLASH, read_tenants
-from headrace.gateway.tenants.tenant import Tenant
+from headrace.gateway.settings import GatewaySettings
+from headrace.gateway.tenants import UID_SEPARATOR, Tenant, read_tenants
 from headrace.net.server import presented_key
 from headrace.pool.errors import Unauthorized
 
 
 class Role(IntEnum):
+    """What a key opens; each role opens what the one before it does."""
+
     AGENT = 0
     REWARD = 1
     ADMIN = 2
 
 
 class Caller(msgspec.Struct, frozen=True, eq=False):
-    """Who sent a request: what its key opens, and whose it is.
+    """Who sent a request: what its key opens, and which tenant's it is.
 
     `trusted`: it is no agent's key. `reserved`: names under which tenants' uids are.
     """
@@ -49,7 +50,7 @@ class Caller(msgspec.Struct, frozen=True, eq=False):
         """What the pool calls a trajectory or a prompt that the caller names."""
         if self.tenant is not None:
             return self.tenant.uid(given)
-        if not self.trusted and SLASH in given and given.partition(SLASH)[0] in self.reserved:
+        if not self.trusted and UID_SEPARATOR in given and given.partition(UID_SEPARATOR)[0] in self.reserved:
             raise Refusal(f"{given!r} is a tenant's; this key does not open it", 403, code="not_yours")
         return given
 
@@ -59,10 +60,12 @@ class Caller(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def max_body_mb(self) -> float | None:
+        """The largest request of the caller's tenant; None where only the gateway's bound holds."""
         return self.tenant.spec.max_body_mb if self.tenant is not None else None
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
+        """Room for one more of the caller's requests; 429 where its tenant has used up its own."""
         if self.tenant is None:
             yield
             return
@@ -70,14 +73,17 @@ class Caller(msgspec.Struct, frozen=True, eq=False):
             yield
 
     def used(self, consumed: int, sampled: int) -> None:
+        """Charges the caller's tenant for a call's tokens."""
         if self.tenant is not None:
             self.tenant.used(consumed, sampled)
 
 
 class Access:
-    """The keys of one gateway."""
+    """The keys of one gateway, and whose they are."""
 
-    def __init__(self, settings: Settings, counters: Counters, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, settings: GatewaySettings, counters: GatewayCounters, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._open = not settings.keyed
         keys = {Role.AGENT: settings.api_key, Role.REWARD: settings.reward_key, Role.ADMIN: settings.admin_key}
         self._keys = {role: key.encode() for role, key in keys.items() if key}

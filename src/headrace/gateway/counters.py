@@ -29,8 +29,8 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
 BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 1800)
 
 
-class Counters:
-    """Counts by name and labels, and one histogram of how long calls take."""
+class GatewayCounters:
+    """What one gateway counts, by the names of `COUNTERS` and their labels, and a histogram of how long calls take."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, tuple[str, ...]], int] = {}
@@ -38,10 +38,12 @@ class Counters:
         self._seconds = 0.0
 
     def add(self, name: str, *labels: str, by: int = 1) -> None:
+        """Counts one more of a name; as many labels as `COUNTERS` names for it."""
         key = (name, labels)
         self._counts[key] = self._counts.get(key, 0) + by
 
     def took(self, seconds: float) -> None:
+        """Adds a call's duration to the histogram."""
         self._seconds += seconds
         self._buckets[next((at for at, most in enumerate(BUCKETS) if seconds <= most), len(BUCKETS))] += 1
 
@@ -63,6 +65,7 @@ class Counters:
         return out
 
     def rows(self) -> list[tuple[str, tuple[str, ...], int]]:
+        """Every count with its name and labels."""
         return [(name, labels, count) for (name, labels), count in self._counts.items()]
 
     def prometheus(self, gauges: Mapping[str, tuple[str, Iterable[tuple[dict[str, str], float]]]]) -> str:

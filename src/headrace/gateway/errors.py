@@ -49,10 +49,12 @@ KINDS = {
 
 
 def not_ready(why: str) -> Refusal:
+    """503: the gateway does not take calls yet; `why` says what it waits for."""
     return Refusal(why, 503, code="not_ready", retry_after=RETRY_AFTER_S)
 
 
 def too_deep() -> Refusal:
+    """400: the body is nested deeper than it can be read."""
     return Refusal("the body is nested too deep", 400, code="invalid_json")
 
 

@@ -18,20 +18,19 @@ from starlette.requests import Request
 
 from headrace.data.errors import HeadraceError
 from headrace.gateway.access import Access, Caller
-from headrace.gateway.calls import Calls
-from headrace.gateway.counters import Counters
+from headrace.gateway.call.ask import CallReader
+from headrace.gateway.call.executor import CallExecutor
+from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import RETRY_AFTER_S, Refusal
 from headrace.gateway.models.models import Models
 from headrace.gateway.models.policy import Policy, Shared
 from headrace.gateway.models.renderers import Renderers
-from headrace.gateway.outbox import RETRY_S
-from headrace.gateway.reading import Reading
+from headrace.gateway.outbox import RETRY_INTERVAL_S
 from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
-from headrace.gateway.session import Session
-from headrace.gateway.sessions import Sessions
-from headrace.gateway.settings import Settings
-from headrace.gateway.starting import Logged, Told, tell
+from headrace.gateway.sessions import Session, Sessions
+from headrace.gateway.settings import GatewaySettings
+from headrace.gateway.startup import LogObserver, StartupObserver, observe_startup
 from headrace.gateway.upstream import Upstream
 from headrace.net.server import BodyTooLarge, read_body
 from headrace.net.supervised import Supervised
@@ -41,41 +40,42 @@ from headrace.pool.remote import RemotePool
 
 log = logging.getLogger("headrace.gateway")
 
-#: Seconds that a request's body may take to arrive.
-BODY_S = 60
+#: Seconds that a request's body may take to arrive: slower ones would hold memory for nothing.
+BODY_TIMEOUT_S = 60
 
 
-class Others(Protocol):
-    """Processes that serve the same port."""
+class OtherWorkers(Protocol):
+    """The other processes that serve the same port."""
 
     async def dropped(self, uid: str) -> None:
-        """Lets them forget what they know of a trajectory."""
+        """Tells them to forget what they know of a trajectory."""
         ...
 
 
 class Gateway:
     """One gateway on one pool. `start` and `close` are its application's lifespan."""
 
-    def __init__(self, pool: DataPool | RemotePool, settings: Settings, *, outbox_file: Path | None = None) -> None:
+    def __init__(
+        self, pool: DataPool | RemotePool, settings: GatewaySettings, *, outbox_file: Path | None = None
+    ) -> None:
         self.pool = pool
         self.settings = settings
-        self.counters = Counters()
+        self.counters = GatewayCounters()
         self.access = Access(settings, self.counters)
         self.recorder = Recorder(pool, self.counters, outbox_mb=settings.outbox_mb, ack=settings.ack, file=outbox_file)
         self.sessions = Sessions(
             pool.aio, self.recorder.flushed, most_tokens=settings.cached_tokens, open_unknown=settings.open
         )
-        self.reading = Reading()
+        self.reader = CallReader()
         self.redaction = Redaction(settings.redact, self.counters)
         shared = Shared(pool, self.sessions, self.recorder, self.counters, self.redaction, Renderers())
         self.models = Models(settings, shared)
         self.loaded: Callable[[], None] = lambda: None  # told once the tokenizer is there
         self.dropping: Callable[[str], None] = lambda uid: None  # told of what is dropped
-        self.others: Others | None = None  # the other workers, where this process is one of several
-        self.told: Told | None = Logged()  # who hears of the start; None: whoever calls `tell`
+        self.others: OtherWorkers | None = None  # the other workers, where this process is one of several
+        self.observer: StartupObserver | None = LogObserver()  # of the start; None: whoever `report_startup` is given
         self.in_flight = 0
-        self.supervised: list[Supervised] = []  # tasks of parts that come and go with it
-        self._starting: list[asyncio.Task[None]] = []
+        self.supervised: list[Supervised] = []  # its own tasks, and those of parts that come and go with it
         self._with_pool: list[Callable[[], Awaitable[None]]] = [self._share_channels]
         self._pool_away: str | None = None  # at the start; later the outbox says so
         self._pool_failure: Exception | None = None
@@ -89,9 +89,9 @@ class Gateway:
         await self.recorder.start()
         if isinstance(self.pool, DataPool):
             await self._begin_with_pool()
-        self._starting.append(asyncio.create_task(self._load(), name="headrace-load"))
-        if self.told is not None:
-            self.tell(self.told)
+        self._supervise("the start of the gateway", self._load)
+        if self.observer is not None:
+            self.report_startup(self.observer)
 
     async def _share_channels(self) -> None:
         """Where tenants share a channel, none of them can displace another's groups by its own."""
@@ -101,24 +101,29 @@ class Gateway:
             except HeadraceError as error:
                 log.warning("channel %r could not be shared out among tenants: %s", channel, error)
 
-    def tell(self, told: Told) -> None:
-        """Tells someone how the start goes, from here on. Called in the loop that the gateway runs in."""
-        self._starting.append(asyncio.create_task(tell(self, told), name="headrace-tell"))
+    def report_startup(self, observer: StartupObserver) -> None:
+        """Tells an observer how the start goes, from here on. Called in the loop that the gateway runs in."""
+        self._supervise("the report of the start", lambda: observe_startup(self, observer))
 
-    async def close(self, patience: float | None = None) -> None:
-        """Sends what waits in the outbox, then lets go of everything but the pool."""
-        left = await self.recorder.close(patience)
+    def _supervise(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        task = Supervised(name, work)
+        self.supervised.append(task)
+        task.start()
+
+    async def close(self, drain_s: float | None = None) -> None:
+        """Sends what waits in the outbox, for at most so long, then lets go of everything but the pool."""
+        left = await self.recorder.close(drain_s)
         if left:
             log.error("%d steps did not reach the pool", left)
-        for task in self._starting:
-            task.cancel()
-        await asyncio.gather(*self._starting, return_exceptions=True)
+        for task in self.supervised:
+            await task.stop()
         await self.models.close()
-        self.reading.close()
+        self.reader.close()
 
     async def _begin_with_pool(self) -> None:
-        for begin in self._with_pool:
-            await begin()
+        while self._with_pool:
+            await self._with_pool[0]()
+            del self._with_pool[0]  # what is done is not done again, where the start has to begin anew
 
     async def _find_pool(self, pool: RemotePool) -> None:
         """Returns once a pool that is elsewhere answers: it may be starting too. Raises what will not pass."""
@@ -131,7 +136,7 @@ class Gateway:
                 if self._pool_away is None:
                     log.warning("%s", reason)
                 self._pool_away = reason
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(RETRY_INTERVAL_S)
             else:
                 self._pool_away = None
                 return
@@ -156,12 +161,13 @@ class Gateway:
         return self.models.default.upstream
 
     @property
-    def calls(self) -> Calls:
+    def calls(self) -> CallExecutor:
         """What carries calls of the default model out; `Refusal` until it can."""
         return self.models.default.calls
 
     @property
     def why_not_ready(self) -> str | None:
+        """Why calls are not taken now, as `/ready` says it; None where they are."""
         if self._pool_failure is not None:
             return f"Gateway not ready: {self._pool_failure}"
         if self._pool_away is not None:
@@ -212,15 +218,16 @@ class Gateway:
             self.in_flight -= 1
 
     async def body(self, request: Request, caller: Caller | None = None) -> bytes:
+        """A request's whole body; 413 where it is larger than the gateway or its tenant takes, 408 where it is slow."""
         own = caller.max_body_mb if caller is not None else None
         most = min(own, self.settings.max_body_mb) if own is not None else self.settings.max_body_mb
         try:
-            async with asyncio.timeout(BODY_S):
+            async with asyncio.timeout(BODY_TIMEOUT_S):
                 return await read_body(request, int(most * 1e6))
         except BodyTooLarge:
             raise Refusal(f"the body is larger than {most:g} MB (--max-body-mb)", 413, code="body_too_large") from None
         except TimeoutError:
-            raise Refusal(f"the body did not arrive within {BODY_S} s", 408, code="body_too_slow") from None
+            raise Refusal(f"the body did not arrive within {BODY_TIMEOUT_S} s", 408, code="body_too_slow") from None
 
     async def session(self, caller: Caller, uid: str, prompt: str, policy: Policy, *, recorded: bool) -> Session:
         """What is known of a running trajectory's calls to a model; `Refusal` where there is no such trajectory."""
@@ -229,8 +236,8 @@ class Gateway:
         session = await self.sessions.running(uid, caller.uid(prompt), channel, begin=recorded)
         if not policy.apart:
             return session
-        beside = policy.channel_of(session.channel)
-        return await self.sessions.beside(session, policy.uid_of(uid), beside, begin=recorded)
+        channel = policy.channel_of(session.channel)
+        return await self.sessions.for_model(session, policy.uid_of(uid), channel, begin=recorded)
 
     async def forget(self, uid: str) -> None:
         """Drops what is known of a trajectory, here and in the other workers: the pool knows better now."""
@@ -245,6 +252,7 @@ class Gateway:
         self.dropping(held)
 
     async def stats(self) -> dict[str, Any]:
+        """What `/stats` answers: the pool's ledger, and what this process knows of itself."""
         return {"pool": await self.pool.aio.stats(), "gateway": self.describe()}
 
     def describe(self) -> dict[str, Any]:
@@ -262,6 +270,7 @@ class Gateway:
         }
 
     def metrics(self) -> str:
+        """Counters and gauges as Prometheus reads them."""
         one = {
             "in_flight": ("calls under way", self.in_flight),
             "held": ("calls that wait for a resume", sum(policy.upstream.waiting for policy in self.models)),

@@ -1,50 +1,165 @@
-"""Steps on their way to a pool that is elsewhere: bounded queues, one a channel, each sent in order, many at once.
+"""Steps on their way to a pool that is elsewhere or full: bounded queues, one a channel, each sent in order in batches.
 
 A channel that takes nothing holds up its own steps and nobody else's. With a file, what was put is on disk before `put`
 returns, and a process that starts on the same file sends it again; the pool knows steps by their call id, so what had
 arrived counts once. The file is cut to nothing whenever everything in it has arrived.
+
+A frame of the file is a mark, its length, a checksum and the call. Damage costs the frames that it touches and no
+other: the next one is found by its mark. What could not be read is kept in a file beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import os
+import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import crc32c
+
 from headrace.data.block import Block
 from headrace.data.errors import HeadraceError
-from headrace.gateway.spool import Spool
 from headrace.net.supervised import Supervised
 from headrace.pool.embedded import DataPool
-from headrace.pool.errors import InternalError, JournalError, PoolClosed, PoolFull, PoolUnreachable, Unauthorized
+from headrace.pool.errors import (
+    InternalError,
+    JournalError,
+    JournalLocked,
+    PoolClosed,
+    PoolFull,
+    PoolUnreachable,
+    Unauthorized,
+)
 from headrace.pool.operation import Receipt
 from headrace.pool.operations.produce import SubmitSteps
 from headrace.pool.remote import RemotePool
+from headrace.pool.wire import decode_call, encode_call
+
+#: Steps and bytes that go in one call: enough that the calls' own cost does not count, little enough to arrive soon.
+MAX_BATCH_STEPS = 256
+MAX_BATCH_BYTES = 16_000_000
+#: Seconds that a caller waits for steps to arrive before it is told that the pool is out of reach.
+FLUSH_TIMEOUT_S = 10.0
+#: Seconds between tries at a pool that has no room, or is gone.
+RETRY_INTERVAL_S = 0.2
+#: Tries at a call at which the pool itself fails, before it is taken for the fault of what was sent.
+MAX_TRIES = 5
+#: What passes: the pool is full, away, locked up, or its disk is full.
+TRANSIENT_ERRORS = (PoolFull, PoolUnreachable, PoolClosed, JournalError, Unauthorized)
+
+#: Told of what could not be kept: the channel, how many steps, the reason, and the error.
+Lost = Callable[[str, int, str, Any], None]
+#: Sends entries of one channel in one call; what became of each.
+Submit = Callable[["list[OutboxEntry]"], Awaitable["list[Receipt | None]"]]
+#: Told that an entry is in the pool, or lost.
+Ended = Callable[["OutboxEntry", "Receipt | None"], Awaitable[None]]
 
 log = logging.getLogger("headrace.gateway")
 
-#: Steps and bytes that go in one call.
-MOST_STEPS = 256
-MOST_BYTES = 16_000_000
-#: Seconds that a caller waits for steps to arrive before it is told that the pool is out of reach.
-FLUSH_S = 10.0
-#: Seconds between tries at a pool that has no room, or is gone.
-RETRY_S = 0.2
-#: Tries at a call at which the pool itself fails, before it is taken for the fault of what was sent.
-TRIES = 5
-#: What passes: the pool is full, away, locked up, or its disk is full.
-PASSING = (PoolFull, PoolUnreachable, PoolClosed, JournalError, Unauthorized)
-
-Lost = Callable[[str, int, str, Any], None]
-Submit = Callable[["list[Entry]"], Awaitable["list[Receipt | None]"]]
-Ended = Callable[["Entry", "Receipt | None"], Awaitable[None]]
+FRAME_MARK = b"\x89hrO\r\n\x1a\n"
+_HEAD = struct.Struct("<8sQI")
 
 
-class Entry:
-    """Steps of one call. `done` is told what became of them: a receipt, or None where they were lost."""
+class OutboxFile:
+    """The outbox on disk, of one process: the file is locked while it is open. `JournalLocked` where it is in use."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self.aside = path.with_name(f"{path.name}.damaged")
+        self.damaged = 0  # bytes that could not be read
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise JournalLocked(
+                f"outbox {path} is in use by another gateway; give each a --journal of its own"
+            ) from None
+        self._size = os.fstat(self._fd).st_size
+        self._lock = asyncio.Lock()
+
+    def read(self) -> Iterator[tuple[str, Block]]:
+        """The calls that an earlier process left. A torn end was never acknowledged; it is cut off, so that what is
+        written next stands behind a whole frame. Damage before it goes into a file of its own, and is counted."""
+        data = self._path.read_bytes()
+        at = end = 0  # where to look, and behind the last whole frame
+        while (start := data.find(FRAME_MARK, at)) >= 0:
+            found = _frame(data, start)
+            if found is None:
+                at = start + 1
+                continue
+            if start > end:
+                self._set_aside(data[end:start])
+            frame, at = found
+            end = at
+            yield frame
+        if end < len(data):
+            log.warning("outbox %s: %d bytes at its end are torn", self._path, len(data) - end)
+            if data.find(FRAME_MARK, end + 1) >= 0:  # more than one frame was there: no torn end, but damage
+                self._set_aside(data[end:])
+            os.ftruncate(self._fd, end)
+            self._size = end
+
+    def _set_aside(self, piece: bytes) -> None:
+        log.error("outbox %s: %d bytes are damaged; they are kept in %s", self._path, len(piece), self.aside)
+        self.damaged += len(piece)
+        with self.aside.open("ab") as file:
+            file.write(piece)
+
+    async def append(self, channel: str, block: Block) -> None:
+        """Writes a call down; returns once it is on disk."""
+        frame = encode_call("submit", {"channel": channel, "timeout": None}, block)
+        record = _HEAD.pack(FRAME_MARK, len(frame), crc32c.crc32c(frame)) + frame
+        async with self._lock:
+            await asyncio.get_running_loop().run_in_executor(None, self._write, record)
+
+    def _write(self, record: bytes) -> None:
+        view = memoryview(record)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+            os.fdatasync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, self._size)  # nobody was told that it is there
+            raise
+        self._size += len(record)
+
+    async def clear_unless(self, busy: Callable[[], bool]) -> None:
+        """Cuts the file to nothing, unless something came in meanwhile."""
+        async with self._lock:
+            if self._size and not busy():
+                os.ftruncate(self._fd, 0)
+                self._size = 0
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _frame(data: bytes, at: int) -> tuple[tuple[str, Block], int] | None:
+    """The call in the frame that begins here, and where it ends; None where it is not whole."""
+    if at + _HEAD.size > len(data):
+        return None
+    _, length, checksum = _HEAD.unpack_from(data, at)
+    end = at + _HEAD.size + length
+    frame = data[at + _HEAD.size : end]
+    if len(frame) != length or crc32c.crc32c(frame) != checksum:
+        return None
+    try:
+        _, args, block = decode_call(frame)
+    except HeadraceError:
+        return None
+    return None if block is None else ((args["channel"], block), end)
+
+
+class OutboxEntry:
+    """Steps of one call. `done` is called with the pool's receipt, or with None where they were lost; then `sent` is
+    set."""
 
     def __init__(self, channel: str, block: Block, done: Callable[[Receipt | None], None]) -> None:
         self.channel = channel
@@ -56,6 +171,7 @@ class Entry:
         self.sent = asyncio.Event()
 
     def ended(self, receipt: Receipt | None) -> None:
+        """Tells whoever waits for it what became of it."""
         self.done(receipt)
         self.sent.set()
 
@@ -66,44 +182,46 @@ class Outbox:
     def __init__(self, pool: DataPool | RemotePool, *, most: int, file: Path | None, lost: Lost) -> None:
         self._pool = pool
         self._most = most
-        self._spool = Spool(file) if file is not None else None
+        self._file = OutboxFile(file) if file is not None else None
         self._lost = lost
-        self._lanes: dict[str, Lane] = {}
-        self._last: dict[str, Entry] = {}  # by trajectory, the entry that was put last and is not in the pool yet
+        self._queues: dict[str, ChannelQueue] = {}
+        self._last: dict[str, OutboxEntry] = {}  # by trajectory, the entry that was put last and is not in the pool yet
         self._bytes = 0
         self._trouble: str | None = None
 
     @property
     def trouble(self) -> str | None:
         """Why steps wait or are lost; None while all is well."""
-        return next((lane.trouble for lane in self._lanes.values() if lane.trouble), self._trouble)
+        return next((queue.trouble for queue in self._queues.values() if queue.trouble), self._trouble)
 
     @property
     def waiting(self) -> int:
         """Entries that are not in the pool yet."""
-        return sum(len(lane.queue) for lane in self._lanes.values())
+        return sum(len(queue.entries) for queue in self._queues.values())
 
     @property
     def bytes(self) -> int:
+        """Bytes of the entries that are not in the pool yet."""
         return self._bytes
 
     async def start(self) -> None:
-        if self._spool is not None:
-            for channel, block in self._spool.read():
-                self._add(Entry(channel, block, lambda receipt: None))
-            if self._spool.damaged:
-                self._trouble = f"{self._spool.damaged} bytes of the outbox were damaged: see {self._spool.aside}"
+        """Queues what an earlier process left in the file."""
+        if self._file is not None:
+            for channel, block in self._file.read():
+                self._add(OutboxEntry(channel, block, lambda receipt: None))
+            if self._file.damaged:
+                self._trouble = f"{self._file.damaged} bytes of the outbox were damaged: see {self._file.aside}"
 
-    async def put(self, entry: Entry) -> bool:
+    async def put(self, entry: OutboxEntry) -> bool:
         """Queues an entry; False where there is no room, and it is lost."""
         if self._bytes + entry.size > self._most:
             self._trouble = "the outbox is full: steps are being lost"
             self._lost(entry.channel, entry.count, "outbox_full", "the outbox is full")
             entry.ended(None)
             return False
-        if self._spool is not None:
+        if self._file is not None:
             try:
-                await self._spool.append(entry.channel, entry.block)
+                await self._file.append(entry.channel, entry.block)
             except OSError as error:
                 self._trouble = f"the outbox cannot be written: {error}"
                 self._lost(entry.channel, entry.count, "outbox_file", error)
@@ -115,55 +233,55 @@ class Outbox:
 
     def waits(self, channel: str) -> bool:
         """Whether something of a channel is not in the pool yet: what comes next must stand behind it."""
-        return channel in self._lanes and bool(self._lanes[channel].queue)
+        return channel in self._queues and bool(self._queues[channel].entries)
 
-    def _add(self, entry: Entry) -> None:
-        lane = self._lanes.get(entry.channel)
-        if lane is None:
-            lane = self._lanes[entry.channel] = Lane(entry.channel, self._submit, self._ended, self._lost)
+    def _add(self, entry: OutboxEntry) -> None:
+        queue = self._queues.get(entry.channel)
+        if queue is None:
+            queue = self._queues[entry.channel] = ChannelQueue(entry.channel, self._submit, self._ended, self._lost)
         self._bytes += entry.size
         for uid in entry.uids:
             self._last[uid] = entry
-        lane.add(entry)
+        queue.add(entry)
 
-    async def _ended(self, entry: Entry, receipt: Receipt | None) -> None:
+    async def _ended(self, entry: OutboxEntry, receipt: Receipt | None) -> None:
         self._bytes -= entry.size
         for uid in entry.uids:
             if self._last.get(uid) is entry:
                 del self._last[uid]
         entry.ended(receipt)
-        if self._spool is not None and not self.waiting:
-            await self._spool.clear_unless(lambda: bool(self.waiting))
+        if self._file is not None and not self.waiting:
+            await self._file.clear_unless(lambda: bool(self.waiting))
 
     async def flushed(self, *uids: str) -> None:
         """Returns once what waits now of these trajectories is in the pool; of all of them, where none is named."""
         waiting = {self._last[uid] for uid in (uids or self._last) if uid in self._last}
         try:
-            async with asyncio.timeout(FLUSH_S):
+            async with asyncio.timeout(FLUSH_TIMEOUT_S):
                 for entry in waiting:
                     await entry.sent.wait()
         except TimeoutError:
             raise PoolUnreachable(f"{self.waiting} calls wait for the pool: {self.trouble or 'it is slow'}") from None
 
-    async def close(self, patience: float | None) -> int:
-        """Sends what waits, for so long; how many steps are left."""
+    async def close(self, drain_s: float | None) -> int:
+        """Sends what waits, for at most `drain_s` seconds; how many steps are left."""
         try:
-            async with asyncio.timeout(patience):
-                for entry in [lane.queue[-1] for lane in self._lanes.values() if lane.queue]:
+            async with asyncio.timeout(drain_s):
+                for entry in [queue.entries[-1] for queue in self._queues.values() if queue.entries]:
                     await entry.sent.wait()
         except TimeoutError:
             pass
-        for lane in self._lanes.values():
-            await lane.close()
-        if self._spool is not None:
-            self._spool.close()
-        return sum(entry.count for lane in self._lanes.values() for entry in lane.queue)
+        for queue in self._queues.values():
+            await queue.close()
+        if self._file is not None:
+            self._file.close()
+        return sum(entry.count for queue in self._queues.values() for entry in queue.entries)
 
-    async def _submit(self, batch: list[Entry]) -> list[Receipt | None]:
+    async def _submit(self, batch: list[OutboxEntry]) -> list[Receipt | None]:
         try:
             block = batch[0].block if len(batch) == 1 else joined([entry.block for entry in batch])
             receipt = await self._pool.execute_async(SubmitSteps(block, batch[0].channel, timeout=0))
-        except (*PASSING, InternalError):
+        except (*TRANSIENT_ERRORS, InternalError):
             raise
         except HeadraceError as error:
             if len(batch) > 1:  # one of them is at fault; the others must not suffer
@@ -173,11 +291,11 @@ class Outbox:
         return _shares(receipt, batch)
 
 
-class Lane:
-    """One channel's queue and the task that empties it, which nothing but the outbox's end ends."""
+class ChannelQueue:
+    """One channel's queue, and the supervised task that sends it."""
 
     def __init__(self, channel: str, submit: Submit, ended: Ended, lost: Lost) -> None:
-        self.queue: deque[Entry] = deque()
+        self.entries: deque[OutboxEntry] = deque()
         self._channel = channel
         self._submit = submit
         self._ended = ended
@@ -193,8 +311,9 @@ class Lane:
     def trouble(self) -> str | None:
         return self._sender.trouble or self._trouble
 
-    def add(self, entry: Entry) -> None:
-        self.queue.append(entry)
+    def add(self, entry: OutboxEntry) -> None:
+        """Queues an entry behind the others."""
+        self.entries.append(entry)
         self._filled.set()
 
     async def close(self) -> None:
@@ -202,22 +321,22 @@ class Lane:
 
     async def _send(self) -> None:
         while True:
-            if not self.queue:
+            if not self.entries:
                 self._filled.clear()
                 await self._filled.wait()
             batch = list(self._batch())
             try:
                 receipts = await self._submit(batch)
-            except (*PASSING, InternalError) as error:
+            except (*TRANSIENT_ERRORS, InternalError) as error:
                 self._say(error)
                 if not isinstance(error, InternalError) or not self._is_at_fault(batch):
-                    await asyncio.sleep(RETRY_S)
+                    await asyncio.sleep(RETRY_INTERVAL_S)
                     continue
                 self._lost(self._channel, batch[0].count, error.code, error)
                 receipts = [None]
             self._trouble, self._failures, self._narrow = None, 0, False
             for entry, receipt in zip(batch, receipts, strict=True):
-                self.queue.popleft()
+                self.entries.popleft()
                 await self._ended(entry, receipt)
 
     def _say(self, error: HeadraceError) -> None:
@@ -225,22 +344,22 @@ class Lane:
             log.warning("steps of channel %r wait for the pool: %s", self._channel, error)
         self._trouble = f"the pool is out of reach: {error}"
 
-    def _is_at_fault(self, batch: list[Entry]) -> bool:
+    def _is_at_fault(self, batch: list[OutboxEntry]) -> bool:
         """Whether the pool fails at this one entry again and again. Many are sent one by one first."""
         self._failures += 1
-        if self._failures < TRIES:
+        if self._failures < MAX_TRIES:
             return False
         self._failures, alone = 0, self._narrow or len(batch) == 1
         self._narrow = True
         return alone
 
-    def _batch(self) -> Iterator[Entry]:
+    def _batch(self) -> Iterator[OutboxEntry]:
         """The entries that go next, in one call."""
         steps = size = 0
-        first = self.queue[0]
-        for entry in self.queue:
+        first = self.entries[0]
+        for entry in self.entries:
             steps, size = steps + entry.count, size + entry.size
-            if entry is not first and (self._narrow or steps > MOST_STEPS or size > MOST_BYTES):
+            if entry is not first and (self._narrow or steps > MAX_BATCH_STEPS or size > MAX_BATCH_BYTES):
                 return
             yield entry
 
@@ -251,7 +370,7 @@ def joined(blocks: Sequence[Block]) -> Block:
     return Block.of([record for block in blocks for record in block.records()], blobs)
 
 
-def _shares(receipt: Receipt, batch: list[Entry]) -> list[Receipt | None]:
+def _shares(receipt: Receipt, batch: list[OutboxEntry]) -> list[Receipt | None]:
     """What became of each entry, out of the receipt for all of them."""
     found: list[Receipt | None] = []
     at = 0

@@ -12,15 +12,19 @@ import tempfile
 import threading
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from headrace.data.errors import HeadraceError
 from headrace.processes import ChildDied, Processes
 
-if TYPE_CHECKING:
-    from headrace.gateway.process import Process
+#: What its process and its log are called.
+ENGINE_NAME = "engine"
 
-NAME = "engine"
+
+class Stoppable(Protocol):
+    """A process that can be ended from any thread."""
+
+    def stop(self, error: Exception) -> None: ...
 
 
 class OwnEngine:
@@ -38,12 +42,12 @@ class OwnEngine:
     @property
     def log(self) -> Path:
         """What it prints. The file goes with it, unless it ended by itself."""
-        return self._folder / f"{NAME}.log"
+        return self._folder / f"{ENGINE_NAME}.log"
 
     def __enter__(self) -> OwnEngine:
         self._before = signal.signal(signal.SIGTERM, _leave)
         self._child = self._processes.start(
-            *(NAME, "headrace", "engine", "--model", self._model),
+            *(ENGINE_NAME, "headrace", "engine", "--model", self._model),
             *("--host", "127.0.0.1", "--port", 0, "--logprobs-mode", self._mode),
         )
         return self
@@ -58,11 +62,11 @@ class OwnEngine:
     def listening(self) -> str:
         """Its address, as soon as it listens; its model may still be loading."""
         try:
-            return self._child.listening(NAME)
+            return self._child.listening(ENGINE_NAME)
         except ChildDied as error:
             raise self._died(error) from None
 
-    def watch(self, process: Process) -> None:
+    def watch(self, process: Stoppable) -> None:
         """Stops a gateway's process when the engine ends."""
 
         def wait() -> None:

@@ -1,6 +1,7 @@
-"""From an ask to its turns: the prompt of each, what it continues, and the order that goes upstream.
+"""From what was asked to its turns: the prompt of each, what it continues, and the order that goes upstream.
 
-Long texts are tokenised in a thread, so that one agent's new document does not hold up the others.
+Long texts are tokenised in a thread, so that one agent's new document does not hold up the others. First prompts are
+remembered: the rollouts of a group ask the same question, and it is tokenised once.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,16 +19,12 @@ import numpy as np
 
 from headrace.data.errors import InvalidInput
 from headrace.data.step import IntArray, check_depth
-from headrace.gateway.ask import Ask, Bad, References
-from headrace.gateway.constraints import must_call
-from headrace.gateway.counters import Counters
+from headrace.gateway.call.ask import Ask, BadField, References, tools_bytes
+from headrace.gateway.call.sampling import SamplingRules, forced_tool_call
+from headrace.gateway.call.turn import Choice, TextAnswerStream, Turn, tool_call_ids
+from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import RETRY_AFTER_S, Refusal
-from headrace.gateway.prompts import Prompts
-from headrace.gateway.sampling import Sampling
-from headrace.gateway.session import Session
-from headrace.gateway.sessions import Sessions
-from headrace.gateway.text import PlainStream
-from headrace.gateway.turn import Choice, Turn, new_ids
+from headrace.gateway.sessions import Session, Sessions
 from headrace.gateway.upstream.types import Order
 from headrace.pool.errors import PoolUnreachable
 from headrace.tokens import AnswerStream, Cause, History, HistoryMode, Match, PromptPlan, Renderer, Request, plan_prompt
@@ -37,32 +35,74 @@ from headrace.tokens.vision import images_of
 
 #: Characters that are tokenised on the spot. More, about half a millisecond's worth, go to a thread: the tokenizer lets
 #: others run meanwhile, on another core where there is one.
-LONG = 1_500
+INLINE_CHARACTERS = 1_500
 #: Characters from which on a text is tokenised apart from all others: it takes a second or more.
-HUGE = 1_000_000
+HUGE_CHARACTERS = 1_000_000
 #: Seconds that a call waits for the pool to say what other processes sampled.
-REFRESH_S = 1.0
+REFRESH_TIMEOUT_S = 1.0
 #: The same of a call that names an answer, and cannot be planned without it.
-NAMED_S = 5.0
+NAMED_REFRESH_TIMEOUT_S = 5.0
 
 #: Images that are remembered to be whole, by their digests.
-MOST_SEEN = 10_000
+MAX_CHECKED_IMAGES = 10_000
 
 #: What templates call the option that switches reasoning on and off.
-THINKING = "enable_thinking"
+THINKING_OPTION = "enable_thinking"
 
 log = logging.getLogger("headrace.gateway")
 
+#: Digests of a conversation, its tools and its template options.
+PromptKey = tuple[bytes, bytes, bytes]
+#: Tokens of first prompts that are remembered; four bytes each.
+MAX_CACHED_TOKENS = 2_000_000
+
+
+class PromptCache:
+    """The ids of first prompts; the least used are forgotten first.
+
+    Only conversations of text and without answers are remembered. What systems and users said is the same here only if
+    it is the same text, so the same key means the same ids.
+    """
+
+    def __init__(self, most_tokens: int = MAX_CACHED_TOKENS) -> None:
+        self._most = most_tokens
+        self._known: OrderedDict[PromptKey, IntArray] = OrderedDict()
+        self._tokens = 0
+
+    def key(self, conversation: Request) -> PromptKey | None:
+        """What a conversation is remembered by; None where it is not to be."""
+        if any(message.role not in ("system", "user") or message.parts for message in conversation.messages):
+            return None
+        return conversation.chain.whole, conversation.tools_key, conversation.options_key
+
+    def get(self, key: PromptKey) -> IntArray | None:
+        """The ids of a prompt that is remembered; None where it is not."""
+        found = self._known.get(key)
+        if found is not None:
+            self._known.move_to_end(key)
+        return found
+
+    def put(self, key: PromptKey, ids: IntArray) -> None:
+        """Remembers a prompt's ids, which nobody may write to from here on."""
+        if key in self._known or len(ids) > self._most:
+            return
+        ids.flags.writeable = False  # many trajectories share it
+        self._known[key] = ids
+        self._tokens += len(ids)
+        while self._tokens > self._most:
+            _, oldest = self._known.popitem(last=False)
+            self._tokens -= len(oldest)
+
 
 class Planner:
-    """Plans calls. `shared`: other processes write to the same pool, so a session may be behind it."""
+    """Plans the calls of one model. `shared`: other processes write to the same pool, so a session may be behind it."""
 
     def __init__(
         self,
         renderer: Renderer,
         sessions: Sessions,
-        sampling: Sampling,
-        counters: Counters,
+        sampling: SamplingRules,
+        counters: GatewayCounters,
         *,
         mode: HistoryMode,
         shared: bool,
@@ -73,8 +113,8 @@ class Planner:
         self._counters = counters
         self._mode = mode
         self._shared = shared
-        self._prompts = Prompts()
-        self._seen: dict[str, None] = {}  # images that are whole
+        self._prompts = PromptCache()
+        self._checked_images: dict[str, None] = {}  # images that are whole
         self._threads = ThreadPoolExecutor(1, "headrace-tokenize")
         self._for_huge = ThreadPoolExecutor(1, "headrace-tokenize-huge")  # which hold up nobody but each other
 
@@ -83,12 +123,12 @@ class Planner:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def _threads_for(self, characters: int) -> ThreadPoolExecutor:
-        return self._for_huge if characters > HUGE else self._threads
+        return self._for_huge if characters > HUGE_CHARACTERS else self._threads
 
-    def settle(self, ask: Ask) -> None:
-        """Turns whether to reason into the template's option for it, where it has one."""
-        if ask.thinking is not None and ask.conversation is not None and self.renderer.has_option(THINKING):
-            ask.conversation = ask.conversation.with_option(THINKING, ask.thinking)
+    def apply_thinking(self, ask: Ask) -> None:
+        """Turns `ask.thinking` into the template's option for it, where it has one."""
+        if ask.thinking is not None and ask.conversation is not None and self.renderer.has_option(THINKING_OPTION):
+            ask.conversation = ask.conversation.with_option(THINKING_OPTION, ask.thinking)
 
     async def turns(self, session: Session, ask: Ask, call_id: str, request: str, context: int | None) -> list[Turn]:
         """The turns of a call: one of a conversation, one a prompt of a completion."""
@@ -100,8 +140,8 @@ class Planner:
                 conversation = await self._continued(session, conversation, ask.opening, ask.previous)
             ask = msgspec.structs.replace(ask, conversation=conversation)
             texts = [message.content for message in conversation.messages]
-            self._check_length(texts, context, beside=len(texts))
-            plan = await self.conversation(conversation, session, ask.named)
+            self._check_length(texts, context, extra_tokens=len(texts))
+            plan = await self.conversation(conversation, session, ask.named, ask.tools_bytes)
             return [self.turn(session.channel, ask, plan, call_id, request, context, session=session)]
         turns: list[Turn] = []
         for prompt in ask.prompts:
@@ -115,12 +155,12 @@ class Planner:
             turns.append(turn)
         return turns
 
-    def _check_length(self, texts: Sequence[str], context: int | None, beside: int = 0) -> None:
+    def _check_length(self, texts: Sequence[str], context: int | None, extra_tokens: int = 0) -> None:
         """Refuses texts that no tokenizer could make short enough, before one tries: the longest token is so long.
-        `beside`: tokens that are not theirs; every message has one at least that says where it begins."""
+        `extra_tokens`: those that are not theirs; every message has one at least that says where it begins."""
         longest = self.renderer.vocabulary.longest
         if longest is not None:
-            least = -(-sum(map(len, texts)) // longest) + beside
+            least = -(-sum(map(len, texts)) // longest) + extra_tokens
             self._sampling.check_length(least, context, at_least=True)
 
     async def length(self, session: Session, ask: Ask) -> int:
@@ -150,7 +190,7 @@ class Planner:
         _check_depth(ask, given)
         if ask.must_call:
             assert ask.conversation is not None
-            given["structured_outputs"] = must_call(self.renderer.grammar, ask.conversation.tools, ask.must_call)
+            given["structured_outputs"] = forced_tool_call(self.renderer.grammar, ask.conversation.tools, ask.must_call)
         # Even where no alternatives are wanted, tokens must be told by their text.
         tops = 0 if ask.tops is None else max(1, ask.tops)
         order = Order(plan.ids, given, ask.extra, tops, sticky, call_id, plan.images)
@@ -175,16 +215,21 @@ class Planner:
 
     def _reader(self, ask: Ask, plan: PromptPlan, call_id: str, index: int) -> AnswerStream:
         if ask.conversation is None:
-            return PlainStream(self.renderer.vocabulary, ask.cut)
+            return TextAnswerStream(self.renderer.vocabulary, ask.cut)
         renderer = self.renderer.with_options(ask.conversation.options)
         tail = plan.ids[-PROMPT_TAIL:].tolist()
-        return renderer.stream(tail, tools=ask.calls, new_id=new_ids(call_id, index), stop=ask.cut)
+        return renderer.stream(tail, tools=ask.calls, new_id=tool_call_ids(call_id, index), stop=ask.cut)
 
     async def conversation(
-        self, conversation: Request, session: Session | None = None, previous: str | None = None
+        self,
+        conversation: Request,
+        session: Session | None = None,
+        previous: str | None = None,
+        tools_size: int | None = None,
     ) -> PromptPlan:
-        """The prompt of messages, continuing a session where there is one, and the call `previous` where it fits."""
-        await self._sound(conversation)
+        """The prompt of messages, continuing a session where there is one, and the call `previous` where it fits.
+        `tools_size`: bytes of its tools; None where they are few."""
+        await self._check_images(conversation)
         history = History() if session is None else session.history
         match = history.match(conversation, previous)
         unknown = match.node is None and any(message.role == "assistant" for message in conversation.messages)
@@ -196,24 +241,26 @@ class Planner:
         known = self._prompts.get(key) if key is not None else None
         if known is not None:
             return PromptPlan(known, match.cause)
-        plan = await self._planned(history, conversation, match)
+        plan = await self._planned(history, conversation, match, tools_size)
         if key is not None:
             self._prompts.put(key, plan.ids)
         return plan
 
-    async def _sound(self, conversation: Request) -> None:
+    async def _check_images(self, conversation: Request) -> None:
         """Refuses broken images. Each file is read once, in a thread."""
         for number, image in enumerate(images_of(conversation.messages), 1):
-            if image.digest not in self._seen:
+            if image.digest not in self._checked_images:
                 at = f"image {number} of the conversation"
                 await asyncio.get_running_loop().run_in_executor(self._threads, check_pixels, image, at)
-                self._seen[image.digest] = None
-                if len(self._seen) > MOST_SEEN:
-                    del self._seen[next(iter(self._seen))]
+                self._checked_images[image.digest] = None
+                if len(self._checked_images) > MAX_CHECKED_IMAGES:
+                    del self._checked_images[next(iter(self._checked_images))]
 
-    async def _planned(self, history: History, conversation: Request, match: Match) -> PromptPlan:
-        size = _size(conversation, match)
-        if size < LONG:
+    async def _planned(
+        self, history: History, conversation: Request, match: Match, tools_size: int | None
+    ) -> PromptPlan:
+        size = _size(conversation, match, tools_size)
+        if size < INLINE_CHARACTERS:
             return plan_prompt(self.renderer, history, conversation, self._mode, match)
         return await asyncio.get_running_loop().run_in_executor(
             self._threads_for(size), plan_prompt, self.renderer, history, conversation, self._mode, match
@@ -221,16 +268,17 @@ class Planner:
 
     async def _referred(self, session: Session, given: Request, references: References) -> Request:
         """The conversation with the items that the agent referred to."""
-        own = session.kept.answers(references.calls)
+        own = session.stored.answers(references.calls)
         missing = next((call for call in references.calls if call not in own and call not in references.known), None)
         if missing is not None and self._shared:  # perhaps another process answered it
-            await self._asked(session, missing, "input")
-            own = session.kept.answers(references.calls)
+            await self._refresh_named(session, missing, "input")
+            own = session.stored.answers(references.calls)
         return Request(references.read({**references.known, **own}), given.tools, given.options)
 
-    async def _asked(self, session: Session, call: str, param: str) -> None:
-        """Returns once all is known here that the pool knows of a call; `param` is where the agent named it."""
-        if not await self._refresh(session, NAMED_S):
+    async def _refresh_named(self, session: Session, call: str, param: str) -> None:
+        """Returns once all is known here that the pool knows of a call; 503 where the pool cannot be asked. `param` is
+        where the agent named the call."""
+        if not await self._refresh(session, NAMED_REFRESH_TIMEOUT_S):
             raise Refusal(
                 f"{param}: the answer {call!r} is not known here, and the pool cannot be asked",
                 503,
@@ -241,10 +289,10 @@ class Planner:
 
     async def _continued(self, session: Session, given: Request, opening: int, previous: str) -> Request:
         """The whole conversation: what the agent named goes behind the `opening` messages of what it gave."""
-        earlier = session.kept.messages(previous)
+        earlier = session.stored.messages(previous)
         if earlier is None and self._shared:  # perhaps another process answered it
-            await self._asked(session, previous, "previous_response_id")
-            earlier = session.kept.messages(previous)
+            await self._refresh_named(session, previous, "previous_response_id")
+            earlier = session.stored.messages(previous)
         if earlier is None:
             raise Refusal(
                 f"previous_response_id: no answer {previous!r} is stored in this trajectory; it was given in another, "
@@ -256,10 +304,10 @@ class Planner:
         messages = (*given.messages[:opening], *earlier, *given.messages[opening:])
         return Request(messages, given.tools, given.options)
 
-    async def _refresh(self, session: Session, patience: float = REFRESH_S) -> bool:
+    async def _refresh(self, session: Session, timeout_s: float = REFRESH_TIMEOUT_S) -> bool:
         """Reads a session anew. A pool that cannot be asked holds nobody up: what is unknown here is then a branch."""
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout_s):
                 await self._sessions.refresh(session)
         except (TimeoutError, PoolUnreachable) as error:
             log.warning("trajectory %r could not be read anew: %s", session.uid, error)
@@ -286,24 +334,24 @@ class Planner:
             return PromptPlan(np.concatenate([parent.whole(), new]), Cause.EXTENDED, parent, parent.total, True)
         ids = await self._encoded(prompt, special=True)
         if not ids:
-            raise Bad("prompt is empty: it has no tokens", "prompt")
+            raise BadField("prompt is empty: it has no tokens", "prompt")
         cause = Cause.NEW_CONVERSATION if session.history.nodes else Cause.FIRST
         return PromptPlan(self.checked(np.asarray(ids, np.int32)), cause)
 
     async def _encoded(self, text: str, *, special: bool) -> list[int]:
         encode = self.renderer.vocabulary.encode_prompt if special else self.renderer.vocabulary.encode
-        if len(text) < LONG:
+        if len(text) < INLINE_CHARACTERS:
             return encode(text)
         return await asyncio.get_running_loop().run_in_executor(self._threads_for(len(text)), encode, text)
 
     def checked(self, prompt: IntArray) -> IntArray:
-        """Ids that the model can read."""
+        """The ids; `BadField` where the model cannot read one of them."""
         most = self.renderer.vocabulary.size
         vision = self.renderer.vision
         if not isinstance(vision, str) and vision.placeholder in prompt:
-            raise Bad("the prompt holds an image's placeholder: images are taken in messages only", "prompt")
+            raise BadField("the prompt holds an image's placeholder: images are taken in messages only", "prompt")
         if len(prompt) and int(prompt.max()) >= most:
-            raise Bad(f"the prompt holds the id {int(prompt.max())}; the vocabulary has {most} tokens", "prompt")
+            raise BadField(f"the prompt holds the id {int(prompt.max())}; the vocabulary has {most} tokens", "prompt")
         return prompt
 
 
@@ -316,12 +364,15 @@ def _check_depth(ask: Ask, given: dict[str, Any]) -> None:
         try:
             check_depth({name: value}, name)
         except InvalidInput as error:
-            raise Bad(str(error), name) from None
+            raise BadField(str(error), name) from None
 
 
-def _size(conversation: Request, match: Match) -> int:
-    """How much text there is to tokenise, tools among it."""
+def _size(conversation: Request, match: Match, tools_size: int | None) -> int:
+    """How much text there is to tokenise, tools among it. Few tools need not be measured where the messages alone are
+    too long to be tokenised on the spot."""
     if match.node is not None:
         return sum(len(message.content) for message in match.new)
-    tools = len(msgspec.json.encode(conversation.tools)) if conversation.tools else 0
-    return tools + sum(len(message.content) for message in conversation.messages)
+    size = sum(len(message.content) for message in conversation.messages)
+    if tools_size is None:
+        tools_size = tools_bytes(conversation) if size < INLINE_CHARACTERS else 0
+    return size + tools_size

@@ -1,17 +1,30 @@
-"""A gateway as a process: its pool opened or found, its port bound, served until it is told to end."""
+"""A gateway as a process: its pool opened or found, its port bound, served until it is told to end.
+
+With several workers this process is their parent (`workers`), and each worker is `python -m headrace.gateway.process`,
+told on its standard input what to serve.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from starlette.types import ASGIApp
+
+from headrace import files
 from headrace.gateway.app import create_app
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.settings import Settings
-from headrace.gateway.starting import Start
-from headrace.gateway.workers import RETRY_S, Workers
+from headrace.gateway.settings import GatewaySettings
+from headrace.gateway.startup import ProcessObserver, WorkerReporter
+from headrace.gateway.worker_control import ControlRelay
+from headrace.gateway.workers import POOL_RETRY_S, Workers, WorkerTask
 from headrace.net.server import (
     LocalOnly,
     Server,
@@ -24,15 +37,15 @@ from headrace.pool.remote import RemotePool
 from headrace.tokens import do_without_torch
 
 #: The outbox's file, in the folder that --journal names, where the pool is elsewhere.
-OUTBOX = "outbox"
+OUTBOX_FILE = "outbox"
 
 
-class Process:
+class GatewayProcess:
     """One gateway process, or several on one port."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: GatewaySettings,
         *,
         host: str,
         port: int,
@@ -55,7 +68,7 @@ class Process:
         self._end: Callable[[], None] = lambda: None
         self._failure: Exception | None = None
 
-    def run(self, start: Start) -> None:
+    def run(self, start: ProcessObserver) -> None:
         """Serves until SIGTERM or SIGINT; calls under way end first. A second signal ends it at once. Raises why it can
         never take calls, and what `stop` was told."""
         do_without_torch()
@@ -72,24 +85,21 @@ class Process:
         self._failure = self._failure or error
         self._end()
 
-    def _one(self, pool: DataPool | RemotePool, start: Start) -> None:
+    def _one(self, pool: DataPool | RemotePool, start: ProcessObserver) -> None:
         remote = isinstance(pool, RemotePool)
-        outbox = self._journal / OUTBOX if remote and self._journal is not None else None
+        outbox = self._journal / OUTBOX_FILE if remote and self._journal is not None else None
         app = create_app(pool, self._settings, outbox_file=outbox, drain_s=self._drain_s)
         gateway: Gateway = app.state.gateway
-        gateway.loaded = settle_memory
-        gateway.told = None
-        local = not self._settings.keyed and loopback(self._host)
-        server = Server(LocalOnly(app) if local else app, self._host, self._port, lifespan=True, grace_s=None)
+        server = _server(app, gateway, self._host, self._port)
         self._end = server.stop
 
         def serves(address: str) -> None:
             start.listening(address)
-            gateway.tell(_Here(start, address, self.stop))
+            gateway.report_startup(_InProcess(start, address, self.stop))
 
         server.run(serves)
 
-    def _several(self, pool: DataPool | RemotePool, start: Start) -> None:
+    def _several(self, pool: DataPool | RemotePool, start: ProcessObserver) -> None:
         workers = Workers(
             self._settings,
             host=self._host,
@@ -106,20 +116,64 @@ class Process:
     @contextmanager
     def _pool(self) -> Iterator[DataPool | RemotePool]:
         if self._pool_address is not None:
-            with connect(self._pool_address, key=self._pool_key, retry_s=RETRY_S) as remote:
+            with connect(self._pool_address, key=self._pool_key, retry_s=POOL_RETRY_S) as remote:
                 yield remote  # the gateway says whether it answers, and waits for it
             return
         with DataPool(self._journal, **self._pool_options) as pool:
             yield pool
 
 
-class _Here:
-    """Hears of the gateway in this process, which ends where it can never take calls."""
+class _InProcess:
+    """Observes the start of the gateway in this process, and ends the process where calls can never be taken."""
 
-    def __init__(self, start: Start, address: str, stop: Callable[[Exception], None]) -> None:
+    def __init__(self, start: ProcessObserver, address: str, stop: Callable[[Exception], None]) -> None:
         self._start, self._address = start, address
         self.waiting = start.waiting
         self.failed = stop
 
     def ready(self) -> None:
         self._start.ready(self._address)
+
+
+def _server(app: ASGIApp, gateway: Gateway, host: str, port: int, *, shared: bool = False) -> Server:
+    """What serves a gateway whose observer is given once it listens. `shared`: other processes listen on the port."""
+    gateway.loaded = settle_memory
+    gateway.observer = None
+    local = not gateway.settings.keyed and loopback(host)
+    return Server(LocalOnly(app) if local else app, host, port, lifespan=True, grace_s=None, shared=shared)
+
+
+def run_worker() -> None:
+    """Serves as one of several workers until SIGTERM, or until the parent process is gone."""
+    logging.basicConfig(level=logging.INFO, format=f"%(levelname)s %(name)s[{os.getpid()}]: %(message)s")
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        task = msgspec.json.decode(stdin.readline(), type=WorkerTask)
+    for path, held in task.files.items():
+        files.hand_on(path, held)
+    do_without_torch()
+    threading.Thread(target=_watch_parent, name="headrace-parent", daemon=True).start()
+    with connect(task.pool, key=task.pool_key, retry_s=POOL_RETRY_S) as pool:
+        settings = GatewaySettings.model_validate(task.settings)
+        app = create_app(pool, settings, drain_s=task.drain_s)
+        relay = ControlRelay(app, socket=task.control, secret=task.secret)
+        gateway: Gateway = app.state.gateway
+        gateway.others = relay
+        server = _server(relay, gateway, task.host, task.port, shared=True)
+        reporter = WorkerReporter()
+
+        def serves(address: str) -> None:
+            reporter.listening(server.private)
+            gateway.report_startup(reporter)
+
+        server.run(serves)
+
+
+def _watch_parent() -> None:
+    """Ends this process once the parent is gone: its end of our standard input then closes, however it died."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    run_worker()

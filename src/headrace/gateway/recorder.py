@@ -1,4 +1,4 @@
-"""Handing steps over: to an embedded pool at once, to one that is elsewhere or full through the outbox.
+"""Hands steps over: to an embedded pool at once, to one that is elsewhere or full through the outbox.
 
 Handing over never waits for a pool that does not answer. What could not be kept is counted and said, never hidden; the
 agents are served all the same. Only a journal of our own that cannot be written is waited for, and then the call is
@@ -17,9 +17,9 @@ from typing import Any
 from headrace.data.errors import HeadraceError
 from headrace.data.packing import pack
 from headrace.data.step import Step
-from headrace.gateway.counters import Counters
-from headrace.gateway.outbox import RETRY_S, Entry, Outbox
-from headrace.gateway.session import Session
+from headrace.gateway.counters import GatewayCounters
+from headrace.gateway.outbox import RETRY_INTERVAL_S, Outbox, OutboxEntry
+from headrace.gateway.sessions import Session
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import DiskFull, JournalError, PoolFull
 from headrace.pool.operation import Receipt
@@ -29,14 +29,20 @@ from headrace.tokens import Node
 log = logging.getLogger("headrace.gateway")
 
 #: Seconds that a call waits for room on a full disk before it is refused.
-KEEP_S = 10.0
+DISK_FULL_WAIT_S = 10.0
 
 
 class Recorder:
     """Where a gateway's steps go. `ack="pool"` makes a hand-over wait for a remote pool's own acknowledgement."""
 
     def __init__(
-        self, pool: DataPool | RemotePool, counters: Counters, *, outbox_mb: float, ack: str, file: Path | None = None
+        self,
+        pool: DataPool | RemotePool,
+        counters: GatewayCounters,
+        *,
+        outbox_mb: float,
+        ack: str,
+        file: Path | None = None,
     ) -> None:
         self._pool = pool
         self._counters = counters
@@ -53,9 +59,9 @@ class Recorder:
     async def start(self) -> None:
         await self.outbox.start()
 
-    async def close(self, patience: float | None) -> int:
-        """Sends what waits; how many steps are left after `patience` seconds."""
-        return await self.outbox.close(patience)
+    async def close(self, drain_s: float | None) -> int:
+        """Sends what waits, for at most `drain_s` seconds; how many steps are left."""
+        return await self.outbox.close(drain_s)
 
     async def hand_over(self, session: Session, steps: Sequence[Step], nodes: Sequence[Node | None]) -> None:
         """Returns once the steps are kept, as safely as promised. `nodes` learn the indices of their steps."""
@@ -83,13 +89,13 @@ class Recorder:
             if receipt is not None:
                 self._taken(session, nodes, receipt)
 
-        entry = Entry(session.channel, pack(steps), done)
+        entry = OutboxEntry(session.channel, pack(steps), done)
         if await self.outbox.put(entry) and self._ack_pool and not self._direct:
             await entry.sent.wait()
 
     async def _submitted(self, steps: Sequence[Step], channel: str) -> Receipt:
         """Submits to the embedded pool. A full disk may have room again: it is tried for `KEEP_S`."""
-        until = time.monotonic() + KEEP_S
+        until = time.monotonic() + DISK_FULL_WAIT_S
         while True:
             try:
                 return await self._pool.aio.submit_steps(steps, channel, timeout=0)
@@ -97,7 +103,7 @@ class Recorder:
                 self.broken = f"steps cannot be kept: {error}"
                 if not isinstance(error, DiskFull) or time.monotonic() >= until:
                     raise
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(RETRY_INTERVAL_S)
 
     async def flushed(self, *uids: str) -> None:
         """Returns once what was handed over so far of these trajectories, or of all, is in the pool;

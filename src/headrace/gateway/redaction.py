@@ -22,28 +22,29 @@ import numpy as np
 
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import Step
-from headrace.gateway.counters import Counters
+from headrace.gateway.counters import GatewayCounters
 
 log = logging.getLogger("headrace.gateway")
 
-Hook = Callable[[Step], Any]
-#: The quarantine of what stands in the place of a step that was dropped.
+RedactionHook = Callable[[Step], Any]
+#: Why the step that stands in the place of a dropped one is quarantined.
 REDACTED = "redacted"
 
 
 class Redaction:
-    """What `--redact` names; without it, everything is kept."""
+    """The function that `--redact` names; without one, every step is kept."""
 
-    def __init__(self, spec: str | None, counters: Counters) -> None:
+    def __init__(self, spec: str | None, counters: GatewayCounters) -> None:
         self._hook = None if spec is None else load_hook(spec)
         self._counters = counters
 
     @property
     def asked_for(self) -> bool:
+        """Whether there is a function that looks at steps."""
         return self._hook is not None
 
     async def keeps(self, step: Step, channel: str) -> bool:
-        """Whether a step, which must be whole, is to be kept."""
+        """Whether a step is to be kept. It must be whole: its prompt's ids all there, and not `builds_on` another."""
         if self._hook is None:
             return True
         try:
@@ -61,7 +62,7 @@ class Redaction:
         return said is not False
 
 
-def void(step: Step) -> Step:
+def redacted_step(step: Step) -> Step:
     """What stands in a dropped step's place: its index, its reward and its end, and nothing of what was said."""
     return Step(
         prompt_ids=[0],
@@ -77,7 +78,7 @@ def void(step: Step) -> Step:
     )
 
 
-def load_hook(spec: str) -> Hook:
+def load_hook(spec: str) -> RedactionHook:
     """The function that `module:function` or `file.py:function` names."""
     module, _, name = spec.rpartition(":")
     try:

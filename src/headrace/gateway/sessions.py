@@ -1,20 +1,205 @@
-"""The sessions of a gateway: found in memory, else asked of the pool; the least used are forgotten first."""
+"""`Session`: what a gateway knows of one running trajectory; `Sessions`: all of them, the least used forgotten first.
+
+A session is a cache: the pool can always be asked again, and a session rebuilt from the pool's steps continues a
+conversation with the same exact tokens as the one that was lost. Part of it are the stored responses that an agent may
+go on from by naming an answer: a step keeps only what is new in it and which call it goes on from, so that a
+trajectory's text is kept once, and any gateway on the same pool finds it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
-from headrace.data.step import Step
+import msgspec
+from msgspec.structs import replace
+
+from headrace.data.errors import InvalidInput
+from headrace.data.step import IntArray, Step
+from headrace.data.trajectory import Trajectory
+from headrace.gateway.call.ask import Ask, checked_sampling
+from headrace.gateway.call.retries import Retries
+from headrace.gateway.call.turn import digest_of
 from headrace.gateway.errors import Refusal
-from headrace.gateway.session import Session
 from headrace.pool.calls import AsyncPool
 from headrace.pool.errors import Gone, NotFound
+from headrace.tokens import History, Image, Message, Node
+from headrace.tokens.images import files_in
+from headrace.tokens.vision import images_of
 
-#: Sessions kept, however few tokens they hold.
-MOST = 100_000
+#: Where a trajectory's metadata says which parameters its calls are sampled with, whatever they ask for.
+SAMPLING_FIELD = "forced_sampling"
+#: Where a step's metadata says which request it answers, and what text its prompt and answer are.
+REQUEST_FIELD, TEXT_FIELD = "request", "text"
+
+#: Where a step's metadata holds what a later call may go on from.
+STORED_FIELD = "kept"
+
+#: Sessions in memory, however few tokens they hold: some 2 kB each even without any.
+MAX_SESSIONS = 100_000
+
+
+class StoredResponse(msgspec.Struct, frozen=True):
+    """What one call adds to a conversation: its new messages and its answer, behind those of the call `before`.
+
+    Messages that open a conversation for one call alone are not among them; `opening` says how many there were.
+    """
+
+    before: str | None
+    opening: int
+    messages: tuple[Message, ...]
+
+    def to_metadata(self) -> str:
+        """As text: arguments of calls may nest deeper than metadata may. Images' files are the step's own already."""
+        return msgspec.json.encode(self._with_files({})).decode()
+
+    @classmethod
+    def from_metadata(cls, given: Any, files: Mapping[str, bytes]) -> StoredResponse | None:
+        """None where a flow wrote something of its own there, or an image is lost. `files` are the step's images'."""
+        try:
+            found = msgspec.json.decode(given, type=cls) if isinstance(given, str) else None
+        except (msgspec.MsgspecError, RecursionError):
+            return None
+        return None if found is None or not found._digests() <= files.keys() else found._with_files(files)
+
+    def _digests(self) -> set[str]:
+        return {image.digest for image in images_of(self.messages)}
+
+    def _with_files(self, files: Mapping[str, bytes]) -> StoredResponse:
+        """The same with these files behind its images, or none."""
+        if not any(message.parts for message in self.messages):
+            return self
+
+        def part(given: str | Image) -> str | Image:
+            return given if isinstance(given, str) else replace(given, data=files.get(given.digest, b""))
+
+        messages = [replace(message, parts=tuple(map(part, message.parts))) for message in self.messages]
+        return replace(self, messages=tuple(messages))
+
+
+class StoredResponses:
+    """The stored responses of one trajectory, by call."""
+
+    def __init__(self) -> None:
+        self._by_call: dict[str, StoredResponse] = {}
+
+    def __contains__(self, call: str) -> bool:
+        return call in self._by_call
+
+    def add(self, call: str, stored: StoredResponse | None) -> None:
+        if stored is not None:
+            self._by_call[call] = stored
+
+    def share(self, ask: Ask, answer: Message, parent: Node | None) -> StoredResponse:
+        """What a call is to store: of a conversation that goes on from a stored one, only what is new."""
+        assert ask.conversation is not None
+        messages = ask.conversation.messages
+        known = self._by_call.get(parent.call) if parent is not None else None
+        if parent is None or known is None or known.opening != ask.opening:
+            return StoredResponse(None, ask.opening, (*messages[ask.opening :], answer))
+        return StoredResponse(parent.call, ask.opening, (*messages[parent.record.messages :], answer))
+
+    def answers(self, calls: Iterable[str]) -> dict[str, Message]:
+        """The answers to those of the calls that are stored."""
+        return {call: self._by_call[call].messages[-1] for call in calls if call in self._by_call}
+
+    def messages(self, call: str) -> tuple[Message, ...] | None:
+        """The whole conversation up to a call's answer; None where it is not stored."""
+        shares: list[tuple[Message, ...]] = []
+        at: str | None = call
+        while at is not None:
+            stored = self._by_call.get(at)
+            if stored is None:
+                return None
+            shares.append(stored.messages)
+            at = stored.before
+        return tuple(message for share in reversed(shares) for message in share)
+
+
+def forced_sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that a trajectory's metadata forces; what is none, a flow's own of that name, forces nothing."""
+    given = metadata.get(SAMPLING_FIELD)
+    try:
+        return checked_sampling(given) if isinstance(given, dict) else {}
+    except InvalidInput:
+        return {}
+
+
+class TextNode(msgspec.Struct, frozen=True, eq=False):
+    """A text completion: the text of its prompt and answer, by length and digest, and its node."""
+
+    length: int
+    digest: str
+    node: Node
+
+
+class Session:
+    """One trajectory: its group and channel, the tree of its calls, and the calls under way.
+
+    `busy` counts what still needs it, calls and hand-overs; while it is above 0, the session is not forgotten.
+    """
+
+    def __init__(self, uid: str, prompt_uid: str, channel: str, sampling: Mapping[str, Any] | None = None) -> None:
+        """`sampling`: parameters that it forces on its calls."""
+        self.uid = uid
+        self.sampling = dict(sampling or {})
+        self.prompt_uid = prompt_uid
+        self.channel = channel
+        self.history = History()
+        self.texts: list[TextNode] = []
+        self.stored = StoredResponses()
+        self.complete = False
+        self.steps = 0
+        self.tokens = 0
+        self.retries = Retries()
+        self.busy = 0
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> Session:
+        """The session of a trajectory as the pool holds it."""
+        session = cls(trajectory.uid, trajectory.prompt_uid, trajectory.channel, forced_sampling(trajectory.metadata))
+        session.read(trajectory.steps)
+        session.complete = trajectory.complete
+        return session
+
+    def read(self, steps: Iterable[Step]) -> None:
+        """Reads the steps that the pool has; what was handed over and is not in the pool yet stays."""
+        steps = list(steps)
+        there = {step.step_index for step in steps}
+        before, self.history = self.history, History.from_steps(steps)
+        by_index = {node.step: node for node in self.history.nodes}
+        for known in before.nodes:
+            if known.step not in there:
+                self.history.adopt(known)
+        self.texts = [text for text in self.texts if text.node.step not in there]
+        self.steps = len(steps)
+        self.tokens = sum(len(node.own) for node in self.history.nodes)
+        for step in steps:
+            node, about = by_index.get(step.step_index), step.metadata.get(TEXT_FIELD)
+            if node is not None and about is not None:
+                self.texts.append(TextNode(int(about["length"]), str(about["digest"]), node))
+            if step.call_id is not None and step.call_id not in self.stored:
+                files = files_in(step.multi_modal_data)
+                self.stored.add(step.call_id, StoredResponse.from_metadata(step.metadata.get(STORED_FIELD), files))
+
+    def continued_text(self, prompt: str) -> tuple[Node, str] | None:
+        """The longest earlier completion that a text begins with, and what is new behind it."""
+        for known in sorted(self.texts, key=lambda known: -known.length):
+            if known.length <= len(prompt) and digest_of(prompt[: known.length].encode()) == known.digest:
+                return known.node, prompt[known.length :]
+        return None
+
+    def continued_ids(self, prompt: IntArray) -> Node | None:
+        """The longest earlier call whose ids a prompt begins with."""
+        best: Node | None = None
+        for node in self.history.nodes:
+            longer = node.total <= len(prompt) and (best is None or node.total > best.total)
+            if longer and (prompt[: node.total] == node.whole()).all():
+                best = node
+        return best
 
 
 class Sessions:
@@ -37,6 +222,7 @@ class Sessions:
 
     @property
     def tokens(self) -> int:
+        """Tokens that the sessions in memory hold."""
         return self._tokens
 
     async def running(self, uid: str, prompt_uid: str, channel: str, *, begin: bool) -> Session:
@@ -65,7 +251,7 @@ class Sessions:
             )
         return session
 
-    async def beside(self, session: Session, uid: str, channel: str, *, begin: bool) -> Session:
+    async def for_model(self, session: Session, uid: str, channel: str, *, begin: bool) -> Session:
         """The session that holds what another model samples for an agent's trajectory. With `begin`, one that is not
         there is begun; otherwise it is one that nobody keeps."""
         known = self._known.get(uid)
@@ -111,6 +297,7 @@ class Sessions:
         return list((await self._pool.trajectory(session.uid, session.channel)).steps)
 
     def add(self, session: Session) -> Session:
+        """Takes in a session; the one that is known under its uid already, where there is one."""
         known = self._known.setdefault(session.uid, session)
         if known is session:
             self._tokens += session.tokens
@@ -118,6 +305,7 @@ class Sessions:
         return known
 
     def drop(self, uid: str) -> None:
+        """Forgets a session; the next call reads it from the pool."""
         session = self._known.pop(uid, None)
         if session is not None:
             self._tokens -= session.tokens
@@ -157,7 +345,7 @@ class Sessions:
 
     def _trim(self) -> None:
         """Forgets the least used, as many as are too many: it looks at no more than these and those in use."""
-        tokens, sessions = self._tokens - self._most_tokens, len(self._known) - MOST
+        tokens, sessions = self._tokens - self._most_tokens, len(self._known) - MAX_SESSIONS
         dropped: list[str] = []
         for uid, session in self._known.items():
             if tokens <= 0 and sessions <= 0:

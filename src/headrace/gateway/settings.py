@@ -17,7 +17,7 @@ from headrace.pool.config import MAX_CHANNEL_NAME
 Balance = Literal["round-robin", "sticky", "least-busy"]
 
 
-class Settings(BaseModel):
+class GatewaySettings(BaseModel):
     """What a gateway needs to know beside its pool."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -152,7 +152,7 @@ class Settings(BaseModel):
     @classmethod
     def _tenants(cls, given: str | None) -> str | None:
         if given is not None:
-            from headrace.gateway.tenants.spec import read_tenants
+            from headrace.gateway.tenants import read_tenants
 
             read_tenants(Path(given))
         return given
@@ -186,10 +186,12 @@ class Settings(BaseModel):
 
     @property
     def addresses(self) -> list[str]:
+        """The rollout servers, one by one."""
         return (self.vllm_addresses or "").split(",")
 
     @property
     def keyed(self) -> bool:
+        """Whether any key is set."""
         return any((self.api_key, self.reward_key, self.admin_key, self.tenants))
 
 

@@ -1,7 +1,8 @@
-"""A gateway of several processes on one port. The parent owns the pool and the hub; a worker that dies is replaced.
+"""A gateway of several processes on one port. This is their parent: it owns the pool, and replaces a worker that dies.
 
 Workers hold nothing that the pool does not have, so losing one loses its calls under way and nothing else. A worker
-whose parent is gone ends too: it notices that its standard input closed.
+whose parent is gone ends too: it notices that its standard input closed. What concerns all workers goes through
+`worker_control`.
 """
 
 from __future__ import annotations
@@ -23,33 +24,32 @@ import uvicorn
 
 from headrace import files
 from headrace.data.errors import HeadraceError
-from headrace.gateway.hub import Hub, hub_app
-from headrace.gateway.settings import Settings
-from headrace.gateway.starting import Line, Start
+from headrace.gateway.settings import GatewaySettings
+from headrace.gateway.startup import ProcessObserver, WorkerMessage
+from headrace.gateway.worker_control import WorkerControl, control_app
 from headrace.net.server import address_of, listener
 from headrace.pool.embedded import DataPool
 from headrace.pool.http import pool_routes
 
 log = logging.getLogger("headrace.gateway")
 
-#: Bytes of a line of a worker's.
-MOST_LINE = 64 * 1024
+#: Bytes of a line that a worker prints; a longer one is taken in parts.
+MAX_LINE_BYTES = 64 * 1024
 #: Seconds for which one call to a pool elsewhere is tried again; the outbox goes on after that.
-RETRY_S = 5
+POOL_RETRY_S = 5
 #: Seconds before a worker that died is started again, doubled each time up to the most.
-RESTART_S, MOST_RESTART_S = 0.1, 10.0
-#: A worker that lived so long was well: the next restart is quick again.
-WELL_S = 30.0
+MIN_RESTART_S, MAX_RESTART_S = 0.1, 10.0
+#: Seconds that a worker must have lived to have been well: the next restart is quick again.
+HEALTHY_AFTER_S = 30.0
 #: Settings that name a file.
-FILES = ("models", "tenants")
+FILE_SETTINGS = ("models", "tenants")
+#: The parent's socket, in a folder of its own.
+SOCKET_NAME = "control.sock"
+#: Bytes of the path that a unix socket can have.
+MAX_SOCKET_PATH_BYTES = 107
 
 
-SOCKET = "hub.sock"
-#: The longest path that a unix socket can have.
-SOCKET_PATH = 107
-
-
-class Task(msgspec.Struct):
+class WorkerTask(msgspec.Struct):
     """What a worker is told, on one line of its standard input."""
 
     settings: dict[str, object]
@@ -57,18 +57,18 @@ class Task(msgspec.Struct):
     port: int
     pool: str
     pool_key: str | None
-    hub: str
+    control: str  # the parent's socket
     secret: str
     drain_s: float
     files: dict[str, dict[str, Any]]  # what those that the settings name held
 
 
 class Workers:
-    """The parent process."""
+    """The parent process of `count` workers."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: GatewaySettings,
         *,
         host: str,
         port: int,
@@ -98,7 +98,7 @@ class Workers:
         self._announced = False
         self._failure: Exception | None = None
 
-    def run(self, start: Start) -> None:
+    def run(self, start: ProcessObserver) -> None:
         """Serves until SIGTERM, SIGINT or `stop`; raises why a worker can never take calls."""
         try:
             asyncio.run(self._run(start))
@@ -112,30 +112,33 @@ class Workers:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._end)
 
-    async def _run(self, start: Start) -> None:
+    async def _run(self, start: ProcessObserver) -> None:
         loop = self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end)
         with _socket_folder() as folder:
-            hub_socket = str(Path(folder) / SOCKET)
-            hub = Hub(self._secret)
+            socket_path = str(Path(folder) / SOCKET_NAME)
+            control = WorkerControl(self._secret)
             routes = pool_routes(self._pool, backups=self._settings.backups) if self._pool is not None else []
-            server = _Quiet(uvicorn.Config(hub_app(hub, routes), uds=hub_socket, log_level="warning", lifespan="off"))
+            server = _Quiet(
+                uvicorn.Config(control_app(control, routes), uds=socket_path, log_level="warning", lifespan="off")
+            )
             serving = asyncio.create_task(server.serve())
+            serving.add_done_callback(self._control_ended)
             while not server.started:
                 if serving.done():
                     await serving
-                    raise HeadraceError(f"the workers' socket {hub_socket} could not be opened; it said why above")
+                    raise HeadraceError(f"the workers' socket {socket_path} could not be opened; it said why above")
                 await asyncio.sleep(0.01)
-            keepers = [self._keep(number, self._task(hub_socket), hub, start) for number in range(self._count)]
+            keepers = [self._keep(number, self._task(socket_path), control, start) for number in range(self._count)]
             try:
                 await asyncio.gather(*keepers)
             finally:
                 server.should_exit = True
                 await serving
-                await hub.close()
+                await control.close()
 
-    def _heard(self, number: int, line: Line, start: Start) -> None:
+    def _heard(self, number: int, line: WorkerMessage, start: ProcessObserver) -> None:
         """One worker's line about its start."""
         match line.what:
             case "listening":
@@ -153,7 +156,7 @@ class Workers:
                     self._end()
         self._tell(start)
 
-    def _tell(self, start: Start) -> None:
+    def _tell(self, start: ProcessObserver) -> None:
         """Tells what the workers' first starts come to: all listen; what the first of them waits for that is not ready;
         all are ready."""
         if self._announced or len(self._listening) < self._count:
@@ -171,23 +174,25 @@ class Workers:
             self._told = reason
             start.waiting(reason)
 
-    def _task(self, hub: str) -> bytes:
+    def _task(self, socket_path: str) -> bytes:
         # Another worker must find what this one answered: steps are acknowledged by the pool itself.
         settings = {**self._settings.model_dump(), "ack": "pool"}
         port = self._reserved.getsockname()[1]
-        pool = self._pool_address or f"unix://{hub}"
+        pool = self._pool_address or f"unix://{socket_path}"
         # A worker that is started later reads what the first one read; tenants' keys are written nowhere.
-        held = {path: files.read(Path(path)) for name in FILES if (path := getattr(self._settings, name))}
-        task = Task(settings, self._host, port, pool, self._pool_key, hub, self._secret, self._drain_s, held)
+        held = {path: files.read(Path(path)) for name in FILE_SETTINGS if (path := getattr(self._settings, name))}
+        task = WorkerTask(
+            settings, self._host, port, pool, self._pool_key, socket_path, self._secret, self._drain_s, held
+        )
         return msgspec.json.encode(task) + b"\n"
 
-    async def _keep(self, number: int, task: bytes, hub: Hub, start: Start) -> None:
+    async def _keep(self, number: int, task: bytes, control: WorkerControl, start: ProcessObserver) -> None:
         """Runs one worker, again and again, until the end."""
-        wait = RESTART_S
+        wait = MIN_RESTART_S
         while not self._ending.is_set():
             began = asyncio.get_running_loop().time()
             child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "headrace.gateway.worker"),
+                *(sys.executable, "-m", "headrace.gateway.process"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,  # a Ctrl-C reaches the parent alone, which tells its workers
@@ -200,12 +205,12 @@ class Workers:
                 child.terminate()
             async for said in lines_of(child.stdout):
                 try:
-                    line = msgspec.json.decode(said, type=Line)
+                    line = msgspec.json.decode(said, type=WorkerMessage)
                 except msgspec.MsgspecError:  # a library's own word
                     log.info("worker %d: %s", number, said.decode(errors="replace"))
                     continue
                 if line.what == "listening":
-                    await hub.joined_by(number, line.text)
+                    await control.add_worker(number, line.text)
                 self._heard(number, line, start)
             code = await child.wait()
             if self._ending.is_set():
@@ -214,8 +219,20 @@ class Workers:
                 self._end()
                 raise HeadraceError(f"a worker ended with code {code} before it served; it said why above")
             log.error("worker %d ended with code %d and is started again", number, code)
-            wait = RESTART_S if asyncio.get_running_loop().time() - began > WELL_S else min(2 * wait, MOST_RESTART_S)
+            wait = (
+                MIN_RESTART_S
+                if asyncio.get_running_loop().time() - began > HEALTHY_AFTER_S
+                else min(2 * wait, MAX_RESTART_S)
+            )
             await asyncio.sleep(wait)
+
+    def _control_ended(self, serving: asyncio.Task[None]) -> None:
+        """Ends the process where its socket is no longer served: its workers could reach neither pool nor control."""
+        if not self._ending.is_set() and self._children:
+            why = None if serving.cancelled() else serving.exception()
+            said = f"the workers' socket is not served any more ({why or 'its server ended'})"
+            self._failure = self._failure or HeadraceError(said)
+            self._end()
 
     def _end(self) -> None:
         """The first time, workers drain; the second time, they end at once."""
@@ -229,11 +246,11 @@ class Workers:
 async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
     """A child's lines as they come. One that never ends is given in parts: nobody fills the pipe, and no memory."""
     rest = b""
-    while part := await stream.read(MOST_LINE):
+    while part := await stream.read(MAX_LINE_BYTES):
         *whole, rest = (rest + part).split(b"\n")
         for line in whole:
             yield line
-        if len(rest) > MOST_LINE:
+        if len(rest) > MAX_LINE_BYTES:
             yield rest
             rest = b""
     if rest:
@@ -243,7 +260,7 @@ async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
 def _socket_folder() -> tempfile.TemporaryDirectory[str]:
     """A folder for the socket; not in a TMPDIR whose path leaves no room for its name."""
     folder = tempfile.TemporaryDirectory(prefix="headrace-")
-    if len(os.fsencode(Path(folder.name) / SOCKET)) <= SOCKET_PATH:
+    if len(os.fsencode(Path(folder.name) / SOCKET_NAME)) <= MAX_SOCKET_PATH_BYTES:
         return folder
     folder.cleanup()
     return tempfile.TemporaryDirectory(prefix="headrace-", dir="/tmp")

@@ -5,11 +5,20 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.gateway.live.answers import MOST_ALIKE, Answers
-from headrace.gateway.live.idle import Idle
-from headrace.gateway.live.names import call_in, call_of, is_live, new_uid, scope_of, session_uid, uid_of
-from headrace.gateway.live.texts import Texts
-from headrace.gateway.text_key import CHUNK, TextKey
+from headrace.gateway.call.turn import CHUNK_BYTES, TextKey
+from headrace.gateway.live.endings import IdleClock
+from headrace.gateway.live.index import (
+    MAX_ALIKE,
+    AnswerIndex,
+    TextIndex,
+    call_in,
+    conversation_of,
+    is_live,
+    new_call_id,
+    new_conversation_uid,
+    session_uid,
+    tenant_prefix,
+)
 from headrace.tokens import Message, Request, ToolCall
 
 OK = Message("assistant", "ok")
@@ -21,12 +30,12 @@ def asked(*texts: str) -> Request:
     return Request(messages[:-1])
 
 
-def answer(answers: Answers, uid: str, request: Request, scope: str = "") -> None:
+def answer(answers: AnswerIndex, uid: str, request: Request, scope: str = "") -> None:
     answers.add(uid, scope, *request.chain.answer(OK))
 
 
 def test_the_conversations_that_were_quiet_longest_are_forgotten_first() -> None:
-    answers = Answers(most=4)
+    answers = AnswerIndex(most=4)
     for uid in ("a", "b", "c"):
         answer(answers, uid, asked(uid))
     for texts in (["a", "1"], ["a", "1", "2"]):
@@ -40,11 +49,11 @@ def test_the_conversations_that_were_quiet_longest_are_forgotten_first() -> None
 
 
 def test_what_is_dropped_leaves_nothing() -> None:
-    answers = Answers()
-    for at in range(2 * MOST_ALIKE):
+    answers = AnswerIndex()
+    for at in range(2 * MAX_ALIKE):
         answer(answers, f"c{at}", asked("hi"))
-    assert len(answers) == MOST_ALIKE
-    for at in range(2 * MOST_ALIKE):
+    assert len(answers) == MAX_ALIKE
+    for at in range(2 * MAX_ALIKE):
         answers.drop(f"c{at}")
     assert len(answers) == 0
     assert answers.find("", asked("hi", "more")) is None
@@ -52,7 +61,7 @@ def test_what_is_dropped_leaves_nothing() -> None:
 
 def test_an_answer_whose_text_was_dropped_is_found_by_its_calls_ids() -> None:
     """Two conversations with the same question, the same call and other ids; a third that asked something else."""
-    answers, question = Answers(), Message("user", "hi")
+    answers, question = AnswerIndex(), Message("user", "hi")
     said = {
         uid: Message("assistant", f"I am {uid}.", None, (ToolCall("look_up", {"q": "x"}, f"call_{uid}"),))
         for uid in ("a", "b")
@@ -71,15 +80,15 @@ def test_an_answer_whose_text_was_dropped_is_found_by_its_calls_ids() -> None:
 
 
 def test_no_scope_finds_what_was_given_in_another() -> None:
-    answers = Answers()
+    answers = AnswerIndex()
     answer(answers, "a", asked("hi"), "tenant\0user\0")
     for scope in ("", "tenant\0\0", "tenant\0user", "other\0user\0"):
         assert answers.find(scope, asked("hi", "more")) is None
 
 
-@given(st.lists(st.text(max_size=3 * CHUNK), max_size=8), st.text(max_size=CHUNK))
+@given(st.lists(st.text(max_size=3 * CHUNK_BYTES), max_size=8), st.text(max_size=CHUNK_BYTES))
 def test_of_all_texts_that_a_prompt_begins_with_the_longest_is_first(texts: list[str], more: str) -> None:
-    known = Texts()
+    known = TextIndex()
     for text in texts:
         known.add("s", TextKey.of(text))
     for text in texts:
@@ -93,7 +102,7 @@ def test_of_all_texts_that_a_prompt_begins_with_the_longest_is_first(texts: list
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 30)), max_size=30))
 def test_what_is_due_was_not_heard_of_for_so_long(calls: list[tuple[str, int]]) -> None:
-    idle, now = Idle(20), 0
+    idle, now = IdleClock(20), 0
     last: dict[str, int] = {}
     for uid, wait in calls:
         now += wait
@@ -104,13 +113,13 @@ def test_what_is_due_was_not_heard_of_for_so_long(calls: list[tuple[str, int]]) 
 
 
 def test_a_response_id_names_its_conversation_in_every_dialect() -> None:
-    uid = new_uid()
-    call = call_of(uid, "0123456789abcdef" * 2)
+    uid = new_conversation_uid()
+    call = new_call_id(uid, "0123456789abcdef" * 2)
     for shown in (call, f"chatcmpl-{call}", f"cmpl-{call}-0", f"resp_{call}", f"msg_{call}"):
         named = call_in(shown)
         assert named is not None
-        assert uid_of(named) == uid
+        assert conversation_of(named) == uid
     assert is_live(f"tenant/{uid}")
-    assert scope_of(f"tenant/{uid}") == "tenant/"
+    assert tenant_prefix(f"tenant/{uid}") == "tenant/"
     assert not is_live(f"{uid}@other")
     assert session_uid("s", 1) != session_uid("s", 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.gateway.tenants.bucket import Bucket
+from headrace.gateway.tenants import TokenBucket
 
 RATES = st.floats(0.01, 1e4)
 MOST = st.floats(1, 1e5)
@@ -14,7 +14,7 @@ GAPS = st.lists(st.floats(0, 100), max_size=50)
 
 @given(RATES, MOST, GAPS)
 def test_whatever_the_times_no_more_is_taken_than_was_there(rate: float, most: float, gaps: list[float]) -> None:
-    bucket, now, taken = Bucket.full(rate, most, 0.0), 0.0, 0
+    bucket, now, taken = TokenBucket.full(rate, most, 0.0), 0.0, 0
     for gap in gaps:
         now += gap
         while taken < 500 and bucket.wait(now, 1) == 0:
@@ -27,7 +27,7 @@ def test_whatever_the_times_no_more_is_taken_than_was_there(rate: float, most: f
 def test_who_waits_as_long_as_told_is_let_in_and_not_before(
     rate: float, most: float, gaps: list[float], spent: float
 ) -> None:
-    bucket, now = Bucket.full(rate, most, 0.0), 0.0
+    bucket, now = TokenBucket.full(rate, most, 0.0), 0.0
     for gap in gaps:
         now += gap
         bucket = bucket.less(now, spent / (1 + len(gaps)))
@@ -39,17 +39,17 @@ def test_who_waits_as_long_as_told_is_let_in_and_not_before(
 
 @given(RATES, MOST, st.floats(0, 1e5), st.floats(0, 1e5))
 def test_time_in_two_pieces_is_time_in_one(rate: float, most: float, first: float, second: float) -> None:
-    empty = Bucket.full(rate, most, 0.0).less(0.0, most)
+    empty = TokenBucket.full(rate, most, 0.0).less(0.0, most)
     at_once, in_two = empty.at(first + second).level, empty.at(first).at(first + second).level
     assert abs(at_once - in_two) <= 1e-6 * (1 + at_once)
 
 
 def test_a_clock_that_goes_back_brings_nothing_and_no_bucket_overflows() -> None:
-    bucket = Bucket.full(2, 10, 100.0).less(100.0, 10)
+    bucket = TokenBucket.full(2, 10, 100.0).less(100.0, 10)
     assert bucket.at(50.0).level == 0
     assert bucket.at(50.0).at(101.0).level == 2
     assert bucket.at(1e9).level == 10
 
 
 def test_more_than_it_holds_is_let_in_once_it_is_full() -> None:
-    assert Bucket.full(1, 5, 0.0).wait(0.0, 50) == 0
+    assert TokenBucket.full(1, 5, 0.0).wait(0.0, 50) == 0

@@ -18,10 +18,9 @@ from headrace import DataPool
 from headrace.data.errors import InvalidInput
 from headrace.gateway import Settings
 from headrace.gateway.access import Access
-from headrace.gateway.counters import Counters
+from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import Refusal
-from headrace.gateway.tenants.spec import read_tenants
-from headrace.gateway.tenants.tenant import Tenant
+from headrace.gateway.tenants import Tenant, read_tenants
 
 Json = dict[str, Any]
 ADMIN = "admin-key"
@@ -155,7 +154,7 @@ class Clock:
         return self.now
 
 
-def one(tmp: Path, clock: Clock, counters: Counters, **bounds: Any) -> Tenant:
+def one(tmp: Path, clock: Clock, counters: GatewayCounters, **bounds: Any) -> Tenant:
     spec = read_tenants(written(tmp, {"a": {"keys": ["k"], **bounds}}))["a"]
     return Tenant("a", spec, counters, clock)
 
@@ -168,7 +167,7 @@ def refused(tenant: Tenant) -> Refusal:
 
 
 def test_a_rate_lets_a_burst_through_and_then_as_many_as_come_in(tmp_path: Path) -> None:
-    clock, counters = Clock(), Counters()
+    clock, counters = Clock(), GatewayCounters()
     tenant = one(tmp_path, clock, counters, calls_per_s=2, burst=3)
     for _ in range(3):
         with tenant.admitted():
@@ -182,7 +181,7 @@ def test_a_rate_lets_a_burst_through_and_then_as_many_as_come_in(tmp_path: Path)
 
 
 def test_tokens_are_counted_when_they_are_known_and_paid_back_before_the_next_call(tmp_path: Path) -> None:
-    clock, counters = Clock(), Counters()
+    clock, counters = Clock(), GatewayCounters()
     tenant = one(tmp_path, clock, counters, tokens_per_s=10)
     with tenant.admitted():
         tenant.used(600, 100)
@@ -194,7 +193,7 @@ def test_tokens_are_counted_when_they_are_known_and_paid_back_before_the_next_ca
 
 
 def test_what_is_under_way_counts_until_it_ends_however_it_ends(tmp_path: Path) -> None:
-    tenant = one(tmp_path, Clock(), Counters(), concurrency=1)
+    tenant = one(tmp_path, Clock(), GatewayCounters(), concurrency=1)
     with suppress(KeyError), tenant.admitted():
         refused(tenant)
         raise KeyError
@@ -329,7 +328,7 @@ def test_a_tenants_key_cannot_be_the_gateways(tmp_path: Path) -> None:
     file = str(written(tmp_path, {"a": {"keys": ["same"]}}))
     settings = Settings(vllm_addresses="http://a:1", tokenizer_path="x", tenants=file, admin_key="same")
     with pytest.raises(InvalidInput, match="is also the gateway's own"):
-        Access(settings, Counters())
+        Access(settings, GatewayCounters())
 
 
 def test_the_pool_keeps_what_is_there_where_it_is_told_to() -> None:

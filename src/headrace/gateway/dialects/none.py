@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from headrace.gateway.call.turn import Turn
 from headrace.gateway.dialects.openai import error_body
 from headrace.gateway.errors import Refusal
-from headrace.gateway.turn import Turn
 
 
 class NoDialect:

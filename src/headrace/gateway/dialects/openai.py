@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 
 from headrace.data.errors import shown
-from headrace.gateway.ask import Bad
+from headrace.gateway.call.ask import BadField
+from headrace.gateway.call.turn import Choice
 from headrace.gateway.errors import Refusal
-from headrace.gateway.turn import Choice
 
 DONE = b"data: [DONE]\n\n"
 
@@ -37,29 +37,29 @@ MAX_TOPS = 20
 def refuse_unbuilt(fields: dict[str, Any]) -> None:
     for name in NOT_OFFERED.keys() & fields.keys():
         if fields[name] and not (name == "best_of" and fields[name] == 1):
-            raise Bad(f"{name}: {NOT_OFFERED[name]} is not offered here; leave it out", name)
+            raise BadField(f"{name}: {NOT_OFFERED[name]} is not offered here; leave it out", name)
         del fields[name]
     modalities = fields.get("modalities")
     if modalities is not None and modalities != ["text"]:
-        raise Bad(f"modalities is {shown(modalities)}; only text is offered", "modalities")
+        raise BadField(f"modalities is {shown(modalities)}; only text is offered", "modalities")
     if fields.pop("add_generation_prompt", True) is False:
-        raise Bad("add_generation_prompt is false; an answer is always begun anew here", "add_generation_prompt")
+        raise BadField("add_generation_prompt is false; an answer is always begun anew here", "add_generation_prompt")
     if fields.pop("skip_special_tokens", True) is False:
-        raise Bad("skip_special_tokens is false; ask for return_token_ids to see them", "skip_special_tokens")
+        raise BadField("skip_special_tokens is false; ask for return_token_ids to see them", "skip_special_tokens")
 
 
 def take_stream(fields: dict[str, Any]) -> tuple[bool, bool]:
     """Whether to stream, and whether to say the usage at its end."""
     stream = fields.pop("stream", None)
     if stream is not None and type(stream) is not bool:
-        raise Bad(f"stream must be true or false, not {shown(stream)}", "stream")
+        raise BadField(f"stream must be true or false, not {shown(stream)}", "stream")
     options = fields.pop("stream_options", None)
     if options is None:
         return bool(stream), False
     if not isinstance(options, dict):
-        raise Bad(f"stream_options must be an object, not {shown(options)}", "stream_options")
+        raise BadField(f"stream_options must be an object, not {shown(options)}", "stream_options")
     if not stream:
-        raise Bad("stream_options is only for streams; set stream to true", "stream_options")
+        raise BadField("stream_options is only for streams; set stream to true", "stream_options")
     return True, bool(options.get("include_usage"))
 
 
@@ -90,7 +90,7 @@ def set_format(sampling: dict[str, Any], given: Any, holder: Any, param: str) ->
     if isinstance(schema, dict):
         sampling["structured_outputs"] = {"json": schema}
         return
-    raise Bad(
+    raise BadField(
         f"{param} is {shown(given)}; its type must be text, json_object, or json_schema with a schema in it", param
     )
 

@@ -5,11 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.gateway.ask import Ask, Bad, read_fields, take, take_max_tokens, take_n, take_sampling
+from headrace.gateway.call.ask import (
+    Ask,
+    BadField,
+    read_fields,
+    take,
+    take_max_tokens,
+    take_n,
+    take_sampling,
+)
+from headrace.gateway.call.turn import Choice, Turn, usage
 from headrace.gateway.dialects import openai
 from headrace.gateway.dialects.tools import Offer, arguments_text, check_function, conversation, offer
 from headrace.gateway.errors import Refusal
-from headrace.gateway.turn import Choice, Turn, usage
 from headrace.gateway.upstream.types import Sampled
 from headrace.tokens import Delta, Message, ToolCall, read_messages
 
@@ -142,7 +150,7 @@ def _messages(given: Any) -> tuple[Message, ...]:
     try:
         return read_messages(given)
     except InvalidInput as error:
-        raise Bad(str(error), "messages") from None
+        raise BadField(str(error), "messages") from None
 
 
 def _head(turn: Turn, kind: str) -> dict[str, Any]:
@@ -180,17 +188,17 @@ def _offer(fields: dict[str, Any]) -> Offer:
     tools = fields.pop("tools", None)
     choice = fields.pop("tool_choice", None)
     if tools is not None and not isinstance(tools, list):
-        raise Bad(f"tools must be a list, not {shown(tools)}", "tools")
+        raise BadField(f"tools must be a list, not {shown(tools)}", "tools")
     for at, tool in enumerate(tools or ()):
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or tool.get("type", "function") != "function":
-            raise Bad(f"tools[{at}] must be an object of type function, not {shown(tool)}", "tools")
+            raise BadField(f"tools[{at}] must be an object of type function, not {shown(tool)}", "tools")
         check_function(function, f"tools[{at}].function")
     if choice is None or choice in ("auto", "none", "required"):
         return offer(tools, choice or "auto")
     function = choice.get("function") if isinstance(choice, dict) else None
     if not isinstance(function, dict):
-        raise Bad(
+        raise BadField(
             f"tool_choice is {shown(choice)}; it must be auto, none, required, or an object that names a function",
             "tool_choice",
         )
@@ -203,7 +211,7 @@ def _take_tops(fields: dict[str, Any]) -> int | None:
     if tops is None:
         return 0 if wanted else None
     if not wanted and tops > 0:
-        raise Bad("top_logprobs needs logprobs to be true", "top_logprobs")
+        raise BadField("top_logprobs needs logprobs to be true", "top_logprobs")
     if not 0 <= tops <= openai.MAX_TOPS:
-        raise Bad(f"top_logprobs is {tops}; it must lie in 0..{openai.MAX_TOPS}", "top_logprobs")
+        raise BadField(f"top_logprobs is {tops}; it must lie in 0..{openai.MAX_TOPS}", "top_logprobs")
     return tops if wanted else None

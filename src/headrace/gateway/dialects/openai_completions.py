@@ -8,10 +8,18 @@ import numpy as np
 
 from headrace.data.errors import shown
 from headrace.data.step import IntArray
-from headrace.gateway.ask import Ask, Bad, read_fields, take, take_max_tokens, take_n, take_sampling
+from headrace.gateway.call.ask import (
+    Ask,
+    BadField,
+    read_fields,
+    take,
+    take_max_tokens,
+    take_n,
+    take_sampling,
+)
+from headrace.gateway.call.turn import Choice, Turn, usage
 from headrace.gateway.dialects import openai
 from headrace.gateway.errors import Refusal
-from headrace.gateway.turn import Choice, Turn, usage
 from headrace.gateway.upstream.types import Sampled
 from headrace.tokens import Delta
 
@@ -36,7 +44,7 @@ class OpenAICompletions:
         openai.take_format(fields, sampling)
         tops = take(fields, "logprobs", int, None, "an integer")
         if tops is not None and not 0 <= tops <= openai.MAX_TOPS:
-            raise Bad(f"logprobs is {tops}; it must lie in 0..{openai.MAX_TOPS}", "logprobs")
+            raise BadField(f"logprobs is {tops}; it must lie in 0..{openai.MAX_TOPS}", "logprobs")
         return Ask(
             model=model,
             prompts=prompts,
@@ -153,17 +161,17 @@ def _prompts(given: Any) -> tuple[str | IntArray, ...]:
         if all(type(item) is int for item in given):
             return (_ids(given),)
         if len(given) > MAX_PROMPTS:
-            raise Bad(f"prompt holds {len(given)} prompts; at most {MAX_PROMPTS} are taken in one call", "prompt")
+            raise BadField(f"prompt holds {len(given)} prompts; at most {MAX_PROMPTS} are taken in one call", "prompt")
         if all(isinstance(item, str) for item in given):
             return tuple(given)
         if all(isinstance(item, list) and item and all(type(i) is int for i in item) for item in given):
             return tuple(_ids(item) for item in given)
-    raise Bad(
+    raise BadField(
         f"prompt must be a text, a list of token ids, or a list of either, and not empty; not {shown(given)}", "prompt"
     )
 
 
 def _ids(given: list[int]) -> IntArray:
     if min(given) < 0 or max(given) >= 2**31:
-        raise Bad("prompt holds an id that is no token id (0 and above)", "prompt")
+        raise BadField("prompt holds an id that is no token id (0 and above)", "prompt")
     return np.asarray(given, np.int32)

@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.data.errors import shown
 from headrace.data.json import to_json
-from headrace.gateway.ask import Bad
+from headrace.gateway.call.ask import BadField
 from headrace.tokens import Message, Request, ToolCall
 
 
@@ -29,10 +29,12 @@ def offer(tools: Sequence[Mapping[str, Any]] | None, choice: str, only: Sequence
     if choice == "auto":
         return Offer(tools, bool(names))
     if not names:
-        raise Bad("tool_choice is required, but there are no tools", "tool_choice")
+        raise BadField("tool_choice is required, but there are no tools", "tool_choice")
     for name in only:
         if name not in names:
-            raise Bad(f"tool_choice names {shown(name)}, which is none of tools: {', '.join(names)}", "tool_choice")
+            raise BadField(
+                f"tool_choice names {shown(name)}, which is none of tools: {', '.join(names)}", "tool_choice"
+            )
     return Offer(tools, True, tuple(only) or names)
 
 
@@ -41,17 +43,17 @@ def conversation(messages: Sequence[Message], offered: Offer, options: Any, para
     try:
         return Request(messages, offered.tools, options)
     except RecursionError:
-        raise Bad(f"{param}, tools or chat_template_kwargs are nested too deep", param) from None
+        raise BadField(f"{param}, tools or chat_template_kwargs are nested too deep", param) from None
 
 
 def check_function(function: Any, at: str) -> None:
     """A function's name and parameters; what is wrong is named by its place."""
     name = function.get("name")
     if not isinstance(name, str) or not name:
-        raise Bad(f"{at}.name must be a string, not {shown(name)}", "tools")
+        raise BadField(f"{at}.name must be a string, not {shown(name)}", "tools")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        raise Bad(f"{at}.parameters must be a JSON schema, not {shown(parameters)}", "tools")
+        raise BadField(f"{at}.parameters must be a JSON schema, not {shown(parameters)}", "tools")
 
 
 def arguments_text(call: ToolCall) -> str:

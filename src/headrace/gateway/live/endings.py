@@ -1,4 +1,4 @@
-"""When a conversation ends: nobody called for so long. One timer, on a steady clock.
+"""Conversations that end because nobody called for so long: one timer, on a monotonic clock.
 
 Where other processes write to the same pool, a conversation that grew since this one last looked is theirs to end: it
 is looked at again after as long. One without any answer is no rollout; it is forgotten.
@@ -8,34 +8,71 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 
 from headrace.data.errors import HeadraceError
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.live.idle import Idle
 from headrace.gateway.models.beside import Beside
 from headrace.pool.embedded import DataPool
 
 #: The timer's shortest wait, in seconds: many that end at about the same time are ended at once.
-LEAST_S = 1.0
+MIN_SWEEP_S = 1.0
 
 log = logging.getLogger("headrace.gateway")
 
 
-class Endings:
+class IdleClock:
+    """When each conversation was last called. Pure: time is an argument, and only ever goes on."""
+
+    def __init__(self, after_s: float) -> None:
+        self.after_s = after_s
+        self._last: OrderedDict[str, float] = OrderedDict()  # the quietest first
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._last
+
+    def touch(self, uid: str, now: float) -> None:
+        """Notes a call at `now`."""
+        self._last[uid] = now
+        self._last.move_to_end(uid)
+
+    def drop(self, uid: str) -> None:
+        self._last.pop(uid, None)
+
+    def due(self, now: float) -> list[str]:
+        """The conversations that were not called for `after_s`, the quietest first."""
+        found: list[str] = []
+        for uid, last in self._last.items():
+            if now - last < self.after_s:
+                break
+            found.append(uid)
+        return found
+
+    def wait(self, now: float) -> float:
+        """Seconds until the next can be due."""
+        last = next(iter(self._last.values()), now)
+        return max(0.0, last + self.after_s - now)
+
+
+class IdleEndings:
+    """Watches the conversations of a live service, and ends those that are idle."""
+
     def __init__(self, gateway: Gateway, after_s: float, clock: Callable[[], float]) -> None:
         self._gateway = gateway
         self._beside = Beside(gateway)
         self._shared = not isinstance(gateway.pool, DataPool)
         self._clock = clock
-        self._idle = Idle(after_s)
+        self._idle = IdleClock(after_s)
         self._under_way: Counter[str] = Counter()
         self._ending: set[str] = set()
         self._seen: dict[str, int] = {}  # how many steps there were when it was last looked at
 
     def __contains__(self, held: str) -> bool:
-        """Whether it is watched."""
+        """Whether a conversation is watched."""
         return held in self._idle
 
     def __len__(self) -> int:
@@ -46,6 +83,7 @@ class Endings:
         return held in self._ending
 
     def watch(self, held: str) -> None:
+        """Counts a conversation's idle time from now on."""
         self._idle.touch(held, self._clock())
 
     def enter(self, held: str) -> None:
@@ -54,6 +92,7 @@ class Endings:
         self.watch(held)
 
     def leave(self, held: str) -> None:
+        """A call that entered is over."""
         self._under_way[held] -= 1
         if not self._under_way[held]:
             del self._under_way[held]
@@ -61,6 +100,7 @@ class Endings:
             self.watch(held)
 
     def drop(self, held: str) -> None:
+        """Stops watching a conversation."""
         self._idle.drop(held)
         self._seen.pop(held, None)
 
@@ -68,11 +108,11 @@ class Endings:
         """The timer. `look` finds what was in the pool at the start, and says whether all of it is watched now."""
         while True:
             wait = self._idle.wait(self._clock()) if await look() else 0.0
-            await asyncio.sleep(max(LEAST_S, wait))
+            await asyncio.sleep(max(MIN_SWEEP_S, wait))
             await self.sweep()
 
     async def sweep(self) -> None:
-        """Ends what is idle."""
+        """Ends the conversations that are idle and have no call under way."""
         for held in self._idle.due(self._clock()):
             if self._under_way[held]:
                 self.watch(held)

@@ -6,8 +6,8 @@ channel of its own. What an agent or its author says of the one holds for all: w
 
 from __future__ import annotations
 
-from headrace.gateway.bodies import InitTrajectory, RegisterTrajectory
 from headrace.gateway.gateway import Gateway
+from headrace.gateway.http import InitTrajectoryBody, RegisterTrajectoryBody
 from headrace.pool.errors import NotFound
 from headrace.pool.operation import Completion
 
@@ -19,7 +19,7 @@ class Beside:
         self._default = gateway.models.default
 
     async def place(
-        self, uid: str, prompt: str, channel: str, asked: InitTrajectory | RegisterTrajectory, *, keep: bool
+        self, uid: str, prompt: str, channel: str, asked: InitTrajectoryBody | RegisterTrajectoryBody, *, keep: bool
     ) -> None:
         """Lets those that are there learn what is said of the agent's; the pool's `Conflict` where one cannot move.
         `keep`: metadata that is there stays as it is."""

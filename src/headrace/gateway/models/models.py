@@ -15,7 +15,7 @@ from headrace.gateway.errors import Refusal
 from headrace.gateway.models.policy import Policy, Shared
 from headrace.gateway.models.provider import Provider
 from headrace.gateway.models.spec import MARK, ModelsFile, ModelSpec, read_models
-from headrace.gateway.settings import Settings
+from headrace.gateway.settings import GatewaySettings
 
 
 class _Named(msgspec.Struct):
@@ -26,7 +26,7 @@ _decode = msgspec.json.Decoder(_Named).decode
 
 
 class Models:
-    def __init__(self, settings: Settings, shared: Shared) -> None:
+    def __init__(self, settings: GatewaySettings, shared: Shared) -> None:
         file = read_models(Path(settings.models)) if settings.models is not None else ModelsFile({})
         self._patterns = [(pattern, name) for name, spec in file.models.items() for pattern in spec.patterns]
         self._providers = {
@@ -159,7 +159,7 @@ class Models:
         return next((meant for pattern, meant in self._patterns if fnmatch.fnmatchcase(name, pattern)), "")
 
 
-def _default(file: ModelsFile, settings: Settings, shared: Shared) -> Policy:
+def _default(file: ModelsFile, settings: GatewaySettings, shared: Shared) -> Policy:
     if file.default is None:
         return Policy("", settings, shared)
     spec = file.models[file.default]
@@ -167,9 +167,9 @@ def _default(file: ModelsFile, settings: Settings, shared: Shared) -> Policy:
     return Policy(file.default, own, shared, served=spec.served, channel=file.channel(file.default))
 
 
-def _own(settings: Settings, spec: ModelSpec) -> Settings:
+def _own(settings: GatewaySettings, spec: ModelSpec) -> GatewaySettings:
     """The settings of one model."""
     given = {**settings.model_dump(), **spec.changes(), "models": None}
     if spec.key_env is not None or spec.servers:
         given["upstream_key"] = spec.key()  # the flags' key is for the flags' servers
-    return Settings(**given)
+    return GatewaySettings(**given)

@@ -11,17 +11,17 @@ from typing import Any
 import msgspec
 
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.gateway.calls import Calls
-from headrace.gateway.counters import Counters
+from headrace.gateway.call.executor import CallExecutor
+from headrace.gateway.call.sampling import SamplingRules
+from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import not_ready
 from headrace.gateway.models.renderers import Renderers
 from headrace.gateway.models.spec import MARK
 from headrace.gateway.planner import Planner
 from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
-from headrace.gateway.sampling import Sampling
 from headrace.gateway.sessions import Sessions
-from headrace.gateway.settings import Settings
+from headrace.gateway.settings import GatewaySettings
 from headrace.gateway.upstream import Options, Upstream
 from headrace.pool.config import DEFAULT_CHANNEL
 from headrace.pool.embedded import DataPool
@@ -42,7 +42,7 @@ class Shared(msgspec.Struct, frozen=True, eq=False):
     pool: DataPool | RemotePool
     sessions: Sessions
     recorder: Recorder
-    counters: Counters
+    counters: GatewayCounters
     redaction: Redaction
     renderers: Renderers
 
@@ -58,7 +58,7 @@ class Policy:
     def __init__(
         self,
         name: str,
-        settings: Settings,
+        settings: GatewaySettings,
         shared: Shared,
         *,
         served: str | None = None,
@@ -89,7 +89,7 @@ class Policy:
                 model=served,
             ),
         )
-        self._calls: Calls | None = None
+        self._calls: CallExecutor | None = None
         self._stage = LOADING if settings.tokenizer_path is not None else FINDING
         self._tokenizer = settings.tokenizer_path or ""  # where it lies, and who said so
         #: Why it will never take calls.
@@ -119,12 +119,12 @@ class Policy:
         planner = Planner(
             renderer,
             shared.sessions,
-            Sampling(settings),
+            SamplingRules(settings),
             shared.counters,
             mode=settings.history,
             shared=not isinstance(shared.pool, DataPool),
         )
-        self._calls = Calls(
+        self._calls = CallExecutor(
             *(planner, self.upstream, shared.sessions, shared.recorder, shared.counters, shared.redaction),
             trained=self.trained,
         )
@@ -185,7 +185,7 @@ class Policy:
         return f"Gateway not ready: {self._own(trouble)}" if trouble else None
 
     @property
-    def calls(self) -> Calls:
+    def calls(self) -> CallExecutor:
         """What carries its calls out; `Refusal` until it can. A call that then finds no server up says so itself."""
         why = self._why_no_calls
         if why is not None or self._calls is None:

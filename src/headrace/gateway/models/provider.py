@@ -12,10 +12,10 @@ import msgspec
 from starlette.datastructures import Headers
 from yarl import URL
 
+from headrace.gateway.call.connection import ResponseWriter
 from headrace.gateway.errors import Refusal
 from headrace.gateway.models.spec import ModelSpec
-from headrace.gateway.sending import Sending
-from headrace.gateway.settings import Settings
+from headrace.gateway.settings import GatewaySettings
 from headrace.gateway.upstream.errors import Failed
 
 #: What concerns one connection only, and what a request says anew.
@@ -33,7 +33,7 @@ NOT_ADDED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 
 
 class Provider:
-    def __init__(self, name: str, spec: ModelSpec, settings: Settings) -> None:
+    def __init__(self, name: str, spec: ModelSpec, settings: GatewaySettings) -> None:
         self.name = name
         (self._address,) = spec.servers
         self._served = spec.served
@@ -45,7 +45,7 @@ class Provider:
         )
         self._session: aiohttp.ClientSession | None = None
 
-    async def forward(self, headers: Headers, rest: str, body: bytes, sending: Sending) -> None:
+    async def forward(self, headers: Headers, rest: str, body: bytes, sending: ResponseWriter) -> None:
         """Sends a call on and its answer back, byte by byte; `rest` is its path behind the base URL."""
         try:
             async with self._client().post(

@@ -1,1 +1,1 @@
-"""The routes of a gateway, one kind a file."""
+"""The routes of a gateway: each file reads requests of one kind, asks the gateway, and writes the answers."""

@@ -1,4 +1,4 @@
-"""What trainers and operators need: policy versions, rollout servers, pausing, how the gateway is, and looking in."""
+"""The routes of trainers and operators: health, policy versions, rollout servers, pausing, stats and metrics."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from starlette.responses import Response
 from headrace.api.metrics import prometheus
 from headrace.data.errors import InvalidInput, shown
 from headrace.gateway.access import Role
-from headrace.gateway.bodies import Drop, PolicyVersion, Server
 from headrace.gateway.errors import Refusal
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.responses import json_response
-from headrace.gateway.routing import path_uid, read
+from headrace.gateway.http import DropSessionBody, PolicyVersionBody, ServerBody, decode_body, json_response
 from headrace.gateway.upstream.control import LEASE_S, MOST_LEASE_S
 from headrace.pool.embedded import DataPool
 
 
-class Control:
+class ControlRoutes:
     """The handlers, bound to one gateway."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -50,7 +48,7 @@ class Control:
         """What the servers, or one of them, sample with from now on."""
         gateway = self.gateway
         gateway.access.check(request, Role.ADMIN)
-        asked = read(await gateway.body(request), PolicyVersion)
+        asked = decode_body(await gateway.body(request), PolicyVersionBody)
         server = asked.server.rstrip("/") if asked.server is not None else None
         policy = gateway.models.asked(asked.model)
         trusted = bool(request.scope.get("headrace.trusted"))  # the pool was told when it was said first
@@ -81,7 +79,7 @@ class Control:
     async def add_server(self, request: Request) -> Response:
         """Adds a rollout server."""
         self.gateway.access.check(request, Role.ADMIN)
-        asked = read(await self.gateway.body(request), Server)
+        asked = decode_body(await self.gateway.body(request), ServerBody)
         if not asked.address.startswith(("http://", "https://")):
             raise InvalidInput(f"address is {shown(asked.address)}; it looks like http://127.0.0.1:8001")
         await self.gateway.models.asked(asked.model).upstream.add(asked.address.rstrip("/"))
@@ -90,7 +88,7 @@ class Control:
     async def remove_server(self, request: Request) -> Response:
         """Takes a rollout server out; its calls under way end."""
         self.gateway.access.check(request, Role.ADMIN)
-        asked = read(await self.gateway.body(request), Server)
+        asked = decode_body(await self.gateway.body(request), ServerBody)
         upstream = self.gateway.models.asked(asked.model).upstream
         try:
             await upstream.remove(asked.address.rstrip("/"))
@@ -101,19 +99,11 @@ class Control:
     async def drop_session(self, request: Request) -> Response:
         """Forgets what is known of a trajectory; only other workers ask for it."""
         if request.scope.get("headrace.trusted"):
-            self.gateway.drop(read(await request.body(), Drop).trajectory_uid)
+            self.gateway.drop(decode_body(await request.body(), DropSessionBody).trajectory_uid)
             return json_response({"status": "ok"})
         raise Refusal("there is no such route", 404, code="no_route")
 
     # -- looking in ----------------------------------------------------------------------------------------------------
-
-    async def trajectory(self, request: Request) -> Response:
-        """A trajectory and its steps, each with its whole prompt."""
-        self.gateway.access.check(request, Role.ADMIN)
-        uid = path_uid(request, "trajectory_uid")
-        await self.gateway.recorder.flushed(uid)
-        found = await self.gateway.pool.aio.trajectory(uid)
-        return json_response(found.to_dict())
 
     async def stats(self, request: Request) -> Response:
         """The pool's ledger and the gateway's counters."""

@@ -1,4 +1,4 @@
-"""What flows that handle tokens themselves need: sampling by ids, and handing their own steps in."""
+"""The routes of flows that handle tokens themselves: sampling by ids, and handing their own steps in."""
 
 from __future__ import annotations
 
@@ -13,25 +13,30 @@ from starlette.responses import Response
 from headrace.data.errors import InvalidInput
 from headrace.data.step import Step, token_ids_array
 from headrace.gateway.access import Caller, Role
-from headrace.gateway.ask import Ask, Bad, take_max_tokens, take_sampling
-from headrace.gateway.bodies import ComputeReward, Generate, SubmitSteps, WireStep
-from headrace.gateway.calls import Calls
+from headrace.gateway.call.ask import Ask, BadField, take_max_tokens, take_sampling, tools_bytes
+from headrace.gateway.call.connection import ClientGone, DisconnectWatch
+from headrace.gateway.call.executor import CallExecutor
+from headrace.gateway.call.turn import Turn
 from headrace.gateway.errors import Refusal
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.presence import HungUp, Presence
-from headrace.gateway.redaction import REDACTED, void
-from headrace.gateway.responses import json_response
-from headrace.gateway.routing import read
-from headrace.gateway.turn import Turn
+from headrace.gateway.http import (
+    ComputeRewardBody,
+    GenerateBody,
+    StepBody,
+    SubmitStepsBody,
+    decode_body,
+    json_response,
+)
+from headrace.gateway.redaction import REDACTED, redacted_step
 from headrace.gateway.upstream import Failed
 from headrace.tokens import Cause, PromptPlan, read_messages, text_of
 from headrace.tokens import Request as Conversation
 
 #: What counters call prompts that belong to no channel.
-WHITE_BOX = "-"
+NO_CHANNEL = "-"
 
 
-class WhiteBox:
+class WhiteBoxRoutes:
     """The handlers, bound to one gateway."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -42,11 +47,11 @@ class WhiteBox:
         gateway = self.gateway
         caller = gateway.access.caller(request, Role.AGENT)
         with caller.admitted(), gateway.admitted():
-            asked = read(await gateway.body(request, caller), Generate)
+            asked = decode_body(await gateway.body(request, caller), GenerateBody)
             try:
-                async with Presence(request.receive):
+                async with DisconnectWatch(request.receive):
                     calls, turn = await self._sampled(asked)
-            except HungUp:
+            except ClientGone:
                 return Response(status_code=499)
         (choice,) = turn.choices
         assert choice.sampled is not None
@@ -64,23 +69,23 @@ class WhiteBox:
             }
         )
 
-    async def _sampled(self, asked: Generate) -> tuple[Calls, Turn]:
+    async def _sampled(self, asked: GenerateBody) -> tuple[CallExecutor, Turn]:
         policy = self.gateway.models.asked(asked.model)
         calls = policy.calls
         planner = calls.planner
         ask = _ask(asked)
         if ask.conversation is not None:
-            plan = await planner.conversation(ask.conversation)
+            plan = await planner.conversation(ask.conversation, tools_size=tools_bytes(ask.conversation))
         else:
             plan = PromptPlan(planner.checked(token_ids_array(asked.prompt_ids, "prompt_ids")), Cause.FIRST)
         call_id = uuid.uuid4().hex
         context = policy.upstream.max_model_len
-        turn = planner.turn(WHITE_BOX, ask, plan, call_id, "", context, sticky=asked.trajectory_uid or call_id)
+        turn = planner.turn(NO_CHANNEL, ask, plan, call_id, "", context, sticky=asked.trajectory_uid or call_id)
         await calls.sample([turn])
         (choice,) = turn.choices
         trouble = calls.trouble(turn, choice, choice.response(), choice.values())
         if trouble is not None:
-            self.gateway.counters.add("quarantined", WHITE_BOX, trouble.value)
+            self.gateway.counters.add("quarantined", NO_CHANNEL, trouble.value)
             raise Failed(f"{turn.server} gave an answer that must not be trained on: {trouble.value}", "malformed")
         return calls, turn
 
@@ -90,7 +95,7 @@ class WhiteBox:
         caller = gateway.access.caller(request, Role.AGENT)
         channel = caller.channel(request.query_params.get("channel") or None, gateway.models.default.channel)
         with caller.admitted():
-            asked = read(await gateway.body(request, caller), SubmitSteps)
+            asked = decode_body(await gateway.body(request, caller), SubmitStepsBody)
             if any(step.reward is not None or step.is_last for step in asked.steps):
                 gateway.access.caller(request, Role.REWARD)  # an agent must not pay or end itself this way either
             steps = [_step(at, _scoped(given, caller)) for at, given in enumerate(asked.steps)]
@@ -100,7 +105,7 @@ class WhiteBox:
         gateway = self.gateway
         for step in steps:
             gateway.models.check(step.trajectory_uid)
-        kept = [step if await gateway.redaction.keeps(step, channel) else void(step) for step in steps]
+        kept = [step if await gateway.redaction.keeps(step, channel) else redacted_step(step) for step in steps]
         await gateway.recorder.flushed(*{step.trajectory_uid for step in kept})
         receipt = await gateway.pool.aio.submit_steps(kept, channel, timeout=0)
         dropped = sum(step.quarantined == REDACTED for step in kept)
@@ -116,7 +121,7 @@ class WhiteBox:
     async def compute_reward(self, request: Request) -> Response:
         """Refused: there are no reward workers yet."""
         self.gateway.access.check(request, Role.REWARD)
-        read(await self.gateway.body(request), ComputeReward)
+        decode_body(await self.gateway.body(request), ComputeRewardBody)
         raise Refusal(
             "there are no reward workers yet: score answers in your own code, and send what they are worth with "
             "/submit_steps, or with reward and complete_trajectory",
@@ -125,15 +130,15 @@ class WhiteBox:
         )
 
 
-def _ask(asked: Generate) -> Ask:
+def _ask(asked: GenerateBody) -> Ask:
     """What `/generate` takes, as an ask."""
     if (asked.prompt_ids is None) == (asked.messages is None):
-        raise Bad("give either prompt_ids or messages", "prompt_ids")
+        raise BadField("give either prompt_ids or messages", "prompt_ids")
     fields = dict(asked.sampling_params or {})
     beside = {"max_tokens": asked.max_tokens, "temperature": asked.temperature, "top_p": asked.top_p}
     fields |= {name: value for name, value in beside.items() if value is not None}
     if fields.pop("n", 1) != 1:
-        raise Bad("n is not offered here: one call samples one answer", "sampling_params")
+        raise BadField("n is not offered here: one call samples one answer", "sampling_params")
     for name in ("logprobs", "prompt_logprobs", "detokenize", "skip_special_tokens", "output_kind"):
         fields.pop(name, None)  # how vLLM's own SamplingParams show an answer; ids and log-probs always come
     most = take_max_tokens(fields, "max_tokens", "max_new_tokens")
@@ -146,15 +151,15 @@ def _ask(asked: Generate) -> Ask:
     return Ask(model="", conversation=conversation, sampling=sampling, extra=fields)
 
 
-def _scoped(given: WireStep, caller: Caller) -> WireStep:
+def _scoped(given: StepBody, caller: Caller) -> StepBody:
     """A step under the names that the pool has for its caller's trajectories."""
     prompt = caller.uid(given.prompt_uid) if given.prompt_uid is not None else None
     return msgspec.structs.replace(given, trajectory_uid=caller.uid(given.trajectory_uid), prompt_uid=prompt)
 
 
-def _step(at: int, given: WireStep) -> Step:
+def _step(at: int, given: StepBody) -> Step:
     fields: dict[str, Any] = {
-        name: value for name in WireStep.__struct_fields__ if (value := getattr(given, name)) is not None
+        name: value for name in StepBody.__struct_fields__ if (value := getattr(given, name)) is not None
     }
     try:
         for name in ("prompt_ids", "response_ids"):

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.gateway.ask import Ask, Bad, read_fields, take, take_max_tokens, take_sampling
+from headrace.gateway.call.ask import (
+    Ask,
+    BadField,
+    read_fields,
+    take,
+    take_max_tokens,
+    take_sampling,
+)
+from headrace.gateway.call.turn import Turn
 from headrace.gateway.dialects import anthropic
 from headrace.gateway.dialects.anthropic_messages.answer import content_of, ending_of, message
 from headrace.gateway.dialects.anthropic_messages.blocks import read_messages, read_system
@@ -19,7 +27,6 @@ from headrace.gateway.dialects.anthropic_messages.fields import (
 from headrace.gateway.dialects.anthropic_messages.tools import take_tools
 from headrace.gateway.dialects.tools import conversation
 from headrace.gateway.errors import Refusal
-from headrace.gateway.turn import Turn
 
 __all__ = ["AnthropicMessages"]
 
@@ -33,7 +40,7 @@ class AnthropicMessages:
         fields = read_fields(body)
         most = take_max_tokens(fields, "max_tokens")
         if most is None:
-            raise Bad("max_tokens is missing; say how many tokens an answer may have", "max_tokens")
+            raise BadField("max_tokens is missing; say how many tokens an answer may have", "max_tokens")
         ask = _ask(fields)
         ask.sampling["max_tokens"] = most
         return ask

@@ -6,9 +6,9 @@ import base64
 from hashlib import blake2b
 from typing import Any
 
+from headrace.gateway.call.turn import Choice, Turn
 from headrace.gateway.dialects.anthropic_messages.blocks import RAW
 from headrace.gateway.dialects.seal import seal
-from headrace.gateway.turn import Choice, Turn
 from headrace.tokens import ToolCall
 
 Json = dict[str, Any]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.gateway.ask import Bad
+from headrace.gateway.call.ask import BadField
 from headrace.gateway.dialects.seal import unseal
 from headrace.tokens import Image, Message, ToolCall
 from headrace.tokens.images import read_base64
@@ -32,7 +32,7 @@ def read_system(given: Any) -> tuple[Message, ...]:
 
 def _system_texts(given: Any) -> Iterator[str]:
     if not isinstance(given, list):
-        raise Bad(f"system must be a string or a list of text blocks, not {shown(given)}", "system")
+        raise BadField(f"system must be a string or a list of text blocks, not {shown(given)}", "system")
     for at, block in enumerate(given):
         text = _text(block, f"system[{at}]")
         if not text.startswith(BILLING):
@@ -42,11 +42,13 @@ def _system_texts(given: Any) -> Iterator[str]:
 def read_messages(given: Any) -> list[Message]:
     """The conversation that `messages` are; it ends with what is to be answered."""
     if not isinstance(given, list) or not given:
-        raise Bad(f"messages must be a list of at least one message, not {shown(given)}", "messages")
+        raise BadField(f"messages must be a list of at least one message, not {shown(given)}", "messages")
     found: list[Message] = []
     for at, message in enumerate(given):
         if not isinstance(message, dict):
-            raise Bad(f"messages[{at}] must be an object with a role and content, not {shown(message)}", "messages")
+            raise BadField(
+                f"messages[{at}] must be an object with a role and content, not {shown(message)}", "messages"
+            )
         role, content, place = message.get("role"), message.get("content"), f"messages[{at}].content"
         if role == "assistant":
             _append(found, _answer(content, place))
@@ -56,9 +58,9 @@ def read_messages(given: Any) -> list[Message]:
         elif role == "system":
             _append(found, Message("system", "\n".join(_texts(content, place))))
         else:
-            raise Bad(f"messages[{at}].role is {shown(role)}; it must be user or assistant", "messages")
+            raise BadField(f"messages[{at}].role is {shown(role)}; it must be user or assistant", "messages")
     if found[-1].role == "assistant":
-        raise Bad(
+        raise BadField(
             "messages ends with an answer: this model does not support assistant message prefill. End the conversation "
             "with a user message",
             "messages",
@@ -91,11 +93,11 @@ def _pieces(message: Message) -> tuple[str | Image, ...]:
 def _blocks(content: Any, place: str) -> Iterator[tuple[str, dict[str, Any], str]]:
     """Each block with its type and its place."""
     if not isinstance(content, list):
-        raise Bad(f"{place} must be a string or a list of blocks, not {shown(content)}", "messages")
+        raise BadField(f"{place} must be a string or a list of blocks, not {shown(content)}", "messages")
     for at, block in enumerate(content):
         kind = block.get("type") if isinstance(block, dict) else None
         if not isinstance(kind, str):
-            raise Bad(f"{place}[{at}] must be an object with a type, not {shown(block)}", "messages")
+            raise BadField(f"{place}[{at}] must be an object with a type, not {shown(block)}", "messages")
         yield kind, block, f"{place}[{at}]"
 
 
@@ -103,7 +105,9 @@ def _text(block: Any, place: str) -> str:
     """The text of a text block; any other is refused."""
     kind = block.get("type") if isinstance(block, dict) else None
     if kind != "text":
-        raise Bad(f"{place} is a block of type {shown(kind)}; only text can be rendered here", place.partition("[")[0])
+        raise BadField(
+            f"{place} is a block of type {shown(kind)}; only text can be rendered here", place.partition("[")[0]
+        )
     return _field(block, "text", place)
 
 
@@ -111,12 +115,14 @@ def _piece(kind: str, block: dict[str, Any], place: str) -> str | Image:
     """A text, or an image whose file is in the request."""
     if kind != "image":
         if kind != "text":
-            raise Bad(f"{place} is a block of type {shown(kind)}; only text and images can be rendered", "messages")
+            raise BadField(
+                f"{place} is a block of type {shown(kind)}; only text and images can be rendered", "messages"
+            )
         return _field(block, "text", place)
     source = block.get("source")
     if not isinstance(source, dict) or source.get("type") != "base64":
         said = source.get("type") if isinstance(source, dict) else source
-        raise Bad(
+        raise BadField(
             f"{place}.source is {shown(said)}; nothing is fetched and no files are kept here: send the image itself as "
             "a source of type base64",
             "messages",
@@ -124,13 +130,13 @@ def _piece(kind: str, block: dict[str, Any], place: str) -> str | Image:
     try:
         return read_base64(source.get("data"), f"{place}.source.data")
     except InvalidInput as error:
-        raise Bad(str(error), "messages") from None
+        raise BadField(str(error), "messages") from None
 
 
 def _field(block: Mapping[str, Any], name: str, place: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
-        raise Bad(f"{place}.{name} must be a string, not {shown(value)}", place.partition("[")[0])
+        raise BadField(f"{place}.{name} must be a string, not {shown(value)}", place.partition("[")[0])
     return value
 
 
@@ -155,7 +161,9 @@ def _said(content: Any, place: str, before: list[Message]) -> Iterator[Message]:
             pieces = []
         call_id = _field(block, "tool_use_id", at)
         if not any(call_id == call.id for call in _open_calls(before)):
-            raise Bad(f"{at}.tool_use_id is {shown(call_id)}, which no tool_use of the answer before has", "messages")
+            raise BadField(
+                f"{at}.tool_use_id is {shown(call_id)}, which no tool_use of the answer before has", "messages"
+            )
         yield _message("tool", _result(block, at), call_id)
     if pieces or not content:
         yield _message("user", pieces)
@@ -170,7 +178,7 @@ def _result(block: dict[str, Any], place: str) -> list[str | Image]:
     """What a result holds. That it is an error is for it to say; where there is nothing, it is said here."""
     failed, content = block.get("is_error"), block.get("content")
     if failed is not None and type(failed) is not bool:
-        raise Bad(f"{place}.is_error must be true or false, not {shown(failed)}", "messages")
+        raise BadField(f"{place}.is_error must be true or false, not {shown(failed)}", "messages")
     if content is None or isinstance(content, str):
         pieces: list[str | Image] = [content or ""]
     else:
@@ -205,6 +213,6 @@ def _answer(content: Any, place: str) -> Message:
 def _call(block: dict[str, Any], place: str) -> ToolCall:
     given = block.get("input")
     if not isinstance(given, dict):
-        raise Bad(f"{place}.input must be an object, not {shown(given)}", "messages")
+        raise BadField(f"{place}.input must be an object, not {shown(given)}", "messages")
     arguments = given[RAW] if given.keys() == {RAW} else given
     return ToolCall(_field(block, "name", place), arguments, _field(block, "id", place))

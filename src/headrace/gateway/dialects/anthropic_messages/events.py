@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.data.json import to_json
+from headrace.gateway.call.turn import Choice, Turn
 from headrace.gateway.dialects.anthropic import error_body, event
 from headrace.gateway.dialects.anthropic_messages.answer import ending_of, message, signature, tool_use, usage
 from headrace.gateway.errors import Refusal
-from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream.types import Sampled
 from headrace.tokens import Delta, ToolCall
 

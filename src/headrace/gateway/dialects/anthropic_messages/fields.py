@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from headrace.data.errors import shown
-from headrace.gateway.ask import Bad, take
+from headrace.gateway.call.ask import BadField, take
 
 Json = dict[str, Any]
 
@@ -26,7 +26,7 @@ class Notes(msgspec.Struct, frozen=True):
 def refuse_unbuilt(fields: Json) -> None:
     for name, what in NOT_OFFERED.items():
         if fields.get(name):
-            raise Bad(f"{name}: {what} is not offered here; leave it out", name)
+            raise BadField(f"{name}: {what} is not offered here; leave it out", name)
 
 
 def take_thinking(fields: Json) -> tuple[bool | None, Notes]:
@@ -36,14 +36,16 @@ def take_thinking(fields: Json) -> tuple[bool | None, Notes]:
         return None, Notes(True)
     kind = given.get("type") if isinstance(given, dict) else None
     if not isinstance(kind, str) or kind not in THINKING:
-        raise Bad(f"thinking is {shown(given)}; its type must be one of {', '.join(THINKING)}", "thinking")
+        raise BadField(f"thinking is {shown(given)}; its type must be one of {', '.join(THINKING)}", "thinking")
     return THINKING[kind], Notes(given.get("display") != "omitted")
 
 
 def take_stops(fields: Json) -> Any:
     given = fields.pop("stop_sequences", None)
     if given is not None and not (isinstance(given, list) and all(isinstance(stop, str) and stop for stop in given)):
-        raise Bad(f"stop_sequences must be a list of strings that are not empty, not {shown(given)}", "stop_sequences")
+        raise BadField(
+            f"stop_sequences must be a list of strings that are not empty, not {shown(given)}", "stop_sequences"
+        )
     return given
 
 
@@ -55,7 +57,7 @@ def take_format(fields: Json, sampling: Json) -> None:
         return
     schema = given.get("schema") if isinstance(given, dict) and given.get("type") == "json_schema" else None
     if not isinstance(schema, dict):
-        raise Bad(
+        raise BadField(
             f"output_config.format is {shown(given)}; its type must be json_schema, with a schema in it",
             "output_config",
         )

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.gateway.ask import Ask, References, read_fields, take, take_max_tokens, take_sampling
+from headrace.gateway.call.ask import (
+    Ask,
+    References,
+    read_fields,
+    take,
+    take_max_tokens,
+    take_sampling,
+)
+from headrace.gateway.call.turn import Turn
 from headrace.gateway.dialects import openai
 from headrace.gateway.dialects.openai_responses.answer import PREFIX, ended, output_of
 from headrace.gateway.dialects.openai_responses.events import ResponseEvents
@@ -23,7 +31,6 @@ from headrace.gateway.dialects.openai_responses.fields import (
 from headrace.gateway.dialects.openai_responses.items import read_input, references
 from headrace.gateway.dialects.tools import conversation
 from headrace.gateway.errors import Refusal
-from headrace.gateway.turn import Turn
 from headrace.tokens import Message
 
 __all__ = ["OpenAIResponses"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.gateway.call.turn import Choice, Turn
 from headrace.gateway.dialects import openai
 from headrace.gateway.dialects.openai_responses.names import ItemName
 from headrace.gateway.dialects.seal import seal
 from headrace.gateway.dialects.tools import arguments_text
-from headrace.gateway.turn import Choice, Turn
 from headrace.tokens import ToolCall
 
 Json = dict[str, Any]

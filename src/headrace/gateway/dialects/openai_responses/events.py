@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from headrace.gateway.call.turn import Choice, Turn
 from headrace.gateway.dialects import openai
 from headrace.gateway.dialects.openai_responses.answer import (
     Json,
@@ -19,7 +20,6 @@ from headrace.gateway.dialects.openai_responses.answer import (
     text_part,
 )
 from headrace.gateway.errors import Refusal
-from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream.types import Sampled
 from headrace.tokens import Delta, ToolCall
 

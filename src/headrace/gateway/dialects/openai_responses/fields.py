@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from headrace.data.errors import shown
-from headrace.gateway.ask import Bad, take
+from headrace.gateway.call.ask import BadField, take
 from headrace.gateway.dialects import openai
 from headrace.gateway.dialects.tools import Offer, check_function, offer
 
@@ -51,12 +51,12 @@ class Notes(msgspec.Struct, frozen=True):
 def refuse_unbuilt(fields: Json) -> None:
     for name in NOT_OFFERED.keys() & fields.keys():
         if fields.pop(name):
-            raise Bad(f"{name}: {NOT_OFFERED[name]} is not offered here; leave it out", name)
+            raise BadField(f"{name}: {NOT_OFFERED[name]} is not offered here; leave it out", name)
     openai.refuse_unbuilt(fields)
     for name, fine in (("truncation", ("disabled",)), ("service_tier", ("auto", "default"))):
         given = fields.pop(name, None)
         if given is not None and given not in fine:
-            raise Bad(f"{name} is {shown(given)}; only {' or '.join(fine)} is offered", name)
+            raise BadField(f"{name} is {shown(given)}; only {' or '.join(fine)} is offered", name)
 
 
 def take_offer(fields: Json) -> tuple[Offer, frozenset[str]]:
@@ -68,7 +68,7 @@ def take_offer(fields: Json) -> tuple[Offer, frozenset[str]]:
         if isinstance(tool, dict) and tool.get("type") == "namespace":
             name, members = tool.get("name"), tool.get("tools")
             if not isinstance(name, str) or not name or not isinstance(members, list):
-                raise Bad(f"tools[{at}] must have a name and a list of tools, not {shown(tool)}", "tools")
+                raise BadField(f"tools[{at}] must have a name and a list of tools, not {shown(tool)}", "tools")
             namespaces.add(name)
             tools += [_tool(member, f"tools[{at}].tools[{i}]", name) for i, member in enumerate(members)]
         else:
@@ -84,7 +84,7 @@ def _chosen(tools: list[Json] | None, choice: Any) -> Offer:
         return offer(tools, "required", (choice.get("name"),))
     if kind == "allowed_tools":
         return _allowed(tools, choice)
-    raise Bad(
+    raise BadField(
         f"tool_choice is {shown(choice)}; it must be auto, none, required, or an object of type function or "
         "allowed_tools",
         "tool_choice",
@@ -94,7 +94,9 @@ def _chosen(tools: list[Json] | None, choice: Any) -> Offer:
 def _tool(tool: Any, at: str, namespace: str | None = None) -> Json:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind != "function":
-        raise Bad(f"{at} must be an object of type function, not {shown(tool)}: no other tools are offered", "tools")
+        raise BadField(
+            f"{at} must be an object of type function, not {shown(tool)}: no other tools are offered", "tools"
+        )
     check_function(tool, at)
     fields = ("name", "description", "parameters", "strict")
     function = {name: tool[name] for name in fields if tool.get(name) is not None}
@@ -110,7 +112,7 @@ def full_name(namespace: str | None, name: str) -> str:
 def _allowed(tools: list[Json] | None, choice: Json) -> Offer:
     listed, mode = choice.get("tools"), choice.get("mode")
     if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
-        raise Bad(
+        raise BadField(
             f"tool_choice is {shown(choice)}; allowed_tools has a mode, auto or required, and tools", "tool_choice"
         )
     only = [tool.get("name") if isinstance(tool, dict) else tool for tool in listed]
@@ -118,7 +120,7 @@ def _allowed(tools: list[Json] | None, choice: Json) -> Offer:
     if mode == "required":
         return found
     if set(only) != {tool["function"]["name"] for tool in tools or ()}:
-        raise Bad(
+        raise BadField(
             "tool_choice: with mode auto, allowed_tools that are fewer than tools cannot be enforced; send only the "
             "tools that are allowed, or use required",
             "tool_choice",
@@ -132,7 +134,7 @@ def take_text(fields: Json, sampling: Json) -> Json:
     form, verbosity = text.get("format"), text.get("verbosity")
     openai.set_format(sampling, form, form, "text.format")
     if verbosity not in (None, "medium"):
-        raise Bad(f"text.verbosity is {shown(verbosity)}; only medium is offered", "text.verbosity")
+        raise BadField(f"text.verbosity is {shown(verbosity)}; only medium is offered", "text.verbosity")
     return {"format": form or {"type": "text"}, "verbosity": "medium"}
 
 
@@ -141,9 +143,11 @@ def take_reasoning(fields: Json) -> Json:
     given = take(fields, "reasoning", dict, {}, "an object")
     effort, summary = given.get("effort"), given.get("summary")
     if effort is not None and effort not in EFFORTS:
-        raise Bad(f"reasoning.effort is {shown(effort)}; it must be one of {', '.join(EFFORTS)}", "reasoning.effort")
+        raise BadField(
+            f"reasoning.effort is {shown(effort)}; it must be one of {', '.join(EFFORTS)}", "reasoning.effort"
+        )
     if summary is not None and summary not in SUMMARIES:
-        raise Bad(
+        raise BadField(
             f"reasoning.summary is {shown(summary)}; it must be one of {', '.join(SUMMARIES)}", "reasoning.summary"
         )
     return {"effort": effort, "summary": summary}
@@ -153,16 +157,16 @@ def take_include(fields: Json) -> list[str]:
     include: list[str] = take(fields, "include", list, [], "a list of strings")
     for name in include:
         if name not in (ENCRYPTED, LOGPROBS, *INCLUDED):
-            raise Bad(f"include holds {shown(name)}; {ENCRYPTED} and {LOGPROBS} can be included", "include")
+            raise BadField(f"include holds {shown(name)}; {ENCRYPTED} and {LOGPROBS} can be included", "include")
     return include
 
 
 def take_tops(fields: Json, include: list[str]) -> int | None:
     tops: int = take(fields, "top_logprobs", int, 0, "an integer")
     if not 0 <= tops <= openai.MAX_TOPS:
-        raise Bad(f"top_logprobs is {tops}; it must lie in 0..{openai.MAX_TOPS}", "top_logprobs")
+        raise BadField(f"top_logprobs is {tops}; it must lie in 0..{openai.MAX_TOPS}", "top_logprobs")
     if tops and LOGPROBS not in include:
-        raise Bad(f"top_logprobs needs include to hold {LOGPROBS}", "top_logprobs")
+        raise BadField(f"top_logprobs needs include to hold {LOGPROBS}", "top_logprobs")
     return tops if LOGPROBS in include else None
 
 
@@ -171,7 +175,7 @@ def take_echoed(fields: Json) -> Json:
     metadata = take(fields, "metadata", dict, {}, "an object of strings")
     for name, value in metadata.items():
         if not isinstance(value, str):
-            raise Bad(f"metadata[{shown(name)}] must be a string, not {shown(value)}", "metadata")
+            raise BadField(f"metadata[{shown(name)}] must be a string, not {shown(value)}", "metadata")
     names = ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
     for name in ("prompt_cache_options", "client_metadata", "access_programs"):
         fields.pop(name, None)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.gateway.ask import Bad
+from headrace.gateway.call.ask import BadField
 from headrace.gateway.dialects.openai_responses.fields import full_name
 from headrace.gateway.dialects.openai_responses.names import ItemName
 from headrace.gateway.dialects.seal import unseal
@@ -30,7 +30,7 @@ def references(given: Any) -> tuple[str, ...]:
             try:
                 name = _referred(item, f"input[{at}]")
             except InvalidInput as error:
-                raise Bad(str(error), "input") from None
+                raise BadField(str(error), "input") from None
             found.pop(name.call, None)
             found[name.call] = None
     return tuple(found)
@@ -45,13 +45,13 @@ def read_input(given: Any, *, continued: bool, answers: Mapping[str, Message] | 
     if isinstance(given, str):
         return (Message("user", given),)
     if not isinstance(given, list) or not given:
-        raise Bad(f"input must be a text or a list of at least one item, not {shown(given)}", "input")
+        raise BadField(f"input must be a text or a list of at least one item, not {shown(given)}", "input")
     reader = _Reader(continued, answers)
     for at, item in enumerate(given):
         try:
             reader.add(item, f"input[{at}]")
         except InvalidInput as error:
-            raise Bad(str(error), "input") from None
+            raise BadField(str(error), "input") from None
     return reader.messages()
 
 

@@ -1,0 +1,332 @@
+"""One LLM call over HTTP, in whichever dialect: from the request to the last byte of its answer.
+
+An error before the first token has a status of its own; after it, it is the stream's last event. A stream that is
+silent (a long prompt, a paused gateway) gets comments, so that no client gives up on it. What a client sees answered
+was handed to the recorder before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from contextlib import aclosing
+from typing import Protocol
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from headrace.data.errors import HeadraceError
+from headrace.gateway.access import Caller
+from headrace.gateway.call import replay
+from headrace.gateway.call.ask import Ask
+from headrace.gateway.call.connection import ClientGone, DisconnectWatch, ResponseWriter
+from headrace.gateway.call.retries import ExpectedRetries, RetryMark, RunningCall
+from headrace.gateway.call.turn import Turn, completion_tokens, digest_of, prompt_tokens
+from headrace.gateway.dialects import Counter, Dialect, Events
+from headrace.gateway.errors import Refusal, refusal, too_deep
+from headrace.gateway.gateway import Gateway
+from headrace.gateway.http import json_response, retry_header
+from headrace.gateway.models.policy import Policy
+from headrace.gateway.sessions import Session
+from headrace.net.connection import delivered
+from headrace.tokens import Delta
+
+log = logging.getLogger("headrace.gateway")
+
+CALL_HEADER, VERSION_HEADER = "x-headrace-call", "x-headrace-policy-version"
+#: `off`: this call is answered, and makes no step.
+RECORD_HEADER = "x-headrace-record"
+
+
+class CallTarget(Protocol):
+    """The trajectory that one call belongs to: named by the call's path, or discovered among those of a live service.
+    A target is made for one call; whoever carries the call out need not know which kind it is."""
+
+    #: How many segments of the path are in front of what the dialect's vendor calls it.
+    path_depth: int
+
+    async def session(self, ask: Ask, policy: Policy, digest: str, *, recorded: bool) -> Session:
+        """What is known of the trajectory's calls to the model; `Refusal` where there is no such trajectory."""
+        ...
+
+    def call_id(self, given: str) -> str:
+        """What the call is to be known by, once its session is found; `given` is unique."""
+        ...
+
+    def answered(self, turns: list[Turn]) -> None:
+        """The call's steps are handed over, and the end of its answer is sent next."""
+        ...
+
+    async def close(self) -> None:
+        """The call is over, however it ended."""
+        ...
+
+    def undelivered(self) -> None:
+        """The call's answer did not reach its client, which may ask again."""
+        ...
+
+
+class NamedTrajectory:
+    """The trajectory that a path names. Nothing has to be remembered of its calls: a retry names it again."""
+
+    path_depth = 2
+
+    def __init__(self, gateway: Gateway, caller: Caller, uid: str, prompt: str) -> None:
+        self._gateway = gateway
+        self._caller = caller
+        self._uid = uid
+        self._prompt = prompt
+
+    async def session(self, ask: Ask, policy: Policy, digest: str, *, recorded: bool) -> Session:
+        return await self._gateway.session(self._caller, self._uid, self._prompt, policy, recorded=recorded)
+
+    def call_id(self, given: str) -> str:
+        return given
+
+    def answered(self, turns: list[Turn]) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    def undelivered(self) -> None:
+        pass
+
+
+class Call:
+    """One call: an ASGI application, so that it holds the connection from its first byte to its last."""
+
+    _writer: ResponseWriter
+    _watch: DisconnectWatch
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        dialect: Dialect,
+        route: str,
+        request: Request,
+        caller: Caller,
+        target: CallTarget,
+    ) -> None:
+        """`route` is what counters call it."""
+        self._gateway = gateway
+        self._dialect = dialect
+        self._route = route
+        self._request = request
+        self._caller = caller
+        self._target = target
+        self._call_id = uuid.uuid4().hex
+        self._began = time.monotonic()
+        self._mark = RetryMark.of(request)
+        self._events: Events | None = None  # once the answer is to be a stream
+        self._recording: tuple[Session, RunningCall] | None = None  # where its steps go; None: they are not recorded
+        self._answered: tuple[ExpectedRetries, str, str] | None = None  # once there is one: its digest, its call's id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gateway = self._gateway
+        writer = self._writer = ResponseWriter(send, gateway.settings.keep_alive_s, gateway.settings.idle_s)
+        try:
+            with self._caller.admitted(), gateway.admitted():
+                body = await gateway.body(self._request, self._caller)
+                async with DisconnectWatch(receive) as self._watch:
+                    await self._answer(body)
+            status = 200
+        except ClientGone:
+            gateway.counters.add("unrecorded", "agent_left")
+            status = 499
+        except ClientDisconnect:
+            status = 499
+        except HeadraceError as error:
+            status = await self._refuse(error)
+        except RecursionError:
+            status = await self._refuse(too_deep())
+        except Exception as error:
+            log.exception("a call failed")
+            status = await self._refuse(Refusal(f"the gateway failed at this call ({type(error).__name__})", 500))
+        finally:
+            writer.close()
+        await self._check_delivered(scope, answered=status == 200)
+        gateway.counters.add("calls", self._route, str(status))
+        gateway.counters.took(time.monotonic() - self._began)
+
+    async def _check_delivered(self, scope: Scope, *, answered: bool) -> None:
+        """Where an answer that is recorded did not reach its client, its retry gets it."""
+        if self._answered is None:
+            return
+        try:
+            async with asyncio.timeout(self._gateway.settings.idle_s):
+                arrived = answered and await delivered(scope)
+        except TimeoutError:
+            arrived = False
+        if not arrived:
+            expected, digest, call_id = self._answered
+            expected.add(digest, self._mark.count, call_id)
+            self._target.undelivered()
+
+    async def _refuse(self, error: HeadraceError) -> int:
+        """Sends an error, as far as the answer has not begun; its status."""
+        refused, writer = refusal(error), self._writer
+        if refused.status >= 500:
+            self._gateway.counters.add("unrecorded", error.code)
+        if writer.begun and self._events is not None:
+            await writer.last(self._events.error(refused))
+        elif writer.begun:
+            log.warning("an answer was cut off: %s", refused)  # the connection ends with it, so that the agent notices
+        else:
+            headers = {**self._dialect.headers(self._call_id), **retry_header(refused)}
+            await writer.whole(json_response(self._dialect.error(refused), refused.status, headers))
+        return refused.status
+
+    async def _answer(self, body: bytes) -> None:
+        gateway = self._gateway
+        provider = gateway.models.provider(body)
+        if provider is not None:
+            gateway.counters.add("passed", provider.name)
+            await provider.forward(self._request.headers, self._vendor_path(), body, self._writer)
+        else:
+            await self._answer_recorded_model(body)
+
+    async def _answer_recorded_model(self, body: bytes) -> None:
+        """A call to a model whose calls are recorded, and not passed on to a provider."""
+        gateway = self._gateway
+        ask, digest = await gateway.reader.read(body, self._dialect.read, self._mark.digest)
+        policy = gateway.models.called(ask.model)
+        policy.calls.planner.apply_thinking(ask)  # raises while the tokenizer loads
+        recorded = _is_recorded(self._request)
+        try:
+            session = await self._target.session(ask, policy, digest, recorded=recorded)
+            self._call_id = self._target.call_id(self._call_id)
+            with gateway.sessions.using(session):
+                await self._answer_in(session, policy, ask, digest, recorded=recorded)
+        finally:
+            await self._target.close()
+
+    async def _answer_in(self, session: Session, policy: Policy, ask: Ask, digest: str, *, recorded: bool) -> None:
+        """Answers a call of a session: with what its first try was answered, or with what is sampled now."""
+        gateway, planner, context = self._gateway, policy.calls.planner, policy.upstream.max_model_len
+        if not recorded:
+            turns = await planner.turns(session, ask, self._call_id, digest, context)
+            gateway.counters.add("unrecorded", "asked_for")
+            await self._sample(policy, turns)
+            return
+        if self._mark.repeats:
+            again = await replay.earlier_answer(planner, gateway.sessions, session, ask, self._mark, digest)
+            if again is not None:
+                gateway.counters.add("replayed")
+                self._answered = session.retries.expected, digest, _call_of(again)
+                await self._replay(again)
+                return
+        with session.retries.under_way(digest, self._mark.count) as running:
+            self._recording = session, running
+            turns = await planner.turns(session, ask, self._call_id, digest, context)
+            await self._sample(policy, turns)
+
+    async def _sample(self, policy: Policy, turns: list[Turn]) -> None:
+        """Samples, records and answers, in one piece or as a stream."""
+        if turns[0].ask.stream:
+            await self._stream(policy, turns)
+            return
+        await policy.calls.sample(turns)
+        await self._record(policy, turns)
+        await self._writer.whole(json_response(self._dialect.whole(turns), 200, self._headers(turns)))
+
+    async def _stream(self, policy: Policy, turns: list[Turn]) -> None:
+        writer = self._writer
+        events = self._events = self._dialect.events(turns)
+        writer.expect(self._headers(turns, policy.upstream.version))
+        opened = False
+        async with aclosing(policy.calls.stream(turns)) as pieces:
+            async for turn, choice, delta, piece in pieces:
+                if not opened:
+                    opened = True
+                    await writer.event(events.opening())
+                await writer.event(events.delta(turn, choice, delta, piece))
+        await self._record(policy, turns)
+        await writer.last(events.closing())
+
+    async def _record(self, policy: Policy, turns: list[Turn]) -> None:
+        """Hands the steps over, whoever still listens; from here on the answer is there for whoever asks again."""
+        self._watch.settle()
+        self._caller.used(prompt_tokens(turns), completion_tokens(turns))
+        if self._recording is not None:
+            session, running = self._recording
+            await policy.calls.record(session, turns)
+            session.retries.answered(running, turns)
+            self._answered = session.retries.expected, running.digest, self._call_id
+            self._target.answered(turns)
+
+    async def _replay(self, turns: list[Turn]) -> None:
+        """Sends an answer that is there already."""
+        writer = self._writer
+        if not turns[0].ask.stream:
+            await writer.whole(json_response(self._dialect.whole(turns), 200, self._headers(turns)))
+            return
+        events = self._events = self._dialect.events(turns)
+        writer.expect(self._headers(turns))
+        await writer.event(events.opening())
+        for turn in turns:
+            for choice in turn.choices:
+                message = choice.message(one_call=turn.ask.one_call)
+                delta = Delta(message.content, message.reasoning or "", message.tool_calls)
+                await writer.event(events.delta(turn, choice, delta, replay.whole_piece(choice)))
+        await writer.last(events.closing())
+
+    def _vendor_path(self) -> str:
+        """The call's path behind its base URL, as it was sent."""
+        scope = self._request.scope
+        raw: bytes = scope.get("raw_path") or scope["path"].encode()
+        query: bytes = scope.get("query_string", b"")
+        rest = raw.split(b"/", self._target.path_depth + 1)[-1]
+        return (rest + (b"?" + query if query else b"")).decode("latin-1")
+
+    def _headers(self, turns: list[Turn], version: int | None = None) -> dict[str, str]:
+        """`version` is the one that is about to sample, where nothing is sampled yet."""
+        call_id = turns[0].call_id
+        told = min(turn.version for turn in turns) if version is None else version
+        return {CALL_HEADER: call_id, VERSION_HEADER: str(told), **self._dialect.headers(call_id)}
+
+
+class CountTokensCall(Call):
+    """A call that only asks how many tokens its prompt would have, if it is made next. Nothing is sampled, and nothing
+    recorded."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        dialect: Counter,
+        route: str,
+        request: Request,
+        caller: Caller,
+        target: CallTarget,
+    ) -> None:
+        super().__init__(gateway, dialect, route, request, caller, target)
+        self._counter = dialect
+
+    async def _answer_recorded_model(self, body: bytes) -> None:
+        gateway, dialect = self._gateway, self._counter
+        ask, digest = await gateway.reader.read(body, dialect.read_count, digest_of)
+        policy = gateway.models.called(ask.model)
+        planner = policy.calls.planner
+        planner.apply_thinking(ask)
+        try:
+            session = await self._target.session(ask, policy, digest, recorded=False)
+            with gateway.sessions.using(session):
+                tokens = await planner.length(session, ask)
+        finally:
+            await self._target.close()
+        await self._writer.whole(json_response(dialect.counted(tokens), 200, dialect.headers(self._call_id)))
+
+
+def _call_of(turns: list[Turn]) -> str:
+    """The id of the call that made them."""
+    return turns[0].call_id if len(turns) == 1 else turns[0].call_id.removesuffix("-0")
+
+
+def _is_recorded(request: Request) -> bool:
+    """Whether a call is to make steps: all do, but those whose agent asks for none."""
+    said = request.headers.get(RECORD_HEADER, "on")
+    if said not in ("on", "off"):
+        raise Refusal(f"{RECORD_HEADER} is {said!r}; it must be on or off", 400, code="invalid_header")
+    return said == "on"

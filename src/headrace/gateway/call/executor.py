@@ -1,0 +1,222 @@
+"""Carrying calls out: sample, read, check, record. What an agent sees answered has been handed over before.
+
+A call that the rollout server failed, or whose agent hung up, leaves nothing behind. One whose step fails the check is
+answered all the same, and its step is a void that nothing trains on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from msgspec.structs import asdict, replace
+
+from headrace.data.step import FloatArray, IntArray, Step
+from headrace.gateway.call.turn import Choice, TextKey, Turn
+from headrace.gateway.counters import GatewayCounters
+from headrace.gateway.planner import Planner
+from headrace.gateway.recorder import Recorder
+from headrace.gateway.redaction import Redaction
+from headrace.gateway.sessions import (
+    REQUEST_FIELD,
+    STORED_FIELD,
+    TEXT_FIELD,
+    Session,
+    Sessions,
+    TextNode,
+)
+from headrace.gateway.upstream import Failed, Upstream
+from headrace.gateway.upstream.types import Sampled
+from headrace.gateway.upstream.upstream import together
+from headrace.tokens import RECORD, RECORD_ONLY, Delta, Node, Quarantine, Record, check_step, text_of
+from headrace.tokens.images import to_step
+
+#: What is wrong with log-probs that cannot even be kept.
+UNUSABLE_LOG_PROBS = (Quarantine.LOG_PROB_COUNT, Quarantine.LOG_PROB_VALUE)
+
+StreamedPiece = tuple[Turn, Choice, Delta, Sampled | None]
+
+
+class CallExecutor:
+    """One gateway's way from a planned turn to a recorded step."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        upstream: Upstream,
+        sessions: Sessions,
+        recorder: Recorder,
+        counters: GatewayCounters,
+        redaction: Redaction,
+        *,
+        trained: bool = True,
+    ) -> None:
+        """`trained`: its steps may be trained on."""
+        self.planner = planner
+        self._upstream = upstream
+        self._sessions = sessions
+        self._recorder = recorder
+        self._counters = counters
+        self._redaction = redaction
+        self._trained = trained
+
+    async def sample(self, turns: list[Turn]) -> None:
+        """Whole answers to all the turns."""
+        if len(turns) == 1:
+            await self._whole(turns[0])
+        else:
+            await together([self._whole(turn) for turn in turns])
+
+    async def _whole(self, turn: Turn) -> None:
+        answer = await self._upstream.sample(turn.order)
+        turn.server = answer.server
+        turn.first_token = time.monotonic()
+        for sampled in answer.choices:
+            choice = self._choice(turn, sampled)
+            choice.take(sampled)
+            choice.finish()
+        _check_whole(turn)
+
+    async def stream(self, turns: list[Turn]) -> AsyncGenerator[StreamedPiece, None]:
+        """What is new of the answers, as it comes."""
+        for turn in turns:
+            pieces = self._upstream.stream(turn.order)
+            try:
+                async for sampled in pieces:
+                    if turn.first_token is None:
+                        turn.first_token, turn.server = time.monotonic(), sampled.server
+                    choice = self._choice(turn, sampled)
+                    yield turn, choice, choice.take(sampled), sampled
+            finally:
+                await pieces.aclose()
+            _check_whole(turn)
+            for choice in turn.choices:
+                yield turn, choice, choice.finish(), None
+
+    def _choice(self, turn: Turn, sampled: Sampled) -> Choice:
+        if not 0 <= sampled.index < len(turn.choices):
+            raise Failed(f"the rollout server answered a choice {sampled.index} of {len(turn.choices)}", "malformed")
+        return turn.choices[sampled.index]
+
+    async def record(self, session: Session, turns: list[Turn]) -> None:
+        """Checks the answers and hands their steps over."""
+        steps: list[Step] = []
+        nodes: list[Node | None] = []
+        for turn in turns:
+            for choice in turn.choices:
+                step, node = self._step(session, turn, choice, first=not steps)
+                if self._redaction.asked_for:
+                    whole = step if step.builds_on is None else replace(step, prompt_ids=turn.plan.ids, builds_on=None)
+                    if not await self._redaction.keeps(whole, session.channel):
+                        continue
+                steps.append(step)
+                nodes.append(node)
+        if steps:
+            await self._recorder.hand_over(session, steps, nodes)
+
+    def _step(self, session: Session, turn: Turn, choice: Choice, *, first: bool) -> tuple[Step, Node | None]:
+        ask, plan, sampled = turn.ask, turn.plan, choice.sampled
+        assert sampled is not None
+        response, log_probs = choice.response(), choice.values()
+        renderer = self.planner.renderer
+        trouble = self.trouble(turn, choice, response, log_probs)
+        record = self._record(session, turn, choice)
+        metadata: dict[str, Any] = {**self._about(turn, choice), RECORD: record.to_metadata()}
+        if turn.text is not None:
+            key = TextKey.of(turn.text + text_of(renderer.vocabulary, choice.ids))
+            turn.text_keys.append(key)
+            metadata[TEXT_FIELD] = asdict(key)
+        parent = plan.parent
+        if ask.keep:
+            stored = session.stored.share(ask, choice.message(one_call=ask.one_call), parent)
+            metadata[STORED_FIELD] = stored.to_metadata()
+            session.stored.add(turn.call_id, stored)
+        builds_on = (parent.step, plan.kept) if first and parent is not None and isinstance(parent.step, int) else None
+        versions = [version for _, version in sampled.spans]
+        step = Step(
+            prompt_ids=plan.ids[plan.kept :] if builds_on else plan.ids,
+            response_ids=response,
+            rollout_log_probs=None if trouble in UNUSABLE_LOG_PROBS else log_probs,
+            trajectory_uid=session.uid,
+            prompt_uid=session.prompt_uid,
+            policy_version=min(versions, default=None),
+            version_spans=sampled.spans if len(sampled.spans) > 1 else None,
+            metadata=metadata,
+            finish_reason=sampled.finish_reason,
+            sampling={**turn.order.sampling, **({"extra": ask.extra} if ask.extra else {})},
+            multi_modal_data=to_step(plan.images),
+            routed_experts=sampled.routed_experts,
+            call_id=turn.call_id if len(turn.choices) == 1 else f"{turn.call_id}-{choice.index}",
+            builds_on=builds_on,
+            quarantined=trouble or (None if self._trained else RECORD_ONLY),
+        )
+        self._count(session.channel, turn, choice)
+        if trouble is not None:
+            self._counters.add("quarantined", session.channel, trouble.value)
+            return step, None
+        node = session.history.add(record, plan.ids, response, parent, call=turn.call_id)
+        if TEXT_FIELD in metadata:
+            session.texts.append(TextNode(metadata[TEXT_FIELD]["length"], metadata[TEXT_FIELD]["digest"], node))
+        self._sessions.grown(session, len(node.own))
+        return step, node
+
+    def trouble(
+        self, turn: Turn, choice: Choice, response: IntArray, log_probs: FloatArray | None
+    ) -> Quarantine | None:
+        """Why an answer must not be trained on; None where all is well."""
+        renderer = self.planner.renderer
+        return check_step(
+            renderer.vocabulary,
+            prompt=turn.plan.ids,
+            response=response,
+            log_probs=log_probs,
+            parent=turn.plan.parent,
+            consumed=choice.consumed,
+            text=choice.text,
+            stop=turn.ask.stop,
+            stop_ids=renderer.stop_ids.union(turn.order.sampling.get("stop_token_ids", ())),
+        )
+
+    def _record(self, session: Session, turn: Turn, choice: Choice) -> Record:
+        if turn.ask.conversation is None:
+            return Record.opaque(f"{turn.call_id}-{choice.index}", turn.plan.parent)
+        message = choice.message(one_call=turn.ask.one_call)
+        return session.history.record(turn.ask.conversation, message, turn.plan.parent)
+
+    def _about(self, turn: Turn, choice: Choice) -> dict[str, object]:
+        """What a step keeps beside its tokens."""
+        now = time.monotonic()
+        waited = (turn.first_token or now) - turn.began
+        about: dict[str, object] = {
+            "model": turn.ask.model,
+            "server": turn.server,
+            "cause": turn.plan.cause.value,
+            "timings": {"first_token_s": round(waited, 6), "total_s": round(now - turn.began, 6)},
+            REQUEST_FIELD: turn.request,
+        }
+        if turn.ask.user is not None:
+            about["user"] = turn.ask.user
+        if choice.sampled is not None and choice.sampled.stop_reason is not None:
+            about["stop_reason"] = choice.sampled.stop_reason
+        if turn.first or choice.index:
+            about["choice"] = turn.first + choice.index
+        mode = self._upstream.log_prob_mode
+        if mode is not None:
+            about["log_probs"] = mode
+        return about
+
+    def _count(self, channel: str, turn: Turn, choice: Choice) -> None:
+        if choice.index == 0:
+            self._counters.add("tokens", channel, "prompt", by=len(turn.plan.ids))
+        self._counters.add("tokens", channel, "sampled", by=len(choice.ids))
+        malformed = choice.parsed.malformed
+        if malformed:
+            self._counters.add("malformed_calls", channel, by=len(malformed))
+
+
+def _check_whole(turn: Turn) -> None:
+    """An answer without tokens, or without all its choices, is no answer."""
+    for choice in turn.choices:
+        if choice.sampled is None or not choice.ids:
+            raise Failed(f"the rollout server sampled nothing for choice {choice.index}", "malformed")

@@ -1,0 +1,133 @@
+"""Answers given again: a client that lost one and asks once more gets the same, and no second step is made.
+
+Whether the first answer is still being sampled, was sampled here, or by a process that is gone, its retry gets that
+one; what was recorded is enough to write it again, but for the alternatives of its tokens. `retries` says which of
+several equal calls a retry repeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from msgspec.structs import replace
+
+from headrace.data.step import Step
+from headrace.gateway.call.ask import Ask
+from headrace.gateway.call.retries import RetryMark, RunningCall
+from headrace.gateway.call.turn import Choice, Turn
+from headrace.gateway.planner import Planner
+from headrace.gateway.sessions import REQUEST_FIELD, Session, Sessions
+from headrace.gateway.upstream.types import Order, Sampled
+from headrace.tokens import Cause, PromptPlan
+
+
+async def earlier_answer(
+    planner: Planner, sessions: Sessions, session: Session, ask: Ask, mark: RetryMark, digest: str
+) -> list[Turn] | None:
+    """The turns of the call that this one repeats, where it was answered or will be; None where it is a new one."""
+    retries = session.retries
+    retry = retries.expected.take(digest, mark.count) if mark.key is None else None
+    if retry is not None:
+        if retry.answer is None:
+            return None
+        try:
+            made = _by_call(ask, _answers(await sessions.recorded(session), digest)).get(retry.answer)
+        except BaseException:
+            retries.expected.add(digest, mark.count, retry.answer)  # for the try after this one
+            raise
+        return _rebuilt(planner, ask, made) if made else None
+    while True:
+        if mark.key is None and retries.count(digest) > 1:
+            return None
+        running = retries.running(digest)
+        if running:
+            return await _joined(running[0])
+        steps = await sessions.recorded(session)
+        if retries.running(digest):
+            continue  # it began meanwhile
+        made = _only(ask, steps, digest, named=mark.key is not None)
+        return _rebuilt(planner, ask, made) if made else None
+
+
+async def _joined(call: RunningCall) -> list[Turn] | None:
+    try:
+        return await asyncio.shield(call.answer)
+    except asyncio.CancelledError:
+        if not call.answer.cancelled():
+            raise
+        return None  # it failed, and its own caller was told; this one tries anew
+
+
+def whole_piece(choice: Choice) -> Sampled:
+    """All of a choice's answer as one piece."""
+    assert choice.sampled is not None
+    fields = {"ids": choice.ids, "log_probs": choice.log_probs, "text": choice.text}
+    return replace(choice.sampled, **fields, tokens=choice.tokens, top=choice.top)
+
+
+def _by_call(ask: Ask, steps: list[Step]) -> dict[str, list[Step]]:
+    """Steps by the call that made them."""
+    found: dict[str, list[Step]] = {}
+    for step in steps:
+        at, index = divmod(int(step.metadata.get("choice", 0)), ask.n)
+        ending = (f"-{at}" if len(ask.prompts) > 1 else "") + (f"-{index}" if ask.n > 1 else "")
+        found.setdefault((step.call_id or "").removesuffix(ending), []).append(step)
+    return found
+
+
+def _answers(steps: list[Step], digest: str) -> list[Step]:
+    return [step for step in steps if step.metadata.get(REQUEST_FIELD) == digest]
+
+
+def _only(ask: Ask, steps: list[Step], digest: str, *, named: bool) -> list[Step] | None:
+    """The steps of the call with that digest. Where it has no name of its own, others may ask the same: then it must be
+    the only one."""
+    calls = list(_by_call(ask, _answers(steps, digest)).values())
+    return calls[0] if len(calls) == 1 or (calls and named) else None
+
+
+def _rebuilt(planner: Planner, ask: Ask, steps: list[Step]) -> list[Turn] | None:
+    """Turns out of recorded steps: one a prompt, its choices in their order."""
+    by_choice = {int(step.metadata.get("choice", 0)): step for step in steps}
+    prompts = max(1, len(ask.prompts))
+    if set(by_choice) != set(range(prompts * ask.n)):
+        return None
+    turns: list[Turn] = []
+    for at in range(prompts):
+        own = [by_choice[at * ask.n + index] for index in range(ask.n)]
+        plan = PromptPlan(own[0].prompt_ids, Cause.REPEATED)
+        call_id = (own[0].call_id or "").removesuffix("-0") if ask.n > 1 else own[0].call_id or ""
+        choices = planner.choices(ask, plan, call_id)
+        for choice, step in zip(choices, own, strict=True):
+            choice.take(_sampled(planner, choice.index, step))
+            choice.finish()
+        turns.append(
+            Turn(
+                call_id=call_id,
+                ask=ask,
+                plan=plan,
+                order=Order(plan.ids, own[0].sampling or {}),
+                choices=choices,
+                first=at * ask.n,
+                created=int(own[0].created_at or time.time()),
+                began=time.monotonic(),
+            )
+        )
+    return turns
+
+
+def _sampled(planner: Planner, index: int, step: Step) -> Sampled:
+    ids = step.response_ids.tolist()
+    values = step.rollout_log_probs.tolist() if step.rollout_log_probs is not None else None
+    vocabulary = planner.renderer.vocabulary
+    return Sampled(
+        index,
+        ids,
+        values,
+        None,
+        step.finish_reason,
+        step.metadata.get("stop_reason"),
+        spans=step.version_spans or ((0, step.policy_version or 0),),
+        tokens=[vocabulary.decode([token]) for token in ids],
+    )

@@ -1,1 +1,0 @@
-"""Several tenants behind one gateway: each its own keys, its own trajectories, and bounds that protect the others."""

@@ -1,0 +1,240 @@
+"""Several gateway processes as one: what changes or tells all of them is asked of each, and their answers are joined.
+
+The parent holds the `WorkerControl`. A worker sends what concerns all of them there (`ControlRelay`); it goes to each
+worker's own address, with a secret that only they share. What was changed is remembered, for a worker that has to be
+started anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qs
+
+import aiohttp
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headrace.gateway.errors import Refusal
+from headrace.gateway.http import refusal_response
+from headrace.net.server import BodyTooLarge, read_body
+
+SECRET_HEADER = "x-headrace-hub"
+#: Beside the secret: the parent asks for itself, and needs no key.
+TRUSTED_HEADER = "x-headrace-trusted"
+#: What workers tell each other: a session that must be read from the pool again.
+DROP_SESSION = "/sessions/drop"
+#: Routes whose answer is about all workers, or must reach all of them.
+SHARED_ROUTES = frozenset(
+    {"/health", "/ready", "/policy_version", "/pause", "/resume", "/servers", "/stats", "/metrics", DROP_SESSION}
+)
+#: Bytes of a body that goes to all of them, which is read before anybody has looked at a key.
+MAX_BODY_BYTES = 1_000_000
+#: Seconds that a worker may take: a drain waits for calls under way.
+WORKER_TIMEOUT_S = 3600
+#: Its number, the method, path and body that made it, and until when it holds.
+Change = tuple[int, str, str, bytes, float]
+
+
+class WorkerControl:
+    """The parent's side: hands requests to every worker, and remembers what they changed."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret
+        self._workers: dict[int, str] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._changes: dict[tuple[str, ...], Change] = {}
+        self._changed = 0  # how often anything was
+
+    def routes(self) -> list[BaseRoute]:
+        """The routes that every worker must hear of."""
+        return [Route(path, self.shared, methods=["GET", "POST", "DELETE"]) for path in SHARED_ROUTES]
+
+    async def shared(self, request: Request) -> Response:
+        """Hands a request to every worker; one answer out of theirs, or the first that is no 200."""
+        path, headers, body = await _handed_on(request)
+        answers = await asyncio.gather(
+            *(self._ask(worker, request.method, path, body, headers) for worker in self._workers.values())
+        )
+        if not answers:
+            return refusal_response(
+                Refusal("the workers of this gateway are starting", 503, code="starting", retry_after=1)
+            )
+        wrong = next((answer for answer in answers if answer[0] != 200), None)
+        if wrong is None and request.method != "GET":
+            self._remember(request.method, path, body, _lasts_s(request.url.path, answers[0][2]))
+        status, kind, data = (
+            wrong if wrong is not None else (200, answers[0][1], join_answers(request.url.path, answers))
+        )
+        return Response(data, status, media_type=kind)
+
+    async def add_worker(self, number: int, worker: str) -> None:
+        """Takes in a worker that listens, perhaps in place of one that died, once it is told what changed before."""
+        told = 0
+        while todo := [change for change in self._changes.values() if change[0] > told]:  # more may come meanwhile
+            told = self._changed
+            for _, method, path, body, until in todo:
+                if time.monotonic() < until:
+                    await self._ask(worker, method, path, body, {TRUSTED_HEADER: "yes"})
+        self._workers[number] = worker
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _ask(
+        self, worker: str, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[int, str, bytes]:
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=WORKER_TIMEOUT_S)
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
+        try:
+            async with self._session.request(
+                method, f"{worker}{path}", data=body, headers={**headers, SECRET_HEADER: self._secret}
+            ) as answer:
+                return answer.status, answer.content_type, await answer.read()
+        except (aiohttp.ClientError, OSError) as error:
+            said = Refusal(f"a worker of this gateway is starting: {error}", 503, code="worker_starting", retry_after=1)
+            return 503, "application/json", bytes(refusal_response(said).body)
+
+    def _remember(self, method: str, path: str, body: bytes, lasts_s: float) -> None:
+        route = path.partition("?")[0]
+        if route == DROP_SESSION:
+            return
+        self._changed += 1
+        change = (self._changed, method, path, body, time.monotonic() + lasts_s)
+        if route in ("/pause", "/resume"):  # a resume is remembered too: a worker may be hearing of the pause just now
+            model = parse_qs(path.partition("?")[2]).get("model", [""])[0]
+            self._replace(("pause", model), change, over=("pause", model) if model else ("pause",))
+            return
+        fields = orjson.loads(body)
+        which = str(fields.get("server") or fields.get("address") or "")
+        key = (route, str(fields.get("model") or ""), which)
+        self._replace(key, change, over=key if which or route != "/policy_version" else key[:2])
+
+    def _replace(self, key: tuple[str, ...], change: Change, *, over: tuple[str, ...]) -> None:
+        """Remembers a change as the last, in place of those whose key begins so: it says what they said, anew."""
+        self._changes = {known: earlier for known, earlier in self._changes.items() if known[: len(over)] != over}
+        self._changes[key] = change
+
+
+def _lasts_s(route: str, answer: bytes) -> float:
+    """For how long a change holds that a worker answered so: a pause ends by itself."""
+    return float(orjson.loads(answer)["lease_s"]) if route == "/pause" else math.inf
+
+
+class ControlRelay:
+    """The worker's side: sends what concerns all workers to the parent, unless it comes from there."""
+
+    def __init__(self, app: ASGIApp, *, socket: str, secret: str) -> None:
+        self._app = app
+        self._socket = socket
+        self._secret = secret.encode()
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] not in SHARED_ROUTES:
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        if hmac.compare_digest(headers.get(SECRET_HEADER.encode(), b""), self._secret):
+            trusted = TRUSTED_HEADER.encode() in headers or scope["path"] == DROP_SESSION
+            await self._app({**scope, "headrace.trusted": trusted}, receive, send)
+            return
+        await (await self._relayed(Request(scope, receive)))(scope, receive, send)
+
+    async def _relayed(self, request: Request) -> Response:
+        if request.url.path == DROP_SESSION:
+            return refusal_response(Refusal("there is no such route", 404))
+        try:
+            path, headers, body = await _handed_on(request)
+        except BodyTooLarge:
+            return refusal_response(
+                Refusal(f"the body is larger than {MAX_BODY_BYTES} bytes", 413, code="body_too_large")
+            )
+        return await self.ask(request.method, path, body, headers)
+
+    async def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
+        """The parent's answer; 503 where it gives none."""
+        if self._session is None:
+            timeout = aiohttp.ClientTimeout(total=WORKER_TIMEOUT_S)
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.UnixConnector(self._socket, limit=0), timeout=timeout
+            )
+        try:
+            async with self._session.request(
+                method, f"http://control{path}", data=body, headers=dict(headers)
+            ) as answer:
+                return Response(await answer.read(), answer.status, media_type=answer.content_type)
+        except (aiohttp.ClientError, OSError) as error:
+            return refusal_response(
+                Refusal(f"the gateway's parent process does not answer: {error}", 503, retry_after=1)
+            )
+
+    async def dropped(self, uid: str) -> None:
+        """Lets the other workers forget what they know of a trajectory."""
+        await self.ask("POST", DROP_SESSION, orjson.dumps({"trajectory_uid": uid}), {})
+
+
+async def _handed_on(request: Request) -> tuple[str, dict[str, str], bytes]:
+    """What of a request is handed on: its path with its query, its key, its body."""
+    path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    headers = {name: value for name, value in request.headers.items() if name in ("authorization", "x-api-key")}
+    return path, headers, await read_body(request, MAX_BODY_BYTES)
+
+
+def join_answers(path: str, answers: list[tuple[int, str, bytes]]) -> bytes:
+    """One answer out of every worker's."""
+    if path == "/metrics":
+        return join_metrics([data.decode() for _, _, data in answers]).encode()
+    found = [orjson.loads(data) for _, _, data in answers]
+    if path == "/stats":
+        return orjson.dumps(
+            {**found[0], "gateway": sum_counts([each["gateway"] for each in found]), "workers": len(found)}
+        )
+    if path == "/health":
+        return orjson.dumps(next((each for each in found if each["status"] != "ok"), found[0]))
+    return answers[0][2]
+
+
+def sum_counts(values: list[Any]) -> Any:
+    """Counts added up, by name; what is no count is the first worker's."""
+    if all(type(value) is int for value in values):
+        return sum(values)
+    if all(isinstance(value, dict) for value in values):
+        names = list(dict.fromkeys(name for value in values for name in value))
+        return {name: sum_counts([value[name] for value in values if name in value]) for name in names}
+    return next((value for value in values if value is not None), None)
+
+
+def join_metrics(texts: list[str]) -> str:
+    """Prometheus' text with each sample's worker among its labels."""
+    heads: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for number, text in enumerate(texts):
+        name = ""
+        for line in text.splitlines():
+            if line.startswith("# "):
+                name = line.split()[2]
+                kept = heads.setdefault(name, [])
+                if line not in kept:
+                    kept.append(line)
+                continue
+            metric, _, value = line.rpartition(" ")
+            label = f'worker="{number}"'
+            metric = f"{metric[:-1]},{label}}}" if metric.endswith("}") else f"{metric}{{{label}}}"
+            samples.setdefault(name, []).append(f"{metric} {value}")
+    return "\n".join(line for name in heads for line in (*heads[name], *samples.get(name, ()))) + "\n"
+
+
+def control_app(control: WorkerControl, pool_routes: list[BaseRoute]) -> Starlette:
+    """What the parent serves to its workers: the control of all of them, and its pool."""
+    return Starlette(routes=[*control.routes(), *pool_routes])

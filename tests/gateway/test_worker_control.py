@@ -1,0 +1,162 @@
+"""What concerns all workers goes through their parent: to each, to those that start later, for whoever may ask."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from tests.gateway.kit import serving, told
+
+from headrace import DataPool
+from headrace.gateway import Settings, create_app
+from headrace.gateway.worker_control import (
+    DROP_SESSION,
+    SECRET_HEADER,
+    TRUSTED_HEADER,
+    ControlRelay,
+    WorkerControl,
+    control_app,
+)
+
+SECRET = "what-they-share"
+ADMIN = {"authorization": "Bearer admin-key"}
+TRUSTED = {TRUSTED_HEADER: "yes"}
+ROLLOUT, OTHER = "http://127.0.0.1:1", "http://127.0.0.1:2"
+Start = Callable[[], str]
+
+
+@pytest.fixture
+async def control() -> AsyncIterator[WorkerControl]:
+    found = WorkerControl(SECRET)
+    yield found
+    await found.close()
+
+
+@pytest.fixture
+async def control_socket(control: WorkerControl) -> AsyncIterator[str]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a socket's path must be short
+        path = str(Path(folder) / "control.sock")
+        server = uvicorn.Server(uvicorn.Config(control_app(control, []), uds=path, log_level="warning", lifespan="off"))
+        serving_it = asyncio.create_task(server.serve())
+        while not server.started:
+            await asyncio.sleep(0.001)
+        yield path
+        server.should_exit = True
+        await serving_it
+
+
+@pytest.fixture
+def start(control_socket: str, pool: DataPool, tmp_path: Path) -> Iterator[Start]:
+    """Starts gateways that ask for an admin key, as workers of one parent; each one's address. None has a tokenizer."""
+    settings = Settings(vllm_addresses=ROLLOUT, tokenizer_path=str(tmp_path), admin_key="admin-key")
+    with ExitStack() as running:
+
+        def worker() -> str:
+            app = ControlRelay(create_app(pool, settings), socket=control_socket, secret=SECRET)
+            return running.enter_context(serving(app))
+
+        yield worker
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(timeout=240, trust_env=False) as client:
+        yield client
+
+
+@pytest.mark.parametrize("secret", [{}, {SECRET_HEADER: ""}, {SECRET_HEADER: "guessed"}], ids=str)
+async def test_a_trusted_header_without_the_secret_opens_nothing(
+    control: WorkerControl, start: Start, http: httpx.AsyncClient, secret: dict[str, str]
+) -> None:
+    worker = start()
+    await control.add_worker(0, worker)
+    for method, path, body in (
+        ("POST", "/pause", None),
+        ("POST", "/policy_version", {"version": 7}),
+        ("POST", "/servers", {"address": OTHER}),
+        ("GET", "/stats", None),
+    ):
+        answer = await http.request(method, f"{worker}{path}", json=body, headers={**TRUSTED, **secret})
+        assert answer.status_code == 401, path
+    dropping = {"trajectory_uid": "t"}
+    assert (await http.post(f"{worker}{DROP_SESSION}", json=dropping, headers={**TRUSTED, **secret})).status_code == 404
+    found = await state(http, worker)
+    assert found["paused"] is False
+    assert versions(found) == {ROLLOUT: 0}
+
+
+async def test_what_was_said_before_a_worker_started_reaches_it(
+    control: WorkerControl, start: Start, http: httpx.AsyncClient
+) -> None:
+    first, second = start(), start()
+    await control.add_worker(0, first)
+    for path, body in (("/servers", {"address": OTHER}), ("/policy_version", {"version": 7}), ("/pause", None)):
+        told(await http.post(f"{first}{path}", json=body, headers=ADMIN))
+    await control.add_worker(1, second)
+    found = await state(http, second)
+    assert found["paused"] is True
+    assert versions(found) == {ROLLOUT: 7, OTHER: 7}
+
+
+async def test_a_worker_that_starts_while_servers_differ_learns_the_version_of_each(
+    control: WorkerControl, start: Start, http: httpx.AsyncClient
+) -> None:
+    first, second = start(), start()
+    await control.add_worker(0, first)
+    for path, body in (
+        ("/servers", {"address": OTHER}),
+        ("/policy_version", {"version": 3}),
+        ("/policy_version", {"version": 7, "server": OTHER}),
+    ):
+        told(await http.post(f"{first}{path}", json=body, headers=ADMIN))
+    await control.add_worker(1, second)
+    found = await state(http, second)
+    assert versions(found) == {ROLLOUT: 3, OTHER: 7}
+
+
+async def test_a_pause_that_is_over_is_not_said_to_a_worker_that_starts(
+    control: WorkerControl, start: Start, http: httpx.AsyncClient
+) -> None:
+    first, second = start(), start()
+    await control.add_worker(0, first)
+    for path in ("/pause", "/resume"):
+        told(await http.post(f"{first}{path}", headers=ADMIN))
+    await control.add_worker(1, second)
+    assert (await state(http, second))["paused"] is False
+
+
+async def test_a_resume_that_comes_while_a_worker_hears_of_the_pause_reaches_it(
+    control: WorkerControl, start: Start, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = start(), start()
+    await control.add_worker(0, first)
+    told(await http.post(f"{first}/pause", headers=ADMIN))
+    ask = control._ask
+
+    async def resumed_meanwhile(worker: str, method: str, path: str, *rest: Any) -> tuple[int, str, bytes]:
+        answer = await ask(worker, method, path, *rest)
+        if (worker, path) == (second, "/pause"):
+            told(await http.post(f"{first}/resume", headers=ADMIN))
+        return answer
+
+    monkeypatch.setattr(control, "_ask", resumed_meanwhile)
+    await control.add_worker(1, second)
+    assert (await state(http, second))["paused"] is False
+
+
+async def state(http: httpx.AsyncClient, worker: str) -> dict[str, Any]:
+    """What one worker knows of itself; with the secret, the parent is not asked."""
+    found = told(await http.get(f"{worker}/stats", headers={**ADMIN, SECRET_HEADER: SECRET}))
+    return dict(found["gateway"])
+
+
+def versions(found: dict[str, Any]) -> dict[str, int]:
+    """Of a worker's stats, what each of its servers samples with."""
+    return {server["address"]: server["version"] for server in found["servers"]}
