@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from headrace.gateway.upstream.sse import Events
+from headrace.gateway.upstream.http_client import SseDecoder
 
 DONE = b"[DONE]"
 
@@ -77,7 +77,7 @@ class Http:
             raise Refused(status, _said(data))
         named = {name.lower(): value for name, value in found.items()}
         if kind.startswith("text/event-stream"):
-            events = Events()
+            events = SseDecoder()
             return Reply(None, events.feed(data + b"\n\n"), named)
         return Reply(_json(data), None, named)
 

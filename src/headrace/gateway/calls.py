@@ -22,16 +22,16 @@ from headrace.gateway.session import REQUEST, TEXT, Session, TextNode
 from headrace.gateway.sessions import Sessions
 from headrace.gateway.text_key import TextKey
 from headrace.gateway.turn import Choice, Turn
-from headrace.gateway.upstream import Failed, Upstream
-from headrace.gateway.upstream.types import Sampled
-from headrace.gateway.upstream.upstream import together
+from headrace.gateway.upstream import RolloutServerFailed, Upstream
+from headrace.gateway.upstream.types import SampledChoice
+from headrace.gateway.upstream.upstream import gather_or_cancel
 from headrace.tokens import RECORD, RECORD_ONLY, Delta, Node, Quarantine, Record, check_step, text_of
 from headrace.tokens.images import to_step
 
 #: What is wrong with log-probs that cannot even be kept.
 NO_LOG_PROBS = (Quarantine.LOG_PROB_COUNT, Quarantine.LOG_PROB_VALUE)
 
-Piece = tuple[Turn, Choice, Delta, Sampled | None]
+Piece = tuple[Turn, Choice, Delta, SampledChoice | None]
 
 
 class Calls:
@@ -62,7 +62,7 @@ class Calls:
         if len(turns) == 1:
             await self._whole(turns[0])
         else:
-            await together([self._whole(turn) for turn in turns])
+            await gather_or_cancel([self._whole(turn) for turn in turns])
 
     async def _whole(self, turn: Turn) -> None:
         answer = await self._upstream.sample(turn.order)
@@ -90,9 +90,11 @@ class Calls:
             for choice in turn.choices:
                 yield turn, choice, choice.finish(), None
 
-    def _choice(self, turn: Turn, sampled: Sampled) -> Choice:
+    def _choice(self, turn: Turn, sampled: SampledChoice) -> Choice:
         if not 0 <= sampled.index < len(turn.choices):
-            raise Failed(f"the rollout server answered a choice {sampled.index} of {len(turn.choices)}", "malformed")
+            raise RolloutServerFailed(
+                f"the rollout server answered a choice {sampled.index} of {len(turn.choices)}", "malformed"
+            )
         return turn.choices[sampled.index]
 
     async def record(self, session: Session, turns: list[Turn]) -> None:
@@ -215,4 +217,4 @@ def _check_whole(turn: Turn) -> None:
     """An answer without tokens, or without all its choices, is no answer."""
     for choice in turn.choices:
         if choice.sampled is None or not choice.ids:
-            raise Failed(f"the rollout server sampled nothing for choice {choice.index}", "malformed")
+            raise RolloutServerFailed(f"the rollout server sampled nothing for choice {choice.index}", "malformed")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.gateway.upstream import PAUSES
+from headrace.gateway.upstream import PAUSE_MODES
 
 #: What every route may answer beside 200.
 COMMON = {
@@ -122,7 +122,7 @@ def describe(
         if f"{{{name}}}" in path
     ]
     if path == "/pause":
-        modes = {"type": "string", "enum": list(PAUSES)}
+        modes = {"type": "string", "enum": list(PAUSE_MODES)}
         parameters.append({"name": "mode", "in": "query", "required": False, "schema": modes})
     if path in ("/pause", "/resume") or (path == "/policy_version" and body is None):
         parameters.append({"name": "model", "in": "query", "required": False, "schema": {"type": "string"}})

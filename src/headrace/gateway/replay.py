@@ -20,7 +20,7 @@ from headrace.gateway.session import REQUEST, Session
 from headrace.gateway.sessions import Sessions
 from headrace.gateway.tries import Call, Mark
 from headrace.gateway.turn import Choice, Turn
-from headrace.gateway.upstream.types import Order, Sampled
+from headrace.gateway.upstream.types import Order, SampledChoice
 from headrace.pool.plan import Completion
 from headrace.tokens import Cause, PromptPlan
 
@@ -65,7 +65,7 @@ async def _joined(call: Call) -> list[Turn] | None:
         return None  # it failed, and its own caller was told; this one tries anew
 
 
-def whole(choice: Choice) -> Sampled:
+def whole(choice: Choice) -> SampledChoice:
     """All of a choice's answer as one piece."""
     assert choice.sampled is not None
     fields = {"ids": choice.ids, "log_probs": choice.log_probs, "text": choice.text}
@@ -123,11 +123,11 @@ def _rebuilt(planner: Planner, ask: Ask, steps: list[Step]) -> list[Turn] | None
     return turns
 
 
-def _sampled(planner: Planner, index: int, step: Step) -> Sampled:
+def _sampled(planner: Planner, index: int, step: Step) -> SampledChoice:
     ids = step.response_ids.tolist()
     values = step.rollout_log_probs.tolist() if step.rollout_log_probs is not None else None
     vocabulary = planner.renderer.vocabulary
-    return Sampled(
+    return SampledChoice(
         index,
         ids,
         values,

@@ -16,7 +16,7 @@ import numpy as np
 from headrace.data.step import FloatArray, IntArray
 from headrace.gateway.ask import Ask
 from headrace.gateway.text_key import TextKey
-from headrace.gateway.upstream.types import Order, Sampled
+from headrace.gateway.upstream.types import Order, SampledChoice
 from headrace.tokens import AnswerStream, Delta, Message, Parsed, PromptPlan
 
 #: Tool call ids are nine letters or digits: the form that every family's template takes.
@@ -37,11 +37,11 @@ class Choice:
         self.text: str | None = ""
         self.tokens: list[str] = []
         self.top: list[dict[str, float]] = []
-        self.sampled: Sampled | None = None  # the last piece: how it ended
+        self.sampled: SampledChoice | None = None  # the last piece: how it ended
         self.consumed: IntArray | None = None
         self.parsed = Parsed()  # what the ids say, once they are all there
 
-    def take(self, piece: Sampled) -> Delta:
+    def take(self, piece: SampledChoice) -> Delta:
         """A piece's text, as far as it is certain."""
         self.ids += piece.ids
         if piece.log_probs is None or self.log_probs is None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from headrace.gateway.ask import Ask
 from headrace.gateway.errors import Refusal
 from headrace.gateway.turn import Choice, Turn
-from headrace.gateway.upstream.types import Sampled
+from headrace.gateway.upstream.types import SampledChoice
 from headrace.tokens import Delta
 
 
@@ -21,7 +21,7 @@ class Events(Protocol):
         """The events before the first token."""
         ...
 
-    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: Sampled | None) -> bytes:
+    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: SampledChoice | None) -> bytes:
         """The event for what is new; nothing where nothing is. `piece` is None for what was held back to the end."""
         ...
 

@@ -10,7 +10,7 @@ from headrace.gateway.dialects import openai
 from headrace.gateway.dialects.tools import Offer, arguments_text, check_function, conversation, offer
 from headrace.gateway.errors import Refusal
 from headrace.gateway.turn import Choice, Turn, usage
-from headrace.gateway.upstream.types import Sampled
+from headrace.gateway.upstream.types import SampledChoice
 from headrace.tokens import Delta, Message, ToolCall, read_messages
 
 
@@ -89,7 +89,7 @@ class ChatEvents:
             head["prompt_token_ids"] = turn.plan.ids.tolist()
         return b"".join(openai.event({**head, "choices": [choice]}) for choice in choices)
 
-    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: Sampled | None) -> bytes:
+    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: SampledChoice | None) -> bytes:
         ask = turn.ask
         made = self._called[choice.index]
         calls = delta.tool_calls[: max(0, 1 - made)] if ask.one_call else delta.tool_calls

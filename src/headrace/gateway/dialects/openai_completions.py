@@ -12,7 +12,7 @@ from headrace.gateway.ask import Ask, Bad, read_fields, take, take_max_tokens, t
 from headrace.gateway.dialects import openai
 from headrace.gateway.errors import Refusal
 from headrace.gateway.turn import Choice, Turn, usage
-from headrace.gateway.upstream.types import Sampled
+from headrace.gateway.upstream.types import SampledChoice
 from headrace.tokens import Delta
 
 #: OpenAI's own default, which agents that name none rely on.
@@ -76,7 +76,7 @@ class CompletionEvents:
     def opening(self) -> bytes:
         return b""
 
-    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: Sampled | None) -> bytes:
+    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: SampledChoice | None) -> bytes:
         shown = piece is not None and bool(piece.ids) and (turn.ask.tops is not None or turn.ask.show_ids)
         if not (delta.content or shown):
             return b""

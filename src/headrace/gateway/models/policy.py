@@ -22,7 +22,7 @@ from headrace.gateway.redaction import Redaction
 from headrace.gateway.sampling import Sampling
 from headrace.gateway.sessions import Sessions
 from headrace.gateway.settings import Settings
-from headrace.gateway.upstream import Options, Upstream
+from headrace.gateway.upstream import Upstream, UpstreamOptions
 from headrace.pool.config import DEFAULT_CHANNEL
 from headrace.pool.embedded import DataPool
 from headrace.pool.remote import RemotePool
@@ -78,7 +78,7 @@ class Policy:
             beside.others.append(self)
         self.upstream = Upstream(
             settings.addresses,
-            Options(
+            UpstreamOptions(
                 balance=settings.balance,
                 wire=settings.wire,
                 log_prob_mode=settings.logprobs_mode,

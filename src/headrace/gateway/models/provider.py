@@ -16,7 +16,7 @@ from headrace.gateway.errors import Refusal
 from headrace.gateway.models.spec import ModelSpec
 from headrace.gateway.sending import Sending
 from headrace.gateway.settings import Settings
-from headrace.gateway.upstream.errors import Failed
+from headrace.gateway.upstream.errors import RolloutServerFailed
 
 #: What concerns one connection only, and what a request says anew.
 HOP = frozenset(
@@ -62,7 +62,7 @@ class Provider:
             await sending.pass_on(b"", more=False)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             said = str(error) or type(error).__name__
-            raise Failed(f"the provider of model {self.name!r} failed: {said}", "unreachable") from error
+            raise RolloutServerFailed(f"the provider of model {self.name!r} failed: {said}", "unreachable") from error
 
     async def close(self) -> None:
         if self._session is not None:

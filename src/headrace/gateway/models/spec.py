@@ -16,7 +16,7 @@ from headrace import files
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import check_uid
 from headrace.gateway.tables import fitted, known
-from headrace.gateway.upstream.options import Balancing, ModeAsked, Wire
+from headrace.gateway.upstream.options import Balancing, LogProbModeAsked, WireAsked
 from headrace.gateway.upstream.server import normal_address
 from headrace.pool.config import DEFAULT_CHANNEL
 
@@ -66,8 +66,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     history: Literal["bridge", "template"] | None = None
     renderer: str | None = None
     balance: Balancing | None = None
-    wire: Wire | None = None
-    logprobs_mode: ModeAsked | None = None
+    wire: WireAsked | None = None
+    logprobs_mode: LogProbModeAsked | None = None
 
     @property
     def recorded(self) -> bool:

@@ -23,7 +23,7 @@ from headrace.gateway.redaction import REDACTED, void
 from headrace.gateway.responses import json_response
 from headrace.gateway.routing import read
 from headrace.gateway.turn import Turn
-from headrace.gateway.upstream import Failed
+from headrace.gateway.upstream import RolloutServerFailed
 from headrace.tokens import Cause, PromptPlan, read_messages, text_of
 from headrace.tokens import Request as Conversation
 
@@ -81,7 +81,9 @@ class WhiteBox:
         trouble = calls.trouble(turn, choice, choice.response(), choice.values())
         if trouble is not None:
             self.gateway.counters.add("quarantined", WHITE_BOX, trouble.value)
-            raise Failed(f"{turn.server} gave an answer that must not be trained on: {trouble.value}", "malformed")
+            raise RolloutServerFailed(
+                f"{turn.server} gave an answer that must not be trained on: {trouble.value}", "malformed"
+            )
         return calls, turn
 
     async def submit_steps(self, request: Request) -> Response:

@@ -9,7 +9,7 @@ from headrace.gateway.dialects.anthropic import error_body, event
 from headrace.gateway.dialects.anthropic_messages.answer import ending_of, message, signature, tool_use, usage
 from headrace.gateway.errors import Refusal
 from headrace.gateway.turn import Choice, Turn
-from headrace.gateway.upstream.types import Sampled
+from headrace.gateway.upstream.types import SampledChoice
 from headrace.tokens import Delta, ToolCall
 
 #: What an empty block of each kind is, and the delta that fills it.
@@ -30,7 +30,7 @@ class MessageEvents:
         begun = message(self._turn, [], {"stop_reason": None, "stop_sequence": None})
         return event({"type": "message_start", "message": begun}) + event({"type": "ping"})
 
-    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: Sampled | None) -> bytes:
+    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: SampledChoice | None) -> bytes:
         return self._blocks.take(delta) if delta else b""
 
     def closing(self) -> bytes:
