@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from headrace.gateway.access import Caller
-from headrace.gateway.dialects import Counter
+from headrace.gateway.dialects import CountingDialect
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.places import Place
@@ -21,7 +21,7 @@ class Count(Exchange):
     def __init__(
         self,
         gateway: Gateway,
-        dialect: Counter,
+        dialect: CountingDialect,
         route: str,
         request: Request,
         caller: Caller,

@@ -20,7 +20,7 @@ from headrace.data.errors import HeadraceError
 from headrace.gateway import replay
 from headrace.gateway.access import Caller
 from headrace.gateway.ask import Ask
-from headrace.gateway.dialects import Dialect, Events
+from headrace.gateway.dialects import AnswerEvents, Dialect
 from headrace.gateway.errors import Refusal, refusal, too_deep
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.models.policy import Policy
@@ -61,7 +61,7 @@ class Exchange:
         self._call_id = uuid.uuid4().hex
         self._began = time.monotonic()
         self._mark = Mark.of(request)
-        self._events: Events | None = None  # once the answer is to be a stream
+        self._events: AnswerEvents | None = None  # once the answer is to be a stream
         self._answered: tuple[Debts, str, str] | None = None  # once there is one: its digest and its call's id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,15 +1,18 @@
-"""What OpenAI's two routes share: reading JSON, errors, log-probs and events."""
+"""What OpenAI's routes share: fields that are refused, formats, errors, log-probs and events.
+
+A path that no dialect has is answered in OpenAI's shape too, which most SDKs read (`NoDialect`).
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 
 from headrace.data.errors import shown
 from headrace.gateway.ask import Bad
 from headrace.gateway.errors import Refusal
-from headrace.gateway.turn import Choice
+from headrace.gateway.turn import Choice, Turn
 
 DONE = b"data: [DONE]\n\n"
 
@@ -134,3 +137,24 @@ def _token(text: str, value: float) -> dict[str, Any]:
 def _best(top: list[dict[str, float]], at: int, tops: int) -> list[tuple[str, float]]:
     found = top[at] if at < len(top) and top[at] else {}
     return sorted(found.items(), key=lambda pair: -pair[1])[:tops]
+
+
+class NoDialect:
+    """Nothing is read here, so nothing is ever answered."""
+
+    vendor = "A provider"
+
+    def read(self, body: bytes) -> NoReturn:
+        raise Refusal("there is no such route for a model that is recorded; see /docs", 404, code="no_route")
+
+    def headers(self, call_id: str) -> dict[str, str]:
+        return {}
+
+    def whole(self, turns: list[Turn]) -> NoReturn:
+        raise NotImplementedError
+
+    def events(self, turns: list[Turn]) -> NoReturn:
+        raise NotImplementedError
+
+    def error(self, refusal: Refusal) -> Any:
+        return error_body(refusal)

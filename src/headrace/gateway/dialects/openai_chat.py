@@ -7,7 +7,13 @@ from typing import Any
 from headrace.data.errors import InvalidInput, shown
 from headrace.gateway.ask import Ask, Bad, read_fields, take, take_max_tokens, take_n, take_sampling
 from headrace.gateway.dialects import openai
-from headrace.gateway.dialects.tools import Offer, arguments_text, check_function, conversation, offer
+from headrace.gateway.dialects.shared import (
+    OfferedTools,
+    arguments_text,
+    check_function,
+    conversation,
+    offer_tools,
+)
 from headrace.gateway.errors import Refusal
 from headrace.gateway.turn import Choice, Turn, usage
 from headrace.gateway.upstream.types import SampledChoice
@@ -176,7 +182,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_text(call)}}
 
 
-def _offer(fields: dict[str, Any]) -> Offer:
+def _offer(fields: dict[str, Any]) -> OfferedTools:
     tools = fields.pop("tools", None)
     choice = fields.pop("tool_choice", None)
     if tools is not None and not isinstance(tools, list):
@@ -187,14 +193,14 @@ def _offer(fields: dict[str, Any]) -> Offer:
             raise Bad(f"tools[{at}] must be an object of type function, not {shown(tool)}", "tools")
         check_function(function, f"tools[{at}].function")
     if choice is None or choice in ("auto", "none", "required"):
-        return offer(tools, choice or "auto")
+        return offer_tools(tools, choice or "auto")
     function = choice.get("function") if isinstance(choice, dict) else None
     if not isinstance(function, dict):
         raise Bad(
             f"tool_choice is {shown(choice)}; it must be auto, none, required, or an object that names a function",
             "tool_choice",
         )
-    return offer(tools, "required", (function.get("name"),))
+    return offer_tools(tools, "required", (function.get("name"),))
 
 
 def _take_tops(fields: dict[str, Any]) -> int | None:

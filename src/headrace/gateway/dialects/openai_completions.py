@@ -16,7 +16,7 @@ from headrace.gateway.upstream.types import SampledChoice
 from headrace.tokens import Delta
 
 #: OpenAI's own default, which agents that name none rely on.
-DEFAULT_TOKENS = 16
+DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 256
 
 
@@ -32,7 +32,7 @@ class OpenAICompletions:
         prompts = _prompts(fields.pop("prompt", None))
         stream, show_usage = openai.take_stream(fields)
         sampling = take_sampling(fields)
-        sampling["max_tokens"] = take_max_tokens(fields, "max_tokens") or DEFAULT_TOKENS
+        sampling["max_tokens"] = take_max_tokens(fields, "max_tokens") or DEFAULT_MAX_TOKENS
         openai.take_format(fields, sampling)
         tops = take(fields, "logprobs", int, None, "an integer")
         if tops is not None and not 0 <= tops <= openai.MAX_TOPS:

@@ -16,7 +16,7 @@ from headrace.gateway.access import Caller, Role
 from headrace.gateway.ask import checked_sampling
 from headrace.gateway.bodies import CompleteTrajectory, InitTrajectory, RegisterTrajectory, Reward
 from headrace.gateway.counting import Count
-from headrace.gateway.dialects import Counter, Dialect
+from headrace.gateway.dialects import CountingDialect, Dialect
 from headrace.gateway.errors import Refusal, refusal
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.gateway import Gateway
@@ -66,7 +66,7 @@ class BlackBox:
         call.__doc__ = f"{dialect.vendor}'s {route.replace('/', ' ')}, streamed or not; each answer is recorded."
         return call
 
-    def count(self, dialect: Counter, route: str) -> Handler:
+    def count(self, dialect: CountingDialect, route: str) -> Handler:
         """A handler that says how many tokens a call's prompt would have: those of the call, if it is made next."""
         gateway = self.gateway
 

@@ -10,7 +10,7 @@ from headrace.data.step import finite
 from headrace.gateway.access import Role
 from headrace.gateway.bodies import Feedback
 from headrace.gateway.counting import Count
-from headrace.gateway.dialects import Counter, Dialect
+from headrace.gateway.dialects import CountingDialect, Dialect
 from headrace.gateway.errors import Refusal, refusal
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.gateway import Gateway
@@ -49,7 +49,7 @@ class LiveService:
         call.__doc__ = f"{dialect.vendor}'s {route.replace('/', ' ')}, for a live service: conversations are found."
         return call
 
-    def count(self, dialect: Counter, route: str) -> Handler:
+    def count(self, dialect: CountingDialect, route: str) -> Handler:
         """A handler that says how many tokens a call's prompt would have."""
         gateway = self.gateway
 

@@ -7,11 +7,17 @@ from typing import Any
 
 from headrace.gateway.ask import Ask, References, read_fields, take, take_max_tokens, take_sampling
 from headrace.gateway.dialects import openai
-from headrace.gateway.dialects.openai_responses.answer import PREFIX, ended, output_of
-from headrace.gateway.dialects.openai_responses.events import ResponseEvents
-from headrace.gateway.dialects.openai_responses.fields import (
-    ENCRYPTED,
-    Notes,
+from headrace.gateway.dialects.openai_responses.answer import (
+    RESPONSE_ID_PREFIX,
+    ResponseEvents,
+    ResponsesNotes,
+    ended,
+    output_of,
+)
+from headrace.gateway.dialects.openai_responses.request import (
+    INCLUDE_ENCRYPTED,
+    read_input,
+    references,
     refuse_unbuilt,
     take_echoed,
     take_include,
@@ -20,8 +26,7 @@ from headrace.gateway.dialects.openai_responses.fields import (
     take_text,
     take_tops,
 )
-from headrace.gateway.dialects.openai_responses.items import read_input, references
-from headrace.gateway.dialects.tools import conversation
+from headrace.gateway.dialects.shared import conversation
 from headrace.gateway.errors import Refusal
 from headrace.gateway.turn import Turn
 from headrace.tokens import Message
@@ -82,10 +87,12 @@ class OpenAIResponses:
             user=echo["user"],
             show_ids=take(fields, "return_token_ids", bool, False, "true or false"),
             opening=len(opening),
-            previous=None if previous is None else previous.removeprefix(PREFIX),
+            previous=None if previous is None else previous.removeprefix(RESPONSE_ID_PREFIX),
             references=named,
             keep=keep,
-            notes=Notes({**echo, "top_logprobs": tops or 0}, namespaces, ENCRYPTED in include or not keep),
+            notes=ResponsesNotes(
+                {**echo, "top_logprobs": tops or 0}, namespaces, INCLUDE_ENCRYPTED in include or not keep
+            ),
             extra=fields,
         )
 

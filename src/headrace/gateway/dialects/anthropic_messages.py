@@ -1,4 +1,4 @@
-"""Anthropic's messages into Headrace's: content blocks, calls and their results, by the rules of that API.
+"""Anthropic's Messages: system, messages and tools in, a message of content blocks or its events out.
 
 Turns of one speaker that follow each other are one turn. Texts of one user's turn are paragraphs, texts of one answer
 are pieces; `cache_control` and citations say nothing to a model. What cannot be rendered is refused by its place.
@@ -10,16 +10,186 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.gateway.ask import Bad
-from headrace.gateway.dialects.seal import unseal
+from headrace.gateway.ask import Ask, Bad, read_fields, take, take_max_tokens, take_sampling
+from headrace.gateway.dialects import anthropic
+from headrace.gateway.dialects.anthropic import (
+    RAW_ARGUMENTS,
+    Json,
+    MessageEvents,
+    MessagesNotes,
+    content_of,
+    ending_of,
+    message_body,
+)
+from headrace.gateway.dialects.shared import OfferedTools, conversation, offer_tools, unseal
+from headrace.gateway.errors import Refusal
+from headrace.gateway.turn import Turn
 from headrace.tokens import Image, Message, ToolCall
 from headrace.tokens.images import read_base64
 from headrace.tokens.messages import written
 
+
+class AnthropicMessages:
+    """`POST /v1/messages`, and `/v1/messages/count_tokens`."""
+
+    vendor = "Anthropic"
+
+    def read(self, body: bytes) -> Ask:
+        fields = read_fields(body)
+        most = take_max_tokens(fields, "max_tokens")
+        if most is None:
+            raise Bad("max_tokens is missing; say how many tokens an answer may have", "max_tokens")
+        ask = _ask(fields)
+        ask.sampling["max_tokens"] = most
+        return ask
+
+    def read_count(self, body: bytes) -> Ask:
+        """A request of `count_tokens`, which needs no `max_tokens`."""
+        return _ask(read_fields(body))
+
+    def counted(self, tokens: int) -> Any:
+        return {"input_tokens": tokens}
+
+    def headers(self, call_id: str) -> dict[str, str]:
+        return anthropic.headers(call_id)
+
+    def whole(self, turns: list[Turn]) -> Any:
+        (turn,) = turns
+        (choice,) = turn.choices
+        return message_body(turn, content_of(turn, choice), ending_of(turn, choice))
+
+    def events(self, turns: list[Turn]) -> MessageEvents:
+        (turn,) = turns
+        return MessageEvents(turn)
+
+    def error(self, refusal: Refusal) -> Any:
+        return anthropic.error_body(refusal)
+
+
+def _ask(fields: dict[str, Any]) -> Ask:
+    refuse_unbuilt(fields)
+    model = take(fields, "model", str, "default", "a string")
+    messages = (*read_system(fields.pop("system", None)), *read_messages(fields.pop("messages", None)))
+    offered, one_call = take_tools(fields)
+    thinking, notes = take_thinking(fields)
+    fields["stop"] = take_stops(fields)
+    sampling = take_sampling(fields)
+    take_format(fields, sampling)
+    options = take(fields, "chat_template_kwargs", dict, None, "an object")
+    return Ask(
+        model=model,
+        conversation=conversation(messages, offered, options, "messages"),
+        sampling=sampling,
+        stream=take(fields, "stream", bool, False, "true or false"),
+        calls=offered.calls,
+        must_call=offered.must_call,
+        one_call=one_call,
+        thinking=thinking,
+        user=take_user(fields),
+        notes=notes,
+    )
+
+
+#: Fields that would change what is consumed or sampled in ways that are not built. Others that are not known here
+#: (betas come and go) steer caches, bills and tiers, and are passed over.
+NOT_OFFERED = {"mcp_servers": "tools of MCP servers", "container": "a container to run code in"}
+THINKING_TYPES = {"enabled": True, "adaptive": True, "between_tools": True, "disabled": False}
+
+
+def refuse_unbuilt(fields: Json) -> None:
+    for name, what in NOT_OFFERED.items():
+        if fields.get(name):
+            raise Bad(f"{name}: {what} is not offered here; leave it out", name)
+
+
+def take_thinking(fields: Json) -> tuple[bool | None, MessagesNotes]:
+    """Whether to reason, None where nothing is said of it; and whether to show it."""
+    given = fields.pop("thinking", None)
+    if given is None:
+        return None, MessagesNotes(True)
+    kind = given.get("type") if isinstance(given, dict) else None
+    if not isinstance(kind, str) or kind not in THINKING_TYPES:
+        raise Bad(f"thinking is {shown(given)}; its type must be one of {', '.join(THINKING_TYPES)}", "thinking")
+    return THINKING_TYPES[kind], MessagesNotes(given.get("display") != "omitted")
+
+
+def take_stops(fields: Json) -> Any:
+    given = fields.pop("stop_sequences", None)
+    if given is not None and not (isinstance(given, list) and all(isinstance(stop, str) and stop for stop in given)):
+        raise Bad(f"stop_sequences must be a list of strings that are not empty, not {shown(given)}", "stop_sequences")
+    return given
+
+
+def take_format(fields: Json, sampling: Json) -> None:
+    """`output_config.format`; the effort that stands beside it is nothing that a template could be told."""
+    config = take(fields, "output_config", dict, None, "an object")
+    given = (config or {}).get("format")
+    if given is None:
+        return
+    schema = given.get("schema") if isinstance(given, dict) and given.get("type") == "json_schema" else None
+    if not isinstance(schema, dict):
+        raise Bad(
+            f"output_config.format is {shown(given)}; its type must be json_schema, with a schema in it",
+            "output_config",
+        )
+    sampling["structured_outputs"] = {"json": schema}
+
+
+def take_user(fields: Json) -> str | None:
+    metadata = take(fields, "metadata", dict, None, "an object")
+    user: str | None = take(dict(metadata or {}), "user_id", str, None, "a string")
+    return user
+
+
+#: Anthropic's types of `tool_choice`, in OpenAI's words.
+TOOL_CHOICES = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+
+
+def take_tools(fields: dict[str, Any]) -> tuple[OfferedTools, bool]:
+    """`tools` and `tool_choice`: the tools, how they may be used, and whether only one call may be made."""
+    given, choice = fields.pop("tools", None), fields.pop("tool_choice", None)
+    if given is not None and not isinstance(given, list):
+        raise Bad(f"tools must be a list, not {shown(given)}", "tools")
+    tools = [_tool(tool, at) for at, tool in enumerate(given or ())]
+    if choice is None:
+        return offer_tools(tools, "auto"), False
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if not isinstance(kind, str) or kind not in TOOL_CHOICES:
+        raise Bad(f"tool_choice is {shown(choice)}; its type must be one of {', '.join(TOOL_CHOICES)}", "tool_choice")
+    alone = choice.get("disable_parallel_tool_use")
+    if alone is not None and type(alone) is not bool:
+        raise Bad(f"tool_choice.disable_parallel_tool_use must be true or false, not {shown(alone)}", "tool_choice")
+    return offer_tools(tools, TOOL_CHOICES[kind], (choice.get("name"),) if kind == "tool" else ()), bool(alone)
+
+
+def _tool(tool: Any, at: int) -> dict[str, Any]:
+    """A tool as a function; what steers caching, searching and streaming is none of the model's business."""
+    if not isinstance(tool, dict):
+        raise Bad(f"tools[{at}] must be an object, not {shown(tool)}", "tools")
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
+        raise Bad(
+            f"tools[{at}] is of type {shown(kind)}, which this model does not have; offer tools with an input_schema",
+            "tools",
+        )
+    name, schema, said = tool.get("name"), tool.get("input_schema"), tool.get("description")
+    if not isinstance(name, str) or not name:
+        raise Bad(f"tools[{at}].name must be a string, not {shown(name)}", "tools")
+    if not isinstance(schema, dict):
+        raise Bad(f"tools[{at}].input_schema must be a JSON schema, not {shown(schema)}", "tools")
+    if said is not None and not isinstance(said, str):
+        raise Bad(f"tools[{at}].description must be a string, not {shown(said)}", "tools")
+    function: dict[str, Any] = {"name": name}
+    if said is not None:
+        function["description"] = said
+    function["parameters"] = schema
+    if tool.get("strict"):
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
 #: A system block in which Claude Code writes what belongs in a header; it is no part of a prompt.
-BILLING = "x-anthropic-billing-header:"
-#: The one key under which a call's arguments are shown that are no JSON object, as Anthropic's must be.
-RAW = "_raw"
+BILLING_PREFIX = "x-anthropic-billing-header:"
 
 
 def read_system(given: Any) -> tuple[Message, ...]:
@@ -35,7 +205,7 @@ def _system_texts(given: Any) -> Iterator[str]:
         raise Bad(f"system must be a string or a list of text blocks, not {shown(given)}", "system")
     for at, block in enumerate(given):
         text = _text(block, f"system[{at}]")
-        if not text.startswith(BILLING):
+        if not text.startswith(BILLING_PREFIX):
             yield text
 
 
@@ -49,9 +219,9 @@ def read_messages(given: Any) -> list[Message]:
             raise Bad(f"messages[{at}] must be an object with a role and content, not {shown(message)}", "messages")
         role, content, place = message.get("role"), message.get("content"), f"messages[{at}].content"
         if role == "assistant":
-            _append(found, _answer(content, place))
+            _append(found, _assistant_turn(content, place))
         elif role == "user":
-            for each in _said(content, place, found):
+            for each in _user_turn(content, place, found):
                 _append(found, each)
         elif role == "system":
             _append(found, Message("system", "\n".join(_texts(content, place))))
@@ -140,8 +310,8 @@ def _texts(content: Any, place: str) -> list[str]:
     return [_text(block, at) for _, block, at in _blocks(content, place)]
 
 
-def _said(content: Any, place: str, before: list[Message]) -> Iterator[Message]:
-    """What a user's turn holds: results of calls, text and images."""
+def _user_turn(content: Any, place: str, before: list[Message]) -> Iterator[Message]:
+    """The messages of a user's turn: results of calls, and text and images between them."""
     if isinstance(content, str):
         yield Message("user", content)
         return
@@ -167,7 +337,7 @@ def _open_calls(before: list[Message]) -> tuple[ToolCall, ...]:
 
 
 def _result(block: dict[str, Any], place: str) -> list[str | Image]:
-    """What a result holds. That it is an error is for it to say; where there is nothing, it is said here."""
+    """The content of a tool result. An error says so in its own words; one without any becomes "Error"."""
     failed, content = block.get("is_error"), block.get("content")
     if failed is not None and type(failed) is not bool:
         raise Bad(f"{place}.is_error must be true or false, not {shown(failed)}", "messages")
@@ -182,8 +352,8 @@ def _result(block: dict[str, Any], place: str) -> list[str | Image]:
     return pieces if any(pieces) or not failed else ["Error"]
 
 
-def _answer(content: Any, place: str) -> Message:
-    """An answer as it was given: reasoning, text and calls, whatever the order of its blocks."""
+def _assistant_turn(content: Any, place: str) -> Message:
+    """An earlier answer as one message: reasoning, text and calls, whatever the order of its blocks."""
     if isinstance(content, str):
         return Message("assistant", content)
     texts: list[str] = []
@@ -206,5 +376,5 @@ def _call(block: dict[str, Any], place: str) -> ToolCall:
     given = block.get("input")
     if not isinstance(given, dict):
         raise Bad(f"{place}.input must be an object, not {shown(given)}", "messages")
-    arguments = given[RAW] if given.keys() == {RAW} else given
+    arguments = given[RAW_ARGUMENTS] if given.keys() == {RAW_ARGUMENTS} else given
     return ToolCall(_field(block, "name", place), arguments, _field(block, "id", place))
