@@ -23,7 +23,7 @@ from headrace.gateway.ask import Ask
 from headrace.gateway.dialects import AnswerEvents, Dialect
 from headrace.gateway.errors import Refusal, refusal, too_deep
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.models.policy import Policy
+from headrace.gateway.models.served_model import ServedModel
 from headrace.gateway.places import Place
 from headrace.gateway.presence import HungUp, Presence
 from headrace.gateway.responses import json_response, retry_header
@@ -148,7 +148,7 @@ class Exchange:
     async def _in(
         self,
         session: Session,
-        policy: Policy,
+        policy: ServedModel,
         ask: Ask,
         digest: str,
         presence: Presence,
@@ -176,7 +176,7 @@ class Exchange:
 
     async def _carried_out(
         self,
-        policy: Policy,
+        policy: ServedModel,
         session: Session | None,
         call: Call | None,
         turns: list[Turn],
@@ -194,7 +194,7 @@ class Exchange:
         await self._record(policy, session, call, turns)
         await sending.whole(json_response(self._dialect.whole(turns), 200, self._headers(turns)))
 
-    async def _record(self, policy: Policy, session: Session | None, call: Call | None, turns: list[Turn]) -> None:
+    async def _record(self, policy: ServedModel, session: Session | None, call: Call | None, turns: list[Turn]) -> None:
         """Hands the steps over; from here on the answer is there for whoever asks again."""
         if session is not None and call is not None:
             await policy.calls.record(session, turns)
@@ -204,7 +204,7 @@ class Exchange:
 
     async def _streamed(
         self,
-        policy: Policy,
+        policy: ServedModel,
         session: Session | None,
         call: Call | None,
         turns: list[Turn],

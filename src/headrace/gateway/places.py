@@ -8,7 +8,7 @@ from typing import Protocol
 from headrace.gateway.access import Caller
 from headrace.gateway.ask import Ask
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.models.policy import Policy
+from headrace.gateway.models.served_model import ServedModel
 from headrace.gateway.session import Session
 from headrace.gateway.turn import Turn
 
@@ -19,7 +19,7 @@ class Place(Protocol):
     #: How many segments of the path are in front of what the dialect's vendor calls it.
     depth: int
 
-    async def session(self, ask: Ask, policy: Policy, digest: str, *, recorded: bool) -> Session:
+    async def session(self, ask: Ask, policy: ServedModel, digest: str, *, recorded: bool) -> Session:
         """What is known of the trajectory's calls to the model; `Refusal` where there is none to be had."""
         ...
 
@@ -51,7 +51,7 @@ class Named:
         self._uid = uid
         self._prompt = prompt
 
-    async def session(self, ask: Ask, policy: Policy, digest: str, *, recorded: bool) -> Session:
+    async def session(self, ask: Ask, policy: ServedModel, digest: str, *, recorded: bool) -> Session:
         return await self._gateway.session(self._caller, self._uid, self._prompt, policy, recorded=recorded)
 
     def call_id(self, given: str) -> str:

@@ -9,7 +9,7 @@ from headrace.gateway.ask import Ask
 from headrace.gateway.errors import Refusal
 from headrace.gateway.live.live import PART, SESSION, Live
 from headrace.gateway.live.names import call_in, call_of, check_name, new_uid, uid_of
-from headrace.gateway.models.policy import Policy
+from headrace.gateway.models.served_model import ServedModel
 from headrace.gateway.session import Session
 from headrace.gateway.tries import Mark
 from headrace.gateway.turn import Turn
@@ -35,7 +35,7 @@ class Found:
         self._begun = False
         self._answered = False
 
-    async def session(self, ask: Ask, policy: Policy, digest: str, *, recorded: bool) -> Session:
+    async def session(self, ask: Ask, policy: ServedModel, digest: str, *, recorded: bool) -> Session:
         gateway, caller = self._live.gateway, self._caller
         for _ in range(TRIES):
             uid = await self._place(ask, digest, begin=recorded)

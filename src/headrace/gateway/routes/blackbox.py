@@ -20,7 +20,7 @@ from headrace.gateway.dialects import CountingDialect, Dialect
 from headrace.gateway.errors import Refusal, refusal
 from headrace.gateway.exchange import Exchange
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.models.beside import Beside
+from headrace.gateway.models.per_model import PerModelTrajectories
 from headrace.gateway.places import Named
 from headrace.gateway.replay import Ends
 from headrace.gateway.responses import json_response, retry_header
@@ -43,7 +43,7 @@ class BlackBox:
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
-        self.beside = Beside(gateway)
+        self.beside = PerModelTrajectories(gateway)
         self._ends = Ends()
 
     def llm(self, dialect: Dialect, route: str) -> Handler:
