@@ -11,7 +11,12 @@ from tests.tokens.kit import LOOK_UP, STOPS, Talk
 from tests.tokens.models import NAMES, renderer
 
 from headrace.data import Step
-from headrace.tokens import RECORD, Cause, History, Node
+from headrace.tokens import (
+    RECORD_FIELD,
+    Cause,
+    History,
+    Node,
+)
 
 NAME = "qwen2.5"
 END = STOPS[NAME]
@@ -115,7 +120,7 @@ def test_text_dropped_beside_calls_is_known_by_their_ids_turn_after_turn(talk: T
             response_ids=node.response.tolist(),
             trajectory_uid="t",
             step_index=index,
-            metadata={RECORD: node.record.to_metadata()},
+            metadata={RECORD_FIELD: node.record.to_metadata()},
         )
         for index, node in enumerate(talk.history.nodes)
     ]
@@ -222,7 +227,7 @@ def test_another_process_continues_with_the_same_ids(name: str) -> None:
                 response_ids=ids,
                 trajectory_uid="t",
                 step_index=n,
-                metadata={RECORD: node.record.to_metadata()},
+                metadata={RECORD_FIELD: node.record.to_metadata()},
             )
         )
         messages = [*messages, {"role": "assistant", "content": parsed.content}, user("more")]
@@ -236,7 +241,11 @@ def test_quarantined_steps_and_steps_without_a_record_are_not_continued() -> Non
     record = Talk(renderer(NAME)).say([user("one")], "a", END)[1].record.to_metadata()
     bare = Step(prompt_ids=[1], response_ids=[2], trajectory_uid="t")
     bad = Step(
-        prompt_ids=[1], response_ids=[2], trajectory_uid="t", metadata={RECORD: record}, quarantined="text_differs"
+        prompt_ids=[1],
+        response_ids=[2],
+        trajectory_uid="t",
+        metadata={RECORD_FIELD: record},
+        quarantined="text_differs",
     )
     assert History.from_steps([bare, bad]).nodes == []
 

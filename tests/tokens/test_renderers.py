@@ -14,7 +14,7 @@ from tests.tokens.models import NAMES, folder, renderer, vocabulary
 from headrace.data.errors import InvalidInput
 from headrace.tokens import Message, ToolCall, Unrenderable, Vocabulary, families, load_renderer
 from headrace.tokens.families import FamilyRenderer
-from headrace.tokens.renderer import PROMPT_TAIL
+from headrace.tokens.renderer import PROMPT_TAIL_TOKENS
 from headrace.tokens.template import TemplateRenderer, short_id
 
 KINDS = {"answer>user", "calls>tool"}
@@ -184,7 +184,7 @@ def test_the_last_ids_of_a_prompt_are_enough_for_the_librarys_bridge(
     whole = FamilyRenderer(short.name, short.vocabulary)
     if name == "qwen3":
         short, whole = (render.with_options({"enable_thinking": thinking}) for render in (short, whole))
-    assert (short.looks_back, whole.looks_back) == (PROMPT_TAIL, None)
+    assert (short.looks_back, whole.looks_back) == (PROMPT_TAIL_TOKENS, None)
     roles = ("user", "assistant")
     history = [Message(roles[i % 2], text) for i, text in enumerate(texts[: len(texts) // 2 * 2 - 1])]
     prompt = whole.render(history)
@@ -195,7 +195,7 @@ def test_the_last_ids_of_a_prompt_are_enough_for_the_librarys_bridge(
 
 def test_a_family_is_taken_by_name_on_trust() -> None:
     taken = load_renderer(vocabulary("qwen3"), "qwen3")
-    assert (taken.name, taken.looks_back) == ("qwen3", PROMPT_TAIL)
+    assert (taken.name, taken.looks_back) == ("qwen3", PROMPT_TAIL_TOKENS)
     with pytest.raises(InvalidInput, match=r"unknown model family 'qwen9'; known: .*qwen3"):
         load_renderer(vocabulary("qwen3"), "qwen9")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from headrace.checkup.answer import Answer
-from headrace.tokens.servers import log_prob_mode
+from headrace.tokens.check import log_prob_mode
 
 #: How far two computations of the same log-prob may be apart: batches and low precision move them a little.
 TOLERANCE = 0.1

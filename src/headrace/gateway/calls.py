@@ -25,13 +25,22 @@ from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream import RolloutServerFailed, Upstream
 from headrace.gateway.upstream.types import SampledChoice
 from headrace.gateway.upstream.upstream import gather_or_cancel
-from headrace.tokens import RECORD, RECORD_ONLY, Delta, Node, Quarantine, Record, check_step, text_of
+from headrace.tokens import (
+    RECORD_FIELD,
+    RECORD_ONLY,
+    AnswerDelta,
+    Node,
+    NodeRecord,
+    Quarantine,
+    check_step,
+    text_of,
+)
 from headrace.tokens.images import to_step
 
 #: What is wrong with log-probs that cannot even be kept.
 NO_LOG_PROBS = (Quarantine.LOG_PROB_COUNT, Quarantine.LOG_PROB_VALUE)
 
-Piece = tuple[Turn, Choice, Delta, SampledChoice | None]
+Piece = tuple[Turn, Choice, AnswerDelta, SampledChoice | None]
 
 
 class Calls:
@@ -120,7 +129,7 @@ class Calls:
         renderer = self.planner.renderer
         trouble = self.trouble(turn, choice, response, log_probs)
         record = self._record(session, turn, choice)
-        metadata: dict[str, Any] = {**self._about(turn, choice), RECORD: record.to_metadata()}
+        metadata: dict[str, Any] = {**self._about(turn, choice), RECORD_FIELD: record.to_metadata()}
         if turn.text is not None:
             key = TextKey.of(turn.text + text_of(renderer.vocabulary, choice.ids))
             turn.text_keys.append(key)
@@ -176,9 +185,9 @@ class Calls:
             stop_ids=renderer.stop_ids.union(turn.order.sampling.get("stop_token_ids", ())),
         )
 
-    def _record(self, session: Session, turn: Turn, choice: Choice) -> Record:
+    def _record(self, session: Session, turn: Turn, choice: Choice) -> NodeRecord:
         if turn.ask.conversation is None:
-            return Record.opaque(f"{turn.call_id}-{choice.index}", turn.plan.parent)
+            return NodeRecord.opaque(f"{turn.call_id}-{choice.index}", turn.plan.parent)
         message = choice.message(one_call=turn.ask.one_call)
         return session.history.record(turn.ask.conversation, message, turn.plan.parent)
 

@@ -31,7 +31,7 @@ from headrace.gateway.sending import Sending
 from headrace.gateway.session import Session
 from headrace.gateway.tries import Call, Debts, Mark
 from headrace.gateway.turn import Turn, completion_tokens, prompt_tokens
-from headrace.tokens import Delta
+from headrace.tokens import AnswerDelta
 
 log = logging.getLogger("headrace.gateway")
 
@@ -237,7 +237,7 @@ class Exchange:
         for turn in turns:
             for choice in turn.choices:
                 message = choice.message(one_call=turn.ask.one_call)
-                delta = Delta(message.content, message.reasoning or "", message.tool_calls)
+                delta = AnswerDelta(message.content, message.reasoning or "", message.tool_calls)
                 await sending.event(events.delta(turn, choice, delta, replay.whole(choice)))
         await sending.last(events.closing())
 

@@ -19,7 +19,7 @@ from headrace.gateway.kept import KEPT, Conversations, Kept
 from headrace.gateway.text_key import DIGEST
 from headrace.gateway.tries import Tries
 from headrace.tokens import History, Node
-from headrace.tokens.images import files_in
+from headrace.tokens.images import image_files
 
 #: Where a trajectory's metadata says which parameters its calls are sampled with, whatever they ask for.
 SAMPLING = "forced_sampling"
@@ -91,7 +91,7 @@ class Session:
             if node is not None and about is not None:
                 self.texts.append(TextNode(int(about["length"]), str(about["digest"]), node))
             if step.call_id is not None and step.call_id not in self.kept:
-                files = files_in(step.multi_modal_data)
+                files = image_files(step.multi_modal_data)
                 self.kept.add(step.call_id, Kept.from_metadata(step.metadata.get(KEPT), files))
 
     def continued_text(self, prompt: str) -> tuple[Node, str] | None:

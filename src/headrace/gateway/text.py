@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.tokens import Delta, Detokenizer, Parsed, Vocabulary
+from headrace.tokens import (
+    AnswerDelta,
+    Detokenizer,
+    Parsed,
+    Vocabulary,
+)
 from headrace.tokens.parse import StopCut
 
 
@@ -16,16 +21,16 @@ class PlainStream:
         self._cut = StopCut(stop)
         self._text: list[str] = []
 
-    def feed(self, ids: Sequence[int]) -> Delta:
+    def feed(self, ids: Sequence[int]) -> AnswerDelta:
         return self._add(self._cut.feed(self._detokenizer.feed(ids)))
 
-    def finish(self) -> Delta:
+    def finish(self) -> AnswerDelta:
         return self._add(self._cut.feed(self._detokenizer.finish()) + self._cut.finish())
 
-    def _add(self, text: str) -> Delta:
+    def _add(self, text: str) -> AnswerDelta:
         if text:
             self._text.append(text)
-        return Delta(text)
+        return AnswerDelta(text)
 
     @property
     def parsed(self) -> Parsed:

@@ -17,7 +17,13 @@ from headrace.data.step import FloatArray, IntArray
 from headrace.gateway.ask import Ask
 from headrace.gateway.text_key import TextKey
 from headrace.gateway.upstream.types import Order, SampledChoice
-from headrace.tokens import AnswerStream, Delta, Message, Parsed, PromptPlan
+from headrace.tokens import (
+    AnswerDelta,
+    AnswerStream,
+    Message,
+    Parsed,
+    PromptPlan,
+)
 
 #: Tool call ids are nine letters or digits: the form that every family's template takes.
 ID_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -41,7 +47,7 @@ class Choice:
         self.consumed: IntArray | None = None
         self.parsed = Parsed()  # what the ids say, once they are all there
 
-    def take(self, piece: SampledChoice) -> Delta:
+    def take(self, piece: SampledChoice) -> AnswerDelta:
         """A piece's text, as far as it is certain."""
         self.ids += piece.ids
         if piece.log_probs is None or self.log_probs is None:
@@ -59,7 +65,7 @@ class Choice:
         self.sampled = piece
         return self.reader.feed(piece.ids)
 
-    def finish(self) -> Delta:
+    def finish(self) -> AnswerDelta:
         last = self.reader.finish()
         self.parsed = self.reader.parsed
         return last

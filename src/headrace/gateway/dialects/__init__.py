@@ -11,7 +11,7 @@ from headrace.gateway.ask import Ask
 from headrace.gateway.errors import Refusal
 from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream.types import SampledChoice
-from headrace.tokens import Delta
+from headrace.tokens import AnswerDelta
 
 
 class AnswerEvents(Protocol):
@@ -21,7 +21,7 @@ class AnswerEvents(Protocol):
         """The events before the first token."""
         ...
 
-    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: SampledChoice | None) -> bytes:
+    def delta(self, turn: Turn, choice: Choice, delta: AnswerDelta, piece: SampledChoice | None) -> bytes:
         """The event for what is new, empty where nothing is. `piece` is None for text that was held back to the end."""
         ...
 

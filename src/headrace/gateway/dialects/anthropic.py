@@ -17,7 +17,7 @@ from headrace.gateway.dialects.shared import seal
 from headrace.gateway.errors import Refusal
 from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream.types import SampledChoice
-from headrace.tokens import Delta, ToolCall
+from headrace.tokens import AnswerDelta, ToolCall
 
 #: Anthropic's `type` of an error, by status. What is not here is the caller's fault below 500, and ours above.
 ERROR_TYPES = {
@@ -134,7 +134,7 @@ class MessageEvents:
         begun = message_body(self._turn, [], {"stop_reason": None, "stop_sequence": None})
         return event({"type": "message_start", "message": begun}) + event({"type": "ping"})
 
-    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: SampledChoice | None) -> bytes:
+    def delta(self, turn: Turn, choice: Choice, delta: AnswerDelta, piece: SampledChoice | None) -> bytes:
         return self._blocks.take(delta) if delta else b""
 
     def closing(self) -> bytes:
@@ -158,7 +158,7 @@ class BlockEvents:
         self._thoughts: list[str] = []
         self._called = False
 
-    def take(self, delta: Delta) -> bytes:
+    def take(self, delta: AnswerDelta) -> bytes:
         """The events for what is new."""
         out: list[bytes] = []
         if delta.reasoning:

@@ -26,7 +26,7 @@ from headrace.gateway.errors import Refusal
 from headrace.gateway.turn import Turn
 from headrace.tokens import Image, Message, ToolCall
 from headrace.tokens.images import read_base64
-from headrace.tokens.messages import written
+from headrace.tokens.messages import join_parts
 
 
 class AnthropicMessages:
@@ -250,7 +250,7 @@ def _append(found: list[Message], message: Message) -> None:
 
 
 def _message(role: str, pieces: list[str | Image], call_id: str | None = None) -> Message:
-    text, parts = written(pieces)
+    text, parts = join_parts(pieces)
     return Message(role, text, tool_call_id=call_id, parts=parts)
 
 

@@ -17,7 +17,12 @@ from headrace.gateway.dialects.shared import (
 from headrace.gateway.errors import Refusal
 from headrace.gateway.turn import Choice, Turn, usage
 from headrace.gateway.upstream.types import SampledChoice
-from headrace.tokens import Delta, Message, ToolCall, read_messages
+from headrace.tokens import (
+    AnswerDelta,
+    Message,
+    ToolCall,
+    read_messages,
+)
 
 
 class OpenAIChat:
@@ -95,7 +100,7 @@ class ChatEvents:
             head["prompt_token_ids"] = turn.plan.ids.tolist()
         return b"".join(openai.event({**head, "choices": [choice]}) for choice in choices)
 
-    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: SampledChoice | None) -> bytes:
+    def delta(self, turn: Turn, choice: Choice, delta: AnswerDelta, piece: SampledChoice | None) -> bytes:
         ask = turn.ask
         made = self._called[choice.index]
         calls = delta.tool_calls[: max(0, 1 - made)] if ask.one_call else delta.tool_calls

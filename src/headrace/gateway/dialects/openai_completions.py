@@ -13,7 +13,7 @@ from headrace.gateway.dialects import openai
 from headrace.gateway.errors import Refusal
 from headrace.gateway.turn import Choice, Turn, usage
 from headrace.gateway.upstream.types import SampledChoice
-from headrace.tokens import Delta
+from headrace.tokens import AnswerDelta
 
 #: OpenAI's own default, which agents that name none rely on.
 DEFAULT_MAX_TOKENS = 16
@@ -76,7 +76,7 @@ class CompletionEvents:
     def opening(self) -> bytes:
         return b""
 
-    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: SampledChoice | None) -> bytes:
+    def delta(self, turn: Turn, choice: Choice, delta: AnswerDelta, piece: SampledChoice | None) -> bytes:
         shown = piece is not None and bool(piece.ids) and (turn.ask.tops is not None or turn.ask.show_ids)
         if not (delta.content or shown):
             return b""

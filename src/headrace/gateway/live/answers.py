@@ -15,7 +15,7 @@ from hashlib import blake2b
 import msgspec
 
 from headrace.tokens import Request
-from headrace.tokens.messages import DIGEST, strict
+from headrace.tokens.digests import DIGEST_BYTES, strict
 
 #: Answers that are remembered, some 300 bytes each; the conversations that were quiet longest are forgotten first.
 MOST = 500_000
@@ -108,7 +108,7 @@ class Answers:
 
 
 def _scoped(scope: str, key: bytes) -> bytes:
-    return blake2b(scope.encode("utf-8", "surrogatepass") + key, digest_size=DIGEST).digest()
+    return blake2b(scope.encode("utf-8", "surrogatepass") + key, digest_size=DIGEST_BYTES).digest()
 
 
 def _meant(found: list[Answer], exact: bytes) -> Answer:

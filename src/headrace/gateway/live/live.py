@@ -30,7 +30,12 @@ from headrace.gateway.turn import Turn
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Gone, NotFound
 from headrace.supervised import Supervised
-from headrace.tokens import RECORD, Message, Record, Request
+from headrace.tokens import (
+    RECORD_FIELD,
+    Message,
+    NodeRecord,
+    Request,
+)
 
 #: Where a conversation's metadata says which session it belongs to, and which part of it it is.
 SESSION, PART = "session", "part"
@@ -191,7 +196,7 @@ class Live:
         if not self._discovery.done:
             self.endings.watch(held)
         extras = [r.head.unpack_extra().metadata for each in found for r in each.tree.records.values()]
-        records = [(Record.from_metadata(about.get(RECORD)), about) for about in extras]
+        records = [(NodeRecord.from_metadata(about.get(RECORD_FIELD)), about) for about in extras]
         parents = {record.parent for record, _ in records if record is not None}
         for record, about in records:
             scope, text = _scope(scope_of(held), about.get("user")), TextKey.from_metadata(about.get(TEXT))

@@ -18,7 +18,12 @@ from headrace.gateway.upstream.errors import RolloutServerFailed, read_fault
 from headrace.gateway.upstream.http_client import UpstreamClient
 from headrace.gateway.upstream.options import UpstreamOptions
 from headrace.gateway.upstream.types import version_number
-from headrace.tokens.servers import SAMPLE, LogProbMode, log_prob_mode, tokenization_trouble
+from headrace.tokens.check import (
+    SAMPLE_TEXT,
+    LogProbMode,
+    log_prob_mode,
+    tokenization_trouble,
+)
 from headrace.tokens.vocabulary import Vocabulary
 
 #: `new` was never verified, `down` is probed until it is verified again, `unfit` must not be used, `leaving` takes no
@@ -154,7 +159,7 @@ class ServerProbe:
 
     async def _tokenization(self, model: str) -> None:
         """`Unfit` where the server has `/tokenize` and tokenizes otherwise than this vocabulary."""
-        asked = {"model": model, "prompt": SAMPLE, "add_special_tokens": False}
+        asked = {"model": model, "prompt": SAMPLE_TEXT, "add_special_tokens": False}
         status, data = await self._ask("POST", "/tokenize", asked)
         found = _json(data) if status == 200 else None
         ids = found.get("tokens") if isinstance(found, dict) else None
@@ -165,7 +170,7 @@ class ServerProbe:
 
     async def _mode(self, model: str) -> LogProbMode:
         last = self._vocabulary.size - 1
-        prompt = [*self._vocabulary.encode(SAMPLE)[:PROBE_PROMPT_TOKENS], last]
+        prompt = [*self._vocabulary.encode(SAMPLE_TEXT)[:PROBE_PROMPT_TOKENS], last]
         at = []
         for temperature in (1.0, PROBE_TEMPERATURE):
             asked = {
@@ -196,7 +201,7 @@ class ServerProbe:
     async def _generates(self, model: str) -> bool:
         asked = {
             "model": model,
-            "token_ids": self._vocabulary.encode(SAMPLE)[:PROBE_PROMPT_TOKENS],
+            "token_ids": self._vocabulary.encode(SAMPLE_TEXT)[:PROBE_PROMPT_TOKENS],
             "sampling_params": {"max_tokens": 1},
         }
         status, data = await self._ask("POST", "/inference/v1/generate", asked)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from headrace.data.step import INT32_MAX, IntArray
-from headrace.tokens import Placed
+from headrace.tokens import PlacedImage
 
 VersionSpans = tuple[tuple[int, int], ...]
 
@@ -31,7 +31,7 @@ class Order(msgspec.Struct, frozen=True, eq=False):
     tops: int = 0
     sticky: str = ""
     call_id: str = ""
-    images: tuple[Placed, ...] = ()
+    images: tuple[PlacedImage, ...] = ()
 
 
 class SampledChoice(msgspec.Struct, eq=False):

@@ -20,7 +20,7 @@ from headrace.data.errors import shown
 from headrace.data.step import INT32_MAX, IntArray
 from headrace.gateway.upstream.errors import ErrorBody, MalformedAnswer, ServerFault
 from headrace.gateway.upstream.types import Order, SampledChoice, VersionRange, spans_of
-from headrace.tokens.vision import folded
+from headrace.tokens.vision import fold_images
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
 NOT_TOLD = msgspec.Raw(b"null")
@@ -75,7 +75,7 @@ class EncodedOrder(msgspec.Struct, frozen=True, eq=False):
         """The prompt with one placeholder an image: the server unfolds images itself."""
         if not self.order.images:
             return self.prompt
-        return orjson.dumps(folded(self.order.prompt, self.order.images), option=orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.dumps(fold_images(self.order.prompt, self.order.images), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 class SamplingWire(Protocol):

@@ -17,7 +17,7 @@ from headrace.gateway.dialects.shared import arguments_text, seal
 from headrace.gateway.errors import Refusal
 from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream.types import SampledChoice
-from headrace.tokens import Delta, ToolCall
+from headrace.tokens import AnswerDelta, ToolCall
 
 ItemKind = Literal["rs", "msg", "fc"]
 
@@ -181,7 +181,7 @@ class ResponseEvents:
         begun = response(self._turn, "in_progress", [])
         return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
 
-    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: SampledChoice | None) -> bytes:
+    def delta(self, turn: Turn, choice: Choice, delta: AnswerDelta, piece: SampledChoice | None) -> bytes:
         out = b""
         if delta.reasoning:
             out += self._begin("reasoning") + self._grow("response.reasoning_text.delta", delta.reasoning)
