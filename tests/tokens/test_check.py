@@ -11,7 +11,7 @@ from tests.tokens.kit import STOPS, Talk
 from tests.tokens.models import NAMES, renderer, vocabulary
 
 from headrace.tokens import (
-    SAMPLE_TEXT,
+    SAMPLE,
     Quarantine,
     check_step,
     log_prob_mode,
@@ -93,9 +93,9 @@ def test_a_servers_text_may_end_where_the_server_cuts_it(name: str) -> None:
 def test_the_sample_text_tells_tokenizers_apart() -> None:
     for ours in NAMES:
         for theirs in NAMES:
-            ids = vocabulary(theirs).encode(SAMPLE_TEXT)
+            ids = vocabulary(theirs).encode(SAMPLE)
             assert (tokenization_trouble(vocabulary(ours), ids) is None) == (ours == theirs), (ours, theirs)
-    assert tokenization_trouble(vocabulary("llama3.2"), [128000, *vocabulary("llama3.2").encode(SAMPLE_TEXT)]) is None
+    assert tokenization_trouble(vocabulary("llama3.2"), [128000, *vocabulary("llama3.2").encode(SAMPLE)]) is None
     assert "--tokenizer-path" in (tokenization_trouble(vocabulary("llama3.2"), []) or "")
 
 

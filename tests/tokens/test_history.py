@@ -12,7 +12,7 @@ from tests.tokens.models import NAMES, renderer
 
 from headrace.data import Step
 from headrace.tokens import (
-    RECORD_FIELD,
+    RECORD,
     Cause,
     History,
     Node,
@@ -120,7 +120,7 @@ def test_text_dropped_beside_calls_is_known_by_their_ids_turn_after_turn(talk: T
             response_ids=node.response.tolist(),
             trajectory_uid="t",
             step_index=index,
-            metadata={RECORD_FIELD: node.record.to_metadata()},
+            metadata={RECORD: node.record.to_metadata()},
         )
         for index, node in enumerate(talk.history.nodes)
     ]
@@ -227,7 +227,7 @@ def test_another_process_continues_with_the_same_ids(name: str) -> None:
                 response_ids=ids,
                 trajectory_uid="t",
                 step_index=n,
-                metadata={RECORD_FIELD: node.record.to_metadata()},
+                metadata={RECORD: node.record.to_metadata()},
             )
         )
         messages = [*messages, {"role": "assistant", "content": parsed.content}, user("more")]
@@ -244,7 +244,7 @@ def test_quarantined_steps_and_steps_without_a_record_are_not_continued() -> Non
         prompt_ids=[1],
         response_ids=[2],
         trajectory_uid="t",
-        metadata={RECORD_FIELD: record},
+        metadata={RECORD: record},
         quarantined="text_differs",
     )
     assert History.from_steps([bare, bad]).nodes == []

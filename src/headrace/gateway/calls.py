@@ -26,7 +26,7 @@ from headrace.gateway.upstream import RolloutServerFailed, Upstream
 from headrace.gateway.upstream.types import SampledChoice
 from headrace.gateway.upstream.upstream import gather_or_cancel
 from headrace.tokens import (
-    RECORD_FIELD,
+    RECORD,
     RECORD_ONLY,
     AnswerDelta,
     Node,
@@ -129,7 +129,7 @@ class Calls:
         renderer = self.planner.renderer
         trouble = self.trouble(turn, choice, response, log_probs)
         record = self._record(session, turn, choice)
-        metadata: dict[str, Any] = {**self._about(turn, choice), RECORD_FIELD: record.to_metadata()}
+        metadata: dict[str, Any] = {**self._about(turn, choice), RECORD: record.to_metadata()}
         if turn.text is not None:
             key = TextKey.of(turn.text + text_of(renderer.vocabulary, choice.ids))
             turn.text_keys.append(key)

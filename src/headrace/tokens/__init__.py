@@ -10,7 +10,7 @@ history.add(record, plan.ids, sampled, plan.parent, step=index)
 """
 
 from headrace.tokens.check import (
-    SAMPLE_TEXT,
+    SAMPLE,
     Quarantine,
     check_step,
     log_prob_mode,
@@ -20,7 +20,7 @@ from headrace.tokens.check import (
 )
 from headrace.tokens.families import load_renderer
 from headrace.tokens.history import (
-    RECORD_FIELD,
+    RECORD,
     RECORD_ONLY,
     Cause,
     History,
@@ -53,7 +53,7 @@ __all__ = [
     "History",
     "Node",
     "NodeRecord",
-    "RECORD_FIELD",
+    "RECORD",
     "RECORD_ONLY",
     "Match",
     "Cause",
@@ -69,7 +69,7 @@ __all__ = [
     "check_step",
     "same_text",
     "Quarantine",
-    "SAMPLE_TEXT",
+    "SAMPLE",
     "tokenization_trouble",
     "vocabulary_trouble",
     "log_prob_mode",

@@ -2,7 +2,7 @@
 
 A server must tokenize as we do, and its log-probs be of a known mode. Of a step: one log-prob a sampled id; the prompt
 begins with its parent; the ids say what the server said. A step that fails is quarantined with the reason, never
-repaired. No I/O: the caller asks the server what `SAMPLE_TEXT` becomes, and hands the answers in.
+repaired. No I/O: the caller asks the server what `SAMPLE` becomes, and hands the answers in.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def same_text(
 
 
 #: Text in which tokenizers of different models differ: cases, digits, spaces, scripts, marks, control tokens.
-SAMPLE_TEXT = (
+SAMPLE = (
     "Headrace: don't PANIC, 1234567 naïve cafés\u2014日本語 \U0001f642\U0001f3fd  two  spaces\n\n\ttabs "
     '{"a": [true, 1.5e-3]}<think></think><tool_call></tool_call>'
 )
@@ -108,8 +108,8 @@ LogProbMode = Literal["processed", "raw", "unknown"]
 
 
 def tokenization_trouble(vocabulary: Vocabulary, server_ids: Sequence[int]) -> str | None:
-    """Why a server's ids for `SAMPLE_TEXT` (without special tokens added) are not ours; None where they are."""
-    ours, theirs = vocabulary.encode(SAMPLE_TEXT), list(server_ids)
+    """Why a server's ids for `SAMPLE` (without special tokens added) are not ours; None where they are."""
+    ours, theirs = vocabulary.encode(SAMPLE), list(server_ids)
     if theirs[1:] == ours and theirs and theirs[0] in vocabulary.special:
         theirs = theirs[1:]  # a server that adds a begin-of-text whatever it is told
     if theirs == ours:

@@ -28,7 +28,7 @@ from headrace.tokens.digests import (
 from headrace.tokens.messages import Message, ToolCall
 
 #: Where a step's metadata holds its node's record.
-RECORD_FIELD = "history"
+RECORD = "history"
 #: The quarantine of a step whose model is kept and not trained: nothing is wrong with it.
 RECORD_ONLY = "record_only"
 
@@ -259,7 +259,7 @@ class History:
         passed over."""
         history = cls()
         for step in steps:
-            record = NodeRecord.from_metadata(step.metadata.get(RECORD_FIELD))
+            record = NodeRecord.from_metadata(step.metadata.get(RECORD))
             if record is None or step.quarantined not in (None, RECORD_ONLY):
                 continue
             parent = next(

@@ -12,7 +12,7 @@ from tests.gateway.wire import hangs
 
 from headrace.data import InvalidInput
 from headrace.gateway.upstream import NoRolloutServer, Upstream, UpstreamOptions
-from headrace.tokens.check import SAMPLE_TEXT
+from headrace.tokens.check import SAMPLE
 from headrace.tokens.vocabulary import Vocabulary
 
 Make = Callable[..., Any]
@@ -76,7 +76,7 @@ async def test_a_server_that_must_have_generate_and_has_not_is_unfit(puppet: Mak
 
 
 async def test_another_tokenizer_is_trouble_and_never_used(puppet: Make, vocabulary: Vocabulary) -> None:
-    ids = vocabulary.encode(SAMPLE_TEXT)
+    ids = vocabulary.encode(SAMPLE)
     bad, good = await puppet(), await puppet()
     bad.answers["/tokenize"] = (200, {"tokens": [*ids[:3], 1, *ids[4:]]})
     good.answers["/tokenize"] = (200, {"tokens": ids})
@@ -121,7 +121,7 @@ async def test_trouble_ends_when_the_server_was_mended(puppet: Make, vocabulary:
     server.answers["/tokenize"] = (200, {"tokens": [1]})
     async with connected(vocabulary, server) as upstream:
         assert upstream.trouble is not None
-        server.answers["/tokenize"] = (200, {"tokens": vocabulary.encode(SAMPLE_TEXT)})
+        server.answers["/tokenize"] = (200, {"tokens": vocabulary.encode(SAMPLE)})
         await until(lambda: upstream.ready)
         assert upstream.trouble is None
 

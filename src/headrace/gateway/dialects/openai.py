@@ -98,8 +98,16 @@ def set_format(sampling: dict[str, Any], given: Any, holder: Any, param: str) ->
     )
 
 
-def headers(call_id: str) -> dict[str, str]:
-    return {"x-request-id": call_id}
+class OpenAIDialect:
+    """What the dialects of OpenAI's routes have in common."""
+
+    vendor = "OpenAI"
+
+    def headers(self, call_id: str) -> dict[str, str]:
+        return {"x-request-id": call_id}
+
+    def error(self, refusal: Refusal) -> Any:
+        return error_body(refusal)
 
 
 def error_body(refusal: Refusal) -> dict[str, Any]:

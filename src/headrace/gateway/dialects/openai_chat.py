@@ -25,10 +25,8 @@ from headrace.tokens import (
 )
 
 
-class OpenAIChat:
+class OpenAIChat(openai.OpenAIDialect):
     """`POST /v1/chat/completions`."""
-
-    vendor = "OpenAI"
 
     def read(self, body: bytes) -> Ask:
         fields = read_fields(body)
@@ -60,9 +58,6 @@ class OpenAIChat:
             extra=fields,
         )
 
-    def headers(self, call_id: str) -> dict[str, str]:
-        return openai.headers(call_id)
-
     def whole(self, turns: list[Turn]) -> Any:
         (turn,) = turns
         found = {
@@ -77,9 +72,6 @@ class OpenAIChat:
     def events(self, turns: list[Turn]) -> ChatEvents:
         (turn,) = turns
         return ChatEvents(turn)
-
-    def error(self, refusal: Refusal) -> Any:
-        return openai.error_body(refusal)
 
 
 class ChatEvents:

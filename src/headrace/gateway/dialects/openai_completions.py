@@ -20,10 +20,8 @@ DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 256
 
 
-class OpenAICompletions:
+class OpenAICompletions(openai.OpenAIDialect):
     """`POST /v1/completions`."""
-
-    vendor = "OpenAI"
 
     def read(self, body: bytes) -> Ask:
         fields = read_fields(body)
@@ -50,9 +48,6 @@ class OpenAICompletions:
             extra=fields,
         )
 
-    def headers(self, call_id: str) -> dict[str, str]:
-        return openai.headers(call_id)
-
     def whole(self, turns: list[Turn]) -> Any:
         choices = [_choice(turn, choice, choice.parsed.content) for turn in turns for choice in turn.choices]
         for turn, row in zip((t for t in turns for _ in t.choices), choices, strict=True):
@@ -62,9 +57,6 @@ class OpenAICompletions:
 
     def events(self, turns: list[Turn]) -> CompletionEvents:
         return CompletionEvents(turns)
-
-    def error(self, refusal: Refusal) -> Any:
-        return openai.error_body(refusal)
 
 
 class CompletionEvents:

@@ -31,7 +31,7 @@ from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Gone, NotFound
 from headrace.supervised import Supervised
 from headrace.tokens import (
-    RECORD_FIELD,
+    RECORD,
     Message,
     NodeRecord,
     Request,
@@ -196,7 +196,7 @@ class Live:
         if not self._discovery.done:
             self.endings.watch(held)
         extras = [r.head.unpack_extra().metadata for each in found for r in each.tree.records.values()]
-        records = [(NodeRecord.from_metadata(about.get(RECORD_FIELD)), about) for about in extras]
+        records = [(NodeRecord.from_metadata(about.get(RECORD)), about) for about in extras]
         parents = {record.parent for record, _ in records if record is not None}
         for record, about in records:
             scope, text = _scope(scope_of(held), about.get("user")), TextKey.from_metadata(about.get(TEXT))

@@ -40,7 +40,7 @@ from headrace.gateway.upstream.http_client import (
     why_unreachable,
 )
 from headrace.gateway.upstream.options import UpstreamOptions
-from headrace.gateway.upstream.server import RolloutServer
+from headrace.gateway.upstream.server import UpstreamServer
 from headrace.gateway.upstream.types import SampledChoice, VersionSpans, extend_spans
 from headrace.gateway.upstream.wire import CompletionsWire, EncodedOrder, GenerateWire, SamplingWire
 
@@ -67,7 +67,7 @@ class ServerCall:
     def __init__(
         self,
         client: UpstreamClient,
-        server: RolloutServer,
+        server: UpstreamServer,
         url: URL,
         wire: SamplingWire,
         encoded: EncodedOrder,
@@ -296,7 +296,7 @@ class Dispatch:
 
         Raises `UpstreamRefused` at the first refusal, `RolloutServerFailed` where the order took too long in all, and
         `NoRolloutServer` or the last server's failure once none is left."""
-        tried: list[RolloutServer] = []
+        tried: list[UpstreamServer] = []
         errors: list[RolloutServerFailed] = []
         while True:
             candidates = [server for server in self._fleet.up if server not in tried] if tried else self._fleet.up
@@ -325,7 +325,7 @@ class Dispatch:
                 call.close()
                 raise
 
-    def _call(self, server: RolloutServer, encoded: EncodedOrder, deadline: Deadline) -> ServerCall:
+    def _call(self, server: UpstreamServer, encoded: EncodedOrder, deadline: Deadline) -> ServerCall:
         assert self.client is not None, "start() comes before the first order"
         self._counters["calls"] += 1
         if server.generate and self._generate.can_serve(encoded.order):
@@ -335,7 +335,7 @@ class Dispatch:
             self.client, server, server.completions_url, self._completions, encoded, deadline, self._most_bytes
         )
 
-    def _with_images(self, encoded: EncodedOrder, servers: Sequence[RolloutServer]) -> list[RolloutServer]:
+    def _with_images(self, encoded: EncodedOrder, servers: Sequence[UpstreamServer]) -> list[UpstreamServer]:
         """The servers that take a prompt with images; `UpstreamRefused` where none does."""
         missing = self._generate.missing(encoded.order)
         if missing:
@@ -350,7 +350,7 @@ class Dispatch:
             )
         return able
 
-    def failed(self, server: RolloutServer, error: RolloutServerFailed) -> None:
+    def failed(self, server: UpstreamServer, error: RolloutServerFailed) -> None:
         server.failures += 1
         self._counters[f"failed_{error.kind}"] += 1
         if error.kind in DOWN_KINDS:

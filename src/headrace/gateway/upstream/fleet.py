@@ -17,7 +17,7 @@ from headrace.gateway.upstream.errors import RolloutServerFailed
 from headrace.gateway.upstream.gate import Gate
 from headrace.gateway.upstream.http_client import UpstreamClient
 from headrace.gateway.upstream.options import Balancing, UpstreamOptions
-from headrace.gateway.upstream.server import RolloutServer, ServerProbe, ServerState, Unfit, model_root, normal_address
+from headrace.gateway.upstream.server import ServerProbe, ServerState, Unfit, UpstreamServer, model_root, normal_address
 from headrace.tokens.vocabulary import Vocabulary
 
 
@@ -103,11 +103,11 @@ class Fleet:
         self._options, self._gate = options, gate
         #: Of a server that nobody told another.
         self.version = options.version
-        self.servers: dict[str, RolloutServer] = {}
+        self.servers: dict[str, UpstreamServer] = {}
         for address in addresses:
             self._known(normal_address(address))
         #: Those that take orders.
-        self.up: tuple[RolloutServer, ...] = ()
+        self.up: tuple[UpstreamServer, ...] = ()
         #: Whether one of them was up before.
         self.found = False
         self._look = asyncio.Event()
@@ -116,10 +116,10 @@ class Fleet:
 
     # -- membership ----------------------------------------------------------------------------------------------------
 
-    def _known(self, address: str) -> RolloutServer:
-        return self.servers.setdefault(address, RolloutServer(address, self.version))
+    def _known(self, address: str) -> UpstreamServer:
+        return self.servers.setdefault(address, UpstreamServer(address, self.version))
 
-    async def add(self, address: str) -> RolloutServer:
+    async def add(self, address: str) -> UpstreamServer:
         server = self._known(normal_address(address))
         if server.state in ("new", "leaving"):
             self._set(server, "new", "not verified yet")
@@ -135,7 +135,7 @@ class Fleet:
         for server in [s for s in self.servers.values() if s.state == "leaving" and not s.in_flight]:
             del self.servers[server.address]
 
-    def find(self, address: str) -> RolloutServer:
+    def find(self, address: str) -> UpstreamServer:
         found = self.servers.get(normal_address(address))
         if found is None:
             known = ", ".join(self.servers) or "none"
@@ -144,7 +144,7 @@ class Fleet:
 
     # -- health --------------------------------------------------------------------------------------------------------
 
-    def down(self, server: RolloutServer, reason: str) -> None:
+    def down(self, server: UpstreamServer, reason: str) -> None:
         """Takes a server out until a probe, which begins at once, finds it well."""
         if server.state == "up":
             log.warning("rollout server %s is down: %s", server.address, reason)
@@ -173,9 +173,9 @@ class Fleet:
 
     async def watch(self) -> None:
         """Probes what is down or unfit, for as long as it runs; one that does not answer holds up no other."""
-        probing: set[RolloutServer] = set()
+        probing: set[UpstreamServer] = set()
 
-        async def probe(server: RolloutServer) -> None:
+        async def probe(server: UpstreamServer) -> None:
             probing.add(server)
             try:
                 await self.verify(server)
@@ -196,7 +196,7 @@ class Fleet:
                         probes.create_task(probe(server))
                 self.prune()
 
-    async def verify(self, server: RolloutServer) -> None:
+    async def verify(self, server: UpstreamServer) -> None:
         if self._client is None or self._vocabulary is None:
             return  # `start` will
         probe = ServerProbe(self._client, server, self._vocabulary, self._options)
@@ -221,7 +221,7 @@ class Fleet:
                 server.version, server.numbered = found.version, True
             self._judged(server, "up", None)
 
-    async def note_version(self, server: RolloutServer) -> None:
+    async def note_version(self, server: UpstreamServer) -> None:
         """Notes whether a server with new weights says their version itself: one that did must be able to later."""
         if self._client is None or self._vocabulary is None:
             return
@@ -234,7 +234,7 @@ class Fleet:
         if server.state == "down":
             self._look.set()  # new weights may be what it was waiting for
 
-    def _judged(self, server: RolloutServer, state: ServerState, reason: str | None) -> None:
+    def _judged(self, server: UpstreamServer, state: ServerState, reason: str | None) -> None:
         if server.state == "leaving":
             return
         changed, first = state != server.state, not self.found
@@ -247,7 +247,7 @@ class Fleet:
             if known.state in ("down", "unfit") and (first or changed):
                 log.warning("rollout server %s is %s: %s", known.address, known.state, known.reason)
 
-    def _set(self, server: RolloutServer, state: ServerState, reason: str | None) -> None:
+    def _set(self, server: UpstreamServer, state: ServerState, reason: str | None) -> None:
         server.state, server.reason = state, reason
         self.up = tuple(known for known in self.servers.values() if known.state == "up")
         self.found = self.found or bool(self.up)

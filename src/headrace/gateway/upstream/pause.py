@@ -12,7 +12,7 @@ from headrace.gateway.upstream.fleet import Fleet
 from headrace.gateway.upstream.gate import Deadline, Gate
 from headrace.gateway.upstream.http_client import UpstreamClient
 from headrace.gateway.upstream.options import UpstreamOptions
-from headrace.gateway.upstream.server import RolloutServer
+from headrace.gateway.upstream.server import UpstreamServer
 
 log = logging.getLogger("headrace.gateway")
 
@@ -32,7 +32,7 @@ class PauseControl:
     def __init__(self, fleet: Fleet, gate: Gate, options: UpstreamOptions, deadlines: Iterable[Deadline]) -> None:
         self.client: UpstreamClient | None = None
         self._fleet, self._gate, self._options, self._deadlines = fleet, gate, options, deadlines
-        self._paused: list[RolloutServer] = []
+        self._paused: list[UpstreamServer] = []
         self._one_at_a_time = asyncio.Lock()
         self._lease: asyncio.TimerHandle | None = None
         self._ending: asyncio.Future[None] | None = None
@@ -100,7 +100,7 @@ class PauseControl:
             deadline.thaw()
         self._gate.open()
 
-    async def _ask(self, server: RolloutServer, path: str) -> None:
+    async def _ask(self, server: UpstreamServer, path: str) -> None:
         assert self.client is not None, "start() comes before a pause"
         try:
             status, data = await self.client.ask("POST", server.url(path), None, self._options.control_s)

@@ -19,7 +19,7 @@ from headrace.gateway.upstream.http_client import UpstreamClient
 from headrace.gateway.upstream.options import UpstreamOptions
 from headrace.gateway.upstream.types import version_number
 from headrace.tokens.check import (
-    SAMPLE_TEXT,
+    SAMPLE,
     LogProbMode,
     log_prob_mode,
     tokenization_trouble,
@@ -31,7 +31,7 @@ from headrace.tokens.vocabulary import Vocabulary
 ServerState = Literal["new", "up", "down", "unfit", "leaving"]
 
 
-class RolloutServer:
+class UpstreamServer:
     """What is known of one server. Changed by its fleet's probes and by the calls that it takes."""
 
     def __init__(self, address: str, version: int) -> None:
@@ -123,7 +123,7 @@ class ServerProbe:
     """Asks one server all that must be known before it takes orders."""
 
     def __init__(
-        self, client: UpstreamClient, server: RolloutServer, vocabulary: Vocabulary, options: UpstreamOptions
+        self, client: UpstreamClient, server: UpstreamServer, vocabulary: Vocabulary, options: UpstreamOptions
     ) -> None:
         self._client, self._server, self._vocabulary, self._options = client, server, vocabulary, options
 
@@ -159,7 +159,7 @@ class ServerProbe:
 
     async def _tokenization(self, model: str) -> None:
         """`Unfit` where the server has `/tokenize` and tokenizes otherwise than this vocabulary."""
-        asked = {"model": model, "prompt": SAMPLE_TEXT, "add_special_tokens": False}
+        asked = {"model": model, "prompt": SAMPLE, "add_special_tokens": False}
         status, data = await self._ask("POST", "/tokenize", asked)
         found = _json(data) if status == 200 else None
         ids = found.get("tokens") if isinstance(found, dict) else None
@@ -170,7 +170,7 @@ class ServerProbe:
 
     async def _mode(self, model: str) -> LogProbMode:
         last = self._vocabulary.size - 1
-        prompt = [*self._vocabulary.encode(SAMPLE_TEXT)[:PROBE_PROMPT_TOKENS], last]
+        prompt = [*self._vocabulary.encode(SAMPLE)[:PROBE_PROMPT_TOKENS], last]
         at = []
         for temperature in (1.0, PROBE_TEMPERATURE):
             asked = {
@@ -201,7 +201,7 @@ class ServerProbe:
     async def _generates(self, model: str) -> bool:
         asked = {
             "model": model,
-            "token_ids": self._vocabulary.encode(SAMPLE_TEXT)[:PROBE_PROMPT_TOKENS],
+            "token_ids": self._vocabulary.encode(SAMPLE)[:PROBE_PROMPT_TOKENS],
             "sampling_params": {"max_tokens": 1},
         }
         status, data = await self._ask("POST", "/inference/v1/generate", asked)
@@ -222,7 +222,7 @@ class ServerProbe:
 
 
 async def model_card(
-    client: UpstreamClient, server: RolloutServer, options: UpstreamOptions
+    client: UpstreamClient, server: UpstreamServer, options: UpstreamOptions
 ) -> tuple[ModelCard, list[ModelCard]]:
     """The card of the model that is used in a server's /v1/models, and all cards; `RolloutServerFailed` without it."""
     status, data = await client.ask("GET", server.url("/v1/models"), None, options.verify_s)
@@ -240,7 +240,7 @@ async def model_card(
     return card, named
 
 
-async def model_root(client: UpstreamClient, server: RolloutServer, options: UpstreamOptions) -> str | None:
+async def model_root(client: UpstreamClient, server: UpstreamServer, options: UpstreamOptions) -> str | None:
     """Where a server says that its model lies: the folder or the name that it was started with; an adapter's is its
     base's. None where it does not say."""
     card, named = await model_card(client, server, options)

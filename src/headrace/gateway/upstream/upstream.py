@@ -20,7 +20,7 @@ from headrace.gateway.upstream.gate import Deadline, Gate
 from headrace.gateway.upstream.http_client import UpstreamClient
 from headrace.gateway.upstream.options import UpstreamOptions
 from headrace.gateway.upstream.pause import PAUSE_LEASE_S, PauseControl
-from headrace.gateway.upstream.server import RolloutServer
+from headrace.gateway.upstream.server import UpstreamServer
 from headrace.gateway.upstream.types import Order, SampledAnswer, SampledChoice, join_spans
 from headrace.gateway.upstream.wire import EncodedOrder
 from headrace.supervised import Supervised
@@ -97,7 +97,7 @@ class Upstream:
         oldest = min((version for choice in choices for _, version in choice.spans), default=call.version)
         return SampledAnswer(choices, call.server.address, oldest)
 
-    async def _whole(self, order: Order, choice: SampledChoice, aborts: int, server: RolloutServer) -> SampledChoice:
+    async def _whole(self, order: Order, choice: SampledChoice, aborts: int, server: UpstreamServer) -> SampledChoice:
         """A choice with what a pause cut off of it."""
         while choice.finish_reason == "abort":
             await self._await_abort(aborts, server)
@@ -179,7 +179,7 @@ class Upstream:
             self._dispatch.failed(call.server, error)
             raise
 
-    async def _await_abort(self, aborts: int, server: RolloutServer) -> None:
+    async def _await_abort(self, aborts: int, server: UpstreamServer) -> None:
         """Returns where a pause asked for an abort; one that nobody asked for is a failure."""
         if not await self._gate.wait_abort(aborts, self.options.abort_grace_s):
             error = RolloutServerFailed(f"{server.address} aborted the answer", "aborted")

@@ -27,7 +27,6 @@ from headrace.gateway.dialects.openai_responses.request import (
     take_tops,
 )
 from headrace.gateway.dialects.shared import conversation
-from headrace.gateway.errors import Refusal
 from headrace.gateway.turn import Turn
 from headrace.tokens import Message
 
@@ -47,10 +46,8 @@ def _input(
     return messages, References(calls, read) if calls else None
 
 
-class OpenAIResponses:
+class OpenAIResponses(openai.OpenAIDialect):
     """`POST /v1/responses`."""
-
-    vendor = "OpenAI"
 
     def read(self, body: bytes) -> Ask:
         fields = read_fields(body)
@@ -96,9 +93,6 @@ class OpenAIResponses:
             extra=fields,
         )
 
-    def headers(self, call_id: str) -> dict[str, str]:
-        return openai.headers(call_id)
-
     def whole(self, turns: list[Turn]) -> Any:
         (turn,) = turns
         return ended(turn, output_of(turn))
@@ -106,6 +100,3 @@ class OpenAIResponses:
     def events(self, turns: list[Turn]) -> ResponseEvents:
         (turn,) = turns
         return ResponseEvents(turn)
-
-    def error(self, refusal: Refusal) -> Any:
-        return openai.error_body(refusal)
