@@ -26,6 +26,7 @@ from headrace.checkup.item_dialects import MessagesClient, ResponsesClient
 
 
 def sampling_fields(ask: CheckRequest, model: str) -> Json:
+    """The fields of a request that chat and completions share."""
     found: Json = {"model": model, "max_tokens": ask.max_tokens, "temperature": ask.temperature, "top_p": 1.0}
     if ask.n > 1:
         found["n"] = ask.n
@@ -41,6 +42,7 @@ def sampling_fields(ask: CheckRequest, model: str) -> Json:
 
 
 def choices_of(body: Json) -> list[Json]:
+    """An answer's choices by index; raises `Malformed` where it has none."""
     choices = body.get("choices")
     if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
         raise Malformed("the answer has no list of choices")
@@ -101,6 +103,8 @@ def join_chunks(
 
 
 class ChatClient:
+    """OpenAI's chat completions."""
+
     name = "chat"
     path = "/v1/chat/completions"
     turns = log_probs = several = True
@@ -174,6 +178,8 @@ def _add_chat_delta(kept: Json, choice: Json, found: JoinedStream) -> None:
 
 
 class CompletionsClient:
+    """OpenAI's completions. A history is one text: there are no turns to go on from."""
+
     name = "completions"
     path = "/v1/completions"
     turns = False

@@ -27,6 +27,8 @@ DELTA_FIELDS = {"text_delta": "text", "thinking_delta": "thinking", "signature_d
 
 
 class MessagesClient:
+    """Anthropic's Messages."""
+
     name = "messages"
     path = "/v1/messages"
     turns = True
@@ -131,6 +133,8 @@ GROWING_EVENTS = {
 
 
 class ResponsesClient:
+    """OpenAI's Responses."""
+
     name = "responses"
     path = "/v1/responses"
     turns = True

@@ -96,6 +96,7 @@ class CheckHttp:
 
 
 def authorization(key: str) -> dict[str, str]:
+    """A key as OpenAI's and as Anthropic's clients send it."""
     return {"authorization": f"Bearer {key}", "x-api-key": key}
 
 
@@ -269,6 +270,7 @@ class TokenReader:
             self._vocabulary = load_vocabulary(tokenizer)
 
     async def read(self, ids: Sequence[int]) -> str | None:
+        """The text of ids; None where nobody can tell."""
         if self._vocabulary is not None:
             return self._vocabulary.decode(list(ids))
         found = await self._target.told("/detokenize", {"model": self._target.model, "tokens": list(ids)})
@@ -297,6 +299,7 @@ class Subject:
         return (await self.streamed(ask))[0]
 
     async def streamed(self, ask: CheckRequest) -> tuple[list[CheckAnswer], JoinedStream]:
+        """The answers to one request, in a conversation of its own, and how their stream was."""
         conversation = await self.target.begin(self.dialect)
         answers, stream = await conversation.streamed(ask)
         await conversation.end()

@@ -93,6 +93,7 @@ class DigestChain:
 
 
 def with_length(content: bytes) -> bytes:
+    """Bytes with their length in front, so that a row of them can be told apart."""
     return len(content).to_bytes(8, "little") + content
 
 

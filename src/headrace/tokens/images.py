@@ -63,6 +63,7 @@ def read_url(url: Any, at: str) -> Image:
 
 
 def read_base64(text: Any, at: str) -> Image:
+    """The image of a file in base64; raises `InvalidInput`, naming the place `at`, for anything else."""
     if not isinstance(text, str):
         raise InvalidInput(f"{at} must be a file in base64, not {shown(text)}")
     if len(text) > MAX_IMAGE_BYTES * 4 // 3 + 4:

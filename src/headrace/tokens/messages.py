@@ -70,6 +70,7 @@ def read_messages(raw: Any) -> tuple[Message, ...]:
 
 
 def read_message(raw: Any, at: str = "message") -> Message:
+    """One message from an OpenAI-like dict; raises `InvalidInput`, naming the place of what is wrong."""
     if not isinstance(raw, Mapping):
         raise InvalidInput(f"{at} must be an object with a role, not {shown(raw)}")
     role = raw.get("role")

@@ -331,6 +331,7 @@ class StopCut:
         self.stopped = False
 
     def feed(self, text: str) -> str:
+        """The text that certainly stands before the first stop string."""
         if not self._stops:
             return text
         if self.stopped:
@@ -346,6 +347,7 @@ class StopCut:
         return out
 
     def finish(self) -> str:
+        """What was held back, once nothing follows."""
         out, self._buffer = self._buffer, ""
         return out
 

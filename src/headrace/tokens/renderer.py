@@ -112,6 +112,7 @@ class AnswerStream(Protocol):
 
 
 def default_call_id(number: int) -> str:
+    """The id of an answer's tool call where the caller makes none."""
     return f"call_{number}"
 
 
@@ -186,6 +187,7 @@ class GrammarParsing:
 
 
 def join_deltas(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta:
+    """Two deltas that follow each other as one."""
     return AnswerDelta(
         first.content + second.content, first.reasoning + second.reasoning, first.tool_calls + second.tool_calls
     )
@@ -224,6 +226,7 @@ class RendererVariants(Generic[R]):
         return len(self._known)
 
     def get(self, options: Mapping[str, Any], make: Callable[[], R]) -> R:
+        """The renderer under these options; `make` is called where it is not known."""
         key = repr(sorted(options.items(), key=lambda item: item[0]))
         found = self._known.pop(key, None)
         self._known[key] = found = make() if found is None else found

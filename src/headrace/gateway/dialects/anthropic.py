@@ -35,10 +35,12 @@ TOO_LONG_PREFIX = "prompt is too long: "
 
 
 def headers(call_id: str) -> dict[str, str]:
+    """The header in which Anthropic's SDKs look for a call's id."""
     return {"request-id": f"req_{call_id}"}
 
 
 def error_body(refusal: Refusal) -> dict[str, Any]:
+    """An error in Anthropic's shape."""
     kind = ERROR_TYPES.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "api_error")
     said = f"{TOO_LONG_PREFIX if refusal.reason == 'context_length_exceeded' else ''}{refusal}"
     return {"type": "error", "error": {"type": kind, "message": said}}

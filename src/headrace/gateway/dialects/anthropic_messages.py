@@ -97,6 +97,7 @@ THINKING_TYPES = {"enabled": True, "adaptive": True, "between_tools": True, "dis
 
 
 def refuse_unbuilt(fields: Json) -> None:
+    """Raises `Bad` for a field that would have to change the answer and cannot."""
     for name, what in NOT_OFFERED.items():
         if fields.get(name):
             raise Bad(f"{name}: {what} is not offered here; leave it out", name)
@@ -114,6 +115,7 @@ def take_thinking(fields: Json) -> tuple[bool | None, MessagesNotes]:
 
 
 def take_stops(fields: Json) -> Any:
+    """Takes `stop_sequences` out of the fields; None where there are none."""
     given = fields.pop("stop_sequences", None)
     if given is not None and not (isinstance(given, list) and all(isinstance(stop, str) and stop for stop in given)):
         raise Bad(f"stop_sequences must be a list of strings that are not empty, not {shown(given)}", "stop_sequences")
@@ -136,6 +138,7 @@ def take_format(fields: Json, sampling: Json) -> None:
 
 
 def take_user(fields: Json) -> str | None:
+    """Takes `metadata.user_id` out of the fields: whom the agent says it works for."""
     metadata = take(fields, "metadata", dict, None, "an object")
     user: str | None = take(dict(metadata or {}), "user_id", str, None, "a string")
     return user

@@ -38,6 +38,7 @@ MAX_TOPS = 20
 
 
 def refuse_unbuilt(fields: dict[str, Any]) -> None:
+    """Raises `Bad` for a field that should change the answer and cannot; drops those whose value changes nothing."""
     for name in NOT_OFFERED.keys() & fields.keys():
         if fields[name] and not (name == "best_of" and fields[name] == 1):
             raise Bad(f"{name}: {NOT_OFFERED[name]} is not offered here; leave it out", name)
@@ -111,6 +112,7 @@ class OpenAIDialect:
 
 
 def error_body(refusal: Refusal) -> dict[str, Any]:
+    """An error in OpenAI's shape."""
     return {
         "error": {
             "message": str(refusal),
@@ -122,10 +124,12 @@ def error_body(refusal: Refusal) -> dict[str, Any]:
 
 
 def event(value: Any) -> bytes:
+    """One server-sent event without a name."""
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
 def error_event(refusal: Refusal) -> bytes:
+    """The events of an error in a stream that has begun, which it ends."""
     return event(error_body(refusal)) + DONE
 
 

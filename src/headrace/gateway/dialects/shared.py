@@ -67,6 +67,7 @@ SEAL_PREFIX = "headrace1."
 
 
 def seal(reasoning: str) -> str:
+    """Reasoning as an opaque text that agents keep and send back, where they are not shown it or might lose it."""
     return SEAL_PREFIX + base64.urlsafe_b64encode(reasoning.encode("utf-8", "surrogatepass")).decode()
 
 

@@ -96,6 +96,7 @@ class ServerCall:
     # -- whole ---------------------------------------------------------------------------------------------------------
 
     async def whole(self) -> list[SampledChoice]:
+        """Sends the order and reads the whole answer: its choices by index. Raises like `Dispatch.send`."""
         data = await self._deadline.wait(self._exchange(), self.server.address)
         encoded = self._encoded
         try:
@@ -357,6 +358,7 @@ class Dispatch:
             self._fleet.down(server, str(error))
 
     def none_left(self, errors: list[RolloutServerFailed]) -> NoRolloutServer | RolloutServerFailed:
+        """The error of an order that no server is left for: the last bad answer's, else `NoRolloutServer`."""
         nonsense = [error for error in errors if error.kind not in UNAVAILABLE_KINDS]
         if nonsense:
             return nonsense[-1]

@@ -35,6 +35,8 @@ C = TypeVar("C", bound=Candidate)
 
 
 class Balancer(Protocol):
+    """Decides which server takes an order."""
+
     def pick(self, candidates: Sequence[C], sticky: str) -> C:
         """One of the candidates, of which there is at least one."""
         ...
@@ -86,6 +88,7 @@ def rendezvous_weight(address: str, key: bytes) -> bytes:
 
 
 def balancer_of(name: Balancing) -> Balancer:
+    """The balancer of that name in the options."""
     found: dict[Balancing, type[Balancer]] = {"round-robin": RoundRobin, "sticky": Sticky, "least-busy": LeastBusy}
     return found[name]()
 

@@ -366,6 +366,7 @@ async def read_up_to(response: HttpResponse, limit: int) -> bytes:
 
 
 def why_unreachable(error: BaseException) -> str:
+    """Why there is no connection, as short as can be."""
     # A name with several addresses fails with one error that quotes those of each.
     if f"[Errno {errno.ECONNREFUSED}]" in str(error.__cause__):
         return "connection refused"
@@ -373,6 +374,7 @@ def why_unreachable(error: BaseException) -> str:
 
 
 def error_text(error: BaseException) -> str:
+    """An error's message; its type's name where it has none."""
     return str(error) or type(error).__name__
 
 

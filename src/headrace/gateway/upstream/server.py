@@ -135,6 +135,7 @@ class ServerProbe:
             )
 
     async def verify(self) -> ProbeResult:
+        """Asks everything; raises `Unfit` for a server that must not be used, `RolloutServerFailed` without answers."""
         model, longest = await self._model()
         await self._tokenization(model)
         mode = await self._mode(model)

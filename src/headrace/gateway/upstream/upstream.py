@@ -318,6 +318,7 @@ class Upstream:
 
 
 def must_restart(order: Order) -> bool:
+    """Whether an answer that was cut cannot be continued, and must be sampled again from its beginning."""
     return any(order.sampling.get(name) or order.extra.get(name) for name in RESTARTING_PARAMS)
 
 

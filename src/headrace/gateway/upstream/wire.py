@@ -110,6 +110,7 @@ def decode_experts(told: str | None) -> Any:
 
 
 def no_token_ids() -> MalformedAnswer:
+    """The error for an answer without ids."""
     return MalformedAnswer("there are no token_ids; a server that returns them is needed (vLLM 0.11 or later)")
 
 

@@ -95,6 +95,7 @@ def ended(turn: Turn, output: list[Json]) -> Json:
 
 
 def is_cut(choice: Choice) -> bool:
+    """Whether an answer ended at its limit of tokens."""
     return choice.finish_reason == "length"
 
 
@@ -115,6 +116,7 @@ def output_of(turn: Turn) -> list[Json]:
 
 
 def reasoning_item(turn: Turn, text: str, status: str = "completed") -> Json:
+    """The item of an answer's reasoning, sealed too where the request asks for it."""
     parts = [reasoning_part(text)] if status != "in_progress" else []
     name = str(ItemName("rs", turn.call_id))
     item: Json = {"id": name, "type": "reasoning", "status": status, "summary": [], "content": parts}
@@ -131,6 +133,7 @@ def text_item(turn: Turn, number: int, text: str, logprobs: list[Json], status: 
 
 
 def call_item(turn: Turn, number: int, call: ToolCall, status: str = "completed") -> Json:
+    """The item of one tool call; a function of a namespace is named by both again."""
     space, dot, name = call.name.partition(".")
     within = bool(dot) and space in turn.ask.notes.namespaces
     return {

@@ -51,6 +51,7 @@ SUMMARIES = ("auto", "concise", "detailed")
 
 
 def refuse_unbuilt(fields: Json) -> None:
+    """Raises `Bad` for a field that should change the answer and cannot; drops those whose value changes nothing."""
     for name in NOT_OFFERED.keys() & fields.keys():
         if fields.pop(name):
             raise Bad(f"{name}: {NOT_OFFERED[name]} is not offered here; leave it out", name)
@@ -152,6 +153,7 @@ def take_reasoning(fields: Json) -> Json:
 
 
 def take_include(fields: Json) -> list[str]:
+    """Takes `include`; raises `Bad` for what cannot be included."""
     include: list[str] = take(fields, "include", list, [], "a list of strings")
     for name in include:
         if name not in (INCLUDE_ENCRYPTED, INCLUDE_LOGPROBS, *IGNORED_INCLUDES):
@@ -162,6 +164,7 @@ def take_include(fields: Json) -> list[str]:
 
 
 def take_tops(fields: Json, include: list[str]) -> int | None:
+    """Takes `top_logprobs`: how many alternatives a token; None where no log-probs are included."""
     tops: int = take(fields, "top_logprobs", int, 0, "an integer")
     if not 0 <= tops <= openai.MAX_TOPS:
         raise Bad(f"top_logprobs is {tops}; it must lie in 0..{openai.MAX_TOPS}", "top_logprobs")
