@@ -149,7 +149,7 @@ class MessageEvents:
 
 
 class BlockEvents:
-    """The blocks of one stream. White space is held back until text follows: a block of nothing else says nothing."""
+    """Writes the blocks of one stream. White space is held back until text follows: no block is white space alone."""
 
     def __init__(self, *, show_thinking: bool, one_call: bool) -> None:
         self._show_thinking = show_thinking

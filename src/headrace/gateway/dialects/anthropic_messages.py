@@ -97,14 +97,14 @@ THINKING_TYPES = {"enabled": True, "adaptive": True, "between_tools": True, "dis
 
 
 def refuse_unbuilt(fields: Json) -> None:
-    """Raises `Bad` for a field that would have to change the answer and cannot."""
+    """Raises `Bad` for a field that should change the answer and cannot."""
     for name, what in NOT_OFFERED.items():
         if fields.get(name):
             raise Bad(f"{name}: {what} is not offered here; leave it out", name)
 
 
 def take_thinking(fields: Json) -> tuple[bool | None, MessagesNotes]:
-    """Whether to reason, None where nothing is said of it; and whether to show it."""
+    """Takes `thinking`: whether to reason (None where it is not said), and whether to show it."""
     given = fields.pop("thinking", None)
     if given is None:
         return None, MessagesNotes(True)
@@ -123,7 +123,7 @@ def take_stops(fields: Json) -> Any:
 
 
 def take_format(fields: Json, sampling: Json) -> None:
-    """`output_config.format`; the effort that stands beside it is nothing that a template could be told."""
+    """Takes `output_config`: its format becomes what vLLM honours. Its effort is passed over: no template knows it."""
     config = take(fields, "output_config", dict, None, "an object")
     given = (config or {}).get("format")
     if given is None:
@@ -166,7 +166,7 @@ def take_tools(fields: dict[str, Any]) -> tuple[OfferedTools, bool]:
 
 
 def _tool(tool: Any, at: int) -> dict[str, Any]:
-    """A tool as a function; what steers caching, searching and streaming is none of the model's business."""
+    """A tool as a function in OpenAI's form. What steers caching, searching and streaming is left out."""
     if not isinstance(tool, dict):
         raise Bad(f"tools[{at}] must be an object, not {shown(tool)}", "tools")
     kind = tool.get("type")
@@ -213,7 +213,7 @@ def _system_texts(given: Any) -> Iterator[str]:
 
 
 def read_messages(given: Any) -> list[Message]:
-    """The conversation that `messages` are; it ends with what is to be answered."""
+    """The messages of `messages`; raises `Bad` where they do not end with a user's turn."""
     if not isinstance(given, list) or not given:
         raise Bad(f"messages must be a list of at least one message, not {shown(given)}", "messages")
     found: list[Message] = []

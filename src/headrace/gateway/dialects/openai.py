@@ -53,7 +53,7 @@ def refuse_unbuilt(fields: dict[str, Any]) -> None:
 
 
 def take_stream(fields: dict[str, Any]) -> tuple[bool, bool]:
-    """Whether to stream, and whether to say the usage at its end."""
+    """Takes `stream` and `stream_options`: whether to stream, and whether to tell the usage at its end."""
     stream = fields.pop("stream", None)
     if stream is not None and type(stream) is not bool:
         raise Bad(f"stream must be true or false, not {shown(stream)}", "stream")
@@ -134,7 +134,7 @@ def error_event(refusal: Refusal) -> bytes:
 
 
 def token_entries(choice: Choice, since: int, tops: int) -> list[dict[str, Any]]:
-    """A chat answer's log-probs from a token on."""
+    """The log-probs of an answer from token `since` on, as chat completions write them."""
     values = choice.log_probs or []
     return [
         {**_token(text, value), "top_logprobs": [_token(*pair) for pair in _best(choice.top, at, tops)]}
@@ -152,7 +152,7 @@ def _best(top: list[dict[str, float]], at: int, tops: int) -> list[tuple[str, fl
 
 
 class NoDialect:
-    """Nothing is read here, so nothing is ever answered."""
+    """Answers a path that no dialect has: 404 in OpenAI's shape."""
 
     vendor = "A provider"
 

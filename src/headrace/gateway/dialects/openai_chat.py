@@ -75,7 +75,7 @@ class OpenAIChat(openai.OpenAIDialect):
 
 
 class ChatEvents:
-    """Chunks: deltas of the choices' messages."""
+    """Writes chunks with deltas of the choices' messages."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn

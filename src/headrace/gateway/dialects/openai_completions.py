@@ -60,7 +60,7 @@ class OpenAICompletions(openai.OpenAIDialect):
 
 
 class CompletionEvents:
-    """Chunks: pieces of the choices' texts."""
+    """Writes chunks with pieces of the choices' texts."""
 
     def __init__(self, turns: list[Turn]) -> None:
         self._turns = turns

@@ -11,7 +11,7 @@ from headrace.data.errors import HeadraceError, shown
 
 
 class UpstreamRefused(HeadraceError):
-    """The server said 4xx: the request is at fault, and its author is told."""
+    """The server answered 4xx: the request is at fault. `param` is the field, where the server names one."""
 
     code = "upstream_refused"
 
@@ -33,7 +33,8 @@ class NoRolloutServer(HeadraceError):
 
 
 class RolloutServerFailed(HeadraceError):
-    """A server died, hung or answered nonsense after the first token, or wherever the order went."""
+    """A server cannot be reached, hung, or answered what cannot be used. `kind` says which, for counters and
+    retries: unreachable, hang, cut, malformed and the like."""
 
     code = "rollout_server_failed"
 
@@ -43,7 +44,7 @@ class RolloutServerFailed(HeadraceError):
 
 
 class RolloutServerBusy(RolloutServerFailed):
-    """The server has too much to do; it may say when to come again."""
+    """The server answered 429; `retry_after_s` is when to try again, where it says so."""
 
     code = "rollout_server_busy"
 
@@ -59,7 +60,7 @@ class CannotPause(HeadraceError):
 
 
 class ErrorBody(msgspec.Struct):
-    """An error as vLLM tells it."""
+    """The `error` object in a vLLM answer."""
 
     message: str = ""
     param: str | None = None
@@ -67,11 +68,11 @@ class ErrorBody(msgspec.Struct):
 
 
 class MalformedAnswer(ValueError):
-    """An answer that is JSON of the right shape and still none."""
+    """An answer that is JSON of the right shape but whose content cannot be right."""
 
 
 class ServerFault(Exception):
-    """A server's own words about what went wrong."""
+    """An error that a server reported: its status, message and, where named, the field."""
 
     def __init__(self, status: int, message: str, param: str | None) -> None:
         super().__init__(message)
@@ -84,7 +85,7 @@ class ServerFault(Exception):
 
 
 def read_fault(status: int, data: bytes) -> ServerFault:
-    """What an answer with an error status says, in whatever shape it says it."""
+    """The error in the body of an answer with an error status, whatever its shape."""
     try:
         found: Any = orjson.loads(data)
     except ValueError:

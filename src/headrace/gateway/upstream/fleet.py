@@ -134,7 +134,7 @@ class Fleet:
         self.prune()
 
     def prune(self) -> None:
-        """Forgets those that left and have nothing in flight any more."""
+        """Forgets servers that were removed and have no calls in flight any more."""
         for server in [s for s in self.servers.values() if s.state == "leaving" and not s.in_flight]:
             del self.servers[server.address]
 
@@ -259,7 +259,7 @@ class Fleet:
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing recorded now could be trusted; None where there is no mismatch."""
+        """Why nothing must be sampled: a server of another model, or different log-probs. None where nothing is."""
         for server in self.servers.values():
             if server.state == "unfit":
                 return f"rollout server {server.address} does not match: {server.reason}"
@@ -274,7 +274,7 @@ class Fleet:
 
     @property
     def missing(self) -> str | None:
-        """Which servers are waited for, each with its reason; None once one of them was up."""
+        """The servers that a start waits for, each with its reason; None once one of them was up."""
         if self.found:
             return None
         there = list(self.servers.values())
@@ -283,7 +283,7 @@ class Fleet:
 
     @property
     def max_model_len(self) -> int | None:
-        """What every server that is up can take."""
+        """The longest context that every server that is up takes; None where none tells."""
         return min((server.max_model_len for server in self.up if server.max_model_len is not None), default=None)
 
     def describe(self) -> list[dict[str, Any]]:

@@ -3,7 +3,8 @@
 A general client spends more on a call than the gateway does on its tokens. This one writes a request in one piece, has
 `httptools` (uvicorn's own parser) read the answer, and keeps the connection if the answer was read to its end; closing
 an answer before that closes the connection, which is how a server learns that nobody listens. There are as many
-connections as calls. Redirects are not followed, and proxies of the environment are not used.
+connections as calls. Redirects are not followed and proxies are not used; certificates are checked against the system's
+authorities, or those that `SSL_CERT_FILE` names.
 """
 
 from __future__ import annotations

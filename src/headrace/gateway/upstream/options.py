@@ -15,7 +15,7 @@ LogProbModeAsked = Literal["auto", "processed", "raw"]
 
 
 class UpstreamOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for all servers.
+    """How all servers are talked to.
 
     balance         which server takes an order
     wire            `auto` uses /inference/v1/generate where a server has it and it can do what is asked

@@ -41,7 +41,9 @@ RESTARTING_PARAMS = (
 
 
 class Upstream:
-    """Made and used in one event loop. `start` before the first order, `close` after the last."""
+    """All rollout servers of one model: samples orders, pauses around a change of weights, knows their versions.
+
+    Made and used in one event loop. `start` comes before the first order, `close` after the last."""
 
     def __init__(self, addresses: Iterable[str], options: UpstreamOptions) -> None:
         self.options = options
@@ -79,7 +81,9 @@ class Upstream:
     # -- sampling ------------------------------------------------------------------------------------------------------
 
     async def sample(self, order: Order) -> SampledAnswer:
-        """A whole answer. Cancelling it aborts it upstream."""
+        """Samples a whole answer. Cancelling it aborts the call on the server.
+
+        Raises `UpstreamRefused`, `RolloutServerFailed` or `NoRolloutServer`."""
         gate = self._gate
         if gate.closed:
             await gate.wait_open()
@@ -98,7 +102,7 @@ class Upstream:
         return SampledAnswer(choices, call.server.address, oldest)
 
     async def _whole(self, order: Order, choice: SampledChoice, aborts: int, server: UpstreamServer) -> SampledChoice:
-        """A choice with what a pause cut off of it."""
+        """A choice that a pause cut off, completed by further calls."""
         while choice.finish_reason == "abort":
             await self._await_abort(aborts, server)
             if must_restart(order):
@@ -116,7 +120,9 @@ class Upstream:
         return choice
 
     async def stream(self, order: Order) -> AsyncGenerator[SampledChoice, None]:
-        """The pieces of an answer as they come. Closing it early aborts it upstream."""
+        """Yields the pieces of an answer as they come. Closing it early aborts the call on the server.
+
+        Raises like `sample`."""
         gate = self._gate
         if gate.closed:
             await gate.wait_open()
@@ -180,7 +186,7 @@ class Upstream:
             raise
 
     async def _await_abort(self, aborts: int, server: UpstreamServer) -> None:
-        """Returns where a pause asked for an abort; one that nobody asked for is a failure."""
+        """Returns where a pause asked for an abort; raises `RolloutServerFailed` for one that nobody asked for."""
         if not await self._gate.wait_abort(aborts, self.options.abort_grace_s):
             error = RolloutServerFailed(f"{server.address} aborted the answer", "aborted")
             self._dispatch.failed(server, error)
@@ -232,7 +238,8 @@ class Upstream:
         return self._gate.in_flight
 
     def set_version(self, version: int, server: str | None = None) -> None:
-        """What a server samples with from now on; without a server, what all do and those to come."""
+        """Sets the policy version that a server samples with from now on; without a server, that of all, also of those
+        that are added later."""
         number = count(version, "version", most=INT32_MAX)
         if server is not None:
             self._fleet.find(server).version = number
@@ -248,7 +255,7 @@ class Upstream:
 
     @property
     def version(self) -> int:
-        """The newest."""
+        """The newest policy version of all servers."""
         return max(self.versions.values(), default=self._fleet.version)
 
     @property
@@ -266,7 +273,7 @@ class Upstream:
         self._fleet.remove(address)
 
     async def models(self) -> dict[str, Any]:
-        """What a server's /v1/models answers."""
+        """The answer of a server's /v1/models, a few seconds old at most; `NoRolloutServer` where none answers."""
         now = asyncio.get_running_loop().time()
         if self._models is not None and now < self._models[0]:
             return self._models[1]
@@ -310,7 +317,7 @@ class Upstream:
 
     @property
     def model(self) -> str | None:
-        """A served model's name."""
+        """The name by which a server that is up knows the model."""
         return next((server.model for server in self._fleet.up), None)
 
     def describe(self) -> list[dict[str, Any]]:

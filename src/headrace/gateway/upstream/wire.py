@@ -88,7 +88,7 @@ class SamplingWire(Protocol):
         ...
 
     def piece(self, encoded: EncodedOrder, data: bytes, version: int) -> list[SampledChoice]:
-        """What one event brings; raises `ServerFault` where it is an error."""
+        """The pieces that one event of a stream holds; raises `ServerFault` where it is an error."""
         ...
 
 

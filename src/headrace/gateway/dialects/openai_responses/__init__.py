@@ -36,7 +36,7 @@ __all__ = ["OpenAIResponses"]
 def _input(
     given: Any, opening: tuple[Message, ...], *, continued: bool
 ) -> tuple[tuple[Message, ...], References | None]:
-    """The messages of a request, and what they lack as long as the items that it refers to are not found."""
+    """The messages of a request, and the references in it, which are read once the earlier answers are found."""
     calls = references(given)
     messages = (*opening, *read_input(given, continued=continued or bool(calls)))
 

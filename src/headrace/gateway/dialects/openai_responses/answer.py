@@ -37,7 +37,7 @@ class ItemName(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, given: str) -> Self | None:
-        """The name that a text is; None where no item is ever called so."""
+        """Parses an item's id; None for what is none."""
         found = _NAME.fullmatch(given)
         if found is None:
             return None
@@ -51,7 +51,7 @@ RESPONSE_ID_PREFIX = "resp_"
 
 
 class ResponsesNotes(msgspec.Struct, frozen=True):
-    """What an answer says again of its request, the namespaces of its tools, and whether reasoning is also sealed."""
+    """The fields of the request that the answer repeats, its tools' namespaces, whether reasoning is sealed too."""
 
     echo: Json
     namespaces: frozenset[str]
@@ -59,7 +59,7 @@ class ResponsesNotes(msgspec.Struct, frozen=True):
 
 
 def response(turn: Turn, status: str, output: list[Json], **more: Any) -> Json:
-    """The object, as far as it has come."""
+    """The response object with this status and output; `more` replaces fields."""
     ask, sampling = turn.ask, turn.order.sampling
     return {
         "id": RESPONSE_ID_PREFIX + turn.call_id,
@@ -84,7 +84,7 @@ def response(turn: Turn, status: str, output: list[Json], **more: Any) -> Json:
 
 
 def ended(turn: Turn, output: list[Json]) -> Json:
-    """The object of an answer that is whole, or was cut at its length."""
+    """The response object of an answer that has ended: completed, or incomplete at its limit of tokens."""
     (choice,) = turn.choices
     more: Json = {"usage": _usage(turn, choice)}
     if turn.ask.show_ids:
@@ -100,7 +100,7 @@ def is_cut(choice: Choice) -> bool:
 
 
 def output_of(turn: Turn) -> list[Json]:
-    """Reasoning, text and calls, each an item."""
+    """The output items of a whole answer: reasoning, text and calls."""
     (choice,) = turn.choices
     message = choice.message(one_call=turn.ask.one_call)
     items: list[Json] = []
@@ -126,7 +126,7 @@ def reasoning_item(turn: Turn, text: str, status: str = "completed") -> Json:
 
 
 def text_item(turn: Turn, number: int, text: str, logprobs: list[Json], status: str = "completed") -> Json:
-    """The text, or where calls came between, a part of it."""
+    """The item of an answer's text, or of part `number` of it where calls came between."""
     parts = [text_part(text, logprobs)] if status != "in_progress" else []
     name = str(ItemName("msg", turn.call_id, number))
     return {"id": name, "type": "message", "status": status, "role": "assistant", "content": parts}
@@ -233,7 +233,7 @@ class ResponseEvents:
         return self._event(kind, **self._place(), delta=text, **more)
 
     def _end(self, status: str = "completed") -> bytes:
-        """The open item is done, where there is one."""
+        """The events that end the open item; none where no item is open."""
         if not self._open:
             return b""
         text, turn, at = "".join(self._pieces), self._turn, self._place()
@@ -266,7 +266,7 @@ class ResponseEvents:
         )
 
     def _place(self) -> Json:
-        """Where the open item's text goes."""
+        """The fields that name the open item in an event."""
         return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1, "content_index": 0}
 
     def _logprobs(self, choice: Choice) -> list[Json]:

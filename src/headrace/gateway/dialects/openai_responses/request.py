@@ -174,7 +174,7 @@ def take_tops(fields: Json, include: list[str]) -> int | None:
 
 
 def take_echoed(fields: Json) -> Json:
-    """What means nothing here, and is said again as it was."""
+    """Takes the fields that change nothing here and are repeated in the answer."""
     metadata = take(fields, "metadata", dict, {}, "an object of strings")
     for name, value in metadata.items():
         if not isinstance(value, str):
@@ -228,7 +228,7 @@ def read_input(given: Any, *, continued: bool, answers: Mapping[str, Message] | 
 
 
 class _Reader:
-    """Items in, messages out; the answer that is being put together is kept apart until it ends."""
+    """Turns items into messages; the items of one answer are collected until it ends."""
 
     def __init__(self, continued: bool, answers: Mapping[str, Message] | None) -> None:
         self._continued = continued
@@ -321,7 +321,7 @@ class _Reader:
         self._done.append(read_message({"role": "tool", "tool_call_id": call_id, "content": output}, at))
 
     def _end(self) -> None:
-        """The answer is whole, where there is one."""
+        """Ends the answer that is being put together, where there is one."""
         if self._text or self._calls or self._reasoning is not None:
             thought = "".join(self._reasoning) if self._reasoning else None
             self._done.append(Message("assistant", "".join(self._text), thought, tuple(self._calls)))
@@ -360,7 +360,7 @@ def _text(item: Mapping[str, Any], name: str, at: str) -> str:
 
 
 def _reasoning(item: Mapping[str, Any], at: str) -> list[str]:
-    """What was thought, word for word: the content, else what was sealed. A summary is not what was sampled."""
+    """The reasoning word for word: the content, else what was sealed. A summary is not what was sampled."""
     content, sealed = item.get("content"), item.get("encrypted_content")
     if item.get("summary") is not None and not isinstance(item["summary"], list):
         raise InvalidInput(f"{at}.summary must be a list, not {shown(item['summary'])}")
