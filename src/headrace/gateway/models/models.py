@@ -49,11 +49,11 @@ class Models:
             name: Provider(name, spec, settings) for name, spec in file.models.items() if not spec.recorded
         }
         self.default = _default(file, settings, shared)
-        self._policies: dict[str, ServedModel] = {self.default.name: self.default}
+        self._recorded: dict[str, ServedModel] = {self.default.name: self.default}
         for name, spec in file.models.items():
             if spec.recorded and name != file.default:
                 own = _own(settings, spec)
-                self._policies[name] = ServedModel(
+                self._recorded[name] = ServedModel(
                     *(name, own, shared),
                     served=spec.served,
                     channel=file.channel(name),
@@ -63,14 +63,14 @@ class Models:
         self._listed = list(file.models)
 
     def __iter__(self) -> Iterator[ServedModel]:
-        return iter(self._policies.values())
+        return iter(self._recorded.values())
 
     async def load(self) -> None:
-        await asyncio.gather(*(policy.load() for policy in self))
+        await asyncio.gather(*(model.load() for model in self))
 
     async def close(self) -> None:
-        for policy in self:
-            await policy.close()
+        for model in self:
+            await model.close()
         for provider in self._providers.values():
             await provider.close()
 
@@ -78,17 +78,17 @@ class Models:
         """Pauses one recorded model, or all; where one cannot be paused, none is."""
         held: list[ServedModel] = []
         try:
-            for policy in self._concerned(name):
-                await policy.upstream.pause(mode, lease_s)
-                held.append(policy)
+            for model in self._concerned(name):
+                await model.upstream.pause(mode, lease_s)
+                held.append(model)
         except HeadraceError:
-            for policy in held:
-                await policy.upstream.resume()
+            for model in held:
+                await model.upstream.resume()
             raise
 
     async def resume(self, name: str | None) -> None:
-        for policy in self._concerned(name):
-            await policy.upstream.resume()
+        for model in self._concerned(name):
+            await model.upstream.resume()
 
     def _concerned(self, name: str | None) -> list[ServedModel]:
         return list(self) if name is None else [self.asked(name)]
@@ -99,7 +99,7 @@ class Models:
         """The recorded model that a name in a call means; the default for names that nobody lists."""
         if not self._listed:
             return self.default
-        return self._policies.get(self._meant(name), self.default)
+        return self._recorded.get(self._meant(name), self.default)
 
     @property
     def passing(self) -> bool:
@@ -120,9 +120,9 @@ class Models:
         """The recorded model of exactly that name, the default for None; raises `Refusal` where there is none."""
         if name is None:
             return self.default
-        found = self._policies.get(name)
+        found = self._recorded.get(name)
         if found is None:
-            recorded = ", ".join(policy.name for policy in self if policy.name) or "none"
+            recorded = ", ".join(model.name for model in self if model.name) or "none"
             raise Refusal(f"no recorded model {name!r}; there are: {recorded}", 404, code="unknown_model")
         return found
 
@@ -137,17 +137,17 @@ class Models:
     def servers(self) -> list[dict[str, Any]]:
         """The rollout servers of all that are recorded; where there are several, each says of which."""
         return [
-            {**found, **({"policy": policy.name} if self._listed else {})}
-            for policy in self
-            for found in policy.upstream.describe()
+            {**found, **({"policy": model.name} if self._listed else {})}
+            for model in self
+            for found in model.upstream.describe()
         ]
 
     def gauges(self) -> dict[str, tuple[str, list[tuple[dict[str, str], float]]]]:
         """Prometheus gauges of the recorded models; where there are several, labelled by model."""
         up, events, versions = [], [], []
-        for policy in self:
-            own = {"model": policy.name} if self._listed else {}
-            upstream = policy.upstream
+        for model in self:
+            own = {"model": model.name} if self._listed else {}
+            upstream = model.upstream
             versions.append((own, float(upstream.version)))
             up += [({**own, "server": s["address"]}, float(s["state"] == "up")) for s in upstream.describe()]
             events += [({**own, "event": name}, float(n)) for name, n in sorted(upstream.counters.items())]
@@ -159,8 +159,8 @@ class Models:
 
     def check(self, uid: str) -> None:
         """Refuses a trajectory's name under which another model's steps are kept."""
-        for policy in self.default.others:
-            suffix = MODEL_SEPARATOR + policy.name
+        for model in self.default.others:
+            suffix = MODEL_SEPARATOR + model.name
             if uid.endswith(suffix):
                 raise Refusal(
                     f"trajectory_uid is {uid!r}: what ends in {suffix!r} holds the steps of that model; "
@@ -170,7 +170,7 @@ class Models:
                 )
 
     def _meant(self, name: str) -> str:
-        if name in self._policies or name in self._providers:
+        if name in self._recorded or name in self._providers:
             return name
         return next((meant for pattern, meant in self._patterns if fnmatch.fnmatchcase(name, pattern)), "")
 

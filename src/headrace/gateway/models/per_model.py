@@ -25,12 +25,12 @@ class PerModelTrajectories:
     ) -> None:
         """Gives the other models' trajectories the prompt, channel and metadata of the agent's; raises the pool's
         `Conflict` where one cannot move. `keep`: metadata that is there stays as it is."""
-        for policy in self._default.others:
+        for model in self._default.others:
             try:
-                there = await self._sessions.find(policy.uid_of(uid))
+                there = await self._sessions.find(model.uid_of(uid))
             except NotFound:
                 continue
-            goes = policy.channel_of(channel)
+            goes = model.channel_of(channel)
             moves = there.channel != goes
             await self._pool.open(there.uid, prompt, goes, asked.metadata, asked.n_rollouts, move=moves, keep=keep)
             there.channel, there.prompt_uid = goes, prompt
@@ -38,7 +38,7 @@ class PerModelTrajectories:
     async def reward(self, uid: str, reward: float, index: int | None) -> str:
         """Sets the reward of a step of the agent's trajectory; without an index, of the last step of each model's."""
         others = self._default.others if index is None else ()
-        paid = [status for policy in others if (status := await self._rewarded(policy.uid_of(uid), reward))]
+        paid = [status for model in others if (status := await self._rewarded(model.uid_of(uid), reward))]
         try:
             return await self._pool.reward(uid, reward, index)
         except NotFound:
@@ -50,12 +50,12 @@ class PerModelTrajectories:
         """Completes all of them; the steps are those of all together. One without steps is no rollout of its model: it
         is forgotten, where another has some."""
         done: list[Completion] = []
-        for policy in self._default.others:
-            other = policy.uid_of(uid)
+        for model in self._default.others:
+            other = model.uid_of(uid)
             steps = await self.steps(other)
             if steps == 0:
                 await self._pool.forget(other, erase=False)
-            elif steps is not None and policy.trained:
+            elif steps is not None and model.trained:
                 done.append(await self._pool.complete(other, reward))
             elif steps is not None:  # it is in no batch, so it never ends; what it was worth can be read
                 status = "ok" if reward is None else await self._pool.reward(other, reward)
