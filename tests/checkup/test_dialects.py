@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from headrace.checkup.dialects.messages import Messages
-from headrace.checkup.dialects.responses import Responses
+from headrace.checkup.item_dialects import MessagesClient, ResponsesClient
 
 Json = dict[str, Any]
 
 
-def causes(dialect: Responses | Messages, events: list[Json]) -> list[str]:
+def causes(dialect: ResponsesClient | MessagesClient, events: list[Json]) -> list[str]:
     return [cause for cause, _ in dialect.join([json.dumps(event).encode() for event in events]).troubles]
 
 
@@ -38,27 +37,27 @@ def message(text: str) -> list[Json]:
 
 
 def test_a_response_whose_deltas_join_to_its_end_has_no_trouble() -> None:
-    assert causes(Responses(), response("hi", "hi")) == []
+    assert causes(ResponsesClient(), response("hi", "hi")) == []
 
 
 def test_a_response_whose_end_says_something_else_is_found() -> None:
-    assert causes(Responses(), response("hi", "ho")) == ["deltas_differ"]
+    assert causes(ResponsesClient(), response("hi", "ho")) == ["deltas_differ"]
 
 
 def test_a_response_with_an_event_missing_or_without_an_end_is_found() -> None:
     events = response("hi", "hi")
-    assert "event_order" in causes(Responses(), events[:1] + events[2:])
-    assert "no_end" in causes(Responses(), events[:-1])
+    assert "event_order" in causes(ResponsesClient(), events[:1] + events[2:])
+    assert "no_end" in causes(ResponsesClient(), events[:-1])
 
 
 def test_a_message_s_events_are_its_blocks_how_it_ended_and_what_it_took() -> None:
-    stream = Messages().join([json.dumps(event).encode() for event in [{"type": "ping"}, *message("hi")]])
-    (answer,) = Messages().read(stream.body)
+    stream = MessagesClient().join([json.dumps(event).encode() for event in [{"type": "ping"}, *message("hi")]])
+    (answer,) = MessagesClient().read(stream.body)
     assert stream.troubles == []
     assert (answer.text, answer.finish, answer.consumed, answer.sampled) == ("hi", "stop", 3, 2)
 
 
 def test_a_message_whose_delta_comes_before_its_block_or_that_never_stops_is_found() -> None:
     events = message("hi")
-    assert causes(Messages(), [events[0], events[2], *events[3:]])[:1] == ["event_order"]
-    assert causes(Messages(), events[:-1]) == ["event_order"]
+    assert causes(MessagesClient(), [events[0], events[2], *events[3:]])[:1] == ["event_order"]
+    assert causes(MessagesClient(), events[:-1]) == ["event_order"]

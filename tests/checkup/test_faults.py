@@ -8,17 +8,17 @@ import pytest
 from tests.checkup.speaker import Speaker
 from tests.gateway.kit import serving
 
-from headrace.checkup import Report, Verdict, checkup
+from headrace.checkup import CheckReport, Verdict, checkup
 
 CHECKS = ("ids", "drift", "tools", "log-probs", "streaming", "n", "stop", "versions", "dialect")
 
 
-def checked(*faults: str) -> Report:
+def checked(*faults: str) -> CheckReport:
     with serving(Speaker(*faults).app) as address:
         return asyncio.run(checkup(address))
 
 
-def wrong(report: Report) -> dict[str, list[str]]:
+def wrong(report: CheckReport) -> dict[str, list[str]]:
     """The causes of all that is bad, by check."""
     found = {check: report.causes(check) for check in CHECKS}
     return {check: causes for check, causes in found.items() if causes}

@@ -11,12 +11,12 @@ from tests.gateway.kit import running_gateway
 from tests.gateway.rollout import Rollout, Say, in_front, scripted
 
 from headrace import DataPool
-from headrace.checkup import Report, Verdict, checkup
+from headrace.checkup import CheckReport, Verdict, checkup
 
 DIALECTS = ["chat", "completions", "responses", "messages"]
 
 
-def of(report: Report, check: str) -> dict[str, tuple[Verdict, str]]:
+def of(report: CheckReport, check: str) -> dict[str, tuple[Verdict, str]]:
     """What a check found, by dialect."""
     return {each.dialect: (each.verdict, each.cause) for each in report.findings if each.check == check}
 

@@ -14,7 +14,7 @@ from tests.gateway.rollout import Rollout, chat, error_of, in_front, scripted
 from headrace import DataPool
 from headrace.cli.gateway import GatewayCommand
 from headrace.gateway import Settings
-from headrace.gateway.models import renderers
+from headrace.gateway.models import served_model
 from headrace.net.server import usual_host
 from headrace.tokens import load_renderer
 
@@ -28,7 +28,7 @@ def slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.
         assert go_on.wait(120)
         return load_renderer(*given)
 
-    monkeypatch.setattr(renderers, "load_renderer", slow)
+    monkeypatch.setattr(served_model, "load_renderer", slow)
     return loading, go_on
 
 

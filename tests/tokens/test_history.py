@@ -11,7 +11,12 @@ from tests.tokens.kit import LOOK_UP, STOPS, Talk
 from tests.tokens.models import NAMES, renderer
 
 from headrace.data import Step
-from headrace.tokens import RECORD, Cause, History, Node
+from headrace.tokens import (
+    RECORD,
+    Cause,
+    History,
+    Node,
+)
 
 NAME = "qwen2.5"
 END = STOPS[NAME]
@@ -236,7 +241,11 @@ def test_quarantined_steps_and_steps_without_a_record_are_not_continued() -> Non
     record = Talk(renderer(NAME)).say([user("one")], "a", END)[1].record.to_metadata()
     bare = Step(prompt_ids=[1], response_ids=[2], trajectory_uid="t")
     bad = Step(
-        prompt_ids=[1], response_ids=[2], trajectory_uid="t", metadata={RECORD: record}, quarantined="text_differs"
+        prompt_ids=[1],
+        response_ids=[2],
+        trajectory_uid="t",
+        metadata={RECORD: record},
+        quarantined="text_differs",
     )
     assert History.from_steps([bare, bad]).nodes == []
 

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.data.errors import InvalidInput
 from headrace.tokens import Message, ToolCall, read_message, read_messages
-from headrace.tokens.messages import Chain, digest_of
+from headrace.tokens.digests import DigestChain, digest_of
 
 USER = {"role": "user", "content": "hi"}
 
@@ -19,7 +19,7 @@ def call(arguments: Any, call_id: str = "call_1", name: str = "f") -> dict[str, 
 
 
 def key(*messages: dict[str, Any]) -> bytes:
-    return Chain(read_messages(list(messages))).whole
+    return DigestChain(read_messages(list(messages))).whole
 
 
 SAID = {"role": "assistant", "content": None, "tool_calls": [call('{"a": true, "b": [1, "é"]}')]}
@@ -150,9 +150,9 @@ def test_a_body_is_the_conversation_without_the_system_message_it_begins_with() 
         {"role": "tool", "tool_call_id": "call_1", "content": "1"},
         {"role": "assistant", "content": "so"},
     ]
-    bare = Chain(read_messages(rest))
+    bare = DigestChain(read_messages(rest))
     for system in ("a", "b"):
-        chain = Chain(read_messages([{"role": "system", "content": system}, *rest]))
+        chain = DigestChain(read_messages([{"role": "system", "content": system}, *rest]))
         assert [chain.body(n + 1) for n in range(1, 5)] == [bare.body(n) for n in range(1, 5)]
         assert chain.whole != bare.whole
     assert bare.body(4, 2, bare.body(2)) == bare.body(4)
@@ -167,7 +167,7 @@ def test_arguments_that_equal_a_declared_default_go_without_saying() -> None:
 
     def key(name: str, **arguments: Any) -> bytes:
         call = {"function": {"name": name, "arguments": arguments}}
-        return Chain(read_messages([USER, {"role": "assistant", "tool_calls": [call]}]), [tool]).whole
+        return DigestChain(read_messages([USER, {"role": "assistant", "tool_calls": [call]}]), [tool]).whole
 
     assert key("f", free=None) == key("f", free=None, all=False)
     assert key("f", rows=[{}, {"n": 2}]) == key("f", rows=[{"n": 1.0, "on": False}, {"n": 2}], all=False)
@@ -180,4 +180,4 @@ def test_arguments_that_equal_a_declared_default_go_without_saying() -> None:
 )
 def test_a_tool_that_declares_nothing_readable_has_no_defaults(tool: Any) -> None:
     said = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": [1]}}}]}
-    assert Chain(read_messages([USER, said]), [tool]).whole == Chain(read_messages([USER, said])).whole
+    assert DigestChain(read_messages([USER, said]), [tool]).whole == DigestChain(read_messages([USER, said])).whole

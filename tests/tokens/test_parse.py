@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from tests.tokens.kit import FORMATS, spoken
 from tests.tokens.models import NAMES, renderer, vocabulary
 
-from headrace.tokens import Delta, Detokenizer, Grammar, Parsed, ToolCall, Vocabulary, text_of
+from headrace.tokens import (
+    AnswerDelta,
+    Detokenizer,
+    Grammar,
+    Parsed,
+    ToolCall,
+    Vocabulary,
+    text_of,
+)
 from headrace.tokens.parse import AnswerParser, StopCut
 
 GRAMMARS = [Grammar(thinks, calls) for thinks in (True, False) for calls in ("none", "hermes", "mistral", "llama")]
@@ -39,11 +47,13 @@ PIECES = [
 ]
 
 
-def fed(grammar: Grammar, pieces: list[str], *, tools: bool = True, thinking: bool = False) -> tuple[Delta, Parsed]:
+def fed(
+    grammar: Grammar, pieces: list[str], *, tools: bool = True, thinking: bool = False
+) -> tuple[AnswerDelta, Parsed]:
     """The sum of all deltas, and the whole."""
     parser = AnswerParser(grammar, tools=tools, thinking=thinking, new_id=lambda n: f"id{n}")
     deltas = [*(parser.feed(piece) for piece in pieces), parser.finish()]
-    total = Delta(
+    total = AnswerDelta(
         "".join(delta.content for delta in deltas),
         "".join(delta.reasoning for delta in deltas),
         tuple(call for delta in deltas for call in delta.tool_calls),

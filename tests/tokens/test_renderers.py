@@ -14,7 +14,7 @@ from tests.tokens.models import NAMES, folder, renderer, vocabulary
 from headrace.data.errors import InvalidInput
 from headrace.tokens import Message, ToolCall, Unrenderable, Vocabulary, families, load_renderer
 from headrace.tokens.families import FamilyRenderer
-from headrace.tokens.renderer import PROMPT_TAIL
+from headrace.tokens.renderer import MAX_VARIANTS, PROMPT_TAIL_TOKENS, RendererVariants
 from headrace.tokens.template import TemplateRenderer, short_id
 
 KINDS = {"answer>user", "calls>tool"}
@@ -184,7 +184,7 @@ def test_the_last_ids_of_a_prompt_are_enough_for_the_librarys_bridge(
     whole = FamilyRenderer(short.name, short.vocabulary)
     if name == "qwen3":
         short, whole = (render.with_options({"enable_thinking": thinking}) for render in (short, whole))
-    assert (short.looks_back, whole.looks_back) == (PROMPT_TAIL, None)
+    assert (short.looks_back, whole.looks_back) == (PROMPT_TAIL_TOKENS, None)
     roles = ("user", "assistant")
     history = [Message(roles[i % 2], text) for i, text in enumerate(texts[: len(texts) // 2 * 2 - 1])]
     prompt = whole.render(history)
@@ -195,7 +195,7 @@ def test_the_last_ids_of_a_prompt_are_enough_for_the_librarys_bridge(
 
 def test_a_family_is_taken_by_name_on_trust() -> None:
     taken = load_renderer(vocabulary("qwen3"), "qwen3")
-    assert (taken.name, taken.looks_back) == ("qwen3", PROMPT_TAIL)
+    assert (taken.name, taken.looks_back) == ("qwen3", PROMPT_TAIL_TOKENS)
     with pytest.raises(InvalidInput, match=r"unknown model family 'qwen9'; known: .*qwen3"):
         load_renderer(vocabulary("qwen3"), "qwen9")
 
@@ -236,3 +236,19 @@ def test_a_tokenizer_without_a_template_or_a_folder_without_a_tokenizer_is_named
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     with pytest.raises(InvalidInput, match="no chat template"):
         load_renderer(tmp_path)
+
+
+def test_the_same_options_are_the_same_renderer_in_any_order() -> None:
+    variants: RendererVariants[object] = RendererVariants()
+    assert variants.get({"a": 1, "b": 2}, object) is variants.get({"b": 2, "a": 1}, object)
+
+
+def test_however_many_options_agents_think_of_the_renderers_used_last_are_kept() -> None:
+    variants: RendererVariants[object] = RendererVariants()
+    first = variants.get({"n": 0}, object)
+    for n in range(1, 3 * MAX_VARIANTS):
+        variants.get({"n": n}, object)
+        assert variants.get({"n": 0}, object) is first
+        assert len(variants) <= MAX_VARIANTS
+    assert variants.get({"n": 3 * MAX_VARIANTS - 1}, list) != []
+    assert variants.get({"n": 1}, list) == []

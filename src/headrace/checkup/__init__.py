@@ -3,8 +3,8 @@
 It knows nothing of the server but its answers: ids, log-probs and texts are held against each other, never trusted.
 """
 
-from headrace.checkup.finding import Finding, Report, Verdict
-from headrace.checkup.http import OutOfReach
+from headrace.checkup.report import CheckReport, Finding, Verdict
 from headrace.checkup.run import checkup
+from headrace.checkup.target import OutOfReach
 
-__all__ = ["Finding", "OutOfReach", "Report", "Verdict", "checkup"]
+__all__ = ["CheckReport", "Finding", "OutOfReach", "Verdict", "checkup"]

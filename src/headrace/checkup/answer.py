@@ -1,16 +1,26 @@
-"""A question and an answer, whichever dialect they travel in."""
+"""A request, an answer and a dialect's client, as the checks see them, whichever dialect they travel in.
+
+The clients are written here and not taken from the vendors' SDKs: a check must see an answer and each event as they
+came, malformed ones too, which an SDK hides or refuses, and with fields that no SDK knows; and `check-gateway` must run
+where no SDK is installed.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+import orjson
 
 Json = dict[str, Any]
 
+#: The data of the event that ends a stream of OpenAI's.
+STREAM_END = b"[DONE]"
+
 #: The tool that a model is offered. Models know this one well.
-TOOL = "add"
-TOOL_SAYS = "Adds."
-PARAMETERS: Json = {
+TOOL_NAME = "add"
+TOOL_DESCRIPTION = "Adds."
+TOOL_PARAMETERS: Json = {
     "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
     "required": ["a", "b"],
     "type": "object",
@@ -22,8 +32,8 @@ class Malformed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What is asked for: a history in the dialect's own items, and how to answer it."""
+class CheckRequest:
+    """One request: a history in the dialect's own items, and how to answer it."""
 
     history: list[Json]
     max_tokens: int = 24
@@ -38,7 +48,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AnswerToolCall:
     """A tool call; `arguments` are what their JSON says."""
 
     id: str
@@ -47,7 +57,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Step:
+class RecordedStep:
     """What a gateway recorded of an answer."""
 
     prompt_ids: list[int]
@@ -58,13 +68,13 @@ class Step:
 
 
 @dataclass(slots=True)
-class Answer:
+class CheckAnswer:
     """One choice. `items` is what an agent puts into its history; `log_probs` and `tops` are by token, `tokens` their
     texts. What the server did not tell is None."""
 
     text: str = ""
     reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[AnswerToolCall] = field(default_factory=list)
     finish: str | None = None
     told_prompt_ids: list[int] | None = None
     told_ids: list[int] | None = None
@@ -75,7 +85,7 @@ class Answer:
     sampled: int | None = None
     items: list[Json] = field(default_factory=list)
     version: str | None = None
-    step: Step | None = None
+    step: RecordedStep | None = None
 
     @property
     def prompt_ids(self) -> list[int] | None:
@@ -91,7 +101,7 @@ class Answer:
         return None if self.prompt_ids is None or self.ids is None else self.prompt_ids + self.ids
 
     def check(self) -> None:
-        """`Malformed` where a server put something else in a field's place."""
+        """Raises `Malformed` where a field holds something of another type."""
         for name in ("text", "reasoning"):
             if not isinstance(getattr(self, name), str):
                 raise Malformed(f"the {name} is {getattr(self, name)!r:.80}, no text")
@@ -101,16 +111,54 @@ class Answer:
                 raise Malformed(f"{name.removeprefix('told_')} are {ids!r:.80}, no list of ids")
 
     def said(self) -> tuple[str, str, list[tuple[str, Any]], str | None]:
-        """What an agent sees: equal for answers that are the same."""
+        """What an agent sees of it; equal for answers that are the same."""
         return self.text, self.reasoning, [(call.name, call.arguments) for call in self.calls], self.finish
 
 
 @dataclass(slots=True)
-class Stream:
-    """A stream put together again: the body that it amounts to, and what was wrong on the way, as cause and words."""
+class JoinedStream:
+    """A stream put together: the body that it amounts to, and what was wrong on the way, as cause and text."""
 
     body: Json
     troubles: list[tuple[str, str]] = field(default_factory=list)
 
     def trouble(self, cause: str, said: str) -> None:
         self.troubles.append((cause, said))
+
+
+class DialectClient(Protocol):
+    """Speaks one dialect as an agent's client does.
+
+    turns       conversations go on from an answer
+    log_probs   answers can have log-probs
+    several     `n` answers can be asked for at once
+    """
+
+    name: str
+    path: str
+    turns: bool
+    log_probs: bool
+    several: bool
+
+    def question(self, text: str) -> list[Json]:
+        """A user's turn as items of a history."""
+
+    def result(self, call: AnswerToolCall, text: str) -> list[Json]:
+        """A tool's result as items of a history."""
+
+    def body(self, ask: CheckRequest, model: str) -> Json:
+        """The request's JSON."""
+
+    def read(self, body: Json) -> list[CheckAnswer]:
+        """The choices of a whole answer; raises `Malformed`, or a look-up's error where its shape is wrong."""
+
+    def join(self, events: list[bytes]) -> JoinedStream:
+        """A stream's events as the whole answer that they amount to."""
+
+
+def parse_arguments(text: Any) -> Any:
+    """A call's arguments as parsed JSON; the text itself where it is none."""
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        return text

@@ -5,18 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from headrace.checkup.answer import Ask, Malformed
-from headrace.checkup.checks import CHECKS, Check, Subject
-from headrace.checkup.dialects import DIALECTS, Dialect
-from headrace.checkup.finding import Finding, Report, Verdict, bad, note, ok
-from headrace.checkup.http import Http, OutOfReach, Refused
-from headrace.checkup.target import NO_ROUTE, Target
-from headrace.checkup.words import Words
+from headrace.checkup.answer import CheckRequest, DialectClient, Malformed
+from headrace.checkup.checks import CHECKS, Check
+from headrace.checkup.dialects import DIALECTS
+from headrace.checkup.report import (
+    CheckReport,
+    Finding,
+    Verdict,
+    bad,
+    note,
+    ok,
+)
+from headrace.checkup.target import (
+    NO_ROUTE_STATUSES,
+    CallRefused,
+    CheckHttp,
+    CheckTarget,
+    OutOfReach,
+    Subject,
+    TokenReader,
+)
 
-#: Where a gateway records what a checkup says: no trainer takes batches from it.
-CHANNEL = "checkup"
-#: How long one answer may take.
-TIMEOUT_S = 120.0
+#: The channel in which a gateway records a checkup's calls: no trainer takes batches from it.
+CHECKUP_CHANNEL = "checkup"
+#: Seconds that one answer may take: the first one of a server that has just started can be slow.
+ANSWER_TIMEOUT_S = 120.0
 
 
 async def checkup(
@@ -27,18 +40,18 @@ async def checkup(
     admin_key: str | None = None,
     dialects: Sequence[str] = tuple(DIALECTS),
     tokenizer: Path | None = None,
-    channel: str = CHANNEL,
-    timeout_s: float = TIMEOUT_S,
-) -> Report:
-    """All that can be found out about a server; `OutOfReach` where nothing can."""
-    async with Http(api_key, timeout_s) as http:
-        target = Target(http, url, model=model, channel=channel, admin_key=admin_key)
+    channel: str = CHECKUP_CHANNEL,
+    timeout_s: float = ANSWER_TIMEOUT_S,
+) -> CheckReport:
+    """Makes every check in every dialect that the server at `url` has; raises `OutOfReach` where it answers in none."""
+    async with CheckHttp(api_key, timeout_s) as http:
+        target = CheckTarget(http, url, model=model, channel=channel, admin_key=admin_key)
         await target.find()
-        report = Report(target.url, target.kind, target.model)
-        words = Words(target, tokenizer)
-        there: list[Dialect] = []
+        report = CheckReport(target.url, target.kind, target.model)
+        reader = TokenReader(target, tokenizer)
+        there: list[DialectClient] = []
         for name in dialects:
-            finding = await _present(Subject(target, DIALECTS[name], words))
+            finding = await _present(Subject(target, DIALECTS[name], reader))
             report.findings.append(finding)
             if finding.cause == "there":
                 there.append(DIALECTS[name])
@@ -47,7 +60,7 @@ async def checkup(
             raise OutOfReach(f"{target.url} answers in no dialect ({said})")
         completions = DIALECTS["completions"] in there
         for dialect in there:
-            subject = Subject(target, dialect, words, completions)
+            subject = Subject(target, dialect, reader, completions)
             for check_name, check in CHECKS.items():
                 report.findings += await _checked(check_name, check, subject)
         return report
@@ -56,9 +69,9 @@ async def checkup(
 async def _present(on: Subject) -> Finding:
     name = on.dialect.name
     try:
-        await on.once(Ask(on.question, max_tokens=1))
-    except Refused as error:
-        if error.status in NO_ROUTE:
+        await on.once(CheckRequest(on.question, max_tokens=1))
+    except CallRefused as error:
+        if error.status in NO_ROUTE_STATUSES:
             return note("dialect", name, "absent", "not offered")
         return note("dialect", name, "refused", str(error))
     except Malformed as error:
@@ -70,7 +83,7 @@ async def _checked(name: str, check: Check, on: Subject) -> list[Finding]:
     """A check's findings; a call that fails where others did not is one."""
     try:
         return await check(on)
-    except Refused as error:
+    except CallRefused as error:
         return [bad(name, on.dialect.name, "refused", f"a call is answered {error}")]
     except Malformed as error:
         return [bad(name, on.dialect.name, "malformed", str(error))]

@@ -1,27 +1,132 @@
-"""The server that is checked: what it is, and conversations with it."""
+"""The server that is checked: what it is, conversations with it, and what its ids say.
+
+JSON out, JSON or events back, one call at a time. It knows nothing of the server but its answers.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
-from headrace.checkup.answer import Answer, Ask, Malformed, Step, Stream
-from headrace.checkup.dialects import Dialect
-from headrace.checkup.http import Http, OutOfReach, Refused, Reply, authorization
+import aiohttp
+import orjson
 
-#: What agents append, and a URL may end with already.
-SUFFIX = "/v1"
-NO_ROUTE = (404, 405, 501)
+from headrace.checkup.answer import (
+    CheckAnswer,
+    CheckRequest,
+    DialectClient,
+    JoinedStream,
+    Json,
+    Malformed,
+    RecordedStep,
+)
+from headrace.gateway.upstream.http_client import SseDecoder
 
 
-class Target:
+class OutOfReach(Exception):
+    """Nothing can be found out: the server does not answer, or refuses the key."""
+
+
+class CallRefused(Exception):
+    """A call that was answered with an error."""
+
+    def __init__(self, status: int, said: str) -> None:
+        super().__init__(f"{status}: {said}")
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class HttpReply:
+    """`events` are the data of a stream's events, `STREAM_END` among them; None for a whole answer."""
+
+    body: Any
+    events: list[bytes] | None
+    headers: Mapping[str, str]
+
+
+class CheckHttp:
+    """HTTP to one server. `key` is sent as OpenAI's and as Anthropic's clients send it."""
+
+    def __init__(self, key: str | None, timeout_s: float) -> None:
+        self._headers = {"anthropic-version": "2023-06-01", "user-agent": "headrace-check-gateway"}
+        if key:
+            self._headers |= authorization(key)
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> CheckHttp:
+        self._session = aiohttp.ClientSession(headers=self._headers, timeout=self._timeout, read_bufsize=1 << 20)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def get(self, url: str, headers: Mapping[str, str] | None = None) -> HttpReply:
+        return await self._ask("GET", url, None, headers)
+
+    async def post(self, url: str, body: Any = None) -> HttpReply:
+        return await self._ask("POST", url, body, None)
+
+    async def _ask(self, method: str, url: str, body: Any, headers: Mapping[str, str] | None) -> HttpReply:
+        assert self._session is not None
+        sent = None if body is None else orjson.dumps(body)
+        more = {**(headers or {}), **({"content-type": "application/json"} if sent is not None else {})}
+        try:
+            async with self._session.request(method, url, data=sent, headers=more, allow_redirects=False) as answer:
+                data = await answer.read()
+                kind = answer.headers.get("content-type", "")
+                status, found = answer.status, dict(answer.headers)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise OutOfReach(f"{url}: {str(error) or type(error).__name__}") from error
+        if status != 200:
+            raise CallRefused(status, _error_message(data))
+        named = {name.lower(): value for name, value in found.items()}
+        if kind.startswith("text/event-stream"):
+            events = SseDecoder()
+            return HttpReply(None, events.feed(data + b"\n\n"), named)
+        return HttpReply(_json(data), None, named)
+
+
+def authorization(key: str) -> dict[str, str]:
+    """A key as OpenAI's and as Anthropic's clients send it."""
+    return {"authorization": f"Bearer {key}", "x-api-key": key}
+
+
+def _error_message(data: bytes) -> str:
+    """The message in an error's body, whatever its shape."""
+    found = _json(data)
+    for name in ("error", "detail", "message"):
+        if isinstance(found, dict) and found.get(name):
+            found = found[name]
+    return " ".join((found if isinstance(found, str) else data.decode(errors="replace")).split())[:200]
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except ValueError:
+        return None
+
+
+#: The path that agents append to a server's address, and that a given URL may end with already.
+API_SUFFIX = "/v1"
+NO_ROUTE_STATUSES = (404, 405, 501)
+
+
+class CheckTarget:
     """One server. `gateway`: it has Headrace's routes, and every conversation is a trajectory in `channel`."""
 
-    def __init__(self, http: Http, url: str, *, model: str | None, channel: str, admin_key: str | None) -> None:
+    def __init__(self, http: CheckHttp, url: str, *, model: str | None, channel: str, admin_key: str | None) -> None:
         self.http = http
-        self.url = url.rstrip("/").removesuffix(SUFFIX)
+        self.url = url.rstrip("/").removesuffix(API_SUFFIX)
         self.model = model or ""
         self.gateway = False
         #: Whether answers may be asked for their ids; a server that refuses unknown fields is not asked again.
@@ -37,31 +142,33 @@ class Target:
         return "headrace gateway" if self.gateway else "OpenAI-compatible server"
 
     async def find(self) -> None:
-        """What it is, and the model that it serves."""
+        """Finds out what the server is, and the model that it serves; raises `OutOfReach` where it cannot."""
         base = self.url
         try:
             begun = await self._init()
             self.gateway = isinstance(begun, dict) and isinstance(begun.get("base_url"), str)
             if self.gateway:
                 base, self._begun = begun["base_url"], begun
-        except Refused as error:
-            if error.status not in (400, 422, *NO_ROUTE):
+        except CallRefused as error:
+            if error.status not in (400, 422, *NO_ROUTE_STATUSES):
                 raise OutOfReach(f"{self.url}/init_trajectory answers {error}") from error
         if self.model:
             return
         try:
-            found = (await self.http.get(f"{base}{SUFFIX}/models")).body
-        except Refused as error:
-            if error.status not in NO_ROUTE:
-                raise OutOfReach(f"{base}{SUFFIX}/models answers {error}") from error
-            raise OutOfReach(f"{base}{SUFFIX}/models answers {error}; give the API's address, and --model") from error
+            found = (await self.http.get(f"{base}{API_SUFFIX}/models")).body
+        except CallRefused as error:
+            if error.status not in NO_ROUTE_STATUSES:
+                raise OutOfReach(f"{base}{API_SUFFIX}/models answers {error}") from error
+            raise OutOfReach(
+                f"{base}{API_SUFFIX}/models answers {error}; give the API's address, and --model"
+            ) from error
         cards = found.get("data") if isinstance(found, dict) else None
         named = [card["id"] for card in cards if isinstance(card, dict) and card.get("id")] if cards else []
         if not named:
-            raise OutOfReach(f"{base}{SUFFIX}/models names no model; give --model")
+            raise OutOfReach(f"{base}{API_SUFFIX}/models names no model; give --model")
         self.model = str(named[0])
 
-    async def begin(self, dialect: Dialect) -> Conversation:
+    async def begin(self, dialect: DialectClient) -> Conversation:
         if not self.gateway:
             return Conversation(self, dialect, self.url, None)
         begun, self._begun = self._begun or await self._init(), None
@@ -71,22 +178,22 @@ class Target:
         return (await self.http.post(f"{self.url}/init_trajectory", {"channel": self._channel})).body
 
     async def told(self, path: str, body: Any = None) -> Any:
-        """What a route that need not be there answers; None where it is not, or is closed."""
+        """The answer of a route that need not be there; None where it is not, or is refused."""
         try:
             url = self.url + path
             return (await (self.http.get(url, self._admin) if body is None else self.http.post(url, body))).body
-        except Refused:
+        except CallRefused:
             return None
 
-    async def steps(self, uid: str) -> list[Step]:
-        """What was recorded of a trajectory, in order; none, and `closed` says why, where it cannot be read."""
+    async def steps(self, uid: str) -> list[RecordedStep]:
+        """The recorded steps of a trajectory, in order; empty where they cannot be read, and `closed` says why."""
         try:
             found = (await self.http.get(f"{self.url}/trajectories/{quote(uid, safe='')}", self._admin)).body
-        except Refused as error:
+        except CallRefused as error:
             self.closed = str(error)
             return []
         return [
-            Step(
+            RecordedStep(
                 step["prompt_ids"],
                 step["response_ids"],
                 step.get("rollout_log_probs"),
@@ -98,24 +205,24 @@ class Target:
 
 
 class Conversation:
-    """Calls that belong together, in one dialect."""
+    """Calls of one conversation, in one dialect; on a gateway, those of one trajectory."""
 
-    def __init__(self, target: Target, dialect: Dialect, base: str, uid: str | None) -> None:
+    def __init__(self, target: CheckTarget, dialect: DialectClient, base: str, uid: str | None) -> None:
         self.target, self.dialect, self.uid = target, dialect, uid
         self._base = base
-        self._answers: list[Answer] = []
+        self._answers: list[CheckAnswer] = []
 
-    async def ask(self, ask: Ask) -> list[Answer]:
-        """The answers to a question, streamed or not; `Refused` or `Malformed` where there are none."""
+    async def ask(self, ask: CheckRequest) -> list[CheckAnswer]:
+        """The answers to a request, streamed or not; raises `CallRefused` or `Malformed`."""
         return (await self.streamed(ask))[0]
 
-    async def streamed(self, ask: Ask) -> tuple[list[Answer], Stream]:
+    async def streamed(self, ask: CheckRequest) -> tuple[list[CheckAnswer], JoinedStream]:
         """The answers, and how their stream was."""
         reply = await self._send(ask)
         try:
             if ask.stream and reply.events is None:
                 raise Malformed("a stream was asked for, and the answer is none")
-            stream = Stream(reply.body) if reply.events is None else self.dialect.join(reply.events)
+            stream = JoinedStream(reply.body) if reply.events is None else self.dialect.join(reply.events)
             answers = self.dialect.read(stream.body)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise Malformed(f"the answer is not of the dialect's shape: {type(error).__name__}: {error}") from error
@@ -125,18 +232,18 @@ class Conversation:
         self._answers += answers
         return answers, stream
 
-    async def _send(self, ask: Ask) -> Reply:
+    async def _send(self, ask: CheckRequest) -> HttpReply:
         url, wanted = self._base + self.dialect.path, self.target.asks_ids
         try:
             return await self.target.http.post(url, self.dialect.body(replace(ask, ids=wanted), self.target.model))
-        except Refused as error:
+        except CallRefused as error:
             if not wanted or error.status not in (400, 422):
                 raise
             reply = await self.target.http.post(url, self.dialect.body(replace(ask, ids=False), self.target.model))
             self.target.asks_ids = False
             return reply
 
-    async def end(self) -> list[Answer]:
+    async def end(self) -> list[CheckAnswer]:
         """Every answer of the conversation, in order, with what was recorded of it."""
         if self.uid is None:
             return self._answers
@@ -146,6 +253,54 @@ class Conversation:
                 answer.step = step
         elif not self.target.closed:
             raise Malformed(f"{len(self._answers)} answers were given and {len(steps)} steps recorded")
-        with contextlib.suppress(Refused):  # ending it may need another key; open, it is in nobody's batch either
+        with contextlib.suppress(CallRefused):  # ending it may need another key; open, it is in nobody's batch either
             await self.target.http.post(f"{self.target.url}/complete_trajectory/{quote(self.uid, safe='')}")
         return self._answers
+
+
+class TokenReader:
+    """Decodes ids with the tokenizer in a folder, else with the server's `/detokenize`, as vLLM has it."""
+
+    def __init__(self, target: CheckTarget, tokenizer: Path | None) -> None:
+        self._target = target
+        self._vocabulary = None
+        if tokenizer is not None:
+            from headrace.tokens.vocabulary import load_vocabulary
+
+            self._vocabulary = load_vocabulary(tokenizer)
+
+    async def read(self, ids: Sequence[int]) -> str | None:
+        """The text of ids; None where nobody can tell."""
+        if self._vocabulary is not None:
+            return self._vocabulary.decode(list(ids))
+        found = await self._target.told("/detokenize", {"model": self._target.model, "tokens": list(ids)})
+        text = found.get("prompt") if isinstance(found, dict) else None
+        return text if isinstance(text, str) else None
+
+
+QUESTION = "Tell a short story about a river."
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a check is made of: one server in one dialect. `completions`: it has `/v1/completions` too."""
+
+    target: CheckTarget
+    dialect: DialectClient
+    reader: TokenReader
+    completions: bool = False
+
+    @property
+    def question(self) -> list[Json]:
+        return self.dialect.question(QUESTION)
+
+    async def once(self, ask: CheckRequest) -> list[CheckAnswer]:
+        """The answers to one question, in a conversation of its own, with what was recorded of them."""
+        return (await self.streamed(ask))[0]
+
+    async def streamed(self, ask: CheckRequest) -> tuple[list[CheckAnswer], JoinedStream]:
+        """The answers to one request, in a conversation of its own, and how their stream was."""
+        conversation = await self.target.begin(self.dialect)
+        answers, stream = await conversation.streamed(ask)
+        await conversation.end()
+        return answers, stream

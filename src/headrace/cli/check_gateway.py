@@ -19,7 +19,7 @@ from headrace.cli.common import on_terminal
 from headrace.command_line import FAILED, Usage
 
 if TYPE_CHECKING:
-    from headrace.checkup import Report
+    from headrace.checkup import CheckReport
 
 STYLES = {"ok": "green", "note": "yellow", "bad": "red"}
 COLUMNS = ("dialect", "check", "verdict", "cause", "said")
@@ -88,7 +88,7 @@ class CheckGateway(BaseModel):
             raise SystemExit(FAILED)
 
 
-def show(report: Report) -> None:
+def show(report: CheckReport) -> None:
     """A table on a terminal; elsewhere a line a finding, its parts separated by tabs. The verdict comes last."""
     rows = [[getattr(finding, name) for name in COLUMNS] for finding in report.findings]
     said = "trainable exactly" if report.exact else "not trainable exactly"

@@ -6,7 +6,7 @@ A dialect writes the refusal in its own shape (OpenAI's `error` object); the oth
 from __future__ import annotations
 
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.gateway.upstream.errors import Failed, NoServer, Refused
+from headrace.gateway.upstream.errors import NoRolloutServer, RolloutServerFailed, UpstreamRefused
 from headrace.pool import errors as pool
 
 #: Seconds after which a client that met a passing trouble may try again.
@@ -64,11 +64,11 @@ def refusal(error: HeadraceError) -> Refusal:
     match error:
         case Refusal():
             return error
-        case Refused():
+        case UpstreamRefused():
             return Refusal(said, error.status if 400 <= error.status < 500 else 400, param=error.param)
-        case NoServer():
+        case NoRolloutServer():
             return Refusal(said, 503, code="no_server", retry_after=error.retry_after_s)
-        case Failed():
+        case RolloutServerFailed():
             return Refusal(said, 502, code="upstream_failed")
         case InvalidInput():
             return Refusal(said, 400, code=error.code, param=getattr(error, "param", None))

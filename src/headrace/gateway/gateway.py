@@ -23,8 +23,7 @@ from headrace.gateway.call.executor import CallExecutor
 from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import RETRY_AFTER_S, Refusal
 from headrace.gateway.models.models import Models
-from headrace.gateway.models.policy import Policy, Shared
-from headrace.gateway.models.renderers import Renderers
+from headrace.gateway.models.served_model import RendererCache, ServedModel, SharedServices
 from headrace.gateway.outbox import RETRY_INTERVAL_S
 from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
@@ -68,7 +67,7 @@ class Gateway:
         )
         self.reader = CallReader()
         self.redaction = Redaction(settings.redact, self.counters)
-        shared = Shared(pool, self.sessions, self.recorder, self.counters, self.redaction, Renderers())
+        shared = SharedServices(pool, self.sessions, self.recorder, self.counters, self.redaction, RendererCache())
         self.models = Models(settings, shared)
         self.loaded: Callable[[], None] = lambda: None  # told once the tokenizer is there
         self.dropping: Callable[[str], None] = lambda uid: None  # told of what is dropped
@@ -229,7 +228,7 @@ class Gateway:
         except TimeoutError:
             raise Refusal(f"the body did not arrive within {BODY_TIMEOUT_S} s", 408, code="body_too_slow") from None
 
-    async def session(self, caller: Caller, uid: str, prompt: str, policy: Policy, *, recorded: bool) -> Session:
+    async def session(self, caller: Caller, uid: str, prompt: str, policy: ServedModel, *, recorded: bool) -> Session:
         """What is known of a running trajectory's calls to a model; `Refusal` where there is no such trajectory."""
         self.models.check(uid)
         uid, channel = caller.uid(uid), caller.channel(None, self.models.default.channel)

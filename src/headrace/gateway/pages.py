@@ -11,7 +11,7 @@ from starlette.requests import Request
 from headrace.data.errors import HeadraceError
 from headrace.gateway.access import Role
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.upstream import PAUSES
+from headrace.gateway.upstream import PAUSE_MODES
 from headrace.net.front_page import (
     KEY_NEEDED,
     channels,
@@ -185,7 +185,7 @@ def describe_route(
         if f"{{{name}}}" in path
     ]
     if path == "/pause":
-        modes = {"type": "string", "enum": list(PAUSES)}
+        modes = {"type": "string", "enum": list(PAUSE_MODES)}
         parameters.append({"name": "mode", "in": "query", "required": False, "schema": modes})
     if path in ("/pause", "/resume") or (path == "/policy_version" and body is None):
         parameters.append({"name": "model", "in": "query", "required": False, "schema": {"type": "string"}})

@@ -29,8 +29,8 @@ from headrace.gateway.upstream.types import Order
 from headrace.pool.errors import PoolUnreachable
 from headrace.tokens import AnswerStream, Cause, History, HistoryMode, Match, PromptPlan, Renderer, Request, plan_prompt
 from headrace.tokens.images import check_pixels
-from headrace.tokens.parse import THOUGHT
-from headrace.tokens.renderer import PROMPT_TAIL
+from headrace.tokens.parse import THINK_CLOSE
+from headrace.tokens.renderer import PROMPT_TAIL_TOKENS
 from headrace.tokens.vision import images_of
 
 #: Characters that are tokenised on the spot. More, about half a millisecond's worth, go to a thread: the tokenizer lets
@@ -210,14 +210,14 @@ class Planner:
 
     def choices(self, ask: Ask, plan: PromptPlan, call_id: str) -> list[Choice]:
         """The answers to the prompt, of which nothing is known yet."""
-        thought = self.renderer.vocabulary.id_of(THOUGHT) if self.renderer.grammar.reasoning else None
+        thought = self.renderer.vocabulary.id_of(THINK_CLOSE) if self.renderer.grammar.reasoning else None
         return [Choice(index, self._reader(ask, plan, call_id, index), thought) for index in range(ask.n)]
 
     def _reader(self, ask: Ask, plan: PromptPlan, call_id: str, index: int) -> AnswerStream:
         if ask.conversation is None:
             return TextAnswerStream(self.renderer.vocabulary, ask.cut)
         renderer = self.renderer.with_options(ask.conversation.options)
-        tail = plan.ids[-PROMPT_TAIL:].tolist()
+        tail = plan.ids[-PROMPT_TAIL_TOKENS:].tolist()
         return renderer.stream(tail, tools=ask.calls, new_id=tool_call_ids(call_id, index), stop=ask.cut)
 
     async def conversation(

@@ -27,7 +27,7 @@ from headrace.gateway.errors import Refusal
 from headrace.pool.calls import AsyncPool
 from headrace.pool.errors import Gone, NotFound
 from headrace.tokens import History, Image, Message, Node
-from headrace.tokens.images import files_in
+from headrace.tokens.images import image_files
 from headrace.tokens.vision import images_of
 
 #: Where a trajectory's metadata says which parameters its calls are sampled with, whatever they ask for.
@@ -182,7 +182,7 @@ class Session:
             if node is not None and about is not None:
                 self.texts.append(TextNode(int(about["length"]), str(about["digest"]), node))
             if step.call_id is not None and step.call_id not in self.stored:
-                files = files_in(step.multi_modal_data)
+                files = image_files(step.multi_modal_data)
                 self.stored.add(step.call_id, StoredResponse.from_metadata(step.metadata.get(STORED_FIELD), files))
 
     def continued_text(self, prompt: str) -> tuple[Node, str] | None:

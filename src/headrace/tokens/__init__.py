@@ -9,17 +9,32 @@ record = history.record(request, answer.message, plan.parent)
 history.add(record, plan.ids, sampled, plan.parent, step=index)
 """
 
-from headrace.tokens.check import Quarantine, check_step, same_text
-from headrace.tokens.detokenize import Detokenizer, text_of
-from headrace.tokens.history import RECORD, RECORD_ONLY, Cause, History, Match, Node, Record, Request
-from headrace.tokens.images import Image, Placed
-from headrace.tokens.load import do_without_torch, load_renderer
-from headrace.tokens.messages import Message, ToolCall, read_message, read_messages
-from headrace.tokens.parse import Delta, Grammar, Parsed
-from headrace.tokens.plan import HistoryMode, PromptPlan, plan_prompt
-from headrace.tokens.renderer import AnswerStream, Renderer, Unrenderable
-from headrace.tokens.servers import SAMPLE, log_prob_mode, tokenization_trouble, vocabulary_trouble
-from headrace.tokens.vocabulary import Vocabulary, load_vocabulary
+from headrace.tokens.check import (
+    SAMPLE,
+    Quarantine,
+    check_step,
+    log_prob_mode,
+    same_text,
+    tokenization_trouble,
+    vocabulary_trouble,
+)
+from headrace.tokens.families import load_renderer
+from headrace.tokens.history import (
+    RECORD,
+    RECORD_ONLY,
+    Cause,
+    History,
+    Match,
+    Node,
+    NodeRecord,
+    Request,
+)
+from headrace.tokens.images import Image, PlacedImage
+from headrace.tokens.messages import Message, ToolCall, Unrenderable, read_message, read_messages
+from headrace.tokens.parse import AnswerDelta, Grammar, Parsed
+from headrace.tokens.prompt_plan import HistoryMode, PromptPlan, plan_prompt
+from headrace.tokens.renderer import AnswerStream, Renderer
+from headrace.tokens.vocabulary import Detokenizer, Vocabulary, do_without_torch, load_vocabulary, text_of
 
 __all__ = [
     "load_renderer",
@@ -31,13 +46,13 @@ __all__ = [
     "Message",
     "ToolCall",
     "Image",
-    "Placed",
+    "PlacedImage",
     "read_message",
     "read_messages",
     "Request",
     "History",
     "Node",
-    "Record",
+    "NodeRecord",
     "RECORD",
     "RECORD_ONLY",
     "Match",
@@ -46,7 +61,7 @@ __all__ = [
     "PromptPlan",
     "HistoryMode",
     "Parsed",
-    "Delta",
+    "AnswerDelta",
     "Grammar",
     "AnswerStream",
     "Detokenizer",

@@ -1,16 +1,19 @@
-"""The step's check: what must hold of a call before it may be trained on.
+"""What must hold before anything is trained on: of a rollout server, and of each step.
 
-One log-prob a sampled id; the prompt begins with its parent; the ids say what the server said. A step that fails is
-quarantined with the reason, never repaired.
+A server must tokenize as we do, and its log-probs be of a known mode. Of a step: one log-prob a sampled id; the prompt
+begins with its parent; the ids say what the server said. A step that fails is quarantined with the reason, never
+repaired. No I/O: the caller asks the server what `SAMPLE` becomes, and hands the answers in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from typing import Literal
 
 import numpy as np
 
+from headrace.data.errors import shown
 from headrace.data.step import FloatArray, IntArray
 from headrace.tokens.history import Node
 from headrace.tokens.vocabulary import Vocabulary
@@ -28,8 +31,8 @@ class Quarantine(StrEnum):
     TEXT_DIFFERS = "text_differs"
 
 
-#: What a float32 sum of probabilities may exceed 1 by.
-ROUNDING = 1e-3
+#: How far above 0 a log-prob may lie, from rounding in float32.
+LOG_PROB_ROUNDING = 1e-3
 
 
 def check_step(
@@ -44,13 +47,14 @@ def check_step(
     stop: Sequence[str] = (),
     stop_ids: frozenset[int] = frozenset(),
 ) -> Quarantine | None:
-    """None where all is well. `consumed` are the prompt's ids as the server told them, `text` is its raw answer."""
+    """Why a step must not be trained on, or None. `consumed` are the prompt's ids as the server told them, `text` its
+    raw answer; either may be unknown."""
     if not len(prompt) or not len(response):
         return Quarantine.NO_TOKENS
     if log_probs is None or len(log_probs) != len(response):
         return Quarantine.LOG_PROB_COUNT
     values = np.asarray(log_probs)
-    if not (values.max() <= ROUNDING and values.min() > -np.inf):  # so that NaN fails too
+    if not (values.max() <= LOG_PROB_ROUNDING and values.min() > -np.inf):  # so that NaN fails too
         return Quarantine.LOG_PROB_VALUE
     if int(response.min()) < 0 or int(response.max()) >= vocabulary.size:
         return Quarantine.UNKNOWN_TOKEN
@@ -92,3 +96,53 @@ def same_text(
         if any(end and text.endswith(end) and whole.startswith(text) for end in stop):
             return True  # the server was asked to show the stop string
     return False
+
+
+#: Text in which tokenizers of different models differ: cases, digits, spaces, scripts, marks, control tokens.
+SAMPLE = (
+    "Headrace: don't PANIC, 1234567 naïve cafés\u2014日本語 \U0001f642\U0001f3fd  two  spaces\n\n\ttabs "
+    '{"a": [true, 1.5e-3]}<think></think><tool_call></tool_call>'
+)
+
+LogProbMode = Literal["processed", "raw", "unknown"]
+
+
+def tokenization_trouble(vocabulary: Vocabulary, server_ids: Sequence[int]) -> str | None:
+    """Why a server's ids for `SAMPLE` (without special tokens added) are not ours; None where they are."""
+    ours, theirs = vocabulary.encode(SAMPLE), list(server_ids)
+    if theirs[1:] == ours and theirs and theirs[0] in vocabulary.special:
+        theirs = theirs[1:]  # a server that adds a begin-of-text whatever it is told
+    if theirs == ours:
+        return None
+    at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    return (
+        f"the server's tokenizer is another: token {at} of a sample text is {shown(theirs[at : at + 1])} there and "
+        f"{shown(ours[at : at + 1])} here; give --tokenizer-path the folder of the model that the server runs"
+    )
+
+
+def vocabulary_trouble(vocabulary: Vocabulary, server_size: int | None) -> str | None:
+    """Why a server's vocabulary cannot be ours. A model's is often padded beyond its tokenizer's, never smaller."""
+    if server_size is None or server_size >= vocabulary.size:
+        return None
+    return f"the server's vocabulary has {server_size} tokens, the tokenizer {vocabulary.size}: it is of another model"
+
+
+def log_prob_mode(
+    at_one: Mapping[int, float], at_other: Mapping[int, float], temperature: float, tolerance: float = 0.02
+) -> LogProbMode:
+    """Which log-probs a server gives, from those of one position at temperature 1 and at another.
+
+    Processed ones are of logits / temperature: the difference of two tokens' grows by 1 / temperature. Raw ones do not
+    change. Two tokens with the same probability tell nothing.
+    """
+    shared = sorted(set(at_one) & set(at_other), key=lambda token: at_one[token])
+    if len(shared) < 2 or temperature == 1:
+        return "unknown"
+    low, high = shared[0], shared[-1]
+    gap, other = at_one[high] - at_one[low], at_other[high] - at_other[low]
+    if gap < 5 * tolerance:
+        return "unknown"
+    if abs(other - gap / temperature) <= tolerance * max(1.0, 1 / temperature):
+        return "processed"
+    return "raw" if abs(other - gap) <= tolerance else "unknown"

@@ -1,4 +1,4 @@
-"""Renderers for the families that the `renderers` library knows, found by proof and not by name.
+"""Which renderer a model gets: a family of the `renderers` library, found by proof and not by name, or its template.
 
 A folder's name says little about the template in it. So a family is taken for a model only if the library writes the
 same ids as the model's own template, over conversations with every kind of turn.
@@ -9,41 +9,61 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from headrace.data.errors import InvalidInput
 from headrace.files import cache_folder
-from headrace.tokens.lean import LeanTokenizer
-from headrace.tokens.messages import Message, ToolCall, read_arguments, to_dict
-from headrace.tokens.parse import Delta, Grammar, NewId, Parsed, StopCut
-from headrace.tokens.renderer import (
-    PROMPT_TAIL,
-    AnswerStream,
-    Reading,
-    Tools,
-    Unrenderable,
-    numbered,
+from headrace.tokens.messages import Message, ToolCall, Unrenderable, read_arguments, to_dict
+from headrace.tokens.parse import (
+    AnswerDelta,
+    Grammar,
+    NewId,
+    Parsed,
+    StopCut,
+    is_portable_json,
 )
-from headrace.tokens.sound import sound
+from headrace.tokens.renderer import (
+    PROMPT_TAIL_TOKENS,
+    AnswerStream,
+    GrammarParsing,
+    Renderer,
+    RendererVariants,
+    Tools,
+    default_call_id,
+)
 from headrace.tokens.template import TemplateRenderer, proofs
-from headrace.tokens.variants import Variants
-from headrace.tokens.vision import CONFIG, Vision
-from headrace.tokens.vocabulary import Vocabulary
+from headrace.tokens.vision import PROCESSOR_CONFIG, Vision
+from headrace.tokens.vocabulary import Vocabulary, load_vocabulary
 
 #: The families whose answers are parsed as they stream. The others are parsed by the library, at their end.
 GRAMMARS = {"qwen3": Grammar(True, "hermes"), "llama-3": Grammar(False, "llama")}
-#: The families that write images as one kind of placeholder, and that token.
-WITH_IMAGES = {family: "<|image_pad|>" for family in ("qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8")}
-#: The template option that writes a number before each image.
-NUMBERED = "add_vision_id"
+#: The placeholder token of the families that write images as one kind of it.
+IMAGE_PLACEHOLDERS = {family: "<|image_pad|>" for family in ("qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8")}
+#: The template option under which a number is written before each image.
+IMAGE_NUMBERS_OPTION = "add_vision_id"
 #: A token without which a family need not be tried: building it would look for files on the network.
-NEEDS = {"gpt-oss": "<|channel|>"}
+REQUIRED_TOKENS = {"gpt-oss": "<|channel|>"}
 
 
-class FamilyRenderer(Reading):
+def load_renderer(source: str | Path | Vocabulary, family: str = "auto") -> Renderer:
+    """The renderer for the tokenizer in a folder.
+
+    `auto` takes the family of `renderers` that is proven to write what the model's template writes, and the template
+    itself where none is; `template` takes the template; anything else is the name of a family, taken on trust.
+    """
+    vocabulary = source if isinstance(source, Vocabulary) else load_vocabulary(source)
+    if family not in ("auto", "template"):
+        return named_family(family, vocabulary)
+    template = TemplateRenderer(vocabulary)
+    if family == "template":
+        return template
+    return proven_family(template) or template
+
+
+class FamilyRenderer(GrammarParsing):
     """One family of `renderers`. Earlier reasoning stays in context, since it was sampled there.
 
     The library walks the whole prompt to bridge. The last few ids tell it the same; `looks_back` is how many of them it
@@ -66,7 +86,7 @@ class FamilyRenderer(Reading):
         self.stop_ids = frozenset(int(i) for i in self._library.get_stop_token_ids())
         self.grammar = GRAMMARS.get(family, Grammar())
         self.vision = _vision(family, vocabulary)
-        self._variants: Variants[FamilyRenderer] = Variants()
+        self._variants: RendererVariants[FamilyRenderer] = RendererVariants()
 
     @property
     def overrides(self) -> frozenset[str]:
@@ -91,7 +111,7 @@ class FamilyRenderer(Reading):
             raise Unrenderable(f"the model's chat format cannot hold these messages: {error}") from error
 
     def _written(self, messages: list[Any], tools: list[Any] | None) -> Sequence[int]:
-        if self.name not in WITH_IMAGES:
+        if self.name not in IMAGE_PLACEHOLDERS:
             ids: Sequence[int] = self._library.render_ids(messages, tools=tools, add_generation_prompt=True)
             return ids
         # The library would read the images' files and unfold them; here `vision` does that.
@@ -104,7 +124,7 @@ class FamilyRenderer(Reading):
     ) -> list[int] | None:
         if not new or any(message.role == "assistant" for message in new):
             return None
-        if self.options.get(NUMBERED) and any(message.parts for message in new):
+        if self.options.get(IMAGE_NUMBERS_OPTION) and any(message.parts for message in new):
             return None  # how many images came before cannot be told from the last few ids
         before = [int(i) for i in (prompt if self.looks_back is None else prompt[-self.looks_back :])]
         sampled = [int(i) for i in response]
@@ -117,7 +137,7 @@ class FamilyRenderer(Reading):
                 item["name"] = names[message.tool_call_id]
             given.append(item)
         try:
-            if self.name in WITH_IMAGES:
+            if self.name in IMAGE_PLACEHOLDERS:
                 bridged = self._library.bridge_to_next_turn(before, sampled, given, process_multimodal=False)
             else:
                 bridged = self._library.bridge_to_next_turn(before, sampled, given)
@@ -135,7 +155,9 @@ class FamilyRenderer(Reading):
     ) -> AnswerStream:
         if self.name in GRAMMARS:
             return super().stream(prompt, tools=tools, new_id=new_id, stop=stop)
-        return LibraryStream(self._library, self.vocabulary, prompt, tools=tools, new_id=new_id or numbered, stop=stop)
+        return LibraryStream(
+            self._library, self.vocabulary, prompt, tools=tools, new_id=new_id or default_call_id, stop=stop
+        )
 
 
 class LibraryStream:
@@ -153,25 +175,25 @@ class LibraryStream:
     ) -> None:
         self._library = library
         self._vocabulary = vocabulary
-        self._prompt = [int(i) for i in prompt[-PROMPT_TAIL:]]
+        self._prompt = [int(i) for i in prompt[-PROMPT_TAIL_TOKENS:]]
         self._tools = tools
         self._new_id = new_id
         self._stop = stop
         self._ids: list[int] = []
         self._parsed = Parsed()
 
-    def feed(self, ids: Sequence[int]) -> Delta:
+    def feed(self, ids: Sequence[int]) -> AnswerDelta:
         self._ids.extend(int(i) for i in ids)
-        return Delta()
+        return AnswerDelta()
 
-    def finish(self) -> Delta:
+    def finish(self) -> AnswerDelta:
         found = self._library.parse_response(self._ids, prompt_ids=self._prompt)
         content = str(found.content or "")
         made: list[ToolCall] = []
         malformed: list[str] = []
         for call in found.tool_calls:
             arguments = read_arguments(call.arguments)
-            if self._tools and call.name and str(call.status) == "ok" and sound(arguments):
+            if self._tools and call.name and str(call.status) == "ok" and is_portable_json(arguments):
                 made.append(ToolCall(call.name, arguments, call.id or self._new_id(len(made))))
             else:
                 malformed.append(call.raw)
@@ -182,7 +204,7 @@ class LibraryStream:
         self._parsed = Parsed(
             content, found.reasoning_content, tuple(made), tuple(malformed), "reasoning" if open_end else ""
         )
-        return Delta(content, found.reasoning_content or "", tuple(made))
+        return AnswerDelta(content, found.reasoning_content or "", tuple(made))
 
     @property
     def parsed(self) -> Parsed:
@@ -198,7 +220,7 @@ def families() -> list[str]:
 
 
 def _vision(family: str, vocabulary: Vocabulary) -> Vision | str:
-    token = WITH_IMAGES.get(family)
+    token = IMAGE_PLACEHOLDERS.get(family)
     placeholder = vocabulary.id_of(token) if token is not None else None
     if placeholder is None:
         return f"it is rendered as {family}, which is text only here"
@@ -232,7 +254,7 @@ def _create(family: str, vocabulary: Vocabulary, options: Mapping[str, Any]) -> 
         raise InvalidInput(
             f"template options {dict(options)} do not fit {family}: {error.errors()[0]['msg']}"
         ) from None
-    return create_renderer(LeanTokenizer(vocabulary), config)
+    return create_renderer(CachingTokenizer(vocabulary), config)
 
 
 def proven_family(template: TemplateRenderer) -> FamilyRenderer | None:
@@ -243,7 +265,7 @@ def proven_family(template: TemplateRenderer) -> FamilyRenderer | None:
         return None
     certain = True
     for family in _candidates(template.vocabulary):
-        if family in NEEDS and template.vocabulary.id_of(NEEDS[family]) is None:
+        if family in REQUIRED_TOKENS and template.vocabulary.id_of(REQUIRED_TOKENS[family]) is None:
             continue
         try:
             renderer = FamilyRenderer(family, template.vocabulary)
@@ -265,18 +287,18 @@ def _proof_key(template: TemplateRenderer) -> str:
     parts = [vocabulary.serialised(), str(vocabulary.hf.chat_template), repr(vocabulary.hf.special_tokens_map)]
     parts += ["sees" if _sees(vocabulary) else "reads"]
     parts += [f"{name} {version(name)}" for name in ("renderers", "transformers", "jinja2")]
-    parts += [Path(__file__).with_name(name).read_text() for name in ("families.py", "template.py", "lean.py")]
+    parts += [Path(__file__).with_name(name).read_text() for name in ("families.py", "template.py")]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def _sees(vocabulary: Vocabulary) -> bool:
-    return (Path(vocabulary.folder) / CONFIG).is_file()
+    return (Path(vocabulary.folder) / PROCESSOR_CONFIG).is_file()
 
 
 def _candidates(vocabulary: Vocabulary) -> list[str]:
     """All families, in the order in which they are tried: a text-only one may write the same ids as one with images."""
     found = families()
-    return sorted(found, key=lambda family: family not in WITH_IMAGES) if _sees(vocabulary) else found
+    return sorted(found, key=lambda family: family not in IMAGE_PLACEHOLDERS) if _sees(vocabulary) else found
 
 
 def named_family(family: str, vocabulary: Vocabulary) -> FamilyRenderer:
@@ -302,11 +324,11 @@ def _same_ids(renderer: FamilyRenderer, template: TemplateRenderer) -> bool:
 
 def _safe_tail(renderer: FamilyRenderer) -> int | None:
     """How few of a prompt's ids suffice to bridge; None where fewer than all made a difference."""
-    short = FamilyRenderer(renderer.name, renderer.vocabulary, looks_back=PROMPT_TAIL)
+    short = FamilyRenderer(renderer.name, renderer.vocabulary, looks_back=PROMPT_TAIL_TOKENS)
     for messages, tools in proofs():
         try:
             prompt = renderer.render(
-                [Message("user", "long " * PROMPT_TAIL), Message("assistant", "so"), *messages], tools
+                [Message("user", "long " * PROMPT_TAIL_TOKENS), Message("assistant", "so"), *messages], tools
             )
         except Unrenderable:
             continue
@@ -316,4 +338,40 @@ def _safe_tail(renderer: FamilyRenderer) -> int | None:
                 new = [Message("user", "and?")]
                 if short.bridge(prompt, response, (), new) != renderer.bridge(prompt, response, (), new):
                     return None
-    return PROMPT_TAIL
+    return PROMPT_TAIL_TOKENS
+
+
+#: Characters of the longest text whose ids are kept, and how many texts' are: role headers and markers are shorter.
+CACHED_TEXT_CHARS, CACHED_TEXTS = 48, 4096
+
+
+class CachingTokenizer:
+    """The tokenizer as the `renderers` library needs it: ids from text, short texts from a cache.
+
+    The library encodes the same few role headers and markers in every call, through a wrapper that takes longer than
+    the encoding. Character offsets, by which it would say which token came from which message, are not offered: nobody
+    here asks for them. Everything else is the transformers tokenizer's.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._short = lru_cache(CACHED_TEXTS)(lambda text: tuple(vocabulary.encode(text)))
+        self._id = lru_cache(CACHED_TEXTS)(vocabulary.hf.convert_tokens_to_ids)
+
+    def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
+        if add_special_tokens or options:
+            found: list[int] = self._vocabulary.hf.encode(text, add_special_tokens=add_special_tokens, **options)
+            return found
+        return list(self._short(text)) if len(text) <= CACHED_TEXT_CHARS else self._vocabulary.encode(text)
+
+    def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False, **options: Any) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        return self._vocabulary.decode(ids, skip_special=skip_special_tokens)
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        return self._id(tokens) if isinstance(tokens, str) else self._vocabulary.hf.convert_tokens_to_ids(tokens)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__call__":
+            raise AttributeError(name)  # calling it would mean offsets
+        return getattr(self._vocabulary.hf, name)

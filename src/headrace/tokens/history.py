@@ -18,8 +18,14 @@ import msgspec
 import numpy as np
 
 from headrace.data.step import IntArray, Step
-from headrace.tokens.defaults import Schemas
-from headrace.tokens.messages import ROOT, Chain, Message, ToolCall, digest_of, strict
+from headrace.tokens.digests import (
+    ROOT,
+    DigestChain,
+    Schemas,
+    digest_of,
+    strict,
+)
+from headrace.tokens.messages import Message, ToolCall
 
 #: Where a step's metadata holds its node's record.
 RECORD = "history"
@@ -43,7 +49,7 @@ class Cause(StrEnum):
 
 
 class Request:
-    """One call's conversation, digested once."""
+    """One call's messages, tools and template options, digested once."""
 
     def __init__(
         self,
@@ -54,7 +60,7 @@ class Request:
         self.messages = tuple(messages)
         self.tools = tuple(tools or ())
         self.options = dict(options or {})
-        self.chain = Chain(self.messages, self.tools)
+        self.chain = DigestChain(self.messages, self.tools)
         self.tools_key = digest_of(list(self.tools))
         self.options_key = digest_of(self.options)
 
@@ -66,8 +72,8 @@ class Request:
         return found
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
-    """What a node is known by; small enough for a step's metadata."""
+class NodeRecord(msgspec.Struct, frozen=True, gc=False):
+    """What identifies a node: digests of its conversation. Small enough for a step's metadata."""
 
     key: bytes  # the messages and the answer
     body: bytes  # the same without the opening system messages
@@ -81,7 +87,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     named: bytes = b""  # the messages and the answer's calls by their ids; empty where it has none
 
     @classmethod
-    def opaque(cls, name: str, parent: Node | None) -> Record:
+    def opaque(cls, name: str, parent: Node | None) -> NodeRecord:
         """The record of a call whose prompt was no conversation: no request's messages continue it."""
         key = digest_of(["opaque", name])
         before = ROOT if parent is None else parent.record.key
@@ -94,8 +100,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
         return {**about, "messages": self.messages, "calls": [list(call) for call in self.calls]}
 
     @classmethod
-    def from_metadata(cls, given: Any) -> Record | None:
-        """None for what is no record: a flow may have metadata of that name of its own."""
+    def from_metadata(cls, given: Any) -> NodeRecord | None:
+        """The record in a step's metadata; None for anything else, since a flow may use that name for its own."""
         try:
             digests: dict[str, Any] = {name: bytes.fromhex(given[name]) for name in DIGESTS}
             calls = tuple((str(call_id), str(name)) for call_id, name in given["calls"])
@@ -111,7 +117,7 @@ DIGESTS = ("key", "body", "prompt_key", "strict", "tools", "options", "parent")
 class Node(msgspec.Struct, eq=False):
     """One call: its record, and the ids that its parent does not hold."""
 
-    record: Record
+    record: NodeRecord
     parent: Node | None
     own: IntArray
     n_response: int
@@ -155,7 +161,7 @@ class Node(msgspec.Struct, eq=False):
 
 
 class Match(msgspec.Struct, frozen=True):
-    """Where a request belongs: the node it continues and the messages that are new, or why it begins a branch."""
+    """The node that a request continues and the messages that are new, or why it begins a branch."""
 
     cause: Cause
     node: Node | None = None
@@ -172,8 +178,8 @@ class History:
         self._prompts: set[bytes] = set()
 
     def match(self, request: Request, call: str | None = None) -> Match:
-        """The longest node that the request continues; of several that look alike, the one that was meant: `call`,
-        where one is named."""
+        """The longest node that the request continues. Of several that look alike, the one whose call id is `call`,
+        else the one with the same tool call ids or the very same answer, else the newest."""
         if not self.nodes:
             return Match(Cause.FIRST)
         chain, messages = request.chain, request.messages
@@ -206,11 +212,11 @@ class History:
             return Cause.SYSTEM_CHANGED
         return Cause.HISTORY_REWRITTEN
 
-    def record(self, request: Request, answer: Message, parent: Node | None) -> Record:
-        """What the call with this answer will be known by."""
+    def record(self, request: Request, answer: Message, parent: Node | None) -> NodeRecord:
+        """The record of the call that got this answer."""
         start = 0 if parent is None else parent.record.messages
         before = ROOT if parent is None else parent.record.body
-        return Record(
+        return NodeRecord(
             key=request.chain.extended(answer),
             body=request.chain.body(len(request.messages), start, before, answer),
             messages=len(request.messages) + 1,
@@ -225,20 +231,20 @@ class History:
 
     def add(
         self,
-        record: Record,
+        record: NodeRecord,
         prompt: IntArray,
         response: IntArray,
         parent: Node | None = None,
         step: int | str | None = None,
         call: str = "",
     ) -> Node:
-        """A call that was answered. The prompt must begin with the parent's ids; the step's check sees to that."""
+        """Adds a call that was answered. The prompt must begin with the parent's ids; the step's check sees to that."""
         before = 0 if parent is None else parent.total
         own = np.concatenate([prompt[before:], response]).astype(np.int32, copy=False)
         return self.adopt(Node(record, parent, own, len(response), step, before, call))
 
     def adopt(self, node: Node) -> Node:
-        """A node that is made already."""
+        """Adds a node that is made already."""
         record = node.record
         self.nodes.append(node)
         for key in filter(None, (record.key, record.named)):
@@ -253,7 +259,7 @@ class History:
         passed over."""
         history = cls()
         for step in steps:
-            record = Record.from_metadata(step.metadata.get(RECORD))
+            record = NodeRecord.from_metadata(step.metadata.get(RECORD))
             if record is None or step.quarantined not in (None, RECORD_ONLY):
                 continue
             parent = next(

@@ -20,16 +20,16 @@ from headrace.data.errors import InvalidInput, shown
 
 #: Files that are taken, by Pillow's name.
 FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
-MAX_BYTES = 20 * 2**20
+MAX_IMAGE_BYTES = 20 * 2**20
 #: A small file may unfold into gigabytes.
-MAX_PIXELS = 2**25
+MAX_IMAGE_PIXELS = 2**25
 #: Models' processors refuse what is longer than this many times its width.
-MAX_RATIO = 200
-DIGEST = 16
+MAX_ASPECT_RATIO = 200
+IMAGE_DIGEST_BYTES = 16
 
 
 class Image(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One picture: its file and what that is by. Its pixels are the rollout server's to read."""
+    """One picture: its file, type and size. Its pixels are read by the rollout server only."""
 
     digest: str
     type: str
@@ -42,7 +42,7 @@ class Image(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"data:{self.type};base64,{base64.b64encode(self.data).decode()}"
 
 
-class Placed(msgspec.Struct, frozen=True):
+class PlacedImage(msgspec.Struct, frozen=True):
     """An image and the run of a prompt's ids that stands for it."""
 
     image: Image
@@ -51,7 +51,7 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 def read_url(url: Any, at: str) -> Image:
-    """The image of a `data:` URL; any other is refused."""
+    """The image of a `data:` URL; raises `InvalidInput` for any other."""
     if not isinstance(url, str):
         raise InvalidInput(f"{at} must be a data: URL, not {shown(url)}")
     head, comma, payload = url.partition(",")
@@ -63,10 +63,11 @@ def read_url(url: Any, at: str) -> Image:
 
 
 def read_base64(text: Any, at: str) -> Image:
+    """The image of a file in base64; raises `InvalidInput`, naming the place `at`, for anything else."""
     if not isinstance(text, str):
         raise InvalidInput(f"{at} must be a file in base64, not {shown(text)}")
-    if len(text) > MAX_BYTES * 4 // 3 + 4:
-        raise InvalidInput(f"{at} is an image of more than the {MAX_BYTES} bytes that are taken")
+    if len(text) > MAX_IMAGE_BYTES * 4 // 3 + 4:
+        raise InvalidInput(f"{at} is an image of more than the {MAX_IMAGE_BYTES} bytes that are taken")
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -75,21 +76,23 @@ def read_base64(text: Any, at: str) -> Image:
 
 
 def read_file(data: bytes, at: str) -> Image:
-    """An image by what its file's head says; what the sender called it does not count."""
+    """The image in a file, whose head says its type; raises `InvalidInput` for what is too large or no image."""
     with _opened(data, at) as found:
         width, height = found.size
         kind = FORMATS[found.format]
-    if len(data) > MAX_BYTES:
-        raise InvalidInput(f"{at} is an image of {len(data)} bytes; at most {MAX_BYTES} are taken")
-    if width * height > MAX_PIXELS:
-        raise InvalidInput(f"{at} is an image of {width}x{height} pixels; at most {MAX_PIXELS} are taken")
-    if max(width, height) > MAX_RATIO * min(width, height):
-        raise InvalidInput(f"{at} is an image of {width}x{height} pixels; one side is over {MAX_RATIO} times the other")
-    return Image(blake2b(data, digest_size=DIGEST).hexdigest(), kind, width, height, data)
+    if len(data) > MAX_IMAGE_BYTES:
+        raise InvalidInput(f"{at} is an image of {len(data)} bytes; at most {MAX_IMAGE_BYTES} are taken")
+    if width * height > MAX_IMAGE_PIXELS:
+        raise InvalidInput(f"{at} is an image of {width}x{height} pixels; at most {MAX_IMAGE_PIXELS} are taken")
+    if max(width, height) > MAX_ASPECT_RATIO * min(width, height):
+        raise InvalidInput(
+            f"{at} is an image of {width}x{height} pixels; one side is over {MAX_ASPECT_RATIO} times the other"
+        )
+    return Image(blake2b(data, digest_size=IMAGE_DIGEST_BYTES).hexdigest(), kind, width, height, data)
 
 
 def check_pixels(image: Image, at: str) -> None:
-    """Reads the whole file, which takes a while: one that is cut off or damaged is refused."""
+    """Decodes the whole file, which takes a while; raises `InvalidInput` where it is cut off or damaged."""
     with _opened(image.data, at) as found:
         try:
             found.load()
@@ -105,31 +108,30 @@ def _opened(data: bytes, at: str) -> Any:
             warnings.simplefilter("ignore", Pillow.DecompressionBombWarning)  # how large it may be is said above
             return Pillow.open(io.BytesIO(data), formats=tuple(FORMATS))
     except Pillow.DecompressionBombError:
-        raise InvalidInput(f"{at} is an image of more than the {MAX_PIXELS} pixels that are taken") from None
+        raise InvalidInput(f"{at} is an image of more than the {MAX_IMAGE_PIXELS} pixels that are taken") from None
     except Exception as error:  # each format's reader fails in its own way
         names = ", ".join(FORMATS)
         raise InvalidInput(f"{at} is no image that can be read ({names} are): {type(error).__name__}") from None
 
 
-# In a step.
+#: The key of images in a step's `multi_modal_data`.
+IMAGES_FIELD = "images"
 
-IMAGES = "images"
 
-
-def to_step(placed: tuple[Placed, ...]) -> dict[str, Any] | None:
+def to_step(placed: tuple[PlacedImage, ...]) -> dict[str, Any] | None:
     """A step's `multi_modal_data`: each image's file, and where in the prompt it stands."""
     if not placed:
         return None
     return {
-        IMAGES: [
+        IMAGES_FIELD: [
             {**msgspec.structs.asdict(each.image), "offset": each.offset, "length": each.length} for each in placed
         ]
     }
 
 
-def files_in(media: Mapping[str, Any] | None) -> dict[str, bytes]:
+def image_files(media: Mapping[str, Any] | None) -> dict[str, bytes]:
     """The files of a step's images by their digests; a flow's own media are passed over."""
-    given = media.get(IMAGES) if media else None
+    given = media.get(IMAGES_FIELD) if media else None
     found = {}
     for each in given if isinstance(given, list) else ():
         if isinstance(each, Mapping) and isinstance(each.get("data"), bytes) and isinstance(each.get("digest"), str):

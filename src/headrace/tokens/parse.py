@@ -8,18 +8,18 @@ as it was written, and is named in `malformed`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from headrace.tokens.messages import Message, ToolCall, read_arguments
-from headrace.tokens.sound import sound
 
-THINK, THOUGHT = "<think>", "</think>"
-Calls = Literal["none", "hermes", "mistral", "llama"]
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+CallFormat = Literal["none", "hermes", "mistral", "llama"]
 #: What opens a call and, where there is such a thing, closes it.
-OPENERS: dict[str, str] = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama": "<|python_tag|>"}
+CALL_OPENERS: dict[str, str] = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama": "<|python_tag|>"}
 HERMES_END = "</tool_call>"
 
 NewId = Callable[[int], str]
@@ -29,18 +29,18 @@ class Grammar(msgspec.Struct, frozen=True):
     """How a family writes reasoning and tool calls."""
 
     reasoning: bool = False
-    calls: Calls = "none"
+    calls: CallFormat = "none"
 
     @property
     def markers(self) -> tuple[str, ...]:
         """What must be visible in the text even where the vocabulary calls it special."""
-        thought = (THINK, THOUGHT) if self.reasoning else ()
-        made = (OPENERS[self.calls],) if self.calls != "none" else ()
+        thought = (THINK_OPEN, THINK_CLOSE) if self.reasoning else ()
+        made = (CALL_OPENERS[self.calls],) if self.calls != "none" else ()
         return thought + made + ((HERMES_END,) if self.calls == "hermes" else ())
 
 
-class Delta(msgspec.Struct, frozen=True):
-    """What became certain: text to append, calls to add."""
+class AnswerDelta(msgspec.Struct, frozen=True):
+    """What is new of an answer: text to append, calls to add."""
 
     content: str = ""
     reasoning: str = ""
@@ -72,8 +72,8 @@ class AnswerParser:
     """
 
     def __init__(self, grammar: Grammar, *, tools: bool, thinking: bool = False, new_id: NewId) -> None:
-        self._calls: Calls = grammar.calls if tools else "none"
-        self._opener = OPENERS.get(self._calls, "")
+        self._calls: CallFormat = grammar.calls if tools else "none"
+        self._opener = CALL_OPENERS.get(self._calls, "")
         self._new_id = new_id
         self._buffer = ""
         self._state = "reasoning" if thinking else "start" if grammar.reasoning else "first"
@@ -88,13 +88,13 @@ class AnswerParser:
         self._cut: Literal["", "reasoning", "tool_call"] = ""
         self._sent = (0, 0, 0)
 
-    def feed(self, text: str) -> Delta:
+    def feed(self, text: str) -> AnswerDelta:
         self._buffer += text
         while self._advance(last=False):
             pass
         return self._delta()
 
-    def finish(self) -> Delta:
+    def finish(self) -> AnswerDelta:
         while self._advance(last=True):
             pass
         self._finish_open()
@@ -113,33 +113,40 @@ class AnswerParser:
             self._cut,
         )
 
-    def _delta(self) -> Delta:
+    def _delta(self) -> AnswerDelta:
         content, reasoning, made = self._sent
         self._sent = (len(self._content), len(self._reasoning), len(self._made))
-        return Delta("".join(self._content[content:]), "".join(self._reasoning[reasoning:]), tuple(self._made[made:]))
+        return AnswerDelta(
+            "".join(self._content[content:]), "".join(self._reasoning[reasoning:]), tuple(self._made[made:])
+        )
 
     def _advance(self, *, last: bool) -> bool:
-        """One move of the machine; False where it must wait for more text (or, at the `last`, is done)."""
+        """One step of the state machine; False where it needs more text, or at the `last` is done."""
         return bool(getattr(self, "_in_" + self._state)(last))
 
     def _in_start(self, last: bool) -> bool:
         """Before the first visible character: only here may reasoning begin."""
         begun = self._buffer.lstrip()
-        if begun.startswith(THINK):
-            self._buffer, self._state, self._trim, self._thought = begun[len(THINK) :], "reasoning", "\n", True
+        if begun.startswith(THINK_OPEN):
+            self._buffer, self._state, self._trim, self._thought = begun[len(THINK_OPEN) :], "reasoning", "\n", True
             return True
-        if THINK.startswith(begun) and not last:
+        if THINK_OPEN.startswith(begun) and not last:
             return False
         self._state = "first"
         return True
 
     def _in_reasoning(self, last: bool) -> bool:
-        end = self._buffer.find(THOUGHT)
+        end = self._buffer.find(THINK_CLOSE)
         # A call that begins while reasoning is open ends it, but only if nothing else does.
         call = self._buffer.find(self._opener) if self._calls == "hermes" else -1
         if end >= 0:
             self._think(self._buffer[:end])
-            self._buffer, self._state, self._trim, self._space = self._buffer[end + len(THOUGHT) :], "first", "\n", ""
+            self._buffer, self._state, self._trim, self._space = (
+                self._buffer[end + len(THINK_CLOSE) :],
+                "first",
+                "\n",
+                "",
+            )
             return True
         if call >= 0:
             self._think(self._buffer[:call])
@@ -147,7 +154,7 @@ class AnswerParser:
             if last:
                 self._state, self._trim, self._space = "content", "", ""
             return last
-        keep = 0 if last else _partial(self._buffer, (THOUGHT, self._opener if self._calls == "hermes" else ""))
+        keep = 0 if last else _partial(self._buffer, (THINK_CLOSE, self._opener if self._calls == "hermes" else ""))
         self._think(self._buffer[: len(self._buffer) - keep])
         self._buffer = self._buffer[len(self._buffer) - keep :]
         if last:
@@ -225,7 +232,7 @@ class AnswerParser:
         return False
 
     def _finish_open(self) -> None:
-        """What is still open when the answer ends: read it if it can be read, say it otherwise."""
+        """A call that is still open when the answer ends: read if it can be read, else content."""
         if self._state == "call":
             call = _hermes(self._buffer)
             made = None if call is None else [call]
@@ -283,7 +290,7 @@ def _as_call(value: Any, *names: str) -> ToolCall | None:
         return None
     arguments: Any = read_arguments(next((value[name] for name in names if name in value), {}))
     call_id = value.get("id")
-    if not sound([value["name"], arguments, call_id]):
+    if not is_portable_json([value["name"], arguments, call_id]):
         return None
     return ToolCall(value["name"], arguments, call_id if isinstance(call_id, str) else "")
 
@@ -299,7 +306,7 @@ def _mistral(body: str) -> list[ToolCall] | None:
 
 
 def _llama(body: str) -> list[ToolCall] | None:
-    text = body.strip().removeprefix(OPENERS["llama"]).strip()
+    text = body.strip().removeprefix(CALL_OPENERS["llama"]).strip()
     decoder = json.JSONDecoder(parse_constant=_refuse)
     calls: list[ToolCall] = []
     while text:
@@ -324,6 +331,7 @@ class StopCut:
         self.stopped = False
 
     def feed(self, text: str) -> str:
+        """The text that certainly stands before the first stop string."""
         if not self._stops:
             return text
         if self.stopped:
@@ -339,5 +347,31 @@ class StopCut:
         return out
 
     def finish(self) -> str:
+        """What was held back, once nothing follows."""
         out, self._buffer = self._buffer, ""
         return out
+
+
+#: Levels that a call's arguments may nest: JSON libraries recurse, and give up at some hundreds.
+MAX_NESTING = 100
+
+
+def is_portable_json(value: Any) -> bool:
+    """Whether a value can be passed on as JSON by everybody: nothing infinite, no lone surrogate, not nested too deep.
+
+    A model writes other values too; a call with one of those is no call."""
+    left: list[tuple[Any, int]] = [(value, 0)]
+    while left:
+        item, depth = left.pop()
+        if isinstance(item, str):
+            if not item.isascii() and any("\ud800" <= letter <= "\udfff" for letter in item):
+                return False
+        elif isinstance(item, float):
+            if not math.isfinite(item):
+                return False
+        elif isinstance(item, dict | list):
+            if depth == MAX_NESTING:
+                return False
+            inner = (*item, *item.values()) if isinstance(item, dict) else item
+            left += [(each, depth + 1) for each in inner]
+    return True

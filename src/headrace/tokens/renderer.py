@@ -6,29 +6,29 @@ gives always begins, bit for bit, with both; it answers None where it cannot pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
-from headrace.data.errors import InvalidInput
-from headrace.tokens.detokenize import Detokenizer
 from headrace.tokens.messages import Message, ToolCall
-from headrace.tokens.parse import THINK, THOUGHT, AnswerParser, Delta, Grammar, NewId, Parsed, StopCut
-from headrace.tokens.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from headrace.tokens.vision import Vision
+from headrace.tokens.parse import (
+    THINK_CLOSE,
+    THINK_OPEN,
+    AnswerDelta,
+    AnswerParser,
+    Grammar,
+    NewId,
+    Parsed,
+    StopCut,
+)
+from headrace.tokens.vision import Vision
+from headrace.tokens.vocabulary import Detokenizer, Vocabulary
 
 Tools = Sequence[Mapping[str, Any]]
-#: How many ids before an answer tell how the prompt ended. A generation prompt has about ten.
-PROMPT_TAIL = 64
-#: How many of them hold the mark that opens a reasoning block, spelt in single characters, and white space behind it.
-OPENING_TAIL = 16
-
-
-class Unrenderable(InvalidInput):
-    """Messages that this model's template refuses, in its own words."""
-
-    code = "unrenderable"
+#: Ids before an answer that tell how the prompt ended. A generation prompt has about ten.
+PROMPT_TAIL_TOKENS = 64
+#: The last of them, enough for the mark that opens reasoning, spelt in single characters, and white space behind it.
+OPENING_TAIL_TOKENS = 16
 
 
 class Renderer(Protocol):
@@ -103,15 +103,16 @@ class Renderer(Protocol):
 class AnswerStream(Protocol):
     """One answer being sampled: ids in, deltas out."""
 
-    def feed(self, ids: Sequence[int]) -> Delta: ...
+    def feed(self, ids: Sequence[int]) -> AnswerDelta: ...
 
-    def finish(self) -> Delta: ...
+    def finish(self) -> AnswerDelta: ...
 
     @property
     def parsed(self) -> Parsed: ...
 
 
-def numbered(number: int) -> str:
+def default_call_id(number: int) -> str:
+    """The id of an answer's tool call where the caller makes none."""
     return f"call_{number}"
 
 
@@ -136,22 +137,22 @@ class GrammarStream:
         thinking = grammar.reasoning and opens_reasoning(vocabulary, prompt)
         self._parser = AnswerParser(grammar, tools=tools, thinking=thinking, new_id=new_id)
 
-    def feed(self, ids: Sequence[int]) -> Delta:
+    def feed(self, ids: Sequence[int]) -> AnswerDelta:
         kept = ids if self._stop_ids.isdisjoint(ids) else [i for i in ids if i not in self._stop_ids]
         text = self._detokenizer.feed(kept)
         return self._parser.feed(self._cut.feed(text))
 
-    def finish(self) -> Delta:
+    def finish(self) -> AnswerDelta:
         before = self._parser.feed(self._cut.feed(self._detokenizer.finish()) + self._cut.finish())
-        return joined(before, self._parser.finish())
+        return join_deltas(before, self._parser.finish())
 
     @property
     def parsed(self) -> Parsed:
         return self._parser.parsed
 
 
-class Reading:
-    """The reading half of a renderer whose grammar is known."""
+class GrammarParsing:
+    """The parsing half of a renderer whose grammar is known."""
 
     vocabulary: Vocabulary
     grammar: Grammar
@@ -161,7 +162,13 @@ class Reading:
         self, prompt: Sequence[int], *, tools: bool, new_id: NewId | None = None, stop: Sequence[str] = ()
     ) -> AnswerStream:
         return GrammarStream(
-            self.vocabulary, self.grammar, self.stop_ids, prompt, tools=tools, new_id=new_id or numbered, stop=stop
+            self.vocabulary,
+            self.grammar,
+            self.stop_ids,
+            prompt,
+            tools=tools,
+            new_id=new_id or default_call_id,
+            stop=stop,
         )
 
     def parse(
@@ -179,24 +186,50 @@ class Reading:
         return stream.parsed
 
 
-def joined(first: Delta, second: Delta) -> Delta:
-    return Delta(
+def join_deltas(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta:
+    """Two deltas that follow each other as one."""
+    return AnswerDelta(
         first.content + second.content, first.reasoning + second.reasoning, first.tool_calls + second.tool_calls
     )
 
 
 def opens_reasoning(vocabulary: Vocabulary, prompt: Sequence[int]) -> bool:
     """Whether a prompt ends inside a reasoning block that it opened itself."""
-    text = vocabulary.decode(prompt[-OPENING_TAIL:]).rstrip()
-    return text.endswith(THINK)
+    text = vocabulary.decode(prompt[-OPENING_TAIL_TOKENS:]).rstrip()
+    return text.endswith(THINK_OPEN)
 
 
 def reasoning_is_open(vocabulary: Vocabulary, prompt: Sequence[int], response: Sequence[int]) -> bool:
     """Whether a response ended in the middle of its reasoning."""
-    thought = vocabulary.id_of(THOUGHT)
+    thought = vocabulary.id_of(THINK_CLOSE)
     if thought is not None and thought in response:
         return False
     text = vocabulary.decode(response)
-    if not opens_reasoning(vocabulary, prompt) and not text.lstrip().startswith(THINK):
+    if not opens_reasoning(vocabulary, prompt) and not text.lstrip().startswith(THINK_OPEN):
         return False
-    return THOUGHT not in text
+    return THINK_CLOSE not in text
+
+
+#: Renderers kept per model. Options come from agents, so their number must not be an agent's to choose.
+MAX_VARIANTS = 32
+
+R = TypeVar("R")
+
+
+class RendererVariants(Generic[R]):
+    """Renderers under other template options: made when first asked for, the ones used last kept."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, R] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, options: Mapping[str, Any], make: Callable[[], R]) -> R:
+        """The renderer under these options; `make` is called where it is not known."""
+        key = repr(sorted(options.items(), key=lambda item: item[0]))
+        found = self._known.pop(key, None)
+        self._known[key] = found = make() if found is None else found
+        if len(self._known) > MAX_VARIANTS:
+            self._known.popitem(last=False)
+        return found

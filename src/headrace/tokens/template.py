@@ -18,29 +18,34 @@ from typing import Any
 
 import msgspec
 
-from headrace.tokens.messages import Message, ToolCall, to_dict
-from headrace.tokens.parse import THOUGHT, Grammar
-from headrace.tokens.renderer import PROMPT_TAIL, Reading, Tools, Unrenderable, reasoning_is_open
-from headrace.tokens.variants import Variants
+from headrace.tokens.messages import Message, ToolCall, Unrenderable, to_dict
+from headrace.tokens.parse import THINK_CLOSE, Grammar
+from headrace.tokens.renderer import (
+    PROMPT_TAIL_TOKENS,
+    GrammarParsing,
+    RendererVariants,
+    Tools,
+    reasoning_is_open,
+)
 from headrace.tokens.vocabulary import Vocabulary
 
-#: Stands for what the model sampled. No template writes it, and it survives any JSON encoding.
-MARK = "headraceanswermark"
+#: Stands for what the model sampled. No template writes it of its own, and it survives any JSON encoding.
+ANSWER_MARK = "headraceanswermark"
 #: Options under which templates render the same on every day.
-PINNED = {"date_string": "26 Jul 2024"}
-#: Stand-ins whose text is kept.
-REMEMBERED = 1024
+PINNED_OPTIONS = {"date_string": "26 Jul 2024"}
+#: Stand-in conversations whose text is kept: one for each combination of tool names that a model called.
+MAX_STAND_INS = 1024
 ALPHANUMERIC = string.digits + string.ascii_letters
 
 
-class Tail(msgspec.Struct, frozen=True):
+class TemplateTail(msgspec.Struct, frozen=True):
     """What a template writes after an answer: the rest of the answer's own turn, then the new messages."""
 
     close: str
     rest: str
 
 
-class Traits(msgspec.Struct, frozen=True):
+class TemplateTraits(msgspec.Struct, frozen=True):
     """What a probe found out about a template."""
 
     stop: str = ""  # the token that ends an assistant's turn
@@ -50,7 +55,7 @@ class Traits(msgspec.Struct, frozen=True):
     overrides: frozenset[str] = frozenset()  # what the template moves or strips and the bridge keeps
 
 
-class TemplateRenderer(Reading):
+class TemplateRenderer(GrammarParsing):
     """A renderer for whatever chat template the tokenizer brings."""
 
     vision = "its chat template was not found to be one of a family that takes images here"
@@ -61,26 +66,26 @@ class TemplateRenderer(Reading):
         options: Mapping[str, Any] | None = None,
         *,
         grammar: Grammar | None = None,
-        traits: Traits | None = None,
+        traits: TemplateTraits | None = None,
     ) -> None:
         template = vocabulary.hf.chat_template
         if not isinstance(template, str):
             found = "several chat templates" if template else "no chat template"
             raise Unrenderable(f"the tokenizer in {vocabulary.hf.name_or_path} has {found}; it must have one")
         self.name = "template"
-        self.looks_back = PROMPT_TAIL
+        self.looks_back = PROMPT_TAIL_TOKENS
         self.vocabulary = vocabulary
-        self.options = {**PINNED, **(options or {})}
+        self.options = {**PINNED_OPTIONS, **(options or {})}
         self.grammar = grammar or grammar_of(template, vocabulary)
         self._alone: dict[tuple[Any, ...], str] = {}
         self._compiled = compiled(template)
         self._special = dict(vocabulary.hf.special_tokens_map)
-        self.traits = Traits()
+        self.traits = TemplateTraits()
         self.traits = traits if traits is not None else probe(self)
         eos = vocabulary.hf.eos_token_id
         stop = vocabulary.id_of(self.traits.stop) if self.traits.stop else None
         self.stop_ids = frozenset(i for i in (eos, stop, vocabulary.id_of("<|endoftext|>")) if i is not None)
-        self._variants: Variants[TemplateRenderer] = Variants()
+        self._variants: RendererVariants[TemplateRenderer] = RendererVariants()
 
     @property
     def overrides(self) -> frozenset[str]:
@@ -141,10 +146,10 @@ class TemplateRenderer(Reading):
         if not self.stop_ids.isdisjoint(response):
             return None  # it went on after its end: where the turn closed cannot be said
         if self.grammar.reasoning and reasoning_is_open(self.vocabulary, prompt, response):
-            return self.vocabulary.encode(THOUGHT) + ids
+            return self.vocabulary.encode(THINK_CLOSE) + ids
         return ids
 
-    def tail(self, calls: Sequence[ToolCall], new: Sequence[Message]) -> Tail | None:
+    def tail(self, calls: Sequence[ToolCall], new: Sequence[Message]) -> TemplateTail | None:
         """What follows an answer that made `calls`, when `new` comes in; None where that is not clear."""
         try:
             marked = stand_in(calls)
@@ -156,7 +161,7 @@ class TemplateRenderer(Reading):
             return None
         # After a marked argument come the call's own closing quotes and brackets, which the model wrote itself.
         at = own.find(self.traits.stop) if self.traits.stop else 0
-        return Tail(own[at:], after[len(own) :]) if at >= 0 else None
+        return TemplateTail(own[at:], after[len(own) :]) if at >= 0 else None
 
     def _closed(self, calls: Sequence[ToolCall], marked: Sequence[Message]) -> str:
         """A stand-in with nothing after it; the same few come again and again."""
@@ -164,7 +169,7 @@ class TemplateRenderer(Reading):
         known = self._alone.get(key)
         if known is None:
             known = self.text(marked, generate=False)
-            if len(self._alone) < REMEMBERED:
+            if len(self._alone) < MAX_STAND_INS:
                 self._alone[key] = known
         return known
 
@@ -201,14 +206,14 @@ def stand_in(calls: Sequence[ToolCall]) -> list[Message]:
     """A short conversation that ends with an answer that is, or whose last call ends with, the mark."""
     question = Message("user", "question")
     if not calls:
-        return [question, Message("assistant", MARK)]
+        return [question, Message("assistant", ANSWER_MARK)]
     made = [ToolCall(call.name, {}, call.id) for call in calls[:-1]]
-    made.append(ToolCall(calls[-1].name, {"mark": MARK}, calls[-1].id))
+    made.append(ToolCall(calls[-1].name, {"mark": ANSWER_MARK}, calls[-1].id))
     return [question, Message("assistant", "", None, tuple(made))]
 
 
 def _after_mark(text: str) -> str | None:
-    _, found, after = text.partition(MARK)
+    _, found, after = text.partition(ANSWER_MARK)
     return after if found else None
 
 
@@ -222,7 +227,7 @@ def short_id(call_id: str) -> str:
 
 def grammar_of(template: str, vocabulary: Vocabulary) -> Grammar:
     """How a template's family writes calls and reasoning, by the marks in it."""
-    reasoning = THOUGHT in template or vocabulary.id_of(THOUGHT) is not None
+    reasoning = THINK_CLOSE in template or vocabulary.id_of(THINK_CLOSE) is not None
     if "[TOOL_CALLS]" in template:
         return Grammar(reasoning, "mistral")
     if "<tool_call>" in template and "<function=" not in template:
@@ -276,9 +281,9 @@ def _followers(calls: Sequence[ToolCall]) -> list[list[Message]]:
     return [results, [_result(call, "") for call in calls], [*results, _user(0)], *asked]
 
 
-def probe(renderer: TemplateRenderer) -> Traits:
+def probe(renderer: TemplateRenderer) -> TemplateTraits:
     """Which kinds of turn a template only appends, found by trying; the renderer's own traits are not used."""
-    traits = Traits()
+    traits = TemplateTraits()
     renderer.traits = traits
     own = _after_mark(_text_or_none(renderer, stand_in(()), generate=False) or "")
     if own is None:

@@ -14,16 +14,15 @@ from typing import Any
 import numpy as np
 
 from headrace.data.step import IntArray
-from headrace.tokens.images import Image, Placed
-from headrace.tokens.messages import Message
-from headrace.tokens.renderer import Unrenderable
+from headrace.tokens.images import Image, PlacedImage
+from headrace.tokens.messages import Message, Unrenderable
 
-#: What a model that takes images has beside its tokenizer.
-CONFIG = "preprocessor_config.json"
+#: The file beside its tokenizer that a model with images has.
+PROCESSOR_CONFIG = "preprocessor_config.json"
 
 
 class Vision:
-    """One model's way: the placeholder's id, and how many of them stand for an image."""
+    """How one model reads images: its placeholder's id, and how many of them stand for an image."""
 
     def __init__(self, placeholder: int, processor: Any) -> None:
         """`processor` is the model's image processor, as transformers loads it."""
@@ -33,9 +32,9 @@ class Vision:
 
     @classmethod
     def of(cls, folder: str | Path, placeholder: int) -> Vision | str:
-        """That of the model in a folder, or why there is none."""
-        if not (Path(folder) / CONFIG).is_file():
-            return f"there is no {CONFIG} beside its tokenizer"
+        """The vision of the model in a folder, or why it has none."""
+        if not (Path(folder) / PROCESSOR_CONFIG).is_file():
+            return f"there is no {PROCESSOR_CONFIG} beside its tokenizer"
         from transformers import AutoImageProcessor
 
         try:
@@ -51,7 +50,8 @@ class Vision:
         return int(patches) // self._merged
 
     def unfolded(self, ids: Sequence[int], images: Sequence[Image]) -> IntArray:
-        """Ids with a run of placeholders for each image in place of the one that was written."""
+        """The ids with each image's placeholder repeated as often as the model reads it; raises `Unrenderable` where
+        there are more or fewer placeholders than images."""
         found = np.asarray(ids, np.int32)
         at = np.flatnonzero(found == self.placeholder)
         if len(at) != len(images):
@@ -65,8 +65,9 @@ class Vision:
         times[at] = [self.tokens(image) for image in images]
         return np.repeat(found, times)
 
-    def placed(self, ids: IntArray, images: Sequence[Image]) -> tuple[Placed, ...]:
-        """Where each of a whole prompt's images stands; there must be room for each and nothing left."""
+    def placed(self, ids: IntArray, images: Sequence[Image]) -> tuple[PlacedImage, ...]:
+        """Where each of a whole prompt's images stands; raises `Unrenderable` where placeholders and images do not
+        match one to one."""
         at = np.flatnonzero(ids == self.placeholder)
         lengths = [self.tokens(image) for image in images]
         if len(at) != sum(lengths):
@@ -79,7 +80,7 @@ class Vision:
             first, last = int(at[taken]), int(at[taken + length - 1])
             if last - first != length - 1:
                 raise Unrenderable("an image's placeholders do not stand together: a text or an answer spells one")
-            found.append(Placed(image, first, length))
+            found.append(PlacedImage(image, first, length))
             taken += length
         return tuple(found)
 
@@ -89,7 +90,7 @@ def images_of(messages: Sequence[Message]) -> list[Image]:
     return [part for message in messages for part in message.parts if isinstance(part, Image)]
 
 
-def folded(ids: IntArray, placed: Sequence[Placed]) -> IntArray:
+def fold_images(ids: IntArray, placed: Sequence[PlacedImage]) -> IntArray:
     """A prompt with one placeholder an image, as a server takes it."""
     if not placed:
         return ids

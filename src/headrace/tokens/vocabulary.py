@@ -1,10 +1,15 @@
 """The tokenizer as the rest of this package sees it: text to ids, ids to text and to bytes, exactly.
 
-Nothing here adds or cleans up: no begin-of-text that nobody asked for, no spaces removed before a full stop.
+Nothing here adds or cleans up: no begin-of-text that nobody asked for, no spaces removed before a full stop. Ids that
+arrive one by one become text of which nothing is taken back: the pieces add up to the text of all the ids, however they
+were cut, and no character is given out half.
 """
 
 from __future__ import annotations
 
+import codecs
+import logging
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -94,6 +99,14 @@ class _Bytes(dict[int, bytes]):
         return known
 
 
+def do_without_torch() -> None:
+    """For a process that only tokenises, before it loads its first tokenizer: transformers would import torch for
+    nothing, which takes seconds and 250 MB. Afterwards nothing in this process can import it."""
+    for name in ("torch", "torchvision"):
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # not to be found
+    logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not found" not in record.getMessage())
+
+
 def load_vocabulary(folder: str | Path) -> Vocabulary:
     """The tokenizer in a model's folder, or in the hub's cache by the model's name; nothing is fetched."""
     here = local_folder(folder)
@@ -121,3 +134,47 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 BYTE_OF = _byte_alphabet()
+
+
+class Detokenizer:
+    """Text of one answer, piece by piece. Special tokens are left out, except those in `keep`."""
+
+    def __init__(self, vocabulary: Vocabulary, *, keep: frozenset[int] = frozenset()) -> None:
+        self._vocabulary = vocabulary
+        self._dropped = vocabulary.special - keep
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._ids: list[int] = []
+        self._prefix = 0
+        self._read = 0
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """The text that is certain now."""
+        kept = ids if self._dropped.isdisjoint(ids) else [i for i in ids if i not in self._dropped]
+        if self._vocabulary.bytewise:
+            return self._utf8.decode(self._vocabulary.bytes_of(kept))
+        return "".join(self._window(i) for i in kept)
+
+    def finish(self) -> str:
+        """What was held back: an incomplete character at the end, as U+FFFD."""
+        if self._vocabulary.bytewise:
+            return self._utf8.decode(b"", final=True)
+        before = self._vocabulary.decode(self._ids[self._prefix : self._read])
+        text = self._vocabulary.decode(self._ids[self._prefix :])[len(before) :]
+        self._prefix = self._read = len(self._ids)
+        return text
+
+    def _window(self, token_id: int) -> str:
+        self._ids.append(token_id)
+        before = self._vocabulary.decode(self._ids[self._prefix : self._read])
+        now = self._vocabulary.decode(self._ids[self._prefix :])
+        if len(now) <= len(before) or now.endswith("\ufffd"):
+            return ""
+        # The last piece given out stays in view: such tokenizers decide a leading space by what comes before.
+        self._prefix, self._read = self._read, len(self._ids)
+        return now[len(before) :]
+
+
+def text_of(vocabulary: Vocabulary, ids: Sequence[int], *, keep: frozenset[int] = frozenset()) -> str:
+    """The text of ids at once; what a `Detokenizer`'s deltas add up to."""
+    stream = Detokenizer(vocabulary, keep=keep)
+    return stream.feed(ids) + stream.finish()

@@ -17,8 +17,8 @@ from headrace.engine import tiny
 from headrace.tokens import History, Request, load_renderer, plan_prompt
 from headrace.tokens.families import FamilyRenderer
 from headrace.tokens.images import read_file
-from headrace.tokens.messages import Message, written
-from headrace.tokens.vision import folded
+from headrace.tokens.messages import Message, join_parts
+from headrace.tokens.vision import fold_images
 
 #: Wider and higher than a processor leaves them, smaller than a token, and odd.
 SIZES = [(1, 1), (31, 33), (48, 48), (80, 16), (700, 90), (1000, 1000), (33, 1500)]
@@ -37,7 +37,7 @@ def test_prompts_are_those_of_the_library(sighted: Path, family: str) -> None:
     renderer._library._processor = SimpleNamespace(image_processor=AutoImageProcessor.from_pretrained(sighted))
     files = [file_of(size) for size in SIZES]
     pieces = [piece for at, file in enumerate(files) for piece in (f"the {at}th:", read_file(file, "it"))]
-    content, parts = written(pieces)
+    content, parts = join_parts(pieces)
     plan = plan_prompt(renderer, History(), Request([Message("user", content, parts=parts)]))
     theirs: list[Json] = []
     for at, file in enumerate(files):
@@ -46,15 +46,15 @@ def test_prompts_are_those_of_the_library(sighted: Path, family: str) -> None:
     assert plan.ids.tolist() == given.token_ids
     places = [(place.offset, place.length) for place in given.multi_modal_data.mm_placeholders["image"]]
     assert [(placed.offset, placed.length) for placed in plan.images] == places
-    short = folded(plan.ids, plan.images)
+    short = fold_images(plan.ids, plan.images)
     assert not isinstance(renderer.vision, str)
     assert np.array_equal(renderer.vision.unfolded(short, [placed.image for placed in plan.images]), plan.ids)
 
 
 def test_texts_that_follow_each_other_are_paragraphs_and_an_image_stands_between() -> None:
     cat = read_file(file_of((8, 8)), "it")
-    assert written(["a", "b", cat, "c"]) == ("a\nbc", ("a\nb", cat, "c"))
-    assert written(["a", "b"]) == ("a\nb", ())
+    assert join_parts(["a", "b", cat, "c"]) == ("a\nbc", ("a\nb", cat, "c"))
+    assert join_parts(["a", "b"]) == ("a\nb", ())
 
 
 def test_messages_with_images_are_the_same_only_with_the_same_files_in_the_same_places() -> None:

@@ -14,8 +14,8 @@ from tests.gateway.responses.kit import ADD, Json, user
 
 from headrace.data.errors import InvalidInput
 from headrace.gateway.dialects.openai_responses import OpenAIResponses
-from headrace.gateway.dialects.openai_responses.items import read_input
-from headrace.gateway.dialects.seal import seal
+from headrace.gateway.dialects.openai_responses.request import read_input
+from headrace.gateway.dialects.shared import seal
 from headrace.tokens import Message, ToolCall
 
 words = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)

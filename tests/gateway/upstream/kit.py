@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tests.gateway.wire import Writer, begin_stream, event, respond, send
 
-from headrace.gateway.upstream import Options, Order, Upstream
+from headrace.gateway.upstream import Order, Upstream, UpstreamOptions
 from headrace.tokens.vocabulary import Vocabulary
 
 Json = dict[str, Any]
@@ -45,7 +45,7 @@ def order(prompt: list[int] | None = None, **fields: Any) -> Order:
 @asynccontextmanager
 async def connected(vocabulary: Vocabulary, *servers: Any, **options: Any) -> AsyncIterator[Upstream]:
     """An upstream that has probed these servers."""
-    upstream = Upstream([getattr(s, "address", s) for s in servers], Options(**{**OPTIONS, **options}))
+    upstream = Upstream([getattr(s, "address", s) for s in servers], UpstreamOptions(**{**OPTIONS, **options}))
     await upstream.start(vocabulary)
     try:
         yield upstream

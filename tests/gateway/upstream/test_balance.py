@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.gateway.upstream.balance import LeastBusy, RoundRobin, Sticky
+from headrace.gateway.upstream.fleet import LeastBusy, RoundRobin, Sticky
 
 
 class Candidate:

@@ -23,7 +23,14 @@ from tests.gateway.upstream.kit import (
 )
 from tests.gateway.wire import Writer, begin_stream, breaks, drips, event, hangs, respond
 
-from headrace.gateway.upstream import Failed, NoServer, Refused, Upstream, call, client
+from headrace.gateway.upstream import (
+    NoRolloutServer,
+    RolloutServerFailed,
+    Upstream,
+    UpstreamRefused,
+    dispatch,
+    http_client,
+)
 from headrace.tokens.vocabulary import Vocabulary
 
 Make = Callable[..., Any]
@@ -113,7 +120,7 @@ async def test_a_failure_everywhere_is_said(puppet: Make, vocabulary: Vocabulary
         for server in servers:
             server.behave = behave
         nobody = kind in ("status", "unreachable", "busy")
-        with pytest.raises(NoServer if nobody else Failed, match=r"http://127.0.0.1:\d+"):
+        with pytest.raises(NoRolloutServer if nobody else RolloutServerFailed, match=r"http://127.0.0.1:\d+"):
             await upstream.sample(order())
         assert upstream.counters[f"failed_{kind}"] == 2
 
@@ -160,7 +167,7 @@ async def test_a_server_that_dies_is_passed_over_and_found_again(puppet: Make, v
 async def test_an_idle_connection_that_was_closed_is_no_failure(
     puppet: Make, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "KEEP_ALIVE_S", 120)  # it is used again, however long a busy machine takes
+    monkeypatch.setattr(http_client, "KEEP_ALIVE_S", 120)  # it is used again, however long a busy machine takes
     server = await puppet()
     async with connected(vocabulary, server) as upstream:
         server.behave = later(breaks)
@@ -173,7 +180,7 @@ async def test_no_server_says_when_to_come_again(puppet: Make, vocabulary: Vocab
     server = await puppet()
     async with connected(vocabulary, server) as upstream:
         server.behave = answers(429, ERROR, "retry-after: 7")
-        with pytest.raises(NoServer) as caught:
+        with pytest.raises(NoRolloutServer) as caught:
             await upstream.sample(order())
         assert caught.value.retry_after_s == 7
         assert upstream.counters["no_server"] == 1
@@ -185,7 +192,7 @@ async def test_a_refusal_is_the_agents_and_tried_nowhere_else(puppet: Make, voca
         for server in servers:
             server.behave = answers(400, ERROR)
         for ask in (upstream.sample(order()), pieces(upstream, order())):
-            with pytest.raises(Refused) as caught:
+            with pytest.raises(UpstreamRefused) as caught:
                 await ask
             assert (caught.value.status, caught.value.param, str(caught.value)) == (400, "n", "no room for this")
         assert upstream.counters["retries"] == 0
@@ -212,7 +219,7 @@ async def test_an_order_ends_in_all_however_slowly_bytes_come(
     bad = await puppet()
     async with connected(vocabulary, bad, idle_s=60, call_s=1.5) as upstream:
         bad.behave = behave
-        with pytest.raises(Failed, match="call_s") as caught:
+        with pytest.raises(RolloutServerFailed, match="call_s") as caught:
             await (pieces(upstream, order()) if streamed else upstream.sample(order()))
         assert caught.value.kind == "late"
         assert upstream.counters["failed_late"] == 1
@@ -256,7 +263,7 @@ async def test_a_stream_that_breaks_after_a_token_fails(puppet: Make, vocabulary
         stream = upstream.stream(order())
         assert [(await anext(stream)).ids for _ in range(2)] == [[10], [11]]
         seen.set()
-        with pytest.raises(Failed, match=bad.address) as caught:
+        with pytest.raises(RolloutServerFailed, match=bad.address) as caught:
             await anext(stream)
         assert caught.value.kind == kind
         assert upstream.counters[f"failed_{kind}"] == 1
@@ -282,7 +289,7 @@ async def test_a_stream_that_falls_silent_fails(puppet: Make, vocabulary: Vocabu
     bad = await puppet()
     async with connected(vocabulary, bad, idle_s=2, probe_s=60) as upstream:
         bad.behave = streams(2, hangs)
-        with pytest.raises(Failed) as caught:
+        with pytest.raises(RolloutServerFailed) as caught:
             await pieces(upstream, order())
         assert caught.value.kind == "hang"
         await bad.hung_up.wait()
@@ -292,7 +299,7 @@ async def test_a_stream_without_end_is_bounded(puppet: Make, vocabulary: Vocabul
     bad = await puppet()
     async with connected(vocabulary, bad, max_answer_mb=1, probe_s=60) as upstream:
         bad.behave = huge
-        with pytest.raises(Failed) as caught:
+        with pytest.raises(RolloutServerFailed) as caught:
             await pieces(upstream, order())
         assert caught.value.kind == "too_large"
 
@@ -312,8 +319,8 @@ async def test_closing_a_stream_hangs_up(puppet: Make, vocabulary: Vocabulary) -
 async def test_the_connection_of_a_stream_is_used_again(
     puppet: Make, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call, "TAIL_S", 120)  # on a busy machine a stream's last bytes may take their time
-    monkeypatch.setattr(client, "KEEP_ALIVE_S", 120)
+    monkeypatch.setattr(dispatch, "STREAM_TAIL_S", 120)  # on a busy machine a stream's last bytes may take their time
+    monkeypatch.setattr(http_client, "KEEP_ALIVE_S", 120)
     server = await puppet()
     async with connected(vocabulary, server) as upstream:
         for _ in range(5):

@@ -12,7 +12,13 @@ from tests.gateway.upstream.kit import Puppet, Request, connected, order, pieces
 from tests.gateway.wire import Writer, event, hangs, respond, send
 
 from headrace.data import InvalidInput
-from headrace.gateway.upstream import CannotPause, Failed, Order, Sampled, Upstream
+from headrace.gateway.upstream import (
+    CannotPause,
+    Order,
+    RolloutServerFailed,
+    SampledChoice,
+    Upstream,
+)
 from headrace.gateway.upstream.gate import Gate
 from headrace.tokens.vocabulary import Vocabulary
 
@@ -38,7 +44,7 @@ async def in_thread(function: Any, *args: Any) -> Any:
     return await asyncio.to_thread(function, *args)
 
 
-def check_whole(choice: Sampled, reference: Reference, asked: Order, tokens: int) -> None:
+def check_whole(choice: SampledChoice, reference: Reference, asked: Order, tokens: int) -> None:
     """One answer, as if nothing had happened: its log-probs are those of its own tokens one after another."""
     assert choice.finish_reason == "length"
     assert len(choice.ids) == tokens
@@ -339,7 +345,7 @@ async def test_a_stream_aborted_with_all_that_it_may_have_has_ended(vocabulary: 
     await server.stop()
 
 
-async def aborted(upstream: Upstream, server: Puppet, asked: Order) -> list[Sampled]:
+async def aborted(upstream: Upstream, server: Puppet, asked: Order) -> list[SampledChoice]:
     """A stream around which there was a pause."""
     running = asyncio.create_task(pieces(upstream, asked))
     await until(lambda: len(server.orders) == 1)
@@ -356,7 +362,7 @@ async def test_an_answer_that_follows_a_grammar_is_not_continued_in_its_middle(v
         running = asyncio.create_task(pieces(upstream, order(structured_outputs={"json": {}})))
         await until(lambda: len(server.orders) == 1)
         await upstream.pause("abort-resume")
-        with pytest.raises(Failed, match="grammar"):
+        with pytest.raises(RolloutServerFailed, match="grammar"):
             await running
         await upstream.resume()
     await server.stop()
@@ -405,12 +411,12 @@ async def test_a_mode_that_is_none_is_refused(vocabulary: Vocabulary) -> None:
         assert not upstream.paused
 
 
-def joined(found: list[Sampled]) -> Sampled:
+def joined(found: list[SampledChoice]) -> SampledChoice:
     """The pieces of one choice as one."""
     last = found[-1]
     assert all(piece.finish_reason is None for piece in found[:-1])
     assert [piece.consumed for piece in found[1:]] == [None] * (len(found) - 1)
-    return Sampled(
+    return SampledChoice(
         last.index,
         [token for piece in found for token in piece.ids],
         [value for piece in found for value in piece.log_probs or []],

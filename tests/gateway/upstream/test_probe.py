@@ -11,8 +11,8 @@ from tests.gateway.upstream.kit import OPTIONS, Puppet, Request, connected, orde
 from tests.gateway.wire import hangs
 
 from headrace.data import InvalidInput
-from headrace.gateway.upstream import NoServer, Options, Upstream
-from headrace.tokens.servers import SAMPLE
+from headrace.gateway.upstream import NoRolloutServer, Upstream, UpstreamOptions
+from headrace.tokens.check import SAMPLE
 from headrace.tokens.vocabulary import Vocabulary
 
 Make = Callable[..., Any]
@@ -92,7 +92,7 @@ async def test_a_smaller_vocabulary_is_trouble(puppet: Make, vocabulary: Vocabul
     server.answers["/v1/completions"] = (400, refusal)
     async with connected(vocabulary, server) as upstream:
         assert f"{vocabulary.size - 1} is out of vocabulary" in (upstream.trouble or "")
-        with pytest.raises(NoServer, match="is unfit"):
+        with pytest.raises(NoRolloutServer, match="is unfit"):
             await upstream.sample(order())
 
 
@@ -134,7 +134,7 @@ async def test_a_server_out_of_reach_is_only_down_and_verified_when_it_comes_up(
     await server.stop()
     async with connected(vocabulary, server) as upstream:
         assert (upstream.trouble, upstream.describe()[0]["state"]) == (None, "down")
-        with pytest.raises(NoServer, match="is down") as caught:
+        with pytest.raises(NoRolloutServer, match="is down") as caught:
             await upstream.sample(order())
         assert caught.value.retry_after_s > 0
         await server.start(port)
@@ -178,7 +178,7 @@ async def test_a_server_that_hangs_does_not_keep_others_from_being_found_again(
     async with connected(vocabulary, bad, good) as upstream:
         for server in (bad, good):
             await server.stop()
-        with pytest.raises(NoServer):
+        with pytest.raises(NoRolloutServer):
             await upstream.sample(order())
         bad.behave_always, known = hangs, len(bad.seen)
         await bad.start(int(bad.address.rpartition(":")[2]))
@@ -235,7 +235,7 @@ async def test_a_server_that_was_started_anew_takes_no_orders_until_it_has_its_w
         server.answers["/weight_info"] = (200, {"weight_version": "7"})
         await upstream.note_versions()
         await server.stop()
-        with pytest.raises(NoServer):
+        with pytest.raises(NoRolloutServer):
             await upstream.sample(order())
         server.answers["/weight_info"] = (200, {"weight_version": "default"})
         await server.start(port)
@@ -252,7 +252,7 @@ async def test_a_server_that_never_told_a_version_comes_back_as_it_was(puppet: M
         upstream.set_version(7)
         await upstream.note_versions()
         await server.stop()
-        with pytest.raises(NoServer):
+        with pytest.raises(NoRolloutServer):
             await upstream.sample(order())
         await server.start(port)
         await until(lambda: upstream.ready)
@@ -278,7 +278,7 @@ async def test_what_is_in_flight_at_a_removed_server_ends(own: Client, vocabular
         tokens = len((await anext(stream)).ids)
         await upstream.remove(own.host)
         assert [found["state"] for found in upstream.describe()] == ["leaving"]
-        with pytest.raises(NoServer):
+        with pytest.raises(NoRolloutServer):
             await upstream.sample(order())
         async for piece in stream:
             tokens += len(piece.ids)
@@ -295,9 +295,9 @@ async def test_an_address_that_is_none_is_refused(vocabulary: Vocabulary, addres
 
 async def test_without_any_server_an_order_is_told_so(vocabulary: Vocabulary) -> None:
     async with connected(vocabulary) as upstream:
-        with pytest.raises(NoServer, match="none is configured"):
+        with pytest.raises(NoRolloutServer, match="none is configured"):
             await upstream.sample(order())
-        with pytest.raises(NoServer):
+        with pytest.raises(NoRolloutServer):
             await upstream.models()
 
 
@@ -306,10 +306,10 @@ async def test_without_any_server_an_order_is_told_so(vocabulary: Vocabulary) ->
 )
 def test_options_that_could_not_work_are_refused_by_name(bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=next(iter(bad))):
-        Options(**{**OPTIONS, **bad})
+        UpstreamOptions(**{**OPTIONS, **bad})
 
 
 async def test_one_that_was_never_started_can_be_closed() -> None:
-    upstream = Upstream(["http://127.0.0.1:9"], Options())
+    upstream = Upstream(["http://127.0.0.1:9"], UpstreamOptions())
     await upstream.close()
     assert [found["state"] for found in upstream.describe()] == ["new"]

@@ -9,7 +9,7 @@ import pytest
 from tests.engine.kit import Client
 from tests.gateway.upstream.kit import connected, order, pieces, until
 
-from headrace.gateway.upstream import Refused
+from headrace.gateway.upstream import UpstreamRefused
 from headrace.tokens.check import same_text
 from headrace.tokens.vocabulary import Vocabulary
 
@@ -90,7 +90,7 @@ async def test_a_prompt_that_is_too_long_is_refused_in_the_servers_words(
 ) -> None:
     async with connected(vocabulary, engine.host) as upstream:
         for ask in (upstream.sample(order([5] * 3000)), pieces(upstream, order([5] * 3000))):
-            with pytest.raises(Refused, match="maximum context length is 2048") as caught:
+            with pytest.raises(UpstreamRefused, match="maximum context length is 2048") as caught:
                 await ask
             assert (caught.value.status, caught.value.param) == (400, "input_tokens")
         assert upstream.describe()[0]["state"] == "up"

@@ -17,10 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.gateway.upstream.kit import order
 
-from headrace.gateway.upstream.sse import Events
-from headrace.gateway.upstream.wire import Asked, Nonsense, Said, said
-from headrace.gateway.upstream.wire_completions import Completions
-from headrace.gateway.upstream.wire_generate import Generate
+from headrace.gateway.upstream.errors import MalformedAnswer, ServerFault, read_fault
+from headrace.gateway.upstream.http_client import SseDecoder
+from headrace.gateway.upstream.wire import CompletionsWire, EncodedOrder, GenerateWire
 
 SAMPLES = Path(__file__).parents[2] / "engine" / "vllm"
 
@@ -29,16 +28,20 @@ def sample(name: str) -> Any:
     return json.loads((SAMPLES / name).read_text())
 
 
-def answer_of(name: str) -> tuple[Asked, bytes, Any]:
+def answer_of(name: str) -> tuple[EncodedOrder, bytes, Any]:
     found = sample(name)
     body = found["request"]["body"]
     prompt = body.get("prompt") or body["token_ids"]
-    return Asked.of(order(prompt, n=body.get("n", 1))), orjson.dumps(found["response"]), found["response"]["choices"]
+    return (
+        EncodedOrder.of(order(prompt, n=body.get("n", 1))),
+        orjson.dumps(found["response"]),
+        found["response"]["choices"],
+    )
 
 
 def test_a_recorded_completion_is_read_as_it_stands() -> None:
     asked, data, (truth,) = answer_of("completions_ids_logprobs.json")
-    (choice,) = Completions().whole(asked, data, 0)
+    (choice,) = CompletionsWire().whole(asked, data, 0)
     assert choice.ids == truth["token_ids"]
     assert choice.log_probs == truth["logprobs"]["token_logprobs"]
     assert (choice.text, choice.finish_reason, choice.stop_reason) == (truth["text"], "length", None)
@@ -47,7 +50,7 @@ def test_a_recorded_completion_is_read_as_it_stands() -> None:
 
 def test_a_recorded_stop_on_eos_keeps_its_id_and_log_prob() -> None:
     asked, data, (truth,) = answer_of("completions_stop_eos.json")
-    (choice,) = Completions().whole(asked, data, 0)
+    (choice,) = CompletionsWire().whole(asked, data, 0)
     assert choice.ids == truth["token_ids"]
     assert len(choice.ids) == len(choice.log_probs or [])
     assert choice.finish_reason == "stop"
@@ -55,15 +58,17 @@ def test_a_recorded_stop_on_eos_keeps_its_id_and_log_prob() -> None:
 
 def test_a_recorded_answer_of_two_choices_is_read() -> None:
     asked, data, truth = answer_of("completions_prompt_logprobs_n2.json")
-    assert [choice.ids for choice in Completions().whole(asked, data, 0)] == [choice["token_ids"] for choice in truth]
+    assert [choice.ids for choice in CompletionsWire().whole(asked, data, 0)] == [
+        choice["token_ids"] for choice in truth
+    ]
 
 
 def test_a_recorded_stream_is_read_piece_by_piece() -> None:
     request, _, stream = (SAMPLES / "completions_stream.sse.txt").read_bytes().partition(b"\n-----\n")
-    asked = Asked.of(order(json.loads(request)["prompt"]))
-    events = Events().feed(stream)
+    asked = EncodedOrder.of(order(json.loads(request)["prompt"]))
+    events = SseDecoder().feed(stream)
     assert events[-1] == b"[DONE]"
-    found = [piece for event in events[:-1] for piece in Completions().piece(asked, event, 0)]
+    found = [piece for event in events[:-1] for piece in CompletionsWire().piece(asked, event, 0)]
     assert [piece.ids for piece in found] == [[1069], [654], [350], [831]]
     assert "".join(piece.text or "" for piece in found) == "enceprone" + "sh"
     assert [piece.consumed is asked.order.prompt for piece in found] == [True, False, False, False]
@@ -72,7 +77,7 @@ def test_a_recorded_stream_is_read_piece_by_piece() -> None:
 
 def test_a_recorded_answer_of_generate_is_read() -> None:
     asked, data, (truth,) = answer_of("inference_v1_generate.json")
-    (choice,) = Generate().whole(asked, data, 0)
+    (choice,) = GenerateWire().whole(asked, data, 0)
     assert choice.ids == truth["token_ids"]
     assert choice.log_probs == [entry["logprob"] for entry in truth["logprobs"]["content"]]
     assert (choice.text, choice.consumed, choice.spans) == (None, None, ())
@@ -83,7 +88,7 @@ def test_versions_that_generate_tells_are_its_spans() -> None:
     found = json.loads(data)
     spans = [{"version": "6", "start": 0, "end": 2}, {"version": "7", "start": 2, "end": 6}]
     found["choices"][0]["weight_versions"] = spans
-    assert Generate().whole(asked, orjson.dumps(found), 0)[0].spans == ((0, 6), (2, 7))
+    assert GenerateWire().whole(asked, orjson.dumps(found), 0)[0].spans == ((0, 6), (2, 7))
 
 
 def test_routed_experts_become_an_array() -> None:
@@ -93,15 +98,17 @@ def test_routed_experts_become_an_array() -> None:
     np.save(file, routed)
     found = json.loads(data)
     found["choices"][0]["routed_experts"] = base64.b64encode(file.getvalue()).decode()
-    assert np.array_equal(Generate().whole(asked, orjson.dumps(found), 0)[0].routed_experts, routed)
+    assert np.array_equal(GenerateWire().whole(asked, orjson.dumps(found), 0)[0].routed_experts, routed)
     found["choices"][0]["routed_experts"] = "AAAA"
-    with pytest.raises(Nonsense, match="routed_experts"):
-        Generate().whole(asked, orjson.dumps(found), 0)
+    with pytest.raises(MalformedAnswer, match="routed_experts"):
+        GenerateWire().whole(asked, orjson.dumps(found), 0)
 
 
 def test_a_completion_asks_for_ids_and_keeps_what_it_does_not_know() -> None:
-    asked = Asked.of(order([1, 2], stop=["x"], min_p=None, extra={"priority": 3, "logprobs": 9}, tops=4, call_id="c"))
-    body = orjson.loads(Completions().body(asked, "served", stream=True))
+    asked = EncodedOrder.of(
+        order([1, 2], stop=["x"], min_p=None, extra={"priority": 3, "logprobs": 9}, tops=4, call_id="c")
+    )
+    body = orjson.loads(CompletionsWire().body(asked, "served", stream=True))
     assert body == {
         "priority": 3,
         "max_tokens": 8,
@@ -129,15 +136,15 @@ def test_a_completion_asks_for_ids_and_keeps_what_it_does_not_know() -> None:
     ],
 )
 def test_what_generate_cannot_do_is_left_to_completions(fields: dict[str, Any]) -> None:
-    assert not Generate.can(order(**fields))
+    assert not GenerateWire.can_serve(order(**fields))
 
 
 def test_generate_does_what_only_says_nothing() -> None:
-    assert Generate.can(order(stop=[], logit_bias=None, stop_token_ids=[2], n=2))
+    assert GenerateWire.can_serve(order(stop=[], logit_bias=None, stop_token_ids=[2], n=2))
 
 
 def test_a_prompt_that_differs_is_told_as_it_was_consumed() -> None:
-    asked = Asked.of(order([1, 2, 3]))
+    asked = EncodedOrder.of(order([1, 2, 3]))
     assert asked.consumed(msgspec.Raw(b"[1,2,3]")) is asked.order.prompt
     assert asked.consumed(msgspec.Raw(b"[ 1, 2, 3 ]")) is asked.order.prompt
     assert asked.consumed(msgspec.Raw(b"null")) is None
@@ -148,12 +155,12 @@ def test_a_prompt_that_differs_is_told_as_it_was_consumed() -> None:
 
 @given(st.integers(1, 2000), st.integers(1, 3), st.booleans(), st.booleans())
 def test_a_long_prompt_is_told_the_same_however_it_is_read(length: int, n: int, same: bool, spaced: bool) -> None:
-    asked = Asked.of(order(list(range(length)), n=n))
+    asked = EncodedOrder.of(order(list(range(length)), n=n))
     told = asked.order.prompt.tolist() if same else [*asked.order.prompt.tolist()[:-1], 9]
     fields = {"text": '"prompt_token_ids":' + json.dumps(told), "token_ids": [1], "prompt_token_ids": told}
     choices = [{"index": index, **fields} for index in range(n)]
     data = json.dumps({"choices": choices}, separators=(", ", ": ") if spaced else (",", ":")).encode()
-    for choice in Completions().whole(asked, data, 0):
+    for choice in CompletionsWire().whole(asked, data, 0):
         assert choice.consumed is not None
         assert choice.consumed.tolist() == told
         assert (choice.consumed is asked.order.prompt) == (told == asked.order.prompt.tolist())
@@ -165,7 +172,7 @@ def test_log_probs_are_handed_on_even_where_they_are_wrong() -> None:
     asked, data, _ = answer_of("completions_ids_logprobs.json")
     found = json.loads(data)
     found["choices"][0]["logprobs"]["token_logprobs"] = [None, -1.0]
-    log_probs = Completions().whole(asked, orjson.dumps(found), 0)[0].log_probs
+    log_probs = CompletionsWire().whole(asked, orjson.dumps(found), 0)[0].log_probs
     assert log_probs is not None
     assert math.isnan(log_probs[0])
     assert log_probs[1:] == [-1.0]
@@ -175,15 +182,15 @@ def test_a_server_that_tells_no_ids_is_named_as_that() -> None:
     asked, data, _ = answer_of("completions_ids_logprobs.json")
     found = json.loads(data)
     del found["choices"][0]["token_ids"]
-    with pytest.raises(Nonsense, match="token_ids"):
-        Completions().whole(asked, orjson.dumps(found), 0)
+    with pytest.raises(MalformedAnswer, match="token_ids"):
+        CompletionsWire().whole(asked, orjson.dumps(found), 0)
 
 
 def test_an_error_in_a_stream_is_the_servers_word() -> None:
     event = b'{"error": {"message": "Token id 9 is out of vocabulary", "param": null, "code": 400}}'
-    for wire in (Completions(), Generate()):
-        with pytest.raises(Said) as caught:
-            wire.piece(Asked.of(order()), event, 0)
+    for wire in (CompletionsWire(), GenerateWire()):
+        with pytest.raises(ServerFault) as caught:
+            wire.piece(EncodedOrder.of(order()), event, 0)
         assert (caught.value.status, caught.value.message) == (400, "Token id 9 is out of vocabulary")
 
 
@@ -199,4 +206,4 @@ def test_an_error_in_a_stream_is_the_servers_word() -> None:
     ],
 )
 def test_what_is_wrong_is_found_in_every_shape(body: bytes, message: str) -> None:
-    assert said(418, body).message == message
+    assert read_fault(418, body).message == message

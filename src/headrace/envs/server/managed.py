@@ -30,8 +30,8 @@ from headrace.tokens import (
     Cause,
     History,
     Message,
+    NodeRecord,
     PromptPlan,
-    Record,
     Request,
     Vocabulary,
     plan_prompt,
@@ -40,8 +40,8 @@ from headrace.tokens import (
 )
 from headrace.tokens import ToolCall as Call
 from headrace.tokens.messages import to_dict
-from headrace.tokens.parse import OPENERS
-from headrace.tokens.renderer import PROMPT_TAIL
+from headrace.tokens.parse import CALL_OPENERS
+from headrace.tokens.renderer import PROMPT_TAIL_TOKENS
 
 
 class Sampler(Protocol):
@@ -240,15 +240,15 @@ class ManagedServer(Session):
         renderer = self._tokenizing.renderer(vocabulary)
         marks = frozenset(i for mark in renderer.grammar.markers if (i := vocabulary.id_of(mark)) is not None)
         text = text_of(vocabulary, [i for i in ids if i not in renderer.stop_ids], keep=marks)
-        calls = renderer.parse(plan.ids[-PROMPT_TAIL:].tolist(), ids, tools=True).tool_calls if tools else ()
+        calls = renderer.parse(plan.ids[-PROMPT_TAIL_TOKENS:].tolist(), ids, tools=True).tool_calls if tools else ()
         if calls:
-            opener = OPENERS.get(renderer.grammar.calls, "")
+            opener = CALL_OPENERS.get(renderer.grammar.calls, "")
             at = text.find(opener) if opener else -1
             text = text[:at].rstrip() if at >= 0 else ""
         return Message("assistant", text, None, calls), text
 
     def _remember(self, request: Request, answer: Message, plan: PromptPlan, ids: list[int]) -> None:
-        record: Record = self._history.record(request, answer, plan.parent)
+        record: NodeRecord = self._history.record(request, answer, plan.parent)
         self._history.add(record, plan.ids, np.asarray(ids, np.int32), plan.parent)
 
 

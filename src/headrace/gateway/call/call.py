@@ -24,14 +24,14 @@ from headrace.gateway.call.ask import Ask
 from headrace.gateway.call.connection import ClientGone, DisconnectWatch, ResponseWriter
 from headrace.gateway.call.retries import ExpectedRetries, RetryMark, RunningCall
 from headrace.gateway.call.turn import Turn, completion_tokens, digest_of, prompt_tokens
-from headrace.gateway.dialects import Counter, Dialect, Events
+from headrace.gateway.dialects import AnswerEvents, CountingDialect, Dialect
 from headrace.gateway.errors import Refusal, refusal, too_deep
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.http import json_response, retry_header
-from headrace.gateway.models.policy import Policy
+from headrace.gateway.models.served_model import ServedModel
 from headrace.gateway.sessions import Session
 from headrace.net.connection import delivered
-from headrace.tokens import Delta
+from headrace.tokens import AnswerDelta
 
 log = logging.getLogger("headrace.gateway")
 
@@ -47,7 +47,7 @@ class CallTarget(Protocol):
     #: How many segments of the path are in front of what the dialect's vendor calls it.
     path_depth: int
 
-    async def session(self, ask: Ask, policy: Policy, digest: str, *, recorded: bool) -> Session:
+    async def session(self, ask: Ask, policy: ServedModel, digest: str, *, recorded: bool) -> Session:
         """What is known of the trajectory's calls to the model; `Refusal` where there is no such trajectory."""
         ...
 
@@ -79,7 +79,7 @@ class NamedTrajectory:
         self._uid = uid
         self._prompt = prompt
 
-    async def session(self, ask: Ask, policy: Policy, digest: str, *, recorded: bool) -> Session:
+    async def session(self, ask: Ask, policy: ServedModel, digest: str, *, recorded: bool) -> Session:
         return await self._gateway.session(self._caller, self._uid, self._prompt, policy, recorded=recorded)
 
     def call_id(self, given: str) -> str:
@@ -120,7 +120,7 @@ class Call:
         self._call_id = uuid.uuid4().hex
         self._began = time.monotonic()
         self._mark = RetryMark.of(request)
-        self._events: Events | None = None  # once the answer is to be a stream
+        self._events: AnswerEvents | None = None  # once the answer is to be a stream
         self._recording: tuple[Session, RunningCall] | None = None  # where its steps go; None: they are not recorded
         self._answered: tuple[ExpectedRetries, str, str] | None = None  # once there is one: its digest, its call's id
 
@@ -203,7 +203,7 @@ class Call:
         finally:
             await self._target.close()
 
-    async def _answer_in(self, session: Session, policy: Policy, ask: Ask, digest: str, *, recorded: bool) -> None:
+    async def _answer_in(self, session: Session, policy: ServedModel, ask: Ask, digest: str, *, recorded: bool) -> None:
         """Answers a call of a session: with what its first try was answered, or with what is sampled now."""
         gateway, planner, context = self._gateway, policy.calls.planner, policy.upstream.max_model_len
         if not recorded:
@@ -223,7 +223,7 @@ class Call:
             turns = await planner.turns(session, ask, self._call_id, digest, context)
             await self._sample(policy, turns)
 
-    async def _sample(self, policy: Policy, turns: list[Turn]) -> None:
+    async def _sample(self, policy: ServedModel, turns: list[Turn]) -> None:
         """Samples, records and answers, in one piece or as a stream."""
         if turns[0].ask.stream:
             await self._stream(policy, turns)
@@ -232,7 +232,7 @@ class Call:
         await self._record(policy, turns)
         await self._writer.whole(json_response(self._dialect.whole(turns), 200, self._headers(turns)))
 
-    async def _stream(self, policy: Policy, turns: list[Turn]) -> None:
+    async def _stream(self, policy: ServedModel, turns: list[Turn]) -> None:
         writer = self._writer
         events = self._events = self._dialect.events(turns)
         writer.expect(self._headers(turns, policy.upstream.version))
@@ -246,7 +246,7 @@ class Call:
         await self._record(policy, turns)
         await writer.last(events.closing())
 
-    async def _record(self, policy: Policy, turns: list[Turn]) -> None:
+    async def _record(self, policy: ServedModel, turns: list[Turn]) -> None:
         """Hands the steps over, whoever still listens; from here on the answer is there for whoever asks again."""
         self._watch.settle()
         self._caller.used(prompt_tokens(turns), completion_tokens(turns))
@@ -269,7 +269,7 @@ class Call:
         for turn in turns:
             for choice in turn.choices:
                 message = choice.message(one_call=turn.ask.one_call)
-                delta = Delta(message.content, message.reasoning or "", message.tool_calls)
+                delta = AnswerDelta(message.content, message.reasoning or "", message.tool_calls)
                 await writer.event(events.delta(turn, choice, delta, replay.whole_piece(choice)))
         await writer.last(events.closing())
 
@@ -295,7 +295,7 @@ class CountTokensCall(Call):
     def __init__(
         self,
         gateway: Gateway,
-        dialect: Counter,
+        dialect: CountingDialect,
         route: str,
         request: Request,
         caller: Caller,

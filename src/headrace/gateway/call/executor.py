@@ -26,16 +26,25 @@ from headrace.gateway.sessions import (
     Sessions,
     TextNode,
 )
-from headrace.gateway.upstream import Failed, Upstream
-from headrace.gateway.upstream.types import Sampled
-from headrace.gateway.upstream.upstream import together
-from headrace.tokens import RECORD, RECORD_ONLY, Delta, Node, Quarantine, Record, check_step, text_of
+from headrace.gateway.upstream import RolloutServerFailed, Upstream
+from headrace.gateway.upstream.types import SampledChoice
+from headrace.gateway.upstream.upstream import gather_or_cancel
+from headrace.tokens import (
+    RECORD,
+    RECORD_ONLY,
+    AnswerDelta,
+    Node,
+    NodeRecord,
+    Quarantine,
+    check_step,
+    text_of,
+)
 from headrace.tokens.images import to_step
 
 #: What is wrong with log-probs that cannot even be kept.
 UNUSABLE_LOG_PROBS = (Quarantine.LOG_PROB_COUNT, Quarantine.LOG_PROB_VALUE)
 
-StreamedPiece = tuple[Turn, Choice, Delta, Sampled | None]
+StreamedPiece = tuple[Turn, Choice, AnswerDelta, SampledChoice | None]
 
 
 class CallExecutor:
@@ -66,7 +75,7 @@ class CallExecutor:
         if len(turns) == 1:
             await self._whole(turns[0])
         else:
-            await together([self._whole(turn) for turn in turns])
+            await gather_or_cancel([self._whole(turn) for turn in turns])
 
     async def _whole(self, turn: Turn) -> None:
         answer = await self._upstream.sample(turn.order)
@@ -94,9 +103,11 @@ class CallExecutor:
             for choice in turn.choices:
                 yield turn, choice, choice.finish(), None
 
-    def _choice(self, turn: Turn, sampled: Sampled) -> Choice:
+    def _choice(self, turn: Turn, sampled: SampledChoice) -> Choice:
         if not 0 <= sampled.index < len(turn.choices):
-            raise Failed(f"the rollout server answered a choice {sampled.index} of {len(turn.choices)}", "malformed")
+            raise RolloutServerFailed(
+                f"the rollout server answered a choice {sampled.index} of {len(turn.choices)}", "malformed"
+            )
         return turn.choices[sampled.index]
 
     async def record(self, session: Session, turns: list[Turn]) -> None:
@@ -178,9 +189,9 @@ class CallExecutor:
             stop_ids=renderer.stop_ids.union(turn.order.sampling.get("stop_token_ids", ())),
         )
 
-    def _record(self, session: Session, turn: Turn, choice: Choice) -> Record:
+    def _record(self, session: Session, turn: Turn, choice: Choice) -> NodeRecord:
         if turn.ask.conversation is None:
-            return Record.opaque(f"{turn.call_id}-{choice.index}", turn.plan.parent)
+            return NodeRecord.opaque(f"{turn.call_id}-{choice.index}", turn.plan.parent)
         message = choice.message(one_call=turn.ask.one_call)
         return session.history.record(turn.ask.conversation, message, turn.plan.parent)
 
@@ -219,4 +230,4 @@ def _check_whole(turn: Turn) -> None:
     """An answer without tokens, or without all its choices, is no answer."""
     for choice in turn.choices:
         if choice.sampled is None or not choice.ids:
-            raise Failed(f"the rollout server sampled nothing for choice {choice.index}", "malformed")
+            raise RolloutServerFailed(f"the rollout server sampled nothing for choice {choice.index}", "malformed")

@@ -18,7 +18,7 @@ from headrace.gateway.call.retries import RetryMark, RunningCall
 from headrace.gateway.call.turn import Choice, Turn
 from headrace.gateway.planner import Planner
 from headrace.gateway.sessions import REQUEST_FIELD, Session, Sessions
-from headrace.gateway.upstream.types import Order, Sampled
+from headrace.gateway.upstream.types import Order, SampledChoice
 from headrace.tokens import Cause, PromptPlan
 
 
@@ -59,7 +59,7 @@ async def _joined(call: RunningCall) -> list[Turn] | None:
         return None  # it failed, and its own caller was told; this one tries anew
 
 
-def whole_piece(choice: Choice) -> Sampled:
+def whole_piece(choice: Choice) -> SampledChoice:
     """All of a choice's answer as one piece."""
     assert choice.sampled is not None
     fields = {"ids": choice.ids, "log_probs": choice.log_probs, "text": choice.text}
@@ -117,11 +117,11 @@ def _rebuilt(planner: Planner, ask: Ask, steps: list[Step]) -> list[Turn] | None
     return turns
 
 
-def _sampled(planner: Planner, index: int, step: Step) -> Sampled:
+def _sampled(planner: Planner, index: int, step: Step) -> SampledChoice:
     ids = step.response_ids.tolist()
     values = step.rollout_log_probs.tolist() if step.rollout_log_probs is not None else None
     vocabulary = planner.renderer.vocabulary
-    return Sampled(
+    return SampledChoice(
         index,
         ids,
         values,

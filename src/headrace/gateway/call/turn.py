@@ -15,8 +15,16 @@ import numpy as np
 
 from headrace.data.step import FloatArray, IntArray
 from headrace.gateway.call.ask import Ask
-from headrace.gateway.upstream.types import Order, Sampled
-from headrace.tokens import AnswerStream, Delta, Detokenizer, Message, Parsed, PromptPlan, Vocabulary
+from headrace.gateway.upstream.types import Order, SampledChoice
+from headrace.tokens import (
+    AnswerDelta,
+    AnswerStream,
+    Detokenizer,
+    Message,
+    Parsed,
+    PromptPlan,
+    Vocabulary,
+)
 from headrace.tokens.parse import StopCut
 
 #: Tool call ids are nine letters or digits: the form that every family's template takes.
@@ -72,16 +80,16 @@ class TextAnswerStream:
         self._cut = StopCut(stop)
         self._text: list[str] = []
 
-    def feed(self, ids: Sequence[int]) -> Delta:
+    def feed(self, ids: Sequence[int]) -> AnswerDelta:
         return self._add(self._cut.feed(self._detokenizer.feed(ids)))
 
-    def finish(self) -> Delta:
+    def finish(self) -> AnswerDelta:
         return self._add(self._cut.feed(self._detokenizer.finish()) + self._cut.finish())
 
-    def _add(self, text: str) -> Delta:
+    def _add(self, text: str) -> AnswerDelta:
         if text:
             self._text.append(text)
-        return Delta(text)
+        return AnswerDelta(text)
 
     @property
     def parsed(self) -> Parsed:
@@ -101,11 +109,11 @@ class Choice:
         self.text: str | None = ""
         self.tokens: list[str] = []
         self.top: list[dict[str, float]] = []
-        self.sampled: Sampled | None = None  # the last piece: how it ended
+        self.sampled: SampledChoice | None = None  # the last piece: how it ended
         self.consumed: IntArray | None = None
         self.parsed = Parsed()  # what the ids say, once they are all there
 
-    def take(self, piece: Sampled) -> Delta:
+    def take(self, piece: SampledChoice) -> AnswerDelta:
         """Adds a piece that was sampled; what the agent may see of it now."""
         self.ids += piece.ids
         if piece.log_probs is None or self.log_probs is None:
@@ -123,7 +131,7 @@ class Choice:
         self.sampled = piece
         return self.reader.feed(piece.ids)
 
-    def finish(self) -> Delta:
+    def finish(self) -> AnswerDelta:
         """Ends the answer; what was held back of it. `parsed` is complete from here on."""
         last = self.reader.finish()
         self.parsed = self.reader.parsed

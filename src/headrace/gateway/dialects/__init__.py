@@ -1,4 +1,4 @@
-"""How agents speak: one module a dialect, each turning a request into an `Ask` and turns into its own answers.
+"""The dialects that agents speak: each turns a request into an `Ask`, and turns into its own answers.
 
 A dialect knows no tokens, no pool and no server. Another one is another module with a `Dialect` in it, and its routes.
 """
@@ -10,19 +10,19 @@ from typing import Any, Protocol
 from headrace.gateway.call.ask import Ask
 from headrace.gateway.call.turn import Choice, Turn
 from headrace.gateway.errors import Refusal
-from headrace.gateway.upstream.types import Sampled
-from headrace.tokens import Delta
+from headrace.gateway.upstream.types import SampledChoice
+from headrace.tokens import AnswerDelta
 
 
-class Events(Protocol):
-    """One answer as server-sent events: made for one stream, so that it may remember what it has said."""
+class AnswerEvents(Protocol):
+    """Writes one answer as server-sent events. Made for one stream, so it may keep state."""
 
     def opening(self) -> bytes:
         """The events before the first token."""
         ...
 
-    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: Sampled | None) -> bytes:
-        """The event for what is new; nothing where nothing is. `piece` is None for what was held back to the end."""
+    def delta(self, turn: Turn, choice: Choice, delta: AnswerDelta, piece: SampledChoice | None) -> bytes:
+        """The event for what is new, empty where nothing is. `piece` is None for text that was held back to the end."""
         ...
 
     def closing(self) -> bytes:
@@ -40,7 +40,7 @@ class Dialect(Protocol):
     vendor: str
 
     def read(self, body: bytes) -> Ask:
-        """What the body asks for; `InvalidInput` names what is wrong with it."""
+        """Parses a request's body; raises `InvalidInput`, naming the field, where it cannot be honoured."""
         ...
 
     def headers(self, call_id: str) -> dict[str, str]:
@@ -51,8 +51,8 @@ class Dialect(Protocol):
         """The answer as JSON."""
         ...
 
-    def events(self, turns: list[Turn]) -> Events:
-        """What writes the answer as it comes."""
+    def events(self, turns: list[Turn]) -> AnswerEvents:
+        """The writer of a streamed answer."""
         ...
 
     def error(self, refusal: Refusal) -> Any:
@@ -60,11 +60,11 @@ class Dialect(Protocol):
         ...
 
 
-class Counter(Dialect, Protocol):
+class CountingDialect(Dialect, Protocol):
     """A dialect in which agents may ask how long a prompt would be."""
 
     def read_count(self, body: bytes) -> Ask:
-        """What the body asks about."""
+        """Parses the body of a request to count; raises like `read`."""
         ...
 
     def counted(self, tokens: int) -> Any:

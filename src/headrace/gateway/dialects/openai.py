@@ -1,14 +1,17 @@
-"""What OpenAI's two routes share: reading JSON, errors, log-probs and events."""
+"""What OpenAI's routes share: fields that are refused, formats, errors, log-probs and events.
+
+A path that no dialect has is answered in OpenAI's shape too, which most SDKs read (`NoDialect`).
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 
 from headrace.data.errors import shown
 from headrace.gateway.call.ask import BadField
-from headrace.gateway.call.turn import Choice
+from headrace.gateway.call.turn import Choice, Turn
 from headrace.gateway.errors import Refusal
 
 DONE = b"data: [DONE]\n\n"
@@ -35,6 +38,7 @@ MAX_TOPS = 20
 
 
 def refuse_unbuilt(fields: dict[str, Any]) -> None:
+    """Raises `Bad` for a field that should change the answer and cannot; drops those whose value changes nothing."""
     for name in NOT_OFFERED.keys() & fields.keys():
         if fields[name] and not (name == "best_of" and fields[name] == 1):
             raise BadField(f"{name}: {NOT_OFFERED[name]} is not offered here; leave it out", name)
@@ -49,7 +53,7 @@ def refuse_unbuilt(fields: dict[str, Any]) -> None:
 
 
 def take_stream(fields: dict[str, Any]) -> tuple[bool, bool]:
-    """Whether to stream, and whether to say the usage at its end."""
+    """Takes `stream` and `stream_options`: whether to stream, and whether to tell the usage at its end."""
     stream = fields.pop("stream", None)
     if stream is not None and type(stream) is not bool:
         raise BadField(f"stream must be true or false, not {shown(stream)}", "stream")
@@ -95,11 +99,20 @@ def set_format(sampling: dict[str, Any], given: Any, holder: Any, param: str) ->
     )
 
 
-def headers(call_id: str) -> dict[str, str]:
-    return {"x-request-id": call_id}
+class OpenAIDialect:
+    """What the dialects of OpenAI's routes have in common."""
+
+    vendor = "OpenAI"
+
+    def headers(self, call_id: str) -> dict[str, str]:
+        return {"x-request-id": call_id}
+
+    def error(self, refusal: Refusal) -> Any:
+        return error_body(refusal)
 
 
 def error_body(refusal: Refusal) -> dict[str, Any]:
+    """An error in OpenAI's shape."""
     return {
         "error": {
             "message": str(refusal),
@@ -111,15 +124,17 @@ def error_body(refusal: Refusal) -> dict[str, Any]:
 
 
 def event(value: Any) -> bytes:
+    """One server-sent event without a name."""
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
 def error_event(refusal: Refusal) -> bytes:
+    """The events of an error in a stream that has begun, which it ends."""
     return event(error_body(refusal)) + DONE
 
 
 def token_entries(choice: Choice, since: int, tops: int) -> list[dict[str, Any]]:
-    """A chat answer's log-probs from a token on."""
+    """The log-probs of an answer from token `since` on, as chat completions write them."""
     values = choice.log_probs or []
     return [
         {**_token(text, value), "top_logprobs": [_token(*pair) for pair in _best(choice.top, at, tops)]}
@@ -134,3 +149,24 @@ def _token(text: str, value: float) -> dict[str, Any]:
 def _best(top: list[dict[str, float]], at: int, tops: int) -> list[tuple[str, float]]:
     found = top[at] if at < len(top) and top[at] else {}
     return sorted(found.items(), key=lambda pair: -pair[1])[:tops]
+
+
+class NoDialect:
+    """Answers a path that no dialect has: 404 in OpenAI's shape."""
+
+    vendor = "A provider"
+
+    def read(self, body: bytes) -> NoReturn:
+        raise Refusal("there is no such route for a model that is recorded; see /docs", 404, code="no_route")
+
+    def headers(self, call_id: str) -> dict[str, str]:
+        return {}
+
+    def whole(self, turns: list[Turn]) -> NoReturn:
+        raise NotImplementedError
+
+    def events(self, turns: list[Turn]) -> NoReturn:
+        raise NotImplementedError
+
+    def error(self, refusal: Refusal) -> Any:
+        return error_body(refusal)

@@ -16,16 +16,25 @@ from headrace.gateway.call.ask import (
 )
 from headrace.gateway.call.turn import Choice, Turn, usage
 from headrace.gateway.dialects import openai
-from headrace.gateway.dialects.tools import Offer, arguments_text, check_function, conversation, offer
+from headrace.gateway.dialects.shared import (
+    OfferedTools,
+    arguments_text,
+    check_function,
+    conversation,
+    offer_tools,
+)
 from headrace.gateway.errors import Refusal
-from headrace.gateway.upstream.types import Sampled
-from headrace.tokens import Delta, Message, ToolCall, read_messages
+from headrace.gateway.upstream.types import SampledChoice
+from headrace.tokens import (
+    AnswerDelta,
+    Message,
+    ToolCall,
+    read_messages,
+)
 
 
-class OpenAIChat:
+class OpenAIChat(openai.OpenAIDialect):
     """`POST /v1/chat/completions`."""
-
-    vendor = "OpenAI"
 
     def read(self, body: bytes) -> Ask:
         fields = read_fields(body)
@@ -57,9 +66,6 @@ class OpenAIChat:
             extra=fields,
         )
 
-    def headers(self, call_id: str) -> dict[str, str]:
-        return openai.headers(call_id)
-
     def whole(self, turns: list[Turn]) -> Any:
         (turn,) = turns
         found = {
@@ -75,12 +81,9 @@ class OpenAIChat:
         (turn,) = turns
         return ChatEvents(turn)
 
-    def error(self, refusal: Refusal) -> Any:
-        return openai.error_body(refusal)
-
 
 class ChatEvents:
-    """Chunks: deltas of the choices' messages."""
+    """Writes chunks with deltas of the choices' messages."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
@@ -97,7 +100,7 @@ class ChatEvents:
             head["prompt_token_ids"] = turn.plan.ids.tolist()
         return b"".join(openai.event({**head, "choices": [choice]}) for choice in choices)
 
-    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: Sampled | None) -> bytes:
+    def delta(self, turn: Turn, choice: Choice, delta: AnswerDelta, piece: SampledChoice | None) -> bytes:
         ask = turn.ask
         made = self._called[choice.index]
         calls = delta.tool_calls[: max(0, 1 - made)] if ask.one_call else delta.tool_calls
@@ -184,7 +187,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_text(call)}}
 
 
-def _offer(fields: dict[str, Any]) -> Offer:
+def _offer(fields: dict[str, Any]) -> OfferedTools:
     tools = fields.pop("tools", None)
     choice = fields.pop("tool_choice", None)
     if tools is not None and not isinstance(tools, list):
@@ -195,14 +198,14 @@ def _offer(fields: dict[str, Any]) -> Offer:
             raise BadField(f"tools[{at}] must be an object of type function, not {shown(tool)}", "tools")
         check_function(function, f"tools[{at}].function")
     if choice is None or choice in ("auto", "none", "required"):
-        return offer(tools, choice or "auto")
+        return offer_tools(tools, choice or "auto")
     function = choice.get("function") if isinstance(choice, dict) else None
     if not isinstance(function, dict):
         raise BadField(
             f"tool_choice is {shown(choice)}; it must be auto, none, required, or an object that names a function",
             "tool_choice",
         )
-    return offer(tools, "required", (function.get("name"),))
+    return offer_tools(tools, "required", (function.get("name"),))
 
 
 def _take_tops(fields: dict[str, Any]) -> int | None:

@@ -20,18 +20,16 @@ from headrace.gateway.call.ask import (
 from headrace.gateway.call.turn import Choice, Turn, usage
 from headrace.gateway.dialects import openai
 from headrace.gateway.errors import Refusal
-from headrace.gateway.upstream.types import Sampled
-from headrace.tokens import Delta
+from headrace.gateway.upstream.types import SampledChoice
+from headrace.tokens import AnswerDelta
 
 #: OpenAI's own default, which agents that name none rely on.
-DEFAULT_TOKENS = 16
+DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 256
 
 
-class OpenAICompletions:
+class OpenAICompletions(openai.OpenAIDialect):
     """`POST /v1/completions`."""
-
-    vendor = "OpenAI"
 
     def read(self, body: bytes) -> Ask:
         fields = read_fields(body)
@@ -40,7 +38,7 @@ class OpenAICompletions:
         prompts = _prompts(fields.pop("prompt", None))
         stream, show_usage = openai.take_stream(fields)
         sampling = take_sampling(fields)
-        sampling["max_tokens"] = take_max_tokens(fields, "max_tokens") or DEFAULT_TOKENS
+        sampling["max_tokens"] = take_max_tokens(fields, "max_tokens") or DEFAULT_MAX_TOKENS
         openai.take_format(fields, sampling)
         tops = take(fields, "logprobs", int, None, "an integer")
         if tops is not None and not 0 <= tops <= openai.MAX_TOPS:
@@ -58,9 +56,6 @@ class OpenAICompletions:
             extra=fields,
         )
 
-    def headers(self, call_id: str) -> dict[str, str]:
-        return openai.headers(call_id)
-
     def whole(self, turns: list[Turn]) -> Any:
         choices = [_choice(turn, choice, choice.parsed.content) for turn in turns for choice in turn.choices]
         for turn, row in zip((t for t in turns for _ in t.choices), choices, strict=True):
@@ -71,12 +66,9 @@ class OpenAICompletions:
     def events(self, turns: list[Turn]) -> CompletionEvents:
         return CompletionEvents(turns)
 
-    def error(self, refusal: Refusal) -> Any:
-        return openai.error_body(refusal)
-
 
 class CompletionEvents:
-    """Chunks: pieces of the choices' texts."""
+    """Writes chunks with pieces of the choices' texts."""
 
     def __init__(self, turns: list[Turn]) -> None:
         self._turns = turns
@@ -84,7 +76,7 @@ class CompletionEvents:
     def opening(self) -> bytes:
         return b""
 
-    def delta(self, turn: Turn, choice: Choice, delta: Delta, piece: Sampled | None) -> bytes:
+    def delta(self, turn: Turn, choice: Choice, delta: AnswerDelta, piece: SampledChoice | None) -> bytes:
         shown = piece is not None and bool(piece.ids) and (turn.ask.tops is not None or turn.ask.show_ids)
         if not (delta.content or shown):
             return b""

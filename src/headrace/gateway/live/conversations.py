@@ -38,7 +38,12 @@ from headrace.gateway.sessions import TEXT_FIELD, Session
 from headrace.net.supervised import Supervised
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Gone, NotFound
-from headrace.tokens import RECORD, Message, Record, Request
+from headrace.tokens import (
+    RECORD,
+    Message,
+    NodeRecord,
+    Request,
+)
 
 #: Where a conversation's metadata says which session it belongs to, and which part of it it is.
 SESSION_FIELD, PART_FIELD = "session", "part"
@@ -290,7 +295,7 @@ class LiveConversations:
         if not self._discovery.done:
             self.endings.watch(held)
         extras = [r.head.unpack_extra().metadata for each in found for r in each.tree.records.values()]
-        records = [(Record.from_metadata(about.get(RECORD)), about) for about in extras]
+        records = [(NodeRecord.from_metadata(about.get(RECORD)), about) for about in extras]
         parents = {record.parent for record, _ in records if record is not None}
         for record, about in records:
             scope, text = _scope(tenant_prefix(held), about.get("user")), TextKey.from_metadata(about.get(TEXT_FIELD))

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from headrace.data.errors import HeadraceError
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.models.beside import Beside
+from headrace.gateway.models.per_model import PerModelTrajectories
 from headrace.pool.embedded import DataPool
 
 #: The timer's shortest wait, in seconds: many that end at about the same time are ended at once.
@@ -63,7 +63,7 @@ class IdleEndings:
 
     def __init__(self, gateway: Gateway, after_s: float, clock: Callable[[], float]) -> None:
         self._gateway = gateway
-        self._beside = Beside(gateway)
+        self._beside = PerModelTrajectories(gateway)
         self._shared = not isinstance(gateway.pool, DataPool)
         self._clock = clock
         self._idle = IdleClock(after_s)

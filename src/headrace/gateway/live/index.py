@@ -24,7 +24,7 @@ import msgspec
 from headrace.data.errors import InvalidInput, shown
 from headrace.gateway.call.turn import CHUNK_BYTES, DIGEST_BYTES, TextKey
 from headrace.tokens import Request
-from headrace.tokens.messages import DIGEST, strict
+from headrace.tokens.digests import DIGEST_BYTES, strict
 
 #: A conversation's uid: this, and hexadecimal digits; a call's id has the same digits and some of its own.
 CONVERSATION_PREFIX = "live-"
@@ -179,7 +179,7 @@ class AnswerIndex:
 
 
 def _scoped(scope: str, key: bytes) -> bytes:
-    return blake2b(scope.encode("utf-8", "surrogatepass") + key, digest_size=DIGEST).digest()
+    return blake2b(scope.encode("utf-8", "surrogatepass") + key, digest_size=DIGEST_BYTES).digest()
 
 
 def _meant(found: list[IndexedAnswer], exact: bytes) -> IndexedAnswer:

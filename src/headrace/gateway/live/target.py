@@ -17,7 +17,7 @@ from headrace.gateway.live.index import (
     new_call_id,
     new_conversation_uid,
 )
-from headrace.gateway.models.policy import Policy
+from headrace.gateway.models.served_model import ServedModel
 from headrace.gateway.sessions import Session
 
 #: Names a conversation, where what it contains should not decide.
@@ -43,7 +43,7 @@ class DiscoveredConversation:
         self._begun = False
         self._answered = False
 
-    async def session(self, ask: Ask, policy: Policy, digest: str, *, recorded: bool) -> Session:
+    async def session(self, ask: Ask, policy: ServedModel, digest: str, *, recorded: bool) -> Session:
         gateway, caller = self._live.gateway, self._caller
         for _ in range(MAX_ATTEMPTS):
             uid = await self._uid_of(ask, digest, begin=recorded)

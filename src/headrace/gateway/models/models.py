@@ -1,4 +1,8 @@
-"""`Models`: every model of one gateway by name. A name that nobody lists means the default."""
+"""Every model of one gateway by name: those that are recorded, and providers that calls are only passed on to.
+
+A name that nobody lists means the default. What is passed on is answered as the provider answers it, and not recorded:
+it may be a judge, or somebody's API. The gateway's own keys never leave.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,25 @@ import fnmatch
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
+import aiohttp
 import msgspec
+from starlette.datastructures import Headers
+from yarl import URL
 
 from headrace.data.errors import HeadraceError
+from headrace.gateway.call.connection import ResponseWriter
 from headrace.gateway.errors import Refusal
-from headrace.gateway.models.policy import Policy, Shared
-from headrace.gateway.models.provider import Provider
-from headrace.gateway.models.spec import MARK, ModelsFile, ModelSpec, read_models
+from headrace.gateway.models.served_model import ServedModel, SharedServices
+from headrace.gateway.models.spec import (
+    MODEL_SEPARATOR,
+    ModelsFile,
+    ModelSpec,
+    read_models,
+)
 from headrace.gateway.settings import GatewaySettings
+from headrace.gateway.upstream.errors import RolloutServerFailed
 
 
 class _Named(msgspec.Struct):
@@ -26,65 +40,66 @@ _decode = msgspec.json.Decoder(_Named).decode
 
 
 class Models:
-    def __init__(self, settings: GatewaySettings, shared: Shared) -> None:
+    """The models of one gateway; iterating gives those that are recorded, the default first."""
+
+    def __init__(self, settings: GatewaySettings, shared: SharedServices) -> None:
         file = read_models(Path(settings.models)) if settings.models is not None else ModelsFile({})
         self._patterns = [(pattern, name) for name, spec in file.models.items() for pattern in spec.patterns]
         self._providers = {
             name: Provider(name, spec, settings) for name, spec in file.models.items() if not spec.recorded
         }
         self.default = _default(file, settings, shared)
-        self._policies: dict[str, Policy] = {self.default.name: self.default}
+        self._recorded: dict[str, ServedModel] = {self.default.name: self.default}
         for name, spec in file.models.items():
             if spec.recorded and name != file.default:
                 own = _own(settings, spec)
-                self._policies[name] = Policy(
+                self._recorded[name] = ServedModel(
                     *(name, own, shared),
                     served=spec.served,
                     channel=file.channel(name),
-                    beside=self.default,
+                    default=self.default,
                     trained=spec.mode == "train",
                 )
         self._listed = list(file.models)
 
-    def __iter__(self) -> Iterator[Policy]:
-        """Those that are recorded, the default first."""
-        return iter(self._policies.values())
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._recorded.values())
 
     async def load(self) -> None:
-        await asyncio.gather(*(policy.load() for policy in self))
+        await asyncio.gather(*(model.load() for model in self))
 
     async def close(self) -> None:
-        for policy in self:
-            await policy.close()
+        for model in self:
+            await model.close()
         for provider in self._providers.values():
             await provider.close()
 
     async def pause(self, mode: str, name: str | None, lease_s: float) -> None:
-        """Holds the calls of one recorded model, or of all; where one cannot be held, none is."""
-        held: list[Policy] = []
+        """Pauses one recorded model, or all; where one cannot be paused, none is."""
+        held: list[ServedModel] = []
         try:
-            for policy in self._concerned(name):
-                await policy.upstream.pause(mode, lease_s)
-                held.append(policy)
+            for model in self._concerned(name):
+                await model.upstream.pause(mode, lease_s)
+                held.append(model)
         except HeadraceError:
-            for policy in held:
-                await policy.upstream.resume()
+            for model in held:
+                await model.upstream.resume()
             raise
 
     async def resume(self, name: str | None) -> None:
-        for policy in self._concerned(name):
-            await policy.upstream.resume()
+        for model in self._concerned(name):
+            await model.upstream.resume()
 
-    def _concerned(self, name: str | None) -> list[Policy]:
+    def _concerned(self, name: str | None) -> list[ServedModel]:
         return list(self) if name is None else [self.asked(name)]
 
     # -- by name -------------------------------------------------------------------------------------------------------
 
-    def called(self, name: str) -> Policy:
-        """The recorded model that a call's name means."""
+    def called(self, name: str) -> ServedModel:
+        """The recorded model that a name in a call means; the default for names that nobody lists."""
         if not self._listed:
             return self.default
-        return self._policies.get(self._meant(name), self.default)
+        return self._recorded.get(self._meant(name), self.default)
 
     @property
     def passing(self) -> bool:
@@ -92,7 +107,7 @@ class Models:
         return bool(self._providers)
 
     def provider(self, body: bytes) -> Provider | None:
-        """Whom a body is to be passed on to; None where it is recorded, or no call at all."""
+        """The provider that a call's body is to be passed on to; None where it is recorded, or no call at all."""
         if not self._providers:
             return None
         try:
@@ -101,18 +116,18 @@ class Models:
             return None  # what is wrong with it is for its dialect to say
         return None if name is None else self._providers.get(self._meant(name))
 
-    def asked(self, name: str | None) -> Policy:
-        """The recorded model of that very name; without one, the default."""
+    def asked(self, name: str | None) -> ServedModel:
+        """The recorded model of exactly that name, the default for None; raises `Refusal` where there is none."""
         if name is None:
             return self.default
-        found = self._policies.get(name)
+        found = self._recorded.get(name)
         if found is None:
-            recorded = ", ".join(policy.name for policy in self if policy.name) or "none"
+            recorded = ", ".join(model.name for model in self if model.name) or "none"
             raise Refusal(f"no recorded model {name!r}; there are: {recorded}", 404, code="unknown_model")
         return found
 
     def listed(self, served: dict[str, Any]) -> dict[str, Any]:
-        """What `/v1/models` answers: what the default's servers say, and the names of the file."""
+        """The answer of `/v1/models`: what the default's servers list, and the names of the file."""
         cards = served.get("data")
         known = [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
         there = {card.get("id") for card in known}
@@ -122,17 +137,17 @@ class Models:
     def servers(self) -> list[dict[str, Any]]:
         """The rollout servers of all that are recorded; where there are several, each says of which."""
         return [
-            {**found, **({"policy": policy.name} if self._listed else {})}
-            for policy in self
-            for found in policy.upstream.describe()
+            {**found, **({"policy": model.name} if self._listed else {})}
+            for model in self
+            for found in model.upstream.describe()
         ]
 
     def gauges(self) -> dict[str, tuple[str, list[tuple[dict[str, str], float]]]]:
-        """What Prometheus reads of each; where there are several, by model."""
+        """Prometheus gauges of the recorded models; where there are several, labelled by model."""
         up, events, versions = [], [], []
-        for policy in self:
-            own = {"model": policy.name} if self._listed else {}
-            upstream = policy.upstream
+        for model in self:
+            own = {"model": model.name} if self._listed else {}
+            upstream = model.upstream
             versions.append((own, float(upstream.version)))
             up += [({**own, "server": s["address"]}, float(s["state"] == "up")) for s in upstream.describe()]
             events += [({**own, "event": name}, float(n)) for name, n in sorted(upstream.counters.items())]
@@ -144,27 +159,28 @@ class Models:
 
     def check(self, uid: str) -> None:
         """Refuses a trajectory's name under which another model's steps are kept."""
-        for policy in self.default.others:
-            if uid.endswith(MARK + policy.name):
+        for model in self.default.others:
+            suffix = MODEL_SEPARATOR + model.name
+            if uid.endswith(suffix):
                 raise Refusal(
-                    f"trajectory_uid is {uid!r}: what ends in {MARK + policy.name!r} holds the steps of that model; "
-                    f"call and end {uid.removesuffix(MARK + policy.name)!r}",
+                    f"trajectory_uid is {uid!r}: what ends in {suffix!r} holds the steps of that model; "
+                    f"call and end {uid.removesuffix(suffix)!r}",
                     400,
                     code="reserved_uid",
                 )
 
     def _meant(self, name: str) -> str:
-        if name in self._policies or name in self._providers:
+        if name in self._recorded or name in self._providers:
             return name
         return next((meant for pattern, meant in self._patterns if fnmatch.fnmatchcase(name, pattern)), "")
 
 
-def _default(file: ModelsFile, settings: GatewaySettings, shared: Shared) -> Policy:
+def _default(file: ModelsFile, settings: GatewaySettings, shared: SharedServices) -> ServedModel:
     if file.default is None:
-        return Policy("", settings, shared)
+        return ServedModel("", settings, shared)
     spec = file.models[file.default]
     own = _own(settings, spec)
-    return Policy(file.default, own, shared, served=spec.served, channel=file.channel(file.default))
+    return ServedModel(file.default, own, shared, served=spec.served, channel=file.channel(file.default))
 
 
 def _own(settings: GatewaySettings, spec: ModelSpec) -> GatewaySettings:
@@ -173,3 +189,104 @@ def _own(settings: GatewaySettings, spec: ModelSpec) -> GatewaySettings:
     if spec.key_env is not None or spec.servers:
         given["upstream_key"] = spec.key()  # the flags' key is for the flags' servers
     return GatewaySettings(**given)
+
+
+#: Headers that concern one connection only, and those that a request says anew.
+HOP_HEADERS = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "upgrade"),
+        "transfer-encoding",
+    }
+)
+UNSENT_HEADERS = HOP_HEADERS | {"host", "content-length", "expect"}
+KEY_HEADERS = ("authorization", "x-api-key")
+OWN_HEADER_PREFIX = "x-headrace-"
+#: Headers that aiohttp would add of its own.
+AIOHTTP_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+
+
+class Provider:
+    """A model that calls are passed on to as they are."""
+
+    def __init__(self, name: str, spec: ModelSpec, settings: GatewaySettings) -> None:
+        self.name = name
+        (self._address,) = spec.servers
+        self._served = spec.served
+        self._passed = spec.passed
+        self._key = spec.key()
+        self._keyed = settings.keyed
+        self._timeout = aiohttp.ClientTimeout(
+            total=settings.call_s, sock_connect=settings.connect_s, sock_read=settings.idle_s
+        )
+        self._session: aiohttp.ClientSession | None = None
+
+    async def forward(self, headers: Headers, rest: str, body: bytes, sending: ResponseWriter) -> None:
+        """Sends a call on and its answer back, byte by byte; `rest` is its path behind the base URL.
+
+        Raises `Refusal` for a path that is not passed on, `RolloutServerFailed` where the provider does not answer."""
+        try:
+            async with self._client().post(
+                self._url(rest),
+                data=self._named(body),
+                headers=self._sent(headers),
+                allow_redirects=False,
+                skip_auto_headers=AIOHTTP_HEADERS,
+            ) as answer:
+                told = [(name.lower(), value) for name, value in answer.headers.items()]
+                await sending.relay(answer.status, [each for each in told if each[0] not in HOP_HEADERS])
+                async for part in answer.content.iter_any():
+                    await sending.pass_on(part)
+            await sending.pass_on(b"", more=False)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            said = str(error) or type(error).__name__
+            raise RolloutServerFailed(f"the provider of model {self.name!r} failed: {said}", "unreachable") from error
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                timeout=self._timeout,
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._session
+
+    def _url(self, rest: str) -> URL:
+        """The provider's URL for a path. An address with a path is the SDK's whole base URL; to a bare one, `/v1` is
+        added."""
+        path, _, query = rest.partition("?")
+        path = unquote(path).removeprefix("v1/")
+        if path not in self._passed:
+            raise Refusal(
+                f"model {self.name!r} is passed on to its provider for {', '.join(sorted(self._passed))}, not for "
+                f"{path[:200]!r}; `paths` of the model in the --models file says what else",
+                404,
+                code="path_not_passed",
+            )
+        base = self._address if URL(self._address).path.strip("/") else f"{self._address}/v1"
+        return URL(f"{base}/{path}{f'?{query}' if query else ''}", encoded=True)
+
+    def _named(self, body: bytes) -> bytes:
+        """The body as it came, unless the provider knows the model by another name."""
+        if self._served is None:
+            return body
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        return msgspec.json.encode({**fields, "model": self._served})
+
+    def _sent(self, headers: Headers) -> dict[str, str]:
+        """The agent's own headers. Its key goes along only where it cannot be one of the gateway's."""
+        sent = {
+            name: value
+            for name, value in headers.items()
+            if name not in UNSENT_HEADERS and not name.startswith(OWN_HEADER_PREFIX)
+        }
+        if self._key is None and not self._keyed:
+            return sent
+        used = [name for name in KEY_HEADERS if sent.pop(name, None) is not None] or ["authorization"]
+        if self._key is not None:
+            sent |= {name: f"Bearer {self._key}" if name == "authorization" else self._key for name in used}
+        return sent

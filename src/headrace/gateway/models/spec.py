@@ -16,15 +16,15 @@ from headrace import files
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import check_uid
 from headrace.gateway.tables import fitted, known
-from headrace.gateway.upstream.options import Balancing, ModeAsked, Wire
+from headrace.gateway.upstream.options import Balancing, LogProbModeAsked, WireAsked
 from headrace.gateway.upstream.server import normal_address
 from headrace.pool.config import DEFAULT_CHANNEL
 
-#: What stands between a trajectory's or a channel's name and the model whose steps these are.
-MARK = "@"
+#: Stands between the name of a trajectory or channel and the model whose steps it holds.
+MODEL_SEPARATOR = "@"
 
 #: What a provider may be asked for unless its model says otherwise: calls of models, nothing of its account.
-PASSED = frozenset(
+DEFAULT_PASSED_PATHS = frozenset(
     {
         *("chat/completions", "completions", "responses", "messages", "messages/count_tokens"),
         *("embeddings", "rerank", "score", "moderations"),
@@ -66,8 +66,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     history: Literal["bridge", "template"] | None = None
     renderer: str | None = None
     balance: Balancing | None = None
-    wire: Wire | None = None
-    logprobs_mode: ModeAsked | None = None
+    wire: WireAsked | None = None
+    logprobs_mode: LogProbModeAsked | None = None
 
     @property
     def recorded(self) -> bool:
@@ -84,10 +84,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def passed(self) -> frozenset[str]:
         """The paths that are passed on to a provider."""
-        return PASSED if self.paths is None else frozenset(map(_behind_v1, _listed(self.paths)))
+        return DEFAULT_PASSED_PATHS if self.paths is None else frozenset(map(_behind_v1, _listed(self.paths)))
 
     def key(self) -> str | None:
-        """The key for its servers; an error where the variable is not there."""
+        """The key for its servers, None without `key_env`; raises `InvalidInput` where the variable is not set."""
         if self.key_env is None:
             return None
         found = os.environ.get(self.key_env)
@@ -120,7 +120,7 @@ class ModelsFile(msgspec.Struct, frozen=True):
     def channel(self, name: str) -> str:
         """Where a recorded model's steps go, for trajectories that name no channel."""
         given = self.models[name].channel
-        return given or (DEFAULT_CHANNEL if name == self.default else f"{DEFAULT_CHANNEL}{MARK}{name}")
+        return given or (DEFAULT_CHANNEL if name == self.default else f"{DEFAULT_CHANNEL}{MODEL_SEPARATOR}{name}")
 
 
 class _Top(msgspec.Struct):
@@ -129,7 +129,7 @@ class _Top(msgspec.Struct):
 
 
 def read_models(path: Path) -> ModelsFile:
-    """A file that can work, or an error that names the file, the model and the key."""
+    """Reads and checks a `--models` file; raises `InvalidInput`, naming the file, the model and the key."""
     top = fitted(files.read(path), _Top, str(path))
     models = {name: fitted(given, ModelSpec, f"{path}: models.{name}") for name, given in top.models.items()}
     found = ModelsFile(models, top.default)
@@ -160,7 +160,7 @@ def _check(found: ModelsFile) -> None:
         if other != repr(name):
             raise InvalidInput(
                 f"models.{name}: channel {channel!r} is that of {other} too, and a batch would mix the two; "
-                f"leave it out, and it is {DEFAULT_CHANNEL + MARK + name!r}"
+                f"leave it out, and it is {DEFAULT_CHANNEL + MODEL_SEPARATOR + name!r}"
             )
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from headrace.data.errors import InvalidInput
 from headrace.gateway.access import Caller, Role
 from headrace.gateway.call.call import Call, CallTarget, CountTokensCall, NamedTrajectory
-from headrace.gateway.dialects import Counter, Dialect
+from headrace.gateway.dialects import CountingDialect, Dialect
 from headrace.gateway.errors import Refusal, refusal
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.http import Handler, json_response, path_uid, retry_header
@@ -78,7 +78,9 @@ def llm_handler(gateway: Gateway, dialect: Dialect, route: str, find: FindTarget
     return call
 
 
-def count_handler(gateway: Gateway, dialect: Counter, route: str, find: FindTarget, summary: str = "") -> Handler:
+def count_handler(
+    gateway: Gateway, dialect: CountingDialect, route: str, find: FindTarget, summary: str = ""
+) -> Handler:
     """A handler that says how many tokens a call's prompt would have, if the call is made next."""
 
     async def count(request: Request) -> CountTokensCall | Response:

@@ -11,7 +11,7 @@ from headrace.gateway.access import Role
 from headrace.gateway.errors import Refusal
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.http import DropSessionBody, PolicyVersionBody, ServerBody, decode_body, json_response
-from headrace.gateway.upstream.control import LEASE_S, MOST_LEASE_S
+from headrace.gateway.upstream.pause import MAX_PAUSE_LEASE_S, PAUSE_LEASE_S
 from headrace.pool.embedded import DataPool
 
 
@@ -122,11 +122,13 @@ class ControlRoutes:
 def _lease_s(given: str | None) -> float:
     """The seconds after which a pause that nobody ends does so itself."""
     if given is None:
-        return LEASE_S
+        return PAUSE_LEASE_S
     try:
         found = float(given)
     except ValueError:
         found = 0.0
-    if not 0 < found <= MOST_LEASE_S:
-        raise Refusal(f"lease_s is {given[:50]!r}; it must be a number of seconds above 0, {MOST_LEASE_S} at most", 400)
+    if not 0 < found <= MAX_PAUSE_LEASE_S:
+        raise Refusal(
+            f"lease_s is {given[:50]!r}; it must be a number of seconds above 0, {MAX_PAUSE_LEASE_S} at most", 400
+        )
     return found

@@ -29,7 +29,7 @@ from headrace.gateway.http import (
     json_response,
     path_uid,
 )
-from headrace.gateway.models.beside import Beside
+from headrace.gateway.models.per_model import PerModelTrajectories
 from headrace.gateway.sessions import SAMPLING_FIELD, Session, forced_sampling
 from headrace.pool.errors import Gone, NotFound
 from headrace.pool.operation import Completion
@@ -82,7 +82,7 @@ class TrajectoryRoutes:
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
-        self.beside = Beside(gateway)
+        self.beside = PerModelTrajectories(gateway)
         self._completions = RememberedCompletions()
 
     async def init_trajectory(self, request: Request) -> Response:

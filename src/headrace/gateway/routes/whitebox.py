@@ -28,7 +28,7 @@ from headrace.gateway.http import (
     json_response,
 )
 from headrace.gateway.redaction import REDACTED, redacted_step
-from headrace.gateway.upstream import Failed
+from headrace.gateway.upstream import RolloutServerFailed
 from headrace.tokens import Cause, PromptPlan, read_messages, text_of
 from headrace.tokens import Request as Conversation
 
@@ -86,7 +86,9 @@ class WhiteBoxRoutes:
         trouble = calls.trouble(turn, choice, choice.response(), choice.values())
         if trouble is not None:
             self.gateway.counters.add("quarantined", NO_CHANNEL, trouble.value)
-            raise Failed(f"{turn.server} gave an answer that must not be trained on: {trouble.value}", "malformed")
+            raise RolloutServerFailed(
+                f"{turn.server} gave an answer that must not be trained on: {trouble.value}", "malformed"
+            )
         return calls, turn
 
     async def submit_steps(self, request: Request) -> Response:

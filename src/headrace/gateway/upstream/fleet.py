@@ -1,49 +1,128 @@
-"""All servers and what is known of them. A server is used only while it is `up`, and only a probe makes it that."""
+"""All rollout servers, their health, and which of them takes an order.
+
+A server takes orders only while it is `up`, and only a probe makes it that. Balancing is pure: what it looks at is
+handed in, and nothing is awaited.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import Any, Protocol, TypeVar
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.gateway.upstream.client import Client
-from headrace.gateway.upstream.errors import Failed
+from headrace.gateway.upstream.errors import RolloutServerFailed
 from headrace.gateway.upstream.gate import Gate
-from headrace.gateway.upstream.options import Options
-from headrace.gateway.upstream.probe import Probe, Unfit, model_root
-from headrace.gateway.upstream.server import Server, State, normal_address
+from headrace.gateway.upstream.http_client import UpstreamClient
+from headrace.gateway.upstream.options import Balancing, UpstreamOptions
+from headrace.gateway.upstream.server import ServerProbe, ServerState, Unfit, UpstreamServer, model_root, normal_address
 from headrace.tokens.vocabulary import Vocabulary
+
+
+class Candidate(Protocol):
+    """A server, as far as balancing sees it."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def in_flight(self) -> int: ...
+
+
+C = TypeVar("C", bound=Candidate)
+
+
+class Balancer(Protocol):
+    """Decides which server takes an order."""
+
+    def pick(self, candidates: Sequence[C], sticky: str) -> C:
+        """One of the candidates, of which there is at least one."""
+        ...
+
+
+class RoundRobin:
+    """One server after the other."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def pick(self, candidates: Sequence[C], sticky: str = "") -> C:
+        at = self._next % len(candidates)
+        self._next = at + 1
+        return candidates[at]
+
+
+class Sticky:
+    """All orders with the same `sticky` key to one server, by rendezvous hashing: a server that leaves moves only its
+    own. Orders without a key go round-robin.
+    """
+
+    def __init__(self) -> None:
+        self._rest = RoundRobin()
+
+    def pick(self, candidates: Sequence[C], sticky: str = "") -> C:
+        if not sticky:
+            return self._rest.pick(candidates)
+        if len(candidates) == 1:
+            return candidates[0]
+        key = sticky.encode("utf-8", "surrogatepass")
+        return max(candidates, key=lambda candidate: rendezvous_weight(candidate.address, key))
+
+
+class LeastBusy:
+    """The server with the fewest calls in flight; among equals, one after the other."""
+
+    def __init__(self) -> None:
+        self._among = RoundRobin()
+
+    def pick(self, candidates: Sequence[C], sticky: str = "") -> C:
+        least = min(candidate.in_flight for candidate in candidates)
+        return self._among.pick([candidate for candidate in candidates if candidate.in_flight == least])
+
+
+def rendezvous_weight(address: str, key: bytes) -> bytes:
+    """A server's weight for a key; the server with the highest one has the key."""
+    return blake2b(key, digest_size=8, key=blake2b(address.encode(), digest_size=16).digest()).digest()
+
+
+def balancer_of(name: Balancing) -> Balancer:
+    """The balancer of that name in the options."""
+    found: dict[Balancing, type[Balancer]] = {"round-robin": RoundRobin, "sticky": Sticky, "least-busy": LeastBusy}
+    return found[name]()
+
 
 log = logging.getLogger("headrace.gateway.upstream")
 
-#: Seconds between two tries to learn a model's folder: a server that has just come up is not kept waiting.
-ROOT_S = 0.25
+#: Seconds between two tries to learn a model's folder: short, since nothing else can start before it is known.
+MODEL_ROOT_RETRY_S = 0.25
 
 
 class Fleet:
-    def __init__(self, addresses: Iterable[str], options: Options, gate: Gate) -> None:
+    """The servers of one `Upstream` by address: who they are, which are up, and the probes that find out."""
+
+    def __init__(self, addresses: Iterable[str], options: UpstreamOptions, gate: Gate) -> None:
         self._options, self._gate = options, gate
         #: Of a server that nobody told another.
         self.version = options.version
-        self.servers: dict[str, Server] = {}
+        self.servers: dict[str, UpstreamServer] = {}
         for address in addresses:
             self._known(normal_address(address))
         #: Those that take orders.
-        self.up: tuple[Server, ...] = ()
+        self.up: tuple[UpstreamServer, ...] = ()
         #: Whether one of them was up before.
         self.found = False
         self._look = asyncio.Event()
-        self._client: Client | None = None
+        self._client: UpstreamClient | None = None
         self._vocabulary: Vocabulary | None = None
 
     # -- membership ----------------------------------------------------------------------------------------------------
 
-    def _known(self, address: str) -> Server:
-        return self.servers.setdefault(address, Server(address, self.version))
+    def _known(self, address: str) -> UpstreamServer:
+        return self.servers.setdefault(address, UpstreamServer(address, self.version))
 
-    async def add(self, address: str) -> Server:
+    async def add(self, address: str) -> UpstreamServer:
         server = self._known(normal_address(address))
         if server.state in ("new", "leaving"):
             self._set(server, "new", "not verified yet")
@@ -55,11 +134,11 @@ class Fleet:
         self.prune()
 
     def prune(self) -> None:
-        """Forgets those that left and have nothing in flight any more."""
+        """Forgets servers that were removed and have no calls in flight any more."""
         for server in [s for s in self.servers.values() if s.state == "leaving" and not s.in_flight]:
             del self.servers[server.address]
 
-    def find(self, address: str) -> Server:
+    def find(self, address: str) -> UpstreamServer:
         found = self.servers.get(normal_address(address))
         if found is None:
             known = ", ".join(self.servers) or "none"
@@ -68,38 +147,38 @@ class Fleet:
 
     # -- health --------------------------------------------------------------------------------------------------------
 
-    def down(self, server: Server, reason: str) -> None:
+    def down(self, server: UpstreamServer, reason: str) -> None:
         """Takes a server out until a probe, which begins at once, finds it well."""
         if server.state == "up":
             log.warning("rollout server %s is down: %s", server.address, reason)
             self._set(server, "down", reason)
             self._look.set()
 
-    async def root(self, client: Client) -> tuple[str, str]:
+    async def root(self, client: UpstreamClient) -> tuple[str, str]:
         """The address of the first server that answers, and where its model lies. Those that do not answer are asked
         until one does; `InvalidInput` where one does and does not say it."""
         while True:
             for server in list(self.servers.values()):
                 try:
                     root = await model_root(client, server, self._options)
-                except Failed as error:
+                except RolloutServerFailed as error:
                     self._judged(server, "down", str(error))
                     continue
                 if root is None:
                     raise InvalidInput(f"rollout server {server.address} does not tell its model's root in /v1/models")
                 self._set(server, "new", "not verified yet")
                 return server.address, root
-            await asyncio.sleep(ROOT_S)
+            await asyncio.sleep(MODEL_ROOT_RETRY_S)
 
-    async def start(self, client: Client, vocabulary: Vocabulary) -> None:
+    async def start(self, client: UpstreamClient, vocabulary: Vocabulary) -> None:
         self._client, self._vocabulary = client, vocabulary
         await asyncio.gather(*(self.verify(server) for server in self.servers.values()))
 
     async def watch(self) -> None:
         """Probes what is down or unfit, for as long as it runs; one that does not answer holds up no other."""
-        probing: set[Server] = set()
+        probing: set[UpstreamServer] = set()
 
-        async def probe(server: Server) -> None:
+        async def probe(server: UpstreamServer) -> None:
             probing.add(server)
             try:
                 await self.verify(server)
@@ -120,21 +199,21 @@ class Fleet:
                         probes.create_task(probe(server))
                 self.prune()
 
-    async def verify(self, server: Server) -> None:
+    async def verify(self, server: UpstreamServer) -> None:
         if self._client is None or self._vocabulary is None:
             return  # `start` will
-        probe = Probe(self._client, server, self._vocabulary, self._options)
+        probe = ServerProbe(self._client, server, self._vocabulary, self._options)
         try:
             async with asyncio.timeout(self._options.verify_s):
                 await probe.healthy()
                 found = await probe.verify()
                 if server.numbered and found.version is None:
-                    raise Failed(
+                    raise RolloutServerFailed(
                         f"it was started anew, with weights that are not version {server.version}; publish to it", "old"
                     )
         except TimeoutError:
             self._judged(server, "down", f"the probe took longer than {self._options.verify_s:g} s (is it paused?)")
-        except Failed as error:
+        except RolloutServerFailed as error:
             self._judged(server, "down", str(error))
         except Unfit as error:
             self._judged(server, "unfit", str(error))
@@ -145,20 +224,20 @@ class Fleet:
                 server.version, server.numbered = found.version, True
             self._judged(server, "up", None)
 
-    async def note_version(self, server: Server) -> None:
+    async def note_version(self, server: UpstreamServer) -> None:
         """Notes whether a server with new weights says their version itself: one that did must be able to later."""
         if self._client is None or self._vocabulary is None:
             return
         try:
-            probe = Probe(self._client, server, self._vocabulary, self._options)
+            probe = ServerProbe(self._client, server, self._vocabulary, self._options)
             async with asyncio.timeout(self._options.verify_s):
                 server.numbered = await probe.version() is not None
-        except (TimeoutError, Failed) as error:
+        except (TimeoutError, RolloutServerFailed) as error:
             log.debug("%s does not tell its version: %s", server.address, error)
         if server.state == "down":
             self._look.set()  # new weights may be what it was waiting for
 
-    def _judged(self, server: Server, state: State, reason: str | None) -> None:
+    def _judged(self, server: UpstreamServer, state: ServerState, reason: str | None) -> None:
         if server.state == "leaving":
             return
         changed, first = state != server.state, not self.found
@@ -171,16 +250,16 @@ class Fleet:
             if known.state in ("down", "unfit") and (first or changed):
                 log.warning("rollout server %s is %s: %s", known.address, known.state, known.reason)
 
-    def _set(self, server: Server, state: State, reason: str | None) -> None:
+    def _set(self, server: UpstreamServer, state: ServerState, reason: str | None) -> None:
         server.state, server.reason = state, reason
         self.up = tuple(known for known in self.servers.values() if known.state == "up")
         self.found = self.found or bool(self.up)
 
-    # -- what it comes to ----------------------------------------------------------------------------------------------
+    # -- what follows from it ------------------------------------------------------------------------------------------
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing recorded now could be trusted; None where there is no mismatch."""
+        """Why nothing must be sampled: a server of another model, or different log-probs. None where nothing is."""
         for server in self.servers.values():
             if server.state == "unfit":
                 return f"rollout server {server.address} does not match: {server.reason}"
@@ -195,7 +274,7 @@ class Fleet:
 
     @property
     def missing(self) -> str | None:
-        """Which servers are waited for, each with its reason; None once one of them was up."""
+        """The servers that a start waits for, each with its reason; None once one of them was up."""
         if self.found:
             return None
         there = list(self.servers.values())
@@ -204,7 +283,7 @@ class Fleet:
 
     @property
     def max_model_len(self) -> int | None:
-        """What every server that is up can take."""
+        """The longest context that every server that is up takes; None where none tells."""
         return min((server.max_model_len for server in self.up if server.max_model_len is not None), default=None)
 
     def describe(self) -> list[dict[str, Any]]:

@@ -1,14 +1,21 @@
-"""The gate before all orders: closed while weights are exchanged. Orders wait at it without an error or a time-out.
+"""What holds an order back: the gate that is closed during a pause, and the deadline of a call.
 
-An order that is past it is in flight until it ends; only one whose answer was aborted comes back to wait again.
+Orders wait at the gate without an error or a time-out. An order that is past it is in flight until it ends; only one
+whose answer was aborted comes back to wait again. Time while the servers are paused does not count for a deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from headrace.gateway.upstream.errors import RolloutServerFailed
 
 
 class Gate:
+    """Lets orders through while it is open, and counts those that wait and those in flight."""
+
     def __init__(self) -> None:
         #: How often everything in flight was aborted; an abort that came while this moved was asked for.
         self.aborts = 0
@@ -32,7 +39,7 @@ class Gate:
         self._notify()
 
     async def wait_open(self) -> None:
-        """For an order, which is counted among those that wait."""
+        """Returns once the gate is open; meanwhile the order counts as `waiting`."""
         self.waiting += 1
         try:
             await self.opened()
@@ -40,7 +47,7 @@ class Gate:
             self.waiting -= 1
 
     async def opened(self) -> None:
-        """The same for who is no order."""
+        """Returns once the gate is open, without being counted."""
         while self._opened is not None:
             await self._opened.wait()
 
@@ -53,12 +60,12 @@ class Gate:
             self._notify()
 
     def abort(self) -> None:
-        """Everything in flight is being aborted."""
+        """Notes that everything in flight is being aborted."""
         self.aborts += 1
         self._notify()
 
     async def wait_abort(self, since: int, within_s: float) -> bool:
-        """Whether everything in flight was aborted since there were so many aborts, or is within so many seconds."""
+        """Whether `aborts` has moved on from `since`, or does within so many seconds."""
         try:
             async with asyncio.timeout(within_s):
                 while self.aborts == since:
@@ -68,10 +75,62 @@ class Gate:
         return True
 
     async def wait_quiet(self) -> None:
-        """Until nothing is in flight, or the gate was opened again."""
+        """Returns once nothing is in flight, or the gate was opened again."""
         while self.in_flight and self.closed:
             await self._changed.wait()
 
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+T = TypeVar("T")
+
+
+class Deadline:
+    """How long one order may take, over every server that it is sent to: `idle_s` in silence, `call_s` in all.
+
+    It waits for one thing at a time, and does not run while it is frozen."""
+
+    __slots__ = ("_end", "_frozen", "_idle_s", "_loop", "_scope")
+
+    def __init__(self, idle_s: float, call_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._idle_s = idle_s
+        self._end = self._loop.time() + call_s
+        self._scope: asyncio.Timeout | None = None
+        self._frozen: float | None = None
+
+    async def wait(self, thing: Awaitable[T], who: str) -> T:
+        """Awaits `thing`; `RolloutServerFailed` of kind `hang` after `idle_s`, `late` after `call_s` in all."""
+        try:
+            async with asyncio.timeout_at(self._deadline()) as self._scope:
+                return await thing
+        except TimeoutError:
+            if self._scope is None or not self._scope.expired():
+                raise  # the thing's own
+            if self._loop.time() >= self._end:
+                raise RolloutServerFailed(
+                    f"{who} did not finish: the order took longer than call_s in all", "late"
+                ) from None
+            raise RolloutServerFailed(f"{who} sent nothing for {self._idle_s:g} s", "hang") from None
+        finally:
+            self._scope = None
+
+    def freeze(self) -> None:
+        if self._frozen is None:
+            self._frozen = self._loop.time()
+            if self._scope is not None:
+                self._scope.reschedule(None)
+
+    def thaw(self) -> None:
+        if self._frozen is not None:
+            self._end += self._loop.time() - self._frozen
+            self._frozen = None
+            if self._scope is not None:
+                self._scope.reschedule(self._deadline())
+
+    def _deadline(self) -> float | None:
+        if self._frozen is not None:
+            return None
+        return min(self._loop.time() + self._idle_s, self._end)

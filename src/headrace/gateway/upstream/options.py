@@ -10,12 +10,12 @@ import msgspec
 from headrace.data.errors import InvalidInput, shown
 
 Balancing = Literal["round-robin", "sticky", "least-busy"]
-Wire = Literal["auto", "completions", "generate"]
-ModeAsked = Literal["auto", "processed", "raw"]
+WireAsked = Literal["auto", "completions", "generate"]
+LogProbModeAsked = Literal["auto", "processed", "raw"]
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds for all servers.
+class UpstreamOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How all servers are talked to.
 
     balance         which server takes an order
     wire            `auto` uses /inference/v1/generate where a server has it and it can do what is asked
@@ -34,8 +34,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     balance: Balancing = "round-robin"
-    wire: Wire = "auto"
-    log_prob_mode: ModeAsked = "auto"
+    wire: WireAsked = "auto"
+    log_prob_mode: LogProbModeAsked = "auto"
     version: int = 0
     connect_s: float = 5.0
     idle_s: float = 600.0
@@ -50,8 +50,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _choice(self.balance, Balancing, "balance")
-        _choice(self.wire, Wire, "wire")
-        _choice(self.log_prob_mode, ModeAsked, "log_prob_mode")
+        _choice(self.wire, WireAsked, "wire")
+        _choice(self.log_prob_mode, LogProbModeAsked, "log_prob_mode")
         for name in (
             "connect_s",
             "idle_s",

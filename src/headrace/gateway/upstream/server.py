@@ -1,29 +1,45 @@
-"""One rollout server as it is known: where it is, whether it may be used, what it serves and under which version."""
+"""One rollout server: what is known of it, and the probe that verifies it.
+
+The probe finds out whether a server serves this tokenizer's model, which log-probs it gives and what else it can do. A
+server that cannot be asked is `RolloutServerFailed`; one that answers wrongly is `Unfit`, with the reason.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import msgspec
+import orjson
 from yarl import URL
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.tokens.servers import LogProbMode
+from headrace.gateway.upstream.errors import RolloutServerFailed, read_fault
+from headrace.gateway.upstream.http_client import UpstreamClient
+from headrace.gateway.upstream.options import UpstreamOptions
+from headrace.gateway.upstream.types import version_number
+from headrace.tokens.check import (
+    SAMPLE,
+    LogProbMode,
+    log_prob_mode,
+    tokenization_trouble,
+)
+from headrace.tokens.vocabulary import Vocabulary
 
 #: `new` was never verified, `down` is probed until it is verified again, `unfit` must not be used, `leaving` takes no
 #: new calls.
-State = Literal["new", "up", "down", "unfit", "leaving"]
+ServerState = Literal["new", "up", "down", "unfit", "leaving"]
 
 
-class Server:
-    """Changed by its fleet's probes and by the calls that it takes."""
+class UpstreamServer:
+    """What is known of one server. Changed by its fleet's probes and by the calls that it takes."""
 
     def __init__(self, address: str, version: int) -> None:
         self.address = address
         self.version = version
         #: It said itself which version its weights have; one that cannot say so any more was started anew.
         self.numbered = False
-        self.state: State = "new"
+        self.state: ServerState = "new"
         self.reason: str | None = "not verified yet"
         self.model = ""
         self.max_model_len: int | None = None
@@ -38,8 +54,8 @@ class Server:
     def url(self, path: str) -> URL:
         return URL(self.address + path, encoded=True)
 
-    def told(self, version: int) -> None:
-        """A version that an answer told. An answer that began before a sync does not take its version back."""
+    def saw_version(self, version: int) -> None:
+        """Takes over a version from an answer; an older one, of a call that began before a sync, changes nothing."""
         if version > self.version:
             self.version = version
 
@@ -60,7 +76,9 @@ class Server:
 
 
 def normal_address(given: str) -> str:
-    """An address as servers are known by: scheme, host and port, without a slash or /v1 at its end."""
+    """The address by which a server is known: scheme, host and port, without a slash or /v1 at its end.
+
+    Raises `InvalidInput` for what is no address."""
     text = given.strip()
     if text and "://" not in text:
         text = f"http://{text}"
@@ -74,3 +92,183 @@ def normal_address(given: str) -> str:
     if not right:
         raise InvalidInput(f"{shown(given)} is no server's address; one looks like http://host:8001")
     return text
+
+
+#: The temperature beside 1.0 at which a probe asks for log-probs, and of how many alternatives it compares them.
+PROBE_TEMPERATURE = 0.5
+PROBE_TOP_LOGPROBS = 5
+#: How many ids of the sample text a probe's prompt has, before the last id of the vocabulary.
+PROBE_PROMPT_TOKENS = 7
+
+
+#: One model in a server's /v1/models.
+ModelCard = dict[str, Any]
+
+
+class Unfit(Exception):
+    """Why a server must not be used."""
+
+
+class ProbeResult(msgspec.Struct, frozen=True):
+    """What a probe found out about a server that may be used."""
+
+    model: str
+    max_model_len: int | None
+    log_prob_mode: LogProbMode
+    generate: bool
+    version: int | None
+
+
+class ServerProbe:
+    """Asks one server all that must be known before it takes orders."""
+
+    def __init__(
+        self, client: UpstreamClient, server: UpstreamServer, vocabulary: Vocabulary, options: UpstreamOptions
+    ) -> None:
+        self._client, self._server, self._vocabulary, self._options = client, server, vocabulary, options
+
+    async def healthy(self) -> None:
+        status, data = await self._ask("GET", "/health")
+        if status >= 300:
+            raise RolloutServerFailed(
+                f"/health answers {status}{f': {read_fault(status, data).message}' if data else ''}", "status"
+            )
+
+    async def verify(self) -> ProbeResult:
+        """Asks everything; raises `Unfit` for a server that must not be used, `RolloutServerFailed` without answers."""
+        model, longest = await self._model()
+        await self._tokenization(model)
+        mode = await self._mode(model)
+        wanted = self._options.log_prob_mode
+        if "unknown" not in (mode, wanted) and wanted not in ("auto", mode):
+            raise Unfit(
+                f"the server gives {mode} log-probs where {wanted} ones are expected; start it with "
+                f"--logprobs-mode {wanted}_logprobs"
+            )
+        generate = self._options.wire != "completions" and await self._generates(model)
+        if self._options.wire == "generate" and not generate:
+            raise Unfit(
+                "the server has no /inference/v1/generate; start vLLM with --enable-scale-out, or use wire auto"
+            )
+        return ProbeResult(model, longest, mode, generate, await self.version())
+
+    async def _model(self) -> tuple[str, int | None]:
+        card, named = await model_card(self._client, self._server, self._options)
+        # An adapter's card need not say how long its context is: it is its base's.
+        longest = next((each["max_model_len"] for each in (card, *named) if _has_length(each)), None)
+        return card["id"], longest
+
+    async def _tokenization(self, model: str) -> None:
+        """`Unfit` where the server has `/tokenize` and tokenizes otherwise than this vocabulary."""
+        asked = {"model": model, "prompt": SAMPLE, "add_special_tokens": False}
+        status, data = await self._ask("POST", "/tokenize", asked)
+        found = _json(data) if status == 200 else None
+        ids = found.get("tokens") if isinstance(found, dict) else None
+        if isinstance(ids, list) and all(isinstance(token, int) for token in ids):
+            trouble = tokenization_trouble(self._vocabulary, ids)
+            if trouble is not None:
+                raise Unfit(trouble)
+
+    async def _mode(self, model: str) -> LogProbMode:
+        last = self._vocabulary.size - 1
+        prompt = [*self._vocabulary.encode(SAMPLE)[:PROBE_PROMPT_TOKENS], last]
+        at = []
+        for temperature in (1.0, PROBE_TEMPERATURE):
+            asked = {
+                "model": model,
+                "prompt": prompt,
+                "max_tokens": 1,
+                "temperature": temperature,
+                "top_p": 1.0,
+                "top_k": -1,
+                "logprobs": PROBE_TOP_LOGPROBS,
+                "return_token_ids": True,
+                "return_tokens_as_token_ids": True,
+            }
+            status, data = await self._ask("POST", "/v1/completions", asked)
+            if status == 400:
+                raise Unfit(
+                    f"the server refuses a prompt with {last}, the tokenizer's last id "
+                    f"({read_fault(status, data).message}); "
+                    "give --tokenizer-path the folder of the model that the server runs"
+                )
+            if status != 200:
+                raise RolloutServerFailed(
+                    f"/v1/completions answers {status}: {read_fault(status, data).message}", "status"
+                )
+            at.append(_candidates(_json(data)))
+        return log_prob_mode(at[0], at[1], PROBE_TEMPERATURE)
+
+    async def _generates(self, model: str) -> bool:
+        asked = {
+            "model": model,
+            "token_ids": self._vocabulary.encode(SAMPLE)[:PROBE_PROMPT_TOKENS],
+            "sampling_params": {"max_tokens": 1},
+        }
+        status, data = await self._ask("POST", "/inference/v1/generate", asked)
+        found = _json(data) if status == 200 else None
+        choices = found.get("choices") if isinstance(found, dict) else None
+        first = choices[0] if isinstance(choices, list) and choices else None
+        return isinstance(first, dict) and isinstance(first.get("token_ids"), list)
+
+    async def version(self) -> int | None:
+        """The number that the server's weights have, where it knows one."""
+        status, data = await self._ask("GET", "/weight_info")
+        found = _json(data) if status == 200 else None
+        told = found.get("weight_version") if isinstance(found, dict) else None
+        return version_number(told) if isinstance(told, str) else None
+
+    async def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+        return await self._client.ask(method, self._server.url(path), body, self._options.verify_s)
+
+
+async def model_card(
+    client: UpstreamClient, server: UpstreamServer, options: UpstreamOptions
+) -> tuple[ModelCard, list[ModelCard]]:
+    """The card of the model that is used in a server's /v1/models, and all cards; `RolloutServerFailed` without it."""
+    status, data = await client.ask("GET", server.url("/v1/models"), None, options.verify_s)
+    if status != 200:
+        raise RolloutServerFailed(f"/v1/models answers {status}: {read_fault(status, data).message}", "denied")
+    found = _json(data)
+    cards = found.get("data") if isinstance(found, dict) else None
+    named = [card for card in cards if _is_card(card)] if isinstance(cards, list) else []
+    if not named:
+        raise RolloutServerFailed(f"/v1/models names no model: {shown(found)}", "malformed")
+    card = next((card for card in named if options.model in (None, card["id"])), None)
+    if card is None:
+        served = ", ".join(card["id"] for card in named)
+        raise RolloutServerFailed(f"it serves no {options.model!r} (yet); it serves {served}", "model")
+    return card, named
+
+
+async def model_root(client: UpstreamClient, server: UpstreamServer, options: UpstreamOptions) -> str | None:
+    """Where a server says that its model lies: the folder or the name that it was started with; an adapter's is its
+    base's. None where it does not say."""
+    card, named = await model_card(client, server, options)
+    base = next((each for each in named if each["id"] == card.get("parent")), card)
+    root = base.get("root")
+    return root if isinstance(root, str) and root else None
+
+
+def _is_card(found: Any) -> bool:
+    return isinstance(found, dict) and isinstance(found.get("id"), str)
+
+
+def _has_length(card: dict[str, Any]) -> bool:
+    return isinstance(card.get("max_model_len"), int)
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except ValueError:
+        return None
+
+
+def _candidates(found: Any) -> dict[int, float]:
+    """The log-probs of an answer's first token, by id; none where it does not tell them so."""
+    try:
+        top = found["choices"][0]["logprobs"]["top_logprobs"][0]
+        return {int(name.removeprefix("token_id:")): float(value) for name, value in top.items()}
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return {}

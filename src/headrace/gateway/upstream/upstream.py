@@ -1,7 +1,4 @@
-"""The rollout servers as one: an order goes in, exact tokens come out, whichever server sampled them.
-
-What waits at the gate waits without an error; what a pause aborted comes back as one answer.
-"""
+"""An answer that was cut, and the rest of it: what is still to be sampled, and the two joined into one."""
 
 from __future__ import annotations
 
@@ -11,43 +8,52 @@ from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import msgspec
+import numpy as np
 import orjson
 
 from headrace.data.step import INT32_MAX, check_count
-from headrace.gateway.upstream.call import Call
-from headrace.gateway.upstream.client import Client
-from headrace.gateway.upstream.continuation import begins_anew, continues, joined, rest_of
-from headrace.gateway.upstream.control import LEASE_S, Control
-from headrace.gateway.upstream.dispatch import Dispatch
-from headrace.gateway.upstream.errors import Failed
+from headrace.gateway.upstream.dispatch import Dispatch, ServerCall
+from headrace.gateway.upstream.errors import RolloutServerFailed
 from headrace.gateway.upstream.fleet import Fleet
-from headrace.gateway.upstream.gate import Gate
-from headrace.gateway.upstream.options import Options
-from headrace.gateway.upstream.patience import Patience
-from headrace.gateway.upstream.server import Server
-from headrace.gateway.upstream.types import Answer, Order, Sampled
-from headrace.gateway.upstream.wire import Asked
+from headrace.gateway.upstream.gate import Deadline, Gate
+from headrace.gateway.upstream.http_client import UpstreamClient
+from headrace.gateway.upstream.options import UpstreamOptions
+from headrace.gateway.upstream.pause import PAUSE_LEASE_S, PauseControl
+from headrace.gateway.upstream.server import UpstreamServer
+from headrace.gateway.upstream.types import Order, SampledAnswer, SampledChoice, join_spans
+from headrace.gateway.upstream.wire import EncodedOrder
 from headrace.net.supervised import Supervised
 from headrace.tokens.vocabulary import Vocabulary
 
 T = TypeVar("T")
 
-#: For how long an answer of /v1/models is good.
-MODELS_S = 5.0
+#: Seconds for which an answer of /v1/models is served again: agents ask for it at their start, many at once.
+MODELS_CACHE_S = 5.0
+
+
+#: Parameters whose state a server keeps for one request only (a grammar, penalties for what was sampled before): an
+#: answer under them cannot be continued by another request, and is sampled again from its beginning.
+RESTARTING_PARAMS = (
+    *("structured_outputs", "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+    *("presence_penalty", "frequency_penalty"),
+)
 
 
 class Upstream:
-    """Made and used in one event loop. `start` before the first order, `close` after the last."""
+    """All rollout servers of one model: samples orders, pauses around a change of weights, knows their versions.
 
-    def __init__(self, addresses: Iterable[str], options: Options) -> None:
+    Made and used in one event loop. `start` comes before the first order, `close` after the last."""
+
+    def __init__(self, addresses: Iterable[str], options: UpstreamOptions) -> None:
         self.options = options
         self.counters: Counter[str] = Counter()
         self._gate = Gate()
         self._fleet = Fleet(addresses, options, self._gate)
-        self._patient: set[Patience] = set()
+        self._deadlines: set[Deadline] = set()
         self._dispatch = Dispatch(self._fleet, options, self.counters)
-        self._control = Control(self._fleet, self._gate, options, self._patient)
-        self._client: Client | None = None
+        self._control = PauseControl(self._fleet, self._gate, options, self._deadlines)
+        self._client: UpstreamClient | None = None
         self.watch = Supervised("the watch over the rollout servers", self._fleet.watch)
         self._models: tuple[float, dict[str, Any]] | None = None
 
@@ -60,9 +66,9 @@ class Upstream:
         """Before `start`: a server's address and where its model lies, as soon as one answers."""
         return await self._fleet.root(self._connected())
 
-    def _connected(self) -> Client:
+    def _connected(self) -> UpstreamClient:
         if self._client is None:
-            self._client = self._control.client = self._dispatch.client = Client(self.options)
+            self._client = self._control.client = self._dispatch.client = UpstreamClient(self.options)
         return self._client
 
     async def close(self) -> None:
@@ -74,28 +80,32 @@ class Upstream:
 
     # -- sampling ------------------------------------------------------------------------------------------------------
 
-    async def sample(self, order: Order) -> Answer:
-        """A whole answer. Cancelling it aborts it upstream."""
+    async def sample(self, order: Order) -> SampledAnswer:
+        """Samples a whole answer. Cancelling it aborts the call on the server.
+
+        Raises `UpstreamRefused`, `RolloutServerFailed` or `NoRolloutServer`."""
         gate = self._gate
         if gate.closed:
             await gate.wait_open()
-        with self._in_flight() as patience:
+        with self._in_flight() as deadline:
             try:
                 aborts = gate.aborts
-                call, choices = await self._dispatch.send(Asked.of(order), patience, Call.whole)
+                call, choices = await self._dispatch.send(EncodedOrder.of(order), deadline, ServerCall.whole)
                 if any(choice.finish_reason == "abort" for choice in choices):
-                    choices = await together([self._whole(order, choice, aborts, call.server) for choice in choices])
+                    choices = await gather_or_cancel(
+                        [self._whole(order, choice, aborts, call.server) for choice in choices]
+                    )
             except asyncio.CancelledError:
                 self.counters["aborted"] += 1
                 raise
         oldest = min((version for choice in choices for _, version in choice.spans), default=call.version)
-        return Answer(choices, call.server.address, oldest)
+        return SampledAnswer(choices, call.server.address, oldest)
 
-    async def _whole(self, order: Order, choice: Sampled, aborts: int, server: Server) -> Sampled:
-        """A choice with what a pause cut off of it."""
+    async def _whole(self, order: Order, choice: SampledChoice, aborts: int, server: UpstreamServer) -> SampledChoice:
+        """A choice that a pause cut off, completed by further calls."""
         while choice.finish_reason == "abort":
-            await self._asked_for(aborts, server)
-            if begins_anew(order):
+            await self._await_abort(aborts, server)
+            if must_restart(order):
                 choice.ids = []  # nobody saw it: it is sampled again from its beginning
             rest = rest_of(order, choice.index, choice.ids)
             if rest is None:
@@ -104,37 +114,39 @@ class Upstream:
             await self._gate.wait_open()
             aborts = self._gate.aborts
             self.counters["continued"] += 1
-            with self._patience() as patience:
-                call, more = await self._dispatch.send(Asked.of(rest), patience, Call.whole)
-            server, choice = call.server, joined(choice, rest, more[0])
+            with self._deadline() as deadline:
+                call, more = await self._dispatch.send(EncodedOrder.of(rest), deadline, ServerCall.whole)
+            server, choice = call.server, join_choices(choice, rest, more[0])
         return choice
 
-    async def stream(self, order: Order) -> AsyncGenerator[Sampled, None]:
-        """The pieces of an answer as they come. Closing it early aborts it upstream."""
+    async def stream(self, order: Order) -> AsyncGenerator[SampledChoice, None]:
+        """Yields the pieces of an answer as they come. Closing it early aborts the call on the server.
+
+        Raises like `sample`."""
         gate = self._gate
         if gate.closed:
             await gate.wait_open()
-        asked = Asked.of(order)
+        encoded = EncodedOrder.of(order)
         #: Of each choice, what was told so far; without a finish_reason while there is more to come.
-        told = [Sampled(index, [], None, None) for index in range(asked.choices)]
+        told = [SampledChoice(index, [], None, None) for index in range(encoded.choices)]
         #: What is to be sampled, and the beginning of the answer that it continues.
-        todo: list[tuple[Asked, Sampled | None]] = [(asked, None)]
-        with self._in_flight() as patience:
+        todo: list[tuple[EncodedOrder, SampledChoice | None]] = [(encoded, None)]
+        with self._in_flight() as deadline:
             try:
                 while todo:
                     part, before = todo.pop(0)
                     aborts, cut = gate.aborts, []
-                    call, pieces = await self._dispatch.send(part, patience, Call.open)
+                    call, pieces = await self._dispatch.send(part, deadline, ServerCall.open)
                     try:
                         while pieces:
                             for piece in pieces:
                                 if before is not None:
-                                    continues(piece, before, part.order)
+                                    append_to(piece, before, part.order)
                                 whole = told[piece.index]
                                 whole.ids += piece.ids
                                 whole.spans = piece.spans
                                 if piece.finish_reason == "abort":
-                                    await self._asked_for(aborts, call.server)
+                                    await self._await_abort(aborts, call.server)
                                     piece.finish_reason = None
                                     cut.append(whole)
                                     if not piece.ids and not piece.text:
@@ -145,20 +157,20 @@ class Upstream:
                     finally:
                         call.close()
                     for whole in cut:
-                        if whole.ids and begins_anew(order):
-                            raise Failed(
+                        if whole.ids and must_restart(order):
+                            raise RolloutServerFailed(
                                 "an answer that follows a grammar cannot go on after a pause's abort", "aborted"
                             )
                         rest = rest_of(order, whole.index, whole.ids)
                         if rest is None:
                             whole.finish_reason = "length"
-                            yield Sampled(
+                            yield SampledChoice(
                                 whole.index, [], [], "", "length", spans=whole.spans, server=call.server.address
                             )
                         else:
                             self.counters["continued"] += 1
-                            so_far = Sampled(whole.index, whole.ids.copy(), None, None, spans=whole.spans)
-                            todo.append((Asked.of(rest), so_far))
+                            so_far = SampledChoice(whole.index, whole.ids.copy(), None, None, spans=whole.spans)
+                            todo.append((EncodedOrder.of(rest), so_far))
                     if cut:
                         await gate.wait_open()
             except (asyncio.CancelledError, GeneratorExit):
@@ -166,41 +178,41 @@ class Upstream:
                     self.counters["aborted"] += 1
                 raise
 
-    async def _more(self, call: Call) -> list[Sampled]:
+    async def _more(self, call: ServerCall) -> list[SampledChoice]:
         try:
             return await call.more()
-        except Failed as error:
+        except RolloutServerFailed as error:
             self._dispatch.failed(call.server, error)
             raise
 
-    async def _asked_for(self, aborts: int, server: Server) -> None:
-        """Returns where a pause asked for an abort; one that nobody asked for is a failure."""
+    async def _await_abort(self, aborts: int, server: UpstreamServer) -> None:
+        """Returns where a pause asked for an abort; raises `RolloutServerFailed` for one that nobody asked for."""
         if not await self._gate.wait_abort(aborts, self.options.abort_grace_s):
-            error = Failed(f"{server.address} aborted the answer", "aborted")
+            error = RolloutServerFailed(f"{server.address} aborted the answer", "aborted")
             self._dispatch.failed(server, error)
             raise error
 
     @contextmanager
-    def _in_flight(self) -> Iterator[Patience]:
+    def _in_flight(self) -> Iterator[Deadline]:
         self._gate.enter()
         try:
-            with self._patience() as patience:
-                yield patience
+            with self._deadline() as deadline:
+                yield deadline
         finally:
             self._gate.leave()
 
     @contextmanager
-    def _patience(self) -> Iterator[Patience]:
-        patience = Patience(self.options.idle_s, self.options.call_s)
-        self._patient.add(patience)
+    def _deadline(self) -> Iterator[Deadline]:
+        deadline = Deadline(self.options.idle_s, self.options.call_s)
+        self._deadlines.add(deadline)
         try:
-            yield patience
+            yield deadline
         finally:
-            self._patient.discard(patience)
+            self._deadlines.discard(deadline)
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
-    async def pause(self, mode: str, lease_s: float = LEASE_S) -> None:
+    async def pause(self, mode: str, lease_s: float = PAUSE_LEASE_S) -> None:
         """Holds new orders; those in flight end (`drain`), freeze (`keep`), or are cut and later continued. After
         `lease_s` without a `resume` it ends by itself, and `overdue` says so."""
         await self._control.pause(mode, lease_s)
@@ -226,7 +238,8 @@ class Upstream:
         return self._gate.in_flight
 
     def set_version(self, version: int, server: str | None = None) -> None:
-        """What a server samples with from now on; without a server, what all do and those to come."""
+        """Sets the policy version that a server samples with from now on; without a server, that of all, also of those
+        that are added later."""
         number = check_count(version, "version", most=INT32_MAX)
         if server is not None:
             self._fleet.find(server).version = number
@@ -242,7 +255,7 @@ class Upstream:
 
     @property
     def version(self) -> int:
-        """The newest."""
+        """The newest policy version of all servers."""
         return max(self.versions.values(), default=self._fleet.version)
 
     @property
@@ -260,7 +273,7 @@ class Upstream:
         self._fleet.remove(address)
 
     async def models(self) -> dict[str, Any]:
-        """What a server's /v1/models answers."""
+        """The answer of a server's /v1/models, a few seconds old at most; `NoRolloutServer` where none answers."""
         now = asyncio.get_running_loop().time()
         if self._models is not None and now < self._models[0]:
             return self._models[1]
@@ -269,11 +282,11 @@ class Upstream:
             try:
                 status, data = await self._client.ask("GET", server.url("/v1/models"), None, self.options.verify_s)
                 found = orjson.loads(data) if status == 200 else None
-            except (Failed, ValueError) as error:
+            except (RolloutServerFailed, ValueError) as error:
                 self._fleet.down(server, f"/v1/models: {error}")
                 continue
             if isinstance(found, dict):
-                self._models = (now + MODELS_S, found)
+                self._models = (now + MODELS_CACHE_S, found)
                 return found
         raise self._dispatch.none_left([])
 
@@ -304,15 +317,71 @@ class Upstream:
 
     @property
     def model(self) -> str | None:
-        """A served model's name."""
+        """The name by which a server that is up knows the model."""
         return next((server.model for server in self._fleet.up), None)
 
     def describe(self) -> list[dict[str, Any]]:
         return self._fleet.describe()
 
 
-async def together(parts: list[Awaitable[T]]) -> list[T]:
-    """All of them, or the first error, after which none runs on."""
+def must_restart(order: Order) -> bool:
+    """Whether an answer that was cut cannot be continued, and must be sampled again from its beginning."""
+    return any(order.sampling.get(name) or order.extra.get(name) for name in RESTARTING_PARAMS)
+
+
+def rest_of(order: Order, index: int, ids: list[int]) -> Order | None:
+    """The order for what is left of one choice after these tokens; None where `max_tokens` is reached."""
+    sampling: dict[str, Any] = {**order.sampling, "n": 1}
+    most = sampling.get("max_tokens")
+    if isinstance(most, int):
+        if most <= len(ids):
+            return None
+        sampling["max_tokens"] = most - len(ids)
+    if isinstance(least := sampling.get("min_tokens"), int):
+        sampling["min_tokens"] = max(0, least - len(ids))
+    if isinstance(seed := sampling.get("seed"), int):
+        # The same seed would draw the same numbers again; vLLM gives choice i the seed + i.
+        sampling["seed"] = (seed + index + len(ids)) % 2**63
+    prompt = np.concatenate([order.prompt, np.array(ids, np.int32)]) if ids else order.prompt
+    call_id = f"{order.call_id}.{index}.{len(ids)}" if order.call_id else ""
+    return msgspec.structs.replace(order, prompt=prompt, sampling=sampling, call_id=call_id)
+
+
+def append_to(piece: SampledChoice, before: SampledChoice, rest: Order) -> None:
+    """Changes a piece of the order `rest` into one of the whole answer, of which `before` was already given out."""
+    piece.index = before.index
+    piece.spans = join_spans(before.spans, len(before.ids), piece.spans)
+    if not before.ids:
+        return
+    if piece.consumed is rest.prompt:
+        piece.consumed = None  # the answer's own prompt was told with its beginning
+    piece.text = None  # a character may lie across the cut: the two texts do not add up to that of all ids
+
+
+def join_choices(cut: SampledChoice, rest: Order, more: SampledChoice) -> SampledChoice:
+    """One choice out of its beginning and of what the order `rest` sampled."""
+    if not cut.ids:
+        return msgspec.structs.replace(more, index=cut.index)
+    # A prompt that is not what was sent: whoever compares it will see that.
+    changed = more.consumed is not None and more.consumed is not rest.prompt
+    return SampledChoice(
+        cut.index,
+        cut.ids + more.ids,
+        None if cut.log_probs is None or more.log_probs is None else cut.log_probs + more.log_probs,
+        None,  # a character may lie across the cut: the two texts do not add up to that of all ids
+        more.finish_reason,
+        more.stop_reason,
+        more.consumed if changed else cut.consumed,
+        join_spans(cut.spans, len(cut.ids), more.spans),
+        None if cut.tokens is None or more.tokens is None else cut.tokens + more.tokens,
+        None if cut.top is None or more.top is None else cut.top + more.top,
+        more.routed_experts,  # of the prompt as well, and so of the beginning
+        more.server,
+    )
+
+
+async def gather_or_cancel(parts: list[Awaitable[T]]) -> list[T]:
+    """The results of all; at the first error, or when cancelled, the others are cancelled."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         return list(await asyncio.gather(*tasks))

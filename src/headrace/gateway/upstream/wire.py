@@ -1,4 +1,8 @@
-"""What both wires share: how a prompt is compared, and how a server says what is wrong."""
+"""The two routes that sample, as bytes: `/v1/completions` and `/inference/v1/generate`, ids in and ids out.
+
+A prompt is encoded once; one that comes back as it was sent is recognised by its bytes and not parsed. Completions are
+what every server has; generate tells the versions that sampled each token, takes images, and carries no text.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +18,20 @@ import orjson
 
 from headrace.data.errors import shown
 from headrace.data.step import INT32_MAX, IntArray
-from headrace.gateway.upstream.types import Order, Sampled
-from headrace.tokens.vision import folded
+from headrace.gateway.upstream.errors import ErrorBody, MalformedAnswer, ServerFault
+from headrace.gateway.upstream.types import Order, SampledChoice, VersionRange, spans_of
+from headrace.tokens.vision import fold_images
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
 NOT_TOLD = msgspec.Raw(b"null")
 #: The field that tells a prompt, and what stands for one that needs no reading.
-FIELD = b'"prompt_token_ids":'
+PROMPT_FIELD = b'"prompt_token_ids":'
 AS_SENT = b'"as sent"'
-#: Bytes from which a prompt is worth passing over.
-LONG = 2048
+#: Bytes from which it is cheaper to look for a prompt in an answer than to parse it there.
+LONG_PROMPT_BYTES = 2048
 
 
-class Fault(msgspec.Struct):
-    """An error as vLLM tells it."""
-
-    message: str = ""
-    param: str | None = None
-    code: int | str | None = None
-
-
-class Asked(msgspec.Struct, frozen=True, eq=False):
+class EncodedOrder(msgspec.Struct, frozen=True, eq=False):
     """An order with its prompt as JSON: written once, sent as it is, and compared with what comes back."""
 
     order: Order
@@ -42,26 +39,26 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     prompt: bytes
 
     @classmethod
-    def of(cls, order: Order) -> Asked:
+    def of(cls, order: Order) -> EncodedOrder:
         n = order.sampling.get("n")
         return cls(order, n if isinstance(n, int) else 1, orjson.dumps(order.prompt, option=orjson.OPT_SERIALIZE_NUMPY))
 
-    def short(self, data: bytes) -> bytes:
-        """An answer in which a long prompt that came back as it was sent is a mark: there is nothing in it to parse.
+    def without_prompt(self, data: bytes) -> bytes:
+        """The answer with every long prompt that came back as it was sent replaced by the short mark `AS_SENT`.
 
         JSON escapes a quote inside a string, so what reads like the field's name and the whole prompt is that.
         """
-        if len(self.prompt) < LONG or len(data) < len(self.prompt):
+        if len(self.prompt) < LONG_PROMPT_BYTES or len(data) < len(self.prompt):
             return data
         kept, done = [], 0
-        at = data.find(FIELD)
+        at = data.find(PROMPT_FIELD)
         while at >= 0:
-            begin = at + len(FIELD)
+            begin = at + len(PROMPT_FIELD)
             if data.startswith(self.prompt, begin):
                 kept += [data[done:begin], AS_SENT]
                 done = begin + len(self.prompt)
                 begin = done
-            at = data.find(FIELD, begin)
+            at = data.find(PROMPT_FIELD, begin)
         return b"".join([*kept, data[done:]]) if kept else data
 
     def consumed(self, told: msgspec.Raw) -> IntArray | None:
@@ -74,75 +71,304 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
         found = np.array(msgspec.json.decode(said, type=list[TokenId]), dtype=np.int32)
         return self.order.prompt if np.array_equal(found, self.order.prompt) else found
 
-    def sent(self) -> bytes:
-        """The prompt as the server is to get it: it unfolds the images itself."""
+    def prompt_to_send(self) -> bytes:
+        """The prompt with one placeholder an image: the server unfolds images itself."""
         if not self.order.images:
             return self.prompt
-        return orjson.dumps(folded(self.order.prompt, self.order.images), option=orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.dumps(fold_images(self.order.prompt, self.order.images), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-class Wire(Protocol):
-    """A route that samples: what it is asked, and what it answers."""
+class SamplingWire(Protocol):
+    """A route that samples: how an order is written, and how its answer is read."""
 
-    def body(self, asked: Asked, model: str, *, stream: bool) -> bytes: ...
+    def body(self, encoded: EncodedOrder, model: str, *, stream: bool) -> bytes: ...
 
-    def whole(self, asked: Asked, data: bytes, version: int) -> list[Sampled]:
+    def whole(self, encoded: EncodedOrder, data: bytes, version: int) -> list[SampledChoice]:
         """The choices of a whole answer; `spans` only where the server told versions. `version` was known before."""
         ...
 
-    def piece(self, asked: Asked, data: bytes, version: int) -> list[Sampled]:
-        """What one event brings; raises `Said` where it is an error."""
+    def piece(self, encoded: EncodedOrder, data: bytes, version: int) -> list[SampledChoice]:
+        """The pieces that one event of a stream holds; raises `ServerFault` where it is an error."""
         ...
 
 
-class Nonsense(ValueError):
-    """An answer that is JSON of the right shape and still none."""
-
-
-class Said(Exception):
-    """A server's own words about what went wrong."""
-
-    def __init__(self, status: int, message: str, param: str | None) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param = status, message, param
-
-    @classmethod
-    def of(cls, fault: Fault) -> Said:
-        code = fault.code if isinstance(fault.code, int) else 500
-        return cls(code, fault.message or "no reason given", fault.param)
-
-
-def said(status: int, data: bytes) -> Said:
-    """What an answer with an error status says, in whatever shape it says it."""
-    try:
-        found: Any = orjson.loads(data)
-    except ValueError:
-        found = data.decode("utf-8", "replace").strip()
-    if isinstance(found, dict):
-        found = found.get("error", found.get("detail", found.get("message", found)))
-    if isinstance(found, dict) and isinstance(found.get("message"), str):
-        param = found.get("param")
-        return Said(status, found["message"], param if isinstance(param, str) else None)
-    text = found if isinstance(found, str) else shown(found, 500)
-    return Said(status, text[:2000] or f"status {status} without a reason", None)
-
-
-def numbers(given: Sequence[float | None]) -> list[float]:
-    """Log-probs as they were given; one that is missing is not a number, and the step's check says so."""
+def log_prob_values(given: Sequence[float | None]) -> list[float]:
+    """The log-probs, with NaN for a missing one, which the step's check then refuses."""
     if None in given:
         return [math.nan if value is None else value for value in given]
     return given  # type: ignore[return-value]
 
 
-def experts(told: str | None) -> Any:
+def decode_experts(told: str | None) -> Any:
     """The experts that tokens were routed to, out of a `.npy` file in base64."""
     if told is None:
         return None
     try:
         return np.load(io.BytesIO(base64.b64decode(told, validate=True)), allow_pickle=False)
     except (ValueError, OSError, EOFError, MemoryError) as error:
-        raise Nonsense(f"routed_experts is no array: {error}") from error
+        raise MalformedAnswer(f"routed_experts is no array: {error}") from error
 
 
-def no_ids() -> Nonsense:
-    return Nonsense("there are no token_ids; a server that returns them is needed (vLLM 0.11 or later)")
+def no_token_ids() -> MalformedAnswer:
+    """The error for an answer without ids."""
+    return MalformedAnswer("there are no token_ids; a server that returns them is needed (vLLM 0.11 or later)")
+
+
+class _CompletionLogProbs(msgspec.Struct):
+    token_logprobs: list[float | None]
+
+
+class _CompletionTopLogProbs(_CompletionLogProbs):
+    """With the tokens' texts and alternatives, for an agent that asked for log-probs."""
+
+    tokens: list[str] | None = None
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _CompletionChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: _CompletionLogProbs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[TokenId] | None = None
+    prompt_token_ids: msgspec.Raw = NOT_TOLD
+    routed_experts: str | None = None
+
+
+class _CompletionTopChoice(_CompletionChoice):
+    logprobs: _CompletionTopLogProbs | None = None
+
+
+class _CompletionBody(msgspec.Struct):
+    choices: list[_CompletionChoice]
+
+
+class _CompletionTopBody(msgspec.Struct):
+    choices: list[_CompletionTopChoice]
+
+
+class _CompletionChunk(msgspec.Struct):
+    choices: list[_CompletionChoice] = []
+    error: ErrorBody | None = None
+
+
+class _CompletionTopChunk(msgspec.Struct):
+    choices: list[_CompletionTopChoice] = []
+    error: ErrorBody | None = None
+
+
+class CompletionsWire:
+    """`POST /v1/completions`, which every server has."""
+
+    def __init__(self) -> None:
+        self._whole = msgspec.json.Decoder(_CompletionBody)
+        self._shown_whole = msgspec.json.Decoder(_CompletionTopBody)
+        self._piece = msgspec.json.Decoder(_CompletionChunk)
+        self._shown_piece = msgspec.json.Decoder(_CompletionTopChunk)
+
+    def body(self, encoded: EncodedOrder, model: str, *, stream: bool) -> bytes:
+        order = encoded.order
+        given: dict[str, Any] = {
+            **order.extra,
+            **{name: value for name, value in order.sampling.items() if value is not None},
+            "model": model,
+            "prompt": orjson.Fragment(encoded.prompt),
+            "logprobs": order.tops or 1,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+        }
+        if order.call_id:
+            given["request_id"] = order.call_id
+        if stream:
+            given["stream"] = True
+            given["stream_options"] = {"include_usage": True}
+        return orjson.dumps(given, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+
+    def whole(self, encoded: EncodedOrder, data: bytes, version: int) -> list[SampledChoice]:
+        found = (self._shown_whole if encoded.order.tops else self._whole).decode(encoded.without_prompt(data))
+        return [_from_completion(choice, encoded) for choice in found.choices]
+
+    def piece(self, encoded: EncodedOrder, data: bytes, version: int) -> list[SampledChoice]:
+        found = (self._shown_piece if encoded.order.tops else self._piece).decode(encoded.without_prompt(data))
+        if found.error is not None:
+            raise ServerFault.of(found.error)
+        return [_from_completion(choice, encoded) for choice in found.choices]
+
+
+def _from_completion(choice: _CompletionChoice, encoded: EncodedOrder) -> SampledChoice:
+    if choice.token_ids is None:
+        raise no_token_ids()
+    given = choice.logprobs
+    found = SampledChoice(
+        choice.index,
+        choice.token_ids,
+        None if given is None else log_prob_values(given.token_logprobs),
+        choice.text,
+        choice.finish_reason,
+        choice.stop_reason,
+        encoded.consumed(choice.prompt_token_ids),
+        routed_experts=decode_experts(choice.routed_experts),
+    )
+    if isinstance(given, _CompletionTopLogProbs):
+        found.tokens = given.tokens
+        found.top = None if given.top_logprobs is None else [shown or {} for shown in given.top_logprobs]
+    return found
+
+
+#: Parameters that mean the same in `generate` as in a completion. Everything else (stop strings, grammars, alternatives
+#: by their text, fields that nobody here knows) needs what only a completion does.
+GENERATE_PARAMS = frozenset(
+    {
+        "n",
+        "max_tokens",
+        "min_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "stop_token_ids",
+        "ignore_eos",
+        "allowed_token_ids",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "include_stop_str_in_output",
+    }
+)
+
+
+class _GenerateLogProb(msgspec.Struct):
+    logprob: float | None = None
+
+
+class _GenerateLogProbs(msgspec.Struct):
+    content: list[_GenerateLogProb] | None = None
+
+
+class _GenerateChoice(msgspec.Struct):
+    index: int
+    logprobs: _GenerateLogProbs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[TokenId] | None = None
+    weight_versions: list[VersionRange] | None = None
+    routed_experts: str | None = None
+
+
+class _ImageSpan(msgspec.Struct):
+    """The ids of one image in the prompt, as the server reports them."""
+
+    offset: int
+    length: int
+
+
+_ImageSpans = dict[str, list[_ImageSpan]] | None
+
+
+class _GenerateBody(msgspec.Struct):
+    choices: list[_GenerateChoice]
+    prompt_token_ids: msgspec.Raw = NOT_TOLD
+    mm_placeholders: _ImageSpans = None
+
+
+class _GenerateChunk(msgspec.Struct):
+    choices: list[_GenerateChoice] = []
+    prompt_token_ids: msgspec.Raw = NOT_TOLD
+    mm_placeholders: _ImageSpans = None
+    error: ErrorBody | None = None
+
+
+class GenerateWire:
+    """`POST /inference/v1/generate`, for servers that tell versions."""
+
+    def __init__(self) -> None:
+        self._whole = msgspec.json.Decoder(_GenerateBody)
+        self._piece = msgspec.json.Decoder(_GenerateChunk)
+
+    @staticmethod
+    def can_serve(order: Order) -> bool:
+        """Whether this route answers an order as a completion would."""
+        return not GenerateWire.missing(order)
+
+    @staticmethod
+    def missing(order: Order) -> list[str]:
+        """The parameters of an order that this route does not have; empty where it has all."""
+        given = {name for name, value in order.sampling.items() if value is not None and value != [] and value != {}}
+        return [*(["logprobs"] if order.tops else []), *sorted(order.extra), *sorted(given - GENERATE_PARAMS)]
+
+    def body(self, encoded: EncodedOrder, model: str, *, stream: bool) -> bytes:
+        order = encoded.order
+        sampling = {
+            name: value for name, value in order.sampling.items() if name in GENERATE_PARAMS and value is not None
+        }
+        given: dict[str, Any] = {
+            "model": model,
+            "token_ids": orjson.Fragment(encoded.prompt_to_send()),
+            "sampling_params": {**sampling, "logprobs": 1, "skip_special_tokens": False},
+            "return_token_ids": True,
+        }
+        if order.images:
+            given["content_parts"] = [{"type": "image_url", "url": placed.image.url} for placed in order.images]
+        if order.call_id:
+            given["request_id"] = order.call_id
+        if stream:
+            given["stream"] = True
+        return orjson.dumps(given, option=orjson.OPT_SERIALIZE_NUMPY)
+
+    def whole(self, encoded: EncodedOrder, data: bytes, version: int) -> list[SampledChoice]:
+        found = self._whole.decode(encoded.without_prompt(data))
+        return _from_generate(
+            found.choices, encoded, _consumed_prompt(encoded, found.prompt_token_ids, found.mm_placeholders), version
+        )
+
+    def piece(self, encoded: EncodedOrder, data: bytes, version: int) -> list[SampledChoice]:
+        found = self._piece.decode(encoded.without_prompt(data))
+        if found.error is not None:
+            raise ServerFault.of(found.error)
+        return _from_generate(
+            found.choices, encoded, _consumed_prompt(encoded, found.prompt_token_ids, found.mm_placeholders), version
+        )
+
+
+def _consumed_prompt(encoded: EncodedOrder, prompt: msgspec.Raw, runs: _ImageSpans) -> IntArray | None:
+    """The prompt as the server reports it, None where it does not. `MalformedAnswer` where images are in it and stand
+    elsewhere than planned: a server may well answer without having looked at one."""
+    consumed, images = encoded.consumed(prompt), encoded.order.images
+    if not images or consumed is None:
+        return consumed
+    stand = [(run.offset, run.length) for run in (runs or {}).get("image", ())]
+    planned = [(placed.offset, placed.length) for placed in images]
+    if consumed is not encoded.order.prompt or stand != planned:
+        raise MalformedAnswer(
+            f"it did not read the prompt's images as its model's processor does here: they stand at {shown(stand)} in "
+            f"{len(consumed)} ids, and belong at {shown(planned)} in {len(encoded.order.prompt)} (offset, length)"
+        )
+    return consumed
+
+
+def _from_generate(
+    choices: list[_GenerateChoice], encoded: EncodedOrder, consumed: IntArray | None, version: int
+) -> list[SampledChoice]:
+    found = []
+    for choice in choices:
+        if choice.token_ids is None:
+            raise no_token_ids()
+        given = None if choice.logprobs is None else choice.logprobs.content
+        found.append(
+            SampledChoice(
+                choice.index,
+                choice.token_ids,
+                None if given is None else log_prob_values([entry.logprob for entry in given]),
+                None,
+                choice.finish_reason,
+                choice.stop_reason,
+                consumed,
+                spans_of(choice.weight_versions, version),
+                routed_experts=decode_experts(choice.routed_experts),
+            )
+        )
+    return found

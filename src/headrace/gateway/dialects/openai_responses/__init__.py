@@ -15,11 +15,17 @@ from headrace.gateway.call.ask import (
 )
 from headrace.gateway.call.turn import Turn
 from headrace.gateway.dialects import openai
-from headrace.gateway.dialects.openai_responses.answer import PREFIX, ended, output_of
-from headrace.gateway.dialects.openai_responses.events import ResponseEvents
-from headrace.gateway.dialects.openai_responses.fields import (
-    ENCRYPTED,
-    Notes,
+from headrace.gateway.dialects.openai_responses.answer import (
+    RESPONSE_ID_PREFIX,
+    ResponseEvents,
+    ResponsesNotes,
+    ended,
+    output_of,
+)
+from headrace.gateway.dialects.openai_responses.request import (
+    INCLUDE_ENCRYPTED,
+    read_input,
+    references,
     refuse_unbuilt,
     take_echoed,
     take_include,
@@ -28,9 +34,7 @@ from headrace.gateway.dialects.openai_responses.fields import (
     take_text,
     take_tops,
 )
-from headrace.gateway.dialects.openai_responses.items import read_input, references
-from headrace.gateway.dialects.tools import conversation
-from headrace.gateway.errors import Refusal
+from headrace.gateway.dialects.shared import conversation
 from headrace.tokens import Message
 
 __all__ = ["OpenAIResponses"]
@@ -39,7 +43,7 @@ __all__ = ["OpenAIResponses"]
 def _input(
     given: Any, opening: tuple[Message, ...], *, continued: bool
 ) -> tuple[tuple[Message, ...], References | None]:
-    """The messages of a request, and what they lack as long as the items that it refers to are not found."""
+    """The messages of a request, and the references in it, which are read once the earlier answers are found."""
     calls = references(given)
     messages = (*opening, *read_input(given, continued=continued or bool(calls)))
 
@@ -49,10 +53,8 @@ def _input(
     return messages, References(calls, read) if calls else None
 
 
-class OpenAIResponses:
+class OpenAIResponses(openai.OpenAIDialect):
     """`POST /v1/responses`."""
-
-    vendor = "OpenAI"
 
     def read(self, body: bytes) -> Ask:
         fields = read_fields(body)
@@ -89,15 +91,14 @@ class OpenAIResponses:
             user=echo["user"],
             show_ids=take(fields, "return_token_ids", bool, False, "true or false"),
             opening=len(opening),
-            previous=None if previous is None else previous.removeprefix(PREFIX),
+            previous=None if previous is None else previous.removeprefix(RESPONSE_ID_PREFIX),
             references=named,
             keep=keep,
-            notes=Notes({**echo, "top_logprobs": tops or 0}, namespaces, ENCRYPTED in include or not keep),
+            notes=ResponsesNotes(
+                {**echo, "top_logprobs": tops or 0}, namespaces, INCLUDE_ENCRYPTED in include or not keep
+            ),
             extra=fields,
         )
-
-    def headers(self, call_id: str) -> dict[str, str]:
-        return openai.headers(call_id)
 
     def whole(self, turns: list[Turn]) -> Any:
         (turn,) = turns
@@ -106,6 +107,3 @@ class OpenAIResponses:
     def events(self, turns: list[Turn]) -> ResponseEvents:
         (turn,) = turns
         return ResponseEvents(turn)
-
-    def error(self, refusal: Refusal) -> Any:
-        return openai.error_body(refusal)

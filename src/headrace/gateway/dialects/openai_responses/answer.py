@@ -1,26 +1,68 @@
-"""A turn as OpenAI's response object: the items of its output, how it ended, and the request's fields again."""
+"""A turn as OpenAI's response object, whole or as events.
+
+Its output is items: reasoning, text and calls. In a stream they open, grow and are done one after the other, each event
+with its number. An item's id tells the call that gave it, so that a later request may refer to an item by its id alone.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Literal, Self
+
+import msgspec
+import orjson
 
 from headrace.gateway.call.turn import Choice, Turn
 from headrace.gateway.dialects import openai
-from headrace.gateway.dialects.openai_responses.names import ItemName
-from headrace.gateway.dialects.seal import seal
-from headrace.gateway.dialects.tools import arguments_text
-from headrace.tokens import ToolCall
+from headrace.gateway.dialects.shared import arguments_text, seal
+from headrace.gateway.errors import Refusal
+from headrace.gateway.upstream.types import SampledChoice
+from headrace.tokens import AnswerDelta, ToolCall
+
+ItemKind = Literal["rs", "msg", "fc"]
+
+#: Call ids are hexadecimal; no answer has a million items.
+_NAME = re.compile(r"(rs|msg|fc)_([0-9a-f]+)(?:_([0-9]{1,6}))?")
+
+
+class ItemName(msgspec.Struct, frozen=True):
+    """Reasoning (`rs`), a text (`msg`) or a function call (`fc`) of the answer that `call` got."""
+
+    kind: ItemKind
+    call: str
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}_{self.call}" + (f"_{self.number}" if self.number or self.kind == "fc" else "")
+
+    @classmethod
+    def read(cls, given: str) -> Self | None:
+        """Parses an item's id; None for what is none."""
+        found = _NAME.fullmatch(given)
+        if found is None:
+            return None
+        name = cls(found[1], found[2], int(found[3] or 0))  # type: ignore[arg-type]
+        return name if str(name) == given else None
+
 
 Json = dict[str, Any]
 
-PREFIX = "resp_"
+RESPONSE_ID_PREFIX = "resp_"
+
+
+class ResponsesNotes(msgspec.Struct, frozen=True):
+    """The fields of the request that the answer repeats, its tools' namespaces, whether reasoning is sealed too."""
+
+    echo: Json
+    namespaces: frozenset[str]
+    seal: bool
 
 
 def response(turn: Turn, status: str, output: list[Json], **more: Any) -> Json:
-    """The object, as far as it has come."""
+    """The response object with this status and output; `more` replaces fields."""
     ask, sampling = turn.ask, turn.order.sampling
     return {
-        "id": PREFIX + turn.call_id,
+        "id": RESPONSE_ID_PREFIX + turn.call_id,
         "object": "response",
         "created_at": turn.created,
         "status": status,
@@ -30,7 +72,7 @@ def response(turn: Turn, status: str, output: list[Json], **more: Any) -> Json:
         "model": ask.model,
         "output": output,
         "parallel_tool_calls": not ask.one_call,
-        "previous_response_id": None if ask.previous is None else PREFIX + ask.previous,
+        "previous_response_id": None if ask.previous is None else RESPONSE_ID_PREFIX + ask.previous,
         "store": ask.keep,
         "temperature": sampling.get("temperature"),
         "top_p": sampling.get("top_p"),
@@ -42,7 +84,7 @@ def response(turn: Turn, status: str, output: list[Json], **more: Any) -> Json:
 
 
 def ended(turn: Turn, output: list[Json]) -> Json:
-    """The object of an answer that is whole, or was cut at its length."""
+    """The response object of an answer that has ended: completed, or incomplete at its limit of tokens."""
     (choice,) = turn.choices
     more: Json = {"usage": _usage(turn, choice)}
     if turn.ask.show_ids:
@@ -53,11 +95,12 @@ def ended(turn: Turn, output: list[Json]) -> Json:
 
 
 def is_cut(choice: Choice) -> bool:
+    """Whether an answer ended at its limit of tokens."""
     return choice.finish_reason == "length"
 
 
 def output_of(turn: Turn) -> list[Json]:
-    """Reasoning, text and calls, each an item."""
+    """The output items of a whole answer: reasoning, text and calls."""
     (choice,) = turn.choices
     message = choice.message(one_call=turn.ask.one_call)
     items: list[Json] = []
@@ -73,6 +116,7 @@ def output_of(turn: Turn) -> list[Json]:
 
 
 def reasoning_item(turn: Turn, text: str, status: str = "completed") -> Json:
+    """The item of an answer's reasoning, sealed too where the request asks for it."""
     parts = [reasoning_part(text)] if status != "in_progress" else []
     name = str(ItemName("rs", turn.call_id))
     item: Json = {"id": name, "type": "reasoning", "status": status, "summary": [], "content": parts}
@@ -82,13 +126,14 @@ def reasoning_item(turn: Turn, text: str, status: str = "completed") -> Json:
 
 
 def text_item(turn: Turn, number: int, text: str, logprobs: list[Json], status: str = "completed") -> Json:
-    """The text, or where calls came between, a part of it."""
+    """The item of an answer's text, or of part `number` of it where calls came between."""
     parts = [text_part(text, logprobs)] if status != "in_progress" else []
     name = str(ItemName("msg", turn.call_id, number))
     return {"id": name, "type": "message", "status": status, "role": "assistant", "content": parts}
 
 
 def call_item(turn: Turn, number: int, call: ToolCall, status: str = "completed") -> Json:
+    """The item of one tool call; a function of a namespace is named by both again."""
     space, dot, name = call.name.partition(".")
     within = bool(dot) and space in turn.ask.notes.namespaces
     return {
@@ -119,3 +164,121 @@ def _usage(turn: Turn, choice: Choice) -> Json:
         "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens},
         "total_tokens": asked + answered,
     }
+
+
+class ResponseEvents:
+    """The events of one response. At most one item is open: the last of the output, while `_open` names its type."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._number = 0
+        self._output: list[Json] = []
+        self._open = ""
+        self._pieces: list[str] = []  # the open item's text
+        self._texts = 0
+        self._calls = 0
+        self._told = 0  # tokens whose log-probs were said
+        self._since = 0  # the first of them in the open item
+
+    def opening(self) -> bytes:
+        begun = response(self._turn, "in_progress", [])
+        return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
+
+    def delta(self, turn: Turn, choice: Choice, delta: AnswerDelta, piece: SampledChoice | None) -> bytes:
+        out = b""
+        if delta.reasoning:
+            out += self._begin("reasoning") + self._grow("response.reasoning_text.delta", delta.reasoning)
+        if delta.content:
+            out += self._begin("message")
+            out += self._grow("response.output_text.delta", delta.content, logprobs=self._logprobs(choice))
+        calls = delta.tool_calls[: max(0, 1 - self._calls)] if turn.ask.one_call else delta.tool_calls
+        for call in calls:
+            out += self._end() + self._call(call)
+        return out
+
+    def closing(self) -> bytes:
+        (choice,) = self._turn.choices
+        cut = is_cut(choice)
+        out = b"" if self._output else self._begin("message")
+        out += self._end("incomplete" if cut else "completed")
+        found = ended(self._turn, self._output)
+        return out + self._event(f"response.{found['status']}", response=found)
+
+    def error(self, refusal: Refusal) -> bytes:
+        said = {"code": refusal.reason, "message": str(refusal)}
+        begun = self._number > 0
+        out = self._event("error", **said, param=refusal.param)
+        if begun:
+            failed = response(self._turn, "failed", self._output, error={**said, "code": "server_error"})
+            out += self._event("response.failed", response=failed)
+        return out
+
+    def _begin(self, kind: str) -> bytes:
+        """Opens an item of text, unless it is open."""
+        if self._open == kind:
+            return b""
+        out, turn = self._end(), self._turn
+        if kind == "reasoning":
+            item, part = reasoning_item(turn, "", "in_progress"), reasoning_part("")
+        else:
+            item, part = text_item(turn, self._texts, "", [], "in_progress"), text_part("", [])
+        self._open, self._pieces, self._since = kind, [], self._told
+        self._output.append(item)
+        at: Json = {"item_id": item["id"], "output_index": len(self._output) - 1, "content_index": 0}
+        out += self._event("response.output_item.added", output_index=at["output_index"], item=item)
+        return out + self._event("response.content_part.added", **at, part=part)
+
+    def _grow(self, kind: str, text: str, **more: Any) -> bytes:
+        self._pieces.append(text)
+        return self._event(kind, **self._place(), delta=text, **more)
+
+    def _end(self, status: str = "completed") -> bytes:
+        """The events that end the open item; none where no item is open."""
+        if not self._open:
+            return b""
+        text, turn, at = "".join(self._pieces), self._turn, self._place()
+        if self._open == "reasoning":
+            item, part = reasoning_item(turn, text, status), reasoning_part(text)
+            out = self._event("response.reasoning_text.done", **at, text=text)
+        else:
+            logprobs = self._entries(turn.choices[0], self._since)
+            item, part = text_item(turn, self._texts, text, logprobs, status), text_part(text, logprobs)
+            out = self._event("response.output_text.done", **at, text=text, logprobs=logprobs)
+            self._texts += 1
+        self._output[-1], self._open = item, ""
+        out += self._event("response.content_part.done", **at, part=part)
+        return out + self._event("response.output_item.done", output_index=at["output_index"], item=item)
+
+    def _call(self, call: ToolCall) -> bytes:
+        item = call_item(self._turn, self._calls, call)
+        begun = call_item(self._turn, self._calls, call, "in_progress")
+        self._calls += 1
+        self._output.append(item)
+        index, written = len(self._output) - 1, item["arguments"]
+        at: Json = {"item_id": item["id"], "output_index": index}
+        return b"".join(
+            (
+                self._event("response.output_item.added", output_index=index, item=begun),
+                self._event("response.function_call_arguments.delta", **at, delta=written),
+                self._event("response.function_call_arguments.done", **at, name=item["name"], arguments=written),
+                self._event("response.output_item.done", output_index=index, item=item),
+            )
+        )
+
+    def _place(self) -> Json:
+        """The fields that name the open item in an event."""
+        return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1, "content_index": 0}
+
+    def _logprobs(self, choice: Choice) -> list[Json]:
+        entries = self._entries(choice, self._told)
+        self._told = len(choice.ids)
+        return entries
+
+    def _entries(self, choice: Choice, since: int) -> list[Json]:
+        tops = self._turn.ask.tops
+        return [] if tops is None else openai.token_entries(choice, since, tops)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        data = orjson.dumps({"type": kind, "sequence_number": self._number, **fields})
+        self._number += 1
+        return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"

@@ -1,11 +1,15 @@
-"""`Policy`: one model that is recorded, with its own rollout servers, tokenizer, parameters and versions.
+"""One model that is recorded, with its own rollout servers, tokenizer, parameters and versions.
 
-It takes calls once its tokenizer is loaded and its servers were found to match.
+It takes calls once its tokenizer is loaded and its servers were found to match. Each tokenizer is loaded once, in a
+thread that nobody waits for at the end.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import threading
 from typing import Any
 
 import msgspec
@@ -15,70 +19,118 @@ from headrace.gateway.call.executor import CallExecutor
 from headrace.gateway.call.sampling import SamplingRules
 from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import not_ready
-from headrace.gateway.models.renderers import Renderers
-from headrace.gateway.models.spec import MARK
+from headrace.gateway.models.spec import MODEL_SEPARATOR
 from headrace.gateway.planner import Planner
 from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
 from headrace.gateway.sessions import Sessions
 from headrace.gateway.settings import GatewaySettings
-from headrace.gateway.upstream import Options, Upstream
+from headrace.gateway.upstream import Upstream, UpstreamOptions
 from headrace.pool.config import DEFAULT_CHANNEL
 from headrace.pool.embedded import DataPool
 from headrace.pool.remote import RemotePool
-from headrace.tokens import Renderer
+from headrace.tokens import Renderer, load_renderer
+
+
+class RendererCache:
+    """Loads renderers; models that name the same folder and family share one."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], asyncio.Future[Renderer]] = {}
+
+    def prepare(self) -> None:
+        """Begins to import what any tokenizer needs, before it is known which one; what fails here fails in `load`."""
+        threading.Thread(target=_import_libraries, name="headrace-import", daemon=True).start()
+
+    async def load(self, path: str, family: str) -> Renderer:
+        """The renderer of the tokenizer in a folder; raises what `load_renderer` raises."""
+        found = self._known.get((path, family))
+        if found is None:
+            found = self._known[path, family] = _load_in_thread(path, family)
+        return await asyncio.shield(found)
+
+
+def _import_libraries() -> None:
+    with contextlib.suppress(ImportError):
+        from transformers import AutoTokenizer  # noqa: F401 - for those who import it next
+
+
+def _load_in_thread(path: str, family: str) -> asyncio.Future[Renderer]:
+    loop = asyncio.get_running_loop()
+    loaded: asyncio.Future[Renderer] = loop.create_future()
+
+    def told(outcome: Renderer | BaseException) -> None:
+        if loaded.done():
+            return
+        if isinstance(outcome, BaseException):
+            loaded.set_exception(outcome)
+        else:
+            loaded.set_result(outcome)
+
+    def load() -> None:
+        try:
+            outcome: Renderer | BaseException = load_renderer(path, family)
+        except BaseException as error:
+            outcome = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(told, outcome)
+
+    threading.Thread(target=load, name="headrace-tokenizer", daemon=True).start()
+    return loaded
+
 
 log = logging.getLogger("headrace.gateway")
 
 #: What is waited for before a model takes calls, as `/ready` says it.
-FINDING = "waiting for a rollout server"
-LOADING = "tokenizer still loading"
-PROBING = "rollout servers being probed"
+WAITING_FOR_SERVER = "waiting for a rollout server"
+LOADING_TOKENIZER = "tokenizer still loading"
+PROBING_SERVERS = "rollout servers being probed"
 
 
-class Shared(msgspec.Struct, frozen=True, eq=False):
-    """What the policies of one gateway have in common."""
+class SharedServices(msgspec.Struct, frozen=True, eq=False):
+    """What the models of one gateway share."""
 
     pool: DataPool | RemotePool
     sessions: Sessions
     recorder: Recorder
     counters: GatewayCounters
     redaction: Redaction
-    renderers: Renderers
+    renderers: RendererCache
 
 
-class Policy:
-    """One recorded model. Its `name` is empty where it is the one of the command line's flags. Where nobody says where
-    its tokenizer lies, its server does.
+class ServedModel:
+    """One recorded model. Its `name` is empty where it is the one of the command line's flags. Where the settings name
+    no tokenizer, the folder is asked of its server.
 
-    The default's steps are the trajectory's own; those of any other are `apart`, in a trajectory `uid@name` of a
-    channel of its own. `trained`: its steps may be in a batch.
+    The default model's steps go into the agent's own trajectory; those of any other are `apart`, in a trajectory
+    `uid@name` of a channel of its own. `trained`: its steps may be in a batch.
     """
 
     def __init__(
         self,
         name: str,
         settings: GatewaySettings,
-        shared: Shared,
+        shared: SharedServices,
         *,
         served: str | None = None,
         channel: str = DEFAULT_CHANNEL,
-        beside: Policy | None = None,
+        default: ServedModel | None = None,
         trained: bool = True,
     ) -> None:
-        """`beside`: the default, where it is another."""
+        """`default` is the gateway's default model, None where this is it."""
         self.name = name
         self.channel = channel
         self.trained = trained
-        self.others: list[Policy] = []  # the default knows those beside it
-        self._beside = beside
+        #: The other recorded models; only the default has any.
+        self.others: list[ServedModel] = []
+        self._default = default
         self._settings = settings
         self._shared = shared
-        if beside is not None:
-            beside.others.append(self)
+        if default is not None:
+            default.others.append(self)
         self.upstream = Upstream(
             settings.addresses,
-            Options(
+            UpstreamOptions(
                 balance=settings.balance,
                 wire=settings.wire,
                 log_prob_mode=settings.logprobs_mode,
@@ -90,19 +142,19 @@ class Policy:
             ),
         )
         self._calls: CallExecutor | None = None
-        self._stage = LOADING if settings.tokenizer_path is not None else FINDING
+        self._stage = LOADING_TOKENIZER if settings.tokenizer_path is not None else WAITING_FOR_SERVER
         self._tokenizer = settings.tokenizer_path or ""  # where it lies, and who said so
         #: Why it will never take calls.
         self.failure: Exception | None = None
 
-    # -- its life ------------------------------------------------------------------------------------------------------
+    # -- start and end -------------------------------------------------------------------------------------------------
 
     async def load(self) -> None:
         """Returns once it takes calls, but for its servers, or `failure` says why it never will."""
         settings, shared = self._settings, self._shared
         try:
             renderer = await self._renderer()
-            self._stage = PROBING
+            self._stage = PROBING_SERVERS
             await self._adopt_version()
             await self.upstream.start(renderer.vocabulary)
         except ModuleNotFoundError as error:
@@ -130,14 +182,14 @@ class Policy:
         )
 
     async def _renderer(self) -> Renderer:
-        """What its tokenizer and template do, from the folder that was given or that its server tells."""
+        """Loads its tokenizer and template, from the folder that was given or that its server tells."""
         given, load = self._settings.tokenizer_path, self._shared.renderers.load
         if given is not None:
             return await load(given, self._settings.renderer)
         self._shared.renderers.prepare()
         address, root = await self.upstream.root()
         self._tokenizer = f"{root} (the root of the model at {address})"
-        self._stage = LOADING
+        self._stage = LOADING_TOKENIZER
         try:
             return await load(root, self._settings.renderer)
         except InvalidInput as error:
@@ -159,16 +211,16 @@ class Policy:
 
     @property
     def why_not_ready(self) -> str | None:
-        """As `/ready` says it; None from the moment on at which a call found a server."""
+        """What `/ready` says; None once a call can be carried out and a server was up."""
         missing = self.upstream.missing
         return self._why_no_calls or (f"Gateway not ready ({self._own(missing)})" if missing else None)
 
     @property
     def waits_for(self) -> str | None:
-        """What is waited for, for whoever started it; None where `why_not_ready` is None."""
-        if self._calls is None and self._stage == LOADING:
+        """What a start waits for, as the command line shows it; None where `why_not_ready` is None."""
+        if self._calls is None and self._stage == LOADING_TOKENIZER:
             return self._own(f"loading the tokenizer {self._tokenizer}")
-        if self._calls is None and self._stage == PROBING:
+        if self._calls is None and self._stage == PROBING_SERVERS:
             return self._own(f"probing {', '.join(self.upstream.versions)}")
         waits = self.upstream.trouble or self.upstream.missing
         return self._own(waits) if waits else None
@@ -179,14 +231,15 @@ class Policy:
         if self.failure is not None:
             return f"Gateway not ready: {self.failure}"
         if self._calls is None:
-            missing = self.upstream.missing if self._stage == FINDING else None
+            missing = self.upstream.missing if self._stage == WAITING_FOR_SERVER else None
             return f"Gateway not ready ({self._own(missing or self._stage)})"
         trouble = self.upstream.trouble
         return f"Gateway not ready: {self._own(trouble)}" if trouble else None
 
     @property
     def calls(self) -> CallExecutor:
-        """What carries its calls out; `Refusal` until it can. A call that then finds no server up says so itself."""
+        """Carries out its calls; raises `Refusal` until it is loaded and its servers match. A call that then finds no
+        server up fails by itself."""
         why = self._why_no_calls
         if why is not None or self._calls is None:
             raise not_ready(why or f"Gateway not ready ({self._stage})")
@@ -196,23 +249,23 @@ class Policy:
 
     @property
     def apart(self) -> bool:
-        return self._beside is not None
+        return self._default is not None
 
     def uid_of(self, uid: str) -> str:
-        """The trajectory that holds its steps, for an agent's trajectory."""
-        return f"{uid}{MARK}{self.name}" if self.apart else uid
+        """The trajectory that its steps go to, for an agent's trajectory `uid`."""
+        return f"{uid}{MODEL_SEPARATOR}{self.name}" if self.apart else uid
 
     def channel_of(self, channel: str) -> str:
-        """The channel that they go to, for an agent's trajectory in that one."""
-        if self._beside is None:
+        """The channel that its steps go to, for an agent's trajectory in `channel`."""
+        if self._default is None:
             return channel
-        return self.channel if channel == self._beside.channel else f"{channel}{MARK}{self.name}"
+        return self.channel if channel == self._default.channel else f"{channel}{MODEL_SEPARATOR}{self.name}"
 
     def owns(self, channel: str) -> bool:
         """Whether its steps go to a channel; the default's go wherever no other's do."""
-        if self._beside is None:
+        if self._default is None:
             return not any(other.owns(channel) for other in self.others)
-        return channel == self.channel or channel.endswith(MARK + self.name)
+        return channel == self.channel or channel.endswith(MODEL_SEPARATOR + self.name)
 
     # -- its versions --------------------------------------------------------------------------------------------------
 
@@ -220,7 +273,8 @@ class Policy:
         return {"version": self.upstream.version, "servers": self.upstream.versions}
 
     async def set_version(self, version: int, server: str | None, *, tell_pool: bool) -> None:
-        """What its servers, or one of them, sample with from now on. What the pool refuses holds nowhere."""
+        """Sets the version that its servers, or one of them, sample with from now on. Where the pool refuses it
+        (`InvalidInput`), nothing is changed."""
         upstream = self.upstream
         newest, before = upstream.version, upstream.versions
         upstream.set_version(version, server)
@@ -235,7 +289,7 @@ class Policy:
         await upstream.note_versions(server)
 
     async def _tell_pool(self) -> None:
-        """The pool's channels learn the version; where there are several models, only those of this one."""
+        """Tells the pool's channels the version; where there are several models, only this one's."""
         pool, version = self._shared.pool.aio, self.upstream.version
         if not self.apart and not self.others:
             await pool.set_version(version)
@@ -258,5 +312,5 @@ class Policy:
         self.upstream.set_version(max(known, default=0))
 
     def _own(self, said: str) -> str:
-        """What is said of one of several models names it."""
+        """A text about this model, with its name where there are several."""
         return said if not self.name else f"model {self.name!r}: {said}"

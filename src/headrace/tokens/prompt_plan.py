@@ -1,4 +1,4 @@
-"""Which ids for these messages: the one place that decides.
+"""Which ids a request's prompt has, and which earlier call it continues: the one place that decides.
 
 `bridge` (the default): a request that continues a node gets the node's own ids and, behind them, only what is new; the
 template is overridden where it would strip or move what was sent. `template`: every prompt is rendered as the template
@@ -16,24 +16,24 @@ import numpy as np
 
 from headrace.data.step import IntArray
 from headrace.tokens.history import Cause, History, Match, Node, Request
-from headrace.tokens.images import Placed
-from headrace.tokens.messages import Message
-from headrace.tokens.renderer import Renderer, Unrenderable
+from headrace.tokens.images import PlacedImage
+from headrace.tokens.messages import Message, Unrenderable
+from headrace.tokens.renderer import Renderer
 from headrace.tokens.vision import images_of
 
 HistoryMode = Literal["bridge", "template"]
 
 
 class PromptPlan(msgspec.Struct, frozen=True, eq=False):
-    """A prompt, what it continues, and why. `bridged` says that nothing old was rendered again. `images` are all of the
-    prompt's, and where in the ids they stand."""
+    """A prompt's ids, the node that it continues, and why. `bridged`: nothing old was rendered again. `images` are
+    all of the prompt's, and where in the ids they stand."""
 
     ids: IntArray
     cause: Cause
     parent: Node | None = None
     kept: int = 0  # how many of the ids are the parent's
     bridged: bool = False
-    images: tuple[Placed, ...] = ()
+    images: tuple[PlacedImage, ...] = ()
 
 
 def plan_prompt(

@@ -17,7 +17,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`cause` is a name for programs, `said` the same for people."""
+    """One line of a report: `cause` is a name for programs, `said` the same for people."""
 
     check: str
     dialect: str
@@ -39,7 +39,7 @@ def bad(check: str, dialect: str, cause: str, said: str) -> Finding:
 
 
 @dataclass(slots=True)
-class Report:
+class CheckReport:
     """All findings about one server. `exact`: what it samples can be trained on, token for token, as was seen."""
 
     url: str

@@ -1,4 +1,4 @@
-"""An agent's trajectory and, beside it, those that hold what other models sampled for it.
+"""An agent's trajectory as one of each model that sampled for it.
 
 Tokens of two models are never in one tree: each has a trajectory of its own, `uid@name`, under the same prompt, in a
 channel of its own. What an agent or its author says of the one holds for all: where it belongs, its reward, its end.
@@ -12,7 +12,9 @@ from headrace.pool.errors import NotFound
 from headrace.pool.operation import Completion
 
 
-class Beside:
+class PerModelTrajectories:
+    """Moves, rewards and ends an agent's trajectory together with those of the other models under it."""
+
     def __init__(self, gateway: Gateway) -> None:
         self._pool = gateway.pool.aio
         self._sessions = gateway.sessions
@@ -21,22 +23,22 @@ class Beside:
     async def place(
         self, uid: str, prompt: str, channel: str, asked: InitTrajectoryBody | RegisterTrajectoryBody, *, keep: bool
     ) -> None:
-        """Lets those that are there learn what is said of the agent's; the pool's `Conflict` where one cannot move.
-        `keep`: metadata that is there stays as it is."""
-        for policy in self._default.others:
+        """Gives the other models' trajectories the prompt, channel and metadata of the agent's; raises the pool's
+        `Conflict` where one cannot move. `keep`: metadata that is there stays as it is."""
+        for model in self._default.others:
             try:
-                there = await self._sessions.find(policy.uid_of(uid))
+                there = await self._sessions.find(model.uid_of(uid))
             except NotFound:
                 continue
-            goes = policy.channel_of(channel)
+            goes = model.channel_of(channel)
             moves = there.channel != goes
             await self._pool.open(there.uid, prompt, goes, asked.metadata, asked.n_rollouts, move=moves, keep=keep)
             there.channel, there.prompt_uid = goes, prompt
 
     async def reward(self, uid: str, reward: float, index: int | None) -> str:
-        """Pays a step of the agent's trajectory; without an index, the last of each model's."""
+        """Sets the reward of a step of the agent's trajectory; without an index, of the last step of each model's."""
         others = self._default.others if index is None else ()
-        paid = [status for policy in others if (status := await self._paid(policy.uid_of(uid), reward))]
+        paid = [status for model in others if (status := await self._rewarded(model.uid_of(uid), reward))]
         try:
             return await self._pool.reward(uid, reward, index)
         except NotFound:
@@ -45,14 +47,15 @@ class Beside:
             return paid[0]
 
     async def complete(self, uid: str, reward: float | None) -> Completion:
-        """Ends all of them. One without steps is no rollout of its model: it is forgotten, where another has some."""
+        """Completes all of them; the steps are those of all together. One without steps is no rollout of its model: it
+        is forgotten, where another has some."""
         done: list[Completion] = []
-        for policy in self._default.others:
-            other = policy.uid_of(uid)
+        for model in self._default.others:
+            other = model.uid_of(uid)
             steps = await self.steps(other)
             if steps == 0:
                 await self._pool.forget(other, erase=False)
-            elif steps is not None and policy.trained:
+            elif steps is not None and model.trained:
                 done.append(await self._pool.complete(other, reward))
             elif steps is not None:  # it is in no batch, so it never ends; what it was worth can be read
                 status = "ok" if reward is None else await self._pool.reward(other, reward)
@@ -63,7 +66,7 @@ class Beside:
             done.insert(0, await self._pool.complete(uid, reward))
         return Completion(done[0].status, sum(each.steps for each in done))
 
-    async def _paid(self, uid: str, reward: float) -> str | None:
+    async def _rewarded(self, uid: str, reward: float) -> str | None:
         try:
             return await self._pool.reward(uid, reward)
         except NotFound:

@@ -1,7 +1,8 @@
-"""What every dialect says of tools: which are offered, whether they may be called, and of which one must be."""
+"""What every dialect needs: tools that are offered, how they may be used, and sealed reasoning that agents carry."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from headrace.gateway.call.ask import BadField
 from headrace.tokens import Message, Request, ToolCall
 
 
-class Offer(msgspec.Struct, frozen=True):
+class OfferedTools(msgspec.Struct, frozen=True):
     """Tools in the form that templates know (OpenAI's chat), and how they may be used, as an `Ask` says it."""
 
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -21,13 +22,15 @@ class Offer(msgspec.Struct, frozen=True):
     must_call: tuple[str, ...] = ()
 
 
-def offer(tools: Sequence[Mapping[str, Any]] | None, choice: str, only: Sequence[Any] = ()) -> Offer:
-    """Tools under a choice of `auto`, `none` or `required`: one of those that `only` names, where it names any."""
+def offer_tools(tools: Sequence[Mapping[str, Any]] | None, choice: str, only: Sequence[Any] = ()) -> OfferedTools:
+    """Tools under a choice of `auto`, `none` or `required`; required is one of those in `only`, where it names any.
+
+    Raises `Bad` where a call is required of a tool that is not there."""
     names = tuple(tool["function"]["name"] for tool in tools or ())
     if choice == "none":
-        return Offer(tools)
+        return OfferedTools(tools)
     if choice == "auto":
-        return Offer(tools, bool(names))
+        return OfferedTools(tools, bool(names))
     if not names:
         raise BadField("tool_choice is required, but there are no tools", "tool_choice")
     for name in only:
@@ -35,10 +38,10 @@ def offer(tools: Sequence[Mapping[str, Any]] | None, choice: str, only: Sequence
             raise BadField(
                 f"tool_choice names {shown(name)}, which is none of tools: {', '.join(names)}", "tool_choice"
             )
-    return Offer(tools, True, tuple(only) or names)
+    return OfferedTools(tools, True, tuple(only) or names)
 
 
-def conversation(messages: Sequence[Message], offered: Offer, options: Any, param: str) -> Request:
+def conversation(messages: Sequence[Message], offered: OfferedTools, options: Any, param: str) -> Request:
     """Messages, tools and template options, digested; `param` is the field that the messages came in."""
     try:
         return Request(messages, offered.tools, options)
@@ -47,7 +50,7 @@ def conversation(messages: Sequence[Message], offered: Offer, options: Any, para
 
 
 def check_function(function: Any, at: str) -> None:
-    """A function's name and parameters; what is wrong is named by its place."""
+    """Raises `Bad`, naming the place `at`, where a function's name or parameters are not as they must be."""
     name = function.get("name")
     if not isinstance(name, str) or not name:
         raise BadField(f"{at}.name must be a string, not {shown(name)}", "tools")
@@ -59,3 +62,22 @@ def check_function(function: Any, at: str) -> None:
 def arguments_text(call: ToolCall) -> str:
     """A call's arguments as the text that agents are shown."""
     return call.arguments if isinstance(call.arguments, str) else to_json(call.arguments).decode()
+
+
+#: The beginning of all that is sealed here; what begins otherwise is another provider's.
+SEAL_PREFIX = "headrace1."
+
+
+def seal(reasoning: str) -> str:
+    """Reasoning as an opaque text that agents keep and send back, where they are not shown it or might lose it."""
+    return SEAL_PREFIX + base64.urlsafe_b64encode(reasoning.encode("utf-8", "surrogatepass")).decode()
+
+
+def unseal(sealed: str) -> str | None:
+    """The reasoning; None for what was sealed elsewhere, or is broken."""
+    if not sealed.startswith(SEAL_PREFIX):
+        return None
+    try:
+        return base64.b64decode(sealed[len(SEAL_PREFIX) :], b"-_", validate=True).decode("utf-8", "surrogatepass")
+    except ValueError:
+        return None

@@ -1,32 +1,39 @@
-"""HTTP/1.1 to rollout servers, no more of it than they need: POST and GET, kept connections, answers as they come.
+"""The HTTP/1.1 client for rollout servers: kept connections, answers as they come, server-sent events.
 
 A general client spends more on a call than the gateway does on its tokens. This one writes a request in one piece, has
 `httptools` (uvicorn's own parser) read the answer, and keeps the connection if the answer was read to its end; closing
-an answer before that closes the connection, which is how a server learns that nobody listens.
+an answer before that closes the connection, which is how a server learns that nobody listens. There are as many
+connections as calls. Redirects are not followed and proxies are not used; certificates are checked against the system's
+authorities, or those that `SSL_CERT_FILE` names.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from typing import Any
 
 import httptools
+import orjson
 from yarl import URL
 
+from headrace.gateway.upstream.errors import RolloutServerFailed
+from headrace.gateway.upstream.options import UpstreamOptions
+
 #: Bytes of an answer that may wait to be read before the server is made to wait.
-HIGH_WATER = 1 << 20
+HIGH_WATER_BYTES = 1 << 20
 
 
 class HttpError(Exception):
-    """What is wrong with a connection or an answer."""
+    """A connection or an answer failed."""
 
 
-class Unconnected(HttpError):
-    """There is no connection to be had."""
+class ConnectFailed(HttpError):
+    """No connection could be opened."""
 
 
-class Dropped(HttpError):
+class ConnectionDropped(HttpError):
     """The connection ended before the answer did."""
 
 
@@ -34,8 +41,8 @@ class NotHttp(HttpError):
     """What came is no HTTP answer."""
 
 
-class Response:
-    """An answer whose beginning is there; the rest is read as it comes."""
+class HttpResponse:
+    """An answer that is being received: status and headers first, its body as it comes."""
 
     def __init__(self, connection: _Connection) -> None:
         self.status = 0
@@ -58,10 +65,10 @@ class Response:
         if not self.status:
             await self._news()
         if not self.status:
-            raise self._error or Dropped("the connection was closed without an answer")
+            raise self._error or ConnectionDropped("the connection was closed without an answer")
 
     async def readany(self) -> bytes:
-        """What has come and was not read yet; nothing at the end."""
+        """The bytes that have come and were not read yet, awaited where there are none; empty at the end."""
         while not self._parts:
             if self._ended:
                 return b""
@@ -76,7 +83,7 @@ class Response:
         return data
 
     async def read(self) -> bytes:
-        """All of it."""
+        """The whole body."""
         self._wants_all = True
         if self._connection is not None:
             self._connection.flow(reading=True)  # so much may have come before this was asked that the server waits
@@ -87,7 +94,7 @@ class Response:
         return await self.readany()
 
     def close(self) -> None:
-        """Lets go of the connection, which is lost unless the answer has ended."""
+        """Lets go of the connection, which is closed unless the answer has ended."""
         connection, self._connection = self._connection, None
         if connection is not None and not self._ended:
             connection.abort()
@@ -103,19 +110,19 @@ class Response:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # What the connection reports.
+    # Called by the connection.
 
     def head(self, status: int) -> None:
         self.status = status
         self._tell()
 
     def body(self, data: bytes) -> bool:
-        """Takes a part; false where the server should wait."""
+        """Takes a part of the body; False where reading from the server should stop for a while."""
         self._parts.append(data)
         self._size += len(data)
         if not self._wants_all:
             self._tell()
-        return self._wants_all or self._size < HIGH_WATER
+        return self._wants_all or self._size < HIGH_WATER_BYTES
 
     def end(self) -> None:
         self._ended = True
@@ -135,7 +142,7 @@ class _Connection(asyncio.Protocol):
         self._home = home  # where it waits for the next request
         self._transport: Any = None
         self._parser: Any = None
-        self._response: Response | None = None
+        self._response: HttpResponse | None = None
         self._reading = True
         self.idle_since = 0.0
 
@@ -143,8 +150,8 @@ class _Connection(asyncio.Protocol):
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, data: bytes) -> Response:
-        self._response = response = Response(self)
+    def send(self, data: bytes) -> HttpResponse:
+        self._response = response = HttpResponse(self)
         self._parser = httptools.HttpResponseParser(self)
         self._transport.write(data)
         return response
@@ -176,14 +183,14 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self in self._home:
             self._home.remove(self)
-        self._lost(Dropped(str(error) if error is not None else "the connection was closed"))
+        self._lost(ConnectionDropped(str(error) if error is not None else "the connection was closed"))
 
     def _lost(self, error: HttpError) -> None:
         response, self._response = self._response, None
         if response is None:
             return
         lengthless = not {"content-length", "transfer-encoding"} & response.headers.keys()
-        if isinstance(error, Dropped) and response.status and lengthless:
+        if isinstance(error, ConnectionDropped) and response.status and lengthless:
             response.end()  # an answer whose end is the connection's
         else:
             response.fail(error)
@@ -218,8 +225,8 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
 
-class Http1:
-    """Connections to any number of servers, made and used in one loop."""
+class HttpConnections:
+    """Keep-alive connections to any number of servers, made and used in one event loop."""
 
     def __init__(self, headers: dict[str, str], *, connect_s: float, keep_alive_s: float) -> None:
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -229,17 +236,18 @@ class Http1:
         self._heads: dict[tuple[str, URL], bytes] = {}
         self._tls: ssl.SSLContext | None = None
 
-    async def request(self, method: str, url: URL, body: bytes | None) -> Response:
-        """The answer's beginning. A kept connection that the server had just closed is replaced, once."""
+    async def request(self, method: str, url: URL, body: bytes | None) -> HttpResponse:
+        """Sends a request; returns once status and headers are there. A kept connection that the server had just closed
+        is replaced, once."""
         data = b"".join((self._head(method, url), str(len(body or b"")).encode(), b"\r\n\r\n", body or b""))
-        home = self._idle.setdefault(_where(url), [])
+        home = self._idle.setdefault(_origin(url), [])
         kept = self._kept(home)
         if kept is not None:
             response = kept.send(data)
             try:
                 await self._begun(response)
                 return response
-            except Dropped:
+            except ConnectionDropped:
                 pass
         response = (await self._connected(url, home)).send(data)
         await self._begun(response)
@@ -251,7 +259,7 @@ class Http1:
                 connection.abort()
             home.clear()
 
-    async def _begun(self, response: Response) -> None:
+    async def _begun(self, response: HttpResponse) -> None:
         try:
             await response.begun()
         except BaseException:
@@ -277,10 +285,10 @@ class Http1:
                     lambda: _Connection(home), url.host or "", url.port or 0, ssl=tls
                 )
         except TimeoutError:
-            raise Unconnected(f"no connection to {url.host}:{url.port} within {self._connect_s:g} s") from None
+            raise ConnectFailed(f"no connection to {url.host}:{url.port} within {self._connect_s:g} s") from None
         except (OSError, ValueError) as error:  # ValueError: a name that no host can have
             said = getattr(error, "strerror", None) or error
-            raise Unconnected(f"no connection to {url.host}:{url.port}: {said}") from error
+            raise ConnectFailed(f"no connection to {url.host}:{url.port}: {said}") from error
         return connection
 
     def _head(self, method: str, url: URL) -> bytes:
@@ -292,5 +300,118 @@ class Http1:
         return known
 
 
-def _where(url: URL) -> tuple[str, int, bool]:
+def _origin(url: URL) -> tuple[str, int, bool]:
     return url.host or "", url.port or 0, url.scheme == "https"
+
+
+#: vLLM and uvicorn close a connection that was idle for 5 s; ours goes first, so that none is used as it is closed.
+KEEP_ALIVE_S = 4.0
+#: Bytes that are read at most of an error's or a control route's answer.
+CONTROL_ANSWER_BYTES = 1 << 20
+
+
+class AnswerTooLarge(Exception):
+    """An answer has more bytes than are allowed."""
+
+
+class UpstreamClient:
+    """The client for all rollout servers of one `Upstream`. Made in the event loop that it is used in."""
+
+    def __init__(self, options: UpstreamOptions) -> None:
+        headers = {"Content-Type": "application/json", "Accept": "*/*", "User-Agent": "headrace"}
+        if options.api_key:
+            headers["Authorization"] = f"Bearer {options.api_key}"
+        self._http = HttpConnections(headers, connect_s=options.connect_s, keep_alive_s=KEEP_ALIVE_S)
+
+    async def post(self, url: URL, body: bytes | None) -> HttpResponse:
+        return await self._http.request("POST", url, body)
+
+    async def ask(self, method: str, url: URL, body: Any, within_s: float) -> tuple[int, bytes]:
+        """One small request: its answer's status and body; `RolloutServerFailed` where there is none in time."""
+        response: HttpResponse | None = None
+        try:
+            async with asyncio.timeout(within_s):
+                data = None if body is None else orjson.dumps(body)
+                response = await self._http.request(method, url, data)
+                return response.status, await read_up_to(response, CONTROL_ANSWER_BYTES)
+        except (ConnectFailed, ConnectionDropped) as error:
+            raise RolloutServerFailed(why_unreachable(error), "unreachable") from error
+        except TimeoutError:
+            raise RolloutServerFailed(f"{url.path} did not answer within {within_s:g} s", "hang") from None
+        except AnswerTooLarge as error:
+            raise RolloutServerFailed(f"{url.path} gives {error}", "too_large") from error
+        except HttpError as error:
+            raise RolloutServerFailed(f"{url.path} does not speak HTTP as it should: {error}", "malformed") from error
+        finally:
+            if response is not None:
+                response.close()
+
+    async def close(self) -> None:
+        self._http.close()
+
+
+async def read_up_to(response: HttpResponse, limit: int) -> bytes:
+    """The whole body; `AnswerTooLarge` where it has more than `limit` bytes."""
+    told = response.content_length
+    if told is not None and told <= limit:
+        return await response.read()
+    if told is not None:
+        raise AnswerTooLarge(f"an answer of {told} bytes, more than the {limit} allowed")
+    parts, size = [], 0
+    while part := await response.readany():
+        size += len(part)
+        if size > limit:
+            raise AnswerTooLarge(f"an answer of more than the {limit} bytes allowed")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def why_unreachable(error: BaseException) -> str:
+    """Why there is no connection, as short as can be."""
+    # A name with several addresses fails with one error that quotes those of each.
+    if f"[Errno {errno.ECONNREFUSED}]" in str(error.__cause__):
+        return "connection refused"
+    return f"the connection failed: {error_text(error)}"
+
+
+def error_text(error: BaseException) -> str:
+    """An error's message; its type's name where it has none."""
+    return str(error) or type(error).__name__
+
+
+class SseDecoder:
+    """Server-sent events out of bytes: any chunking gives the same events.
+
+    Only `data` is kept; comments (keep-alives) and other fields are passed over."""
+
+    __slots__ = ("_data", "_held")
+
+    def __init__(self) -> None:
+        #: Pieces of a line whose end has not come.
+        self._held: list[bytes] = []
+        #: Lines of an event whose end has not come.
+        self._data: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The data of the events that became whole with these bytes."""
+        last = chunk.rfind(b"\n") + 1
+        if not last:
+            self._held.append(chunk)
+            return []
+        whole = chunk[:last]
+        if self._held:
+            self._held.append(whole)
+            whole = b"".join(self._held)
+            self._held = []
+        if last < len(chunk):
+            self._held.append(chunk[last:])
+        found, data = [], self._data
+        for line in whole[:-1].split(b"\n"):
+            if line.endswith(b"\r"):
+                line = line[:-1]
+            if line.startswith(b"data:"):
+                data.append(line[6:] if line.startswith(b"data: ") else line[5:])
+            elif not line and data:
+                found.append(data[0] if len(data) == 1 else b"\n".join(data))
+                data.clear()
+        return found

@@ -7,30 +7,32 @@ import logging
 from collections.abc import Iterable
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.gateway.upstream.client import Client
-from headrace.gateway.upstream.errors import CannotPause, Failed
+from headrace.gateway.upstream.errors import CannotPause, RolloutServerFailed, read_fault
 from headrace.gateway.upstream.fleet import Fleet
-from headrace.gateway.upstream.gate import Gate
-from headrace.gateway.upstream.options import Options
-from headrace.gateway.upstream.patience import Patience
-from headrace.gateway.upstream.server import Server
-from headrace.gateway.upstream.wire import said
+from headrace.gateway.upstream.gate import Deadline, Gate
+from headrace.gateway.upstream.http_client import UpstreamClient
+from headrace.gateway.upstream.options import UpstreamOptions
+from headrace.gateway.upstream.server import UpstreamServer
 
 log = logging.getLogger("headrace.gateway")
 
-#: Seconds after which a pause that nobody ends does so itself, where nothing else was asked for, and at most.
-LEASE_S, MOST_LEASE_S = 900.0, 86_400
-#: What becomes of calls in flight: they end, freeze on the servers, or are cut and continued from their tokens.
-PAUSES = ("drain", "keep", "abort-resume")
+#: Seconds after which a pause ends by itself, so that a trainer that died does not hold the calls: by default (the
+#: longest exchange of weights takes minutes), and at most (a day).
+PAUSE_LEASE_S, MAX_PAUSE_LEASE_S = 900.0, 86_400
+#: What becomes of calls in flight: they end (drain), freeze on the servers (keep), or are cut and later continued from
+#: their tokens (abort-resume).
+PAUSE_MODES = ("drain", "keep", "abort-resume")
 
 
-class Control:
-    """The gate is closed before a server is asked anything, and open again whenever a pause could not be had."""
+class PauseControl:
+    """Pauses and resumes all servers.
 
-    def __init__(self, fleet: Fleet, gate: Gate, options: Options, patient: Iterable[Patience]) -> None:
-        self.client: Client | None = None
-        self._fleet, self._gate, self._options, self._patient = fleet, gate, options, patient
-        self._paused: list[Server] = []
+    The gate is closed before any server is asked, and open again whenever a pause failed or its lease ran out."""
+
+    def __init__(self, fleet: Fleet, gate: Gate, options: UpstreamOptions, deadlines: Iterable[Deadline]) -> None:
+        self.client: UpstreamClient | None = None
+        self._fleet, self._gate, self._options, self._deadlines = fleet, gate, options, deadlines
+        self._paused: list[UpstreamServer] = []
         self._one_at_a_time = asyncio.Lock()
         self._lease: asyncio.TimerHandle | None = None
         self._ending: asyncio.Future[None] | None = None
@@ -38,9 +40,10 @@ class Control:
         self.overdue: str | None = None
 
     async def pause(self, mode: str, lease_s: float) -> None:
-        """Holds new orders, for so long at most: who paused may be gone. Pausing again begins the time anew."""
-        if mode not in PAUSES:
-            raise InvalidInput(f"mode is {shown(mode)}; it must be one of {', '.join(PAUSES)}")
+        """Holds new orders for `lease_s` seconds at most; pausing again begins that time anew. Raises `CannotPause`,
+        with everything resumed, where a server cannot be paused."""
+        if mode not in PAUSE_MODES:
+            raise InvalidInput(f"mode is {shown(mode)}; it must be one of {', '.join(PAUSE_MODES)}")
         async with self._one_at_a_time:
             self._gate.close()
             self._end_after(lease_s)
@@ -71,8 +74,8 @@ class Control:
         self._ending = asyncio.ensure_future(self.resume())
 
     async def _freeze(self, mode: str) -> None:
-        for patience in self._patient:
-            patience.freeze()
+        for deadline in self._deadlines:
+            deadline.freeze()
         if mode == "abort-resume":
             self._gate.abort()
         servers = [server for server in self._fleet.servers.values() if server.state in ("up", "leaving")]
@@ -93,15 +96,15 @@ class Control:
         for server, error in zip(servers, found, strict=True):
             if error is not None:
                 self._fleet.down(server, str(error))
-        for patience in self._patient:
-            patience.thaw()
+        for deadline in self._deadlines:
+            deadline.thaw()
         self._gate.open()
 
-    async def _ask(self, server: Server, path: str) -> None:
+    async def _ask(self, server: UpstreamServer, path: str) -> None:
         assert self.client is not None, "start() comes before a pause"
         try:
             status, data = await self.client.ask("POST", server.url(path), None, self._options.control_s)
-        except Failed as error:
+        except RolloutServerFailed as error:
             if error.kind == "unreachable":  # it holds nothing that could go on
                 self._fleet.down(server, str(error))
                 return
@@ -111,4 +114,4 @@ class Control:
                 f"{server.address} has no {path.partition('?')[0]}; start vLLM with VLLM_SERVER_DEV_MODE=1"
             )
         if status != 200:
-            raise CannotPause(f"{server.address} answered {path} with {status}: {said(status, data).message}")
+            raise CannotPause(f"{server.address} answered {path} with {status}: {read_fault(status, data).message}")
