@@ -25,14 +25,13 @@ from headrace.tokens import (
     PromptPlan,
     Vocabulary,
 )
+from headrace.tokens.digests import DIGEST_BYTES
 from headrace.tokens.parse import StopCut
 
 #: Tool call ids are nine letters or digits: the form that every family's template takes.
 TOOL_CALL_ID_ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 TOOL_CALL_ID_LENGTH = 9
 
-#: Bytes of a digest: 128 bits, so that no two requests or texts are ever taken for one another.
-DIGEST_BYTES = 16
 #: Bytes of a text after which the digest of its beginning can be looked up.
 CHUNK_BYTES = 256
 

@@ -246,7 +246,7 @@ class ReadScoredInfo(ScoredRead[ScoredInfo], frozen=True):
 
     name = "desk_info"
 
-    def converted(self, state: State, now: float) -> ScoredInfo:
+    def read(self, state: State, now: float) -> ScoredInfo:
         return plans.info(state)
 
     result = _as_record(ScoredInfo)
@@ -257,7 +257,7 @@ class ReadScoredStatus(ScoredRead[ScoredStatus], frozen=True):
 
     name = "desk_status"
 
-    def converted(self, state: State, now: float) -> ScoredStatus:
+    def read(self, state: State, now: float) -> ScoredStatus:
         return plans.status(state)
 
     result = _as_record(ScoredStatus)
@@ -271,7 +271,7 @@ class ReadEnvironmentStatus(ScoredRead[ScoredEnvStatus], frozen=True):
     env_id: int
     heartbeat_s: float | None = None
 
-    def converted(self, state: State, now: float) -> ScoredEnvStatus:
+    def read(self, state: State, now: float) -> ScoredEnvStatus:
         return plans.env_status(state, now, self.env_id, self.heartbeat_s)
 
     result = _as_record(ScoredEnvStatus)
@@ -282,7 +282,7 @@ class ReadLatestGroup(ScoredRead[Piece | None], frozen=True):
 
     name = "desk_latest"
 
-    def converted(self, state: State, now: float) -> Piece | None:
+    def read(self, state: State, now: float) -> Piece | None:
         return plans.latest(state)
 
     result = _as_record(Piece)
