@@ -20,7 +20,7 @@ from headrace.gateway.spool import Spool
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import InternalError, JournalError, PoolClosed, PoolFull, PoolUnreachable, Unauthorized
 from headrace.pool.operation import Receipt
-from headrace.pool.operations.produce import SubmitSteps
+from headrace.pool.operations.produce import SubmitBlock
 from headrace.pool.remote import RemotePool
 from headrace.supervised import Supervised
 
@@ -162,7 +162,7 @@ class Outbox:
     async def _submit(self, batch: list[Entry]) -> list[Receipt | None]:
         try:
             block = batch[0].block if len(batch) == 1 else joined([entry.block for entry in batch])
-            receipt = await self._pool.execute_async(SubmitSteps(block, batch[0].channel, timeout=0))
+            receipt = await self._pool.execute_async(SubmitBlock(block, batch[0].channel, timeout=0))
         except (*PASSING, InternalError):
             raise
         except HeadraceError as error:

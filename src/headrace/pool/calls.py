@@ -81,8 +81,8 @@ class AsyncPool:
     submit_step = awaitable(produce.submit_step)
     open = awaitable(produce.OpenTrajectory)
     reward = awaitable(produce.SetReward)
-    complete = awaitable(produce.CompleteTrajectory)
-    complete_trajectory = awaitable(produce.CompleteInTime)
+    complete = awaitable(produce.MarkComplete)
+    complete_trajectory = awaitable(produce.MarkCompleteInTime)
     # Consumers.
     fetch_batch = awaitable(consume.FetchBatch)
     ack = awaitable(consume.AckLease)
@@ -137,8 +137,8 @@ class BlockingPool(ABC):
     submit_step = blocking(produce.submit_step)
     open = blocking(produce.OpenTrajectory)
     reward = blocking(produce.SetReward)
-    complete = blocking(produce.CompleteTrajectory)
-    complete_trajectory = blocking(produce.CompleteInTime)
+    complete = blocking(produce.MarkComplete)
+    complete_trajectory = blocking(produce.MarkCompleteInTime)
     # Consumers.
     fetch_batch = blocking(consume.FetchBatch)
     ack = blocking(consume.AckLease)
