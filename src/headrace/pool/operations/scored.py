@@ -21,7 +21,9 @@ from headrace.pool.desk.types import (
     Registration,
     check_posting,
     checked,
-    read,
+)
+from headrace.pool.desk.types import (
+    read as as_record,
 )
 from headrace.pool.operation import Answer, Change, Plan, Read
 from headrace.pool.state import State
@@ -33,11 +35,11 @@ def _concerned(state: State) -> list[str]:
     return ["", serving] if serving is not None else [""]
 
 
-def _as_record(kind: type[Any]) -> Any:
+def _record_result(kind: type[Any]) -> Any:
     """An operation's `result` for an answer that is a record, or None; from another process it comes as a dict."""
 
     def result(self: Any, caller: Any, answer: Any) -> Any:
-        return None if answer is None else read(answer, kind)
+        return None if answer is None else as_record(answer, kind)
 
     return result
 
@@ -99,7 +101,7 @@ class TakeScoredBatch(_TakeBatch, frozen=True, kw_only=True):
     def plan(self, state: State, now: float) -> Plan:
         return plans.batch(state, now, self.request_id, self.lease_s)
 
-    result = _as_record(DeskBatch)
+    result = _record_result(DeskBatch)
 
 
 class AckScoredBatch(ScoredChange[None], frozen=True):
@@ -158,7 +160,7 @@ class RegisterEnvironment(ScoredChange[EnvRegistered | None], frozen=True):
     def plan(self, state: State, now: float) -> Plan:
         return plans.register_env(state, now, self.environment, self.request_id)
 
-    result = _as_record(EnvRegistered)
+    result = _record_result(EnvRegistered)
 
 
 def desk_register_env(environment: EnvRegistration, request_id: str = "") -> RegisterEnvironment:
@@ -189,7 +191,7 @@ class PostScoredGroups(ScoredChange[list[Posted]], frozen=True):
         return intake.post(state, now, self.postings, self.request_id)
 
     def result(self, caller: Any, answer: list[Any]) -> list[Posted]:
-        return [read(one, Posted) for one in answer]
+        return [as_record(one, Posted) for one in answer]
 
 
 def desk_post(postings: list[Posting], request_id: str = "") -> PostScoredGroups:
@@ -249,7 +251,7 @@ class ReadScoredInfo(ScoredRead[DeskInfo], frozen=True):
     def read(self, state: State, now: float) -> DeskInfo:
         return plans.info(state)
 
-    result = _as_record(DeskInfo)
+    result = _record_result(DeskInfo)
 
 
 class ReadScoredStatus(ScoredRead[DeskStatus], frozen=True):
@@ -260,7 +262,7 @@ class ReadScoredStatus(ScoredRead[DeskStatus], frozen=True):
     def read(self, state: State, now: float) -> DeskStatus:
         return plans.status(state)
 
-    result = _as_record(DeskStatus)
+    result = _record_result(DeskStatus)
 
 
 class ReadEnvironmentStatus(ScoredRead[DeskEnvStatus], frozen=True):
@@ -274,7 +276,7 @@ class ReadEnvironmentStatus(ScoredRead[DeskEnvStatus], frozen=True):
     def read(self, state: State, now: float) -> DeskEnvStatus:
         return plans.env_status(state, now, self.env_id, self.heartbeat_s)
 
-    result = _as_record(DeskEnvStatus)
+    result = _record_result(DeskEnvStatus)
 
 
 class ReadLatestGroup(ScoredRead[Piece | None], frozen=True):
@@ -285,4 +287,4 @@ class ReadLatestGroup(ScoredRead[Piece | None], frozen=True):
     def read(self, state: State, now: float) -> Piece | None:
         return plans.latest(state)
 
-    result = _as_record(Piece)
+    result = _record_result(Piece)
