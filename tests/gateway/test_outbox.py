@@ -13,7 +13,7 @@ from headrace.data.packing import pack
 from headrace.gateway import outbox as module
 from headrace.gateway.outbox import MAX_TRIES, Outbox, OutboxEntry
 from headrace.pool.errors import InternalError, PoolFull, PoolUnreachable
-from headrace.pool.operations.produce import SubmitSteps
+from headrace.pool.operations.produce import SubmitBlock
 
 PATIENCE_S = 120
 
@@ -25,7 +25,7 @@ class Elsewhere:
         self._pool = pool
         self.spoilt: Any = lambda channel, uids: None
 
-    async def execute_async(self, operation: SubmitSteps) -> Any:
+    async def execute_async(self, operation: SubmitBlock) -> Any:
         self.spoilt(operation.channel, [head.trajectory_uid for head in operation.block.heads])
         return await self._pool.execute_async(operation)
 

@@ -16,9 +16,9 @@ from headrace.pool.http import PoolServer
 CHILD = """
 import sys
 from headrace import DataPool
-from headrace.pool.http import Server
+from headrace.pool.http import PoolServer
 pool = DataPool(journal=sys.argv[1], durability="os")
-Server(pool, port=int(sys.argv[2])).run(ready=lambda address: print(address, flush=True))
+PoolServer(pool, port=int(sys.argv[2])).run(ready=lambda address: print(address, flush=True))
 """
 
 

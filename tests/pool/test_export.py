@@ -190,8 +190,8 @@ def test_what_is_leased_is_exported_and_what_was_consumed_is_not(tmp_path: Path)
 
 
 def test_pages_and_row_groups_are_written_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PAGE", 3)
-    monkeypatch.setattr(module, "GROUP_ROWS", 4)
+    monkeypatch.setattr(module, "TRAJECTORIES_A_PAGE", 3)
+    monkeypatch.setattr(module, "ROW_GROUP_ROWS", 4)
     with DataPool() as pool:
         pool.submit_steps([bare_step(f"t{n}") for n in range(10)])
         export(pool, tmp_path / "steps.parquet")
@@ -200,7 +200,7 @@ def test_pages_and_row_groups_are_written_as_they_come(tmp_path: Path, monkeypat
 
 
 def test_many_tokens_make_a_row_group_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GROUP_TOKENS", 1_000)
+    monkeypatch.setattr(module, "ROW_GROUP_TOKENS", 1_000)
     with DataPool() as pool:
         pool.submit_steps([bare_step(f"t{n}", prompt_ids=range(600)) for n in range(4)])
         export(pool, tmp_path / "steps.parquet")

@@ -35,7 +35,8 @@ def test_every_call_has_an_awaitable_twin_with_the_same_arguments_answer_and_doc
         assert blocking[name].__doc__ == awaited[name].__doc__ != None  # noqa: E711
 
 
-def test_a_call_shows_its_real_signature() -> None:
+def test_a_call_shows_its_real_name_and_signature() -> None:
+    assert BlockingPool.open.__qualname__ == "BlockingPool.open"
     assert str(inspect.signature(DataPool().open)) == (
         "(trajectory_uid: str, prompt_uid: str | None = None, channel: str = 'train', "
         "metadata: dict[str, typing.Any] | None = None, n_rollouts: int | None = None, *, "

@@ -20,7 +20,7 @@ from headrace.pool.errors import PoolFull
 from headrace.pool.operation import Change, MustWait
 from headrace.pool.operations.consume import ExtendLease, FetchBatch, NackLease
 from headrace.pool.operations.control import ForgetTrajectory, SetVersion, ShutDown, configure, curate
-from headrace.pool.operations.produce import CompleteTrajectory, OpenTrajectory, SetReward, submit_steps
+from headrace.pool.operations.produce import MarkComplete, OpenTrajectory, SetReward, submit_steps
 from headrace.pool.policies import expiry, order
 from headrace.pool.state import State
 
@@ -275,7 +275,7 @@ def test_making_a_plan_changes_nothing(groups: list[Made], again: list[int], dat
         FetchBatch(2, order="mixed", max_staleness=0),
         OpenTrajectory("g0/0", "other", metadata={"a": 1}, n_rollouts=2),
         SetReward("g0/0", 1.0),
-        CompleteTrajectory("g0/open0", 1.0),
+        MarkComplete("g0/open0", 1.0),
         SetVersion(9),
         ShutDown(),
         curate("g0/0", 0, trainable=False),

@@ -10,6 +10,7 @@ from headrace.data.sequence import Sequence
 from headrace.data.step import Step
 from headrace.data.trajectory import Group
 from headrace.pool.errors import LeaseLost
+from headrace.pool.wire import PackedGroups, decode_groups, encode_groups
 
 
 class Batch:
@@ -41,8 +42,6 @@ class Batch:
     @cached_property
     def steps(self) -> list[Step]:
         """Every trainable or curated step, group by group; quarantined ones are left out."""
-        from headrace.pool.wire import PackedGroups
-
         if isinstance(self._groups, PackedGroups):
             return self._groups.steps()
         return [step for group in self._groups for step in group.steps]
@@ -71,10 +70,8 @@ class Batch:
         return self._calls
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from headrace.pool.wire import decode_groups, encode_groups
-
-        return _unpickle, (decode_groups, encode_groups(self.groups), self.channel, self.lease_id, self.deadline)
+        return _unpickle, (encode_groups(self.groups), self.channel, self.lease_id, self.deadline)
 
 
-def _unpickle(decode: Any, packed: bytes, channel: str, lease_id: str | None, deadline: float | None) -> Batch:
-    return Batch(decode(packed), channel, lease_id, deadline, None)
+def _unpickle(packed: bytes, channel: str, lease_id: str | None, deadline: float | None) -> Batch:
+    return Batch(decode_groups(packed), channel, lease_id, deadline, None)

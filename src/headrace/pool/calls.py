@@ -10,12 +10,13 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, Protocol, get_args, get_type_hints
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, get_args, get_type_hints
 
 from headrace.pool.operation import Answer, Operation
 from headrace.pool.operations import consume, control, produce, read, scored
 
 P = ParamSpec("P")
+Face = TypeVar("Face")
 
 
 def blocking(make: Callable[P, Operation[Answer]]) -> Callable[Concatenate[BlockingPool, P], Answer]:
@@ -62,6 +63,14 @@ def _answer(make: Callable[..., Operation[Any]]) -> Any:
     return Any
 
 
+def _named(face: type[Face]) -> type[Face]:
+    """Gives the methods their names, for `help` and tracebacks."""
+    for name, call in vars(face).items():
+        if hasattr(call, "__signature__"):
+            call.__name__, call.__qualname__ = name, f"{face.__qualname__}.{name}"
+    return face
+
+
 class Executor(Protocol):
     """What carries out awaitable calls. With `pieces`, one that waited in vain is answered with `PENDING`."""
 
@@ -70,6 +79,7 @@ class Executor(Protocol):
     ) -> Any: ...
 
 
+@_named
 class AsyncPool:
     """The calls of a pool, awaitable: what `pool.aio` is."""
 
@@ -81,8 +91,8 @@ class AsyncPool:
     submit_step = awaitable(produce.submit_step)
     open = awaitable(produce.OpenTrajectory)
     reward = awaitable(produce.SetReward)
-    complete = awaitable(produce.CompleteTrajectory)
-    complete_trajectory = awaitable(produce.CompleteInTime)
+    complete = awaitable(produce.MarkComplete)
+    complete_trajectory = awaitable(produce.MarkCompleteInTime)
     # Consumers.
     fetch_batch = awaitable(consume.FetchBatch)
     ack = awaitable(consume.AckLease)
@@ -123,6 +133,7 @@ class AsyncPool:
     desk_latest = awaitable(scored.ReadLatestGroup)
 
 
+@_named
 class BlockingPool(ABC):
     """What a producer, a consumer or a reader can ask of a pool, embedded or remote."""
 
@@ -137,8 +148,8 @@ class BlockingPool(ABC):
     submit_step = blocking(produce.submit_step)
     open = blocking(produce.OpenTrajectory)
     reward = blocking(produce.SetReward)
-    complete = blocking(produce.CompleteTrajectory)
-    complete_trajectory = blocking(produce.CompleteInTime)
+    complete = blocking(produce.MarkComplete)
+    complete_trajectory = blocking(produce.MarkCompleteInTime)
     # Consumers.
     fetch_batch = blocking(consume.FetchBatch)
     ack = blocking(consume.AckLease)

@@ -16,9 +16,9 @@ from typing import Any
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import JournalDamaged, JournalLocked, NotFound, PoolError
 from headrace.pool.journal.files import read_layout
-from headrace.pool.journal.journal import Journal, Take
+from headrace.pool.journal.journal import Journal
 from headrace.pool.journal.repair import holder
-from headrace.pool.journal.scan import Scan, scan
+from headrace.pool.journal.scan import OnCommit, Scan, scan
 from headrace.pool.operation import Operation, Read
 
 
@@ -81,7 +81,7 @@ class _AtRest(Journal):
 
     found: Scan
 
-    def open(self, take: Take) -> Scan:
+    def open(self, take: OnCommit) -> Scan:
         self.found = scan(self.directory, take)
         if self.found.damage:
             raise JournalDamaged(

@@ -11,7 +11,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.data.block import Block
@@ -25,14 +25,12 @@ from headrace.pool.journal import records
 from headrace.pool.journal.files import PRIVATE, Files, number_of, read_layout, segment_path
 from headrace.pool.journal.repair import holder, save_around
 from headrace.pool.journal.reserve import NEW_SEGMENT_BYTES, Reserve
-from headrace.pool.journal.scan import Scan, scan
+from headrace.pool.journal.scan import OnCommit, Scan, scan
 from headrace.pool.journal.snapshot import Captured, SnapshotWriter
 from headrace.pool.journal.watermark import WatermarkFile
 
 #: Errors of a disk, a quota or a file that is full.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-Take = Callable[[Frame], None]
 
 
 class Journal:
@@ -81,7 +79,7 @@ class Journal:
 
     # -- opening and closing -------------------------------------------------------------------------------------------
 
-    def open(self, take: Take) -> Scan:
+    def open(self, take: OnCommit) -> Scan:
         """Locks the directory, hands every commit on disk to `take`, and makes ready to append."""
         self._acquire()
         last = b""

@@ -54,7 +54,7 @@ def verify(directory: Path) -> Scan:
     return scan(directory, lambda _: None, tolerant=True)
 
 
-class Mending:
+class RepairReader:
     """Reads a damaged journal: what reads back goes on to `add`, header and body. Behind every hole comes what the next
     commits tell of it: the facts of the commit before it, and what the ledgers said."""
 
@@ -102,12 +102,12 @@ def save_around(directory: Path, files: Files | None = None) -> Saved:
     def keep(header: bytes, body: Sequence[Buffer]) -> None:
         files.write(fd, encode_frame(FrameKind.COMMIT, header, body, serial=next(serials)))
 
-    mending = Mending(keep)
+    reader = RepairReader(keep)
     try:
         fd = files.create(segment_path(target, 1))
         try:
             files.write(fd, records.encode_head(records.SegmentHead(1, 1, time.time())))
-            mending.read(directory)
+            reader.read(directory)
             files.sync(fd)
         finally:
             files.close(fd)
@@ -115,7 +115,7 @@ def save_around(directory: Path, files: Files | None = None) -> Saved:
         shutil.rmtree(target, ignore_errors=True)  # half of it would only take room
         raise
     files.sync_dir(target)
-    return Saved(target, mending.commits)
+    return Saved(target, reader.commits)
 
 
 def repair(directory: Path, files: Files | None = None) -> Scan:
@@ -139,7 +139,7 @@ def repair(directory: Path, files: Files | None = None) -> Scan:
         first = max(found.next_serial, found.acknowledged + 1)  # what is lost keeps its numbers
         draft = SnapshotWriter(files, directory, number, first)
         try:
-            Mending(draft.add).read(directory)
+            RepairReader(draft.add).read(directory)
             _begin_segment(files, directory, number, first)
             draft.finish()
         except BaseException:

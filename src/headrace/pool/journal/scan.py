@@ -31,7 +31,8 @@ from headrace.pool.journal.records import (
 )
 from headrace.pool.journal.watermark import read_watermark
 
-Take = Callable[[Frame], None]
+#: Gets each commit that reads back, as its frame.
+OnCommit = Callable[[Frame], None]
 
 #: A segment's head is smaller than this. Of a file that was only begun, no more than its head can be torn.
 MAX_HEAD_BYTES = 256
@@ -76,8 +77,16 @@ class Hole:
     lost: bool
 
 
+#: Gets each hole, and the commit behind it, or None where none is.
+OnHole = Callable[[Hole, Frame | None], None]
+
+
 def scan(
-    directory: Path, take: Take, *, tolerant: bool = False, missed: Callable[[Hole, Frame | None], None] | None = None
+    directory: Path,
+    take: OnCommit,
+    *,
+    tolerant: bool = False,
+    missed: OnHole | None = None,
 ) -> Scan:
     """Hands every commit that reads back to `take`, in order. Stops at the first damage, or notes it and goes on: then
     `missed` hears of each hole, before the commit behind it is taken (None: none is)."""
@@ -106,9 +115,9 @@ class _Reading:
     def __init__(
         self,
         layout: Layout,
-        take: Take,
+        take: OnCommit,
         tolerant: bool,
-        missed: Callable[[Hole, Frame | None], None] | None,
+        missed: OnHole | None,
     ) -> None:
         self.found = Scan(layout)
         self.take = take

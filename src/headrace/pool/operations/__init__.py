@@ -16,11 +16,11 @@ from headrace.pool.operation import Operation
 from headrace.pool.operations import consume, control, produce, read, scored
 
 _ALL: tuple[type[Operation[Any]], ...] = (
-    produce.SubmitSteps,
+    produce.SubmitBlock,
     consume.FetchBatch,
     produce.OpenTrajectory,
     produce.SetReward,
-    produce.CompleteTrajectory,
+    produce.MarkComplete,
     consume.AckLease,
     consume.NackLease,
     consume.ExtendLease,
@@ -65,7 +65,7 @@ def from_wire(name: str, arguments: dict[str, Any], steps: Block | None) -> tupl
     kind = OPERATIONS.get(name)
     if kind is None:
         raise InvalidInput(f"no operation {name!r}; known: {', '.join(OPERATIONS)}")
-    if kind is produce.SubmitSteps:
+    if kind is produce.SubmitBlock:
         if steps is None:
             raise InvalidInput("a submit needs steps")
         arguments = {**arguments, "block": steps}

@@ -31,7 +31,7 @@ class _Block(Change[Receipt], frozen=True):
     channel: str = DEFAULT_CHANNEL
 
 
-class SubmitSteps(_Block, frozen=True, kw_only=True):
+class SubmitBlock(_Block, frozen=True, kw_only=True):
     """Takes all the steps of a block, or none."""
 
     name = "submit"
@@ -57,16 +57,16 @@ class SubmitSteps(_Block, frozen=True, kw_only=True):
 
 def submit_steps(
     steps: Sequence[Step | dict[str, Any]], channel: str = DEFAULT_CHANNEL, *, timeout: float | None = None
-) -> SubmitSteps:
+) -> SubmitBlock:
     """Takes all the steps, or none. `timeout` bounds the wait for room (`overflow="block"`)."""
     if isinstance(steps, Step | dict | str) or not hasattr(steps, "__len__"):
         raise InvalidInput(f"steps must be a list of steps, not {shown(steps)}")
-    return SubmitSteps(pack(steps), channel, timeout=timeout)
+    return SubmitBlock(pack(steps), channel, timeout=timeout)
 
 
 def submit_step(
     step: Step | dict[str, Any], channel: str = DEFAULT_CHANNEL, *, timeout: float | None = None
-) -> SubmitSteps:
+) -> SubmitBlock:
     """`submit_steps` for one step."""
     return submit_steps([step], channel, timeout=timeout)
 
@@ -157,7 +157,7 @@ class SetReward(Change[str], frozen=True):
         return Plan([f.Amended(channel.name, now, uid, at, reward)], reply="ok")
 
 
-class CompleteTrajectory(Change[Completion], frozen=True):
+class MarkComplete(Change[Completion], frozen=True):
     """Ends a trajectory, with a reward for its last step where one is given."""
 
     name = "complete"
@@ -189,10 +189,10 @@ class CompleteTrajectory(Change[Completion], frozen=True):
         return Plan(facts, reply=Completion("ok" if in_time or last < 0 else "late", steps))
 
 
-class CompleteInTime(Change[bool], frozen=True):
+class MarkCompleteInTime(Change[bool], frozen=True):
     """`complete` for those who only ask whether it was in time: true, or false where unknown or late."""
 
-    name = CompleteTrajectory.name
+    name = MarkComplete.name
     any_channel = True
 
     trajectory_uid: str
@@ -200,7 +200,7 @@ class CompleteInTime(Change[bool], frozen=True):
     channel: str | None = DEFAULT_CHANNEL
 
     def plan(self, state: State, now: float) -> Plan:
-        return CompleteTrajectory(self.trajectory_uid, self.reward, self.channel).plan(state, now)
+        return MarkComplete(self.trajectory_uid, self.reward, self.channel).plan(state, now)
 
     def result(self, caller: Any, answer: Completion) -> bool:
         return answer.status == "ok"

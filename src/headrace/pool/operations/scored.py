@@ -22,8 +22,8 @@ from headrace.pool.scored.types import (
     ScoredStatus,
     check_posting,
     checked,
-    converted,
 )
+from headrace.pool.scored.types import read as as_record
 from headrace.pool.state import State
 
 
@@ -33,11 +33,11 @@ def _concerned(state: State) -> list[str]:
     return ["", serving] if serving is not None else [""]
 
 
-def _as_record(kind: type[Any]) -> Any:
+def _record_result(kind: type[Any]) -> Any:
     """An operation's `result` for an answer that is a record, or None; from another process it comes as a dict."""
 
     def result(self: Any, caller: Any, answer: Any) -> Any:
-        return None if answer is None else converted(answer, kind)
+        return None if answer is None else as_record(answer, kind)
 
     return result
 
@@ -99,7 +99,7 @@ class TakeScoredBatch(_TakeBatch, frozen=True, kw_only=True):
     def plan(self, state: State, now: float) -> Plan:
         return plans.batch(state, now, self.request_id, self.lease_s)
 
-    result = _as_record(ScoredBatch)
+    result = _record_result(ScoredBatch)
 
 
 class AckScoredBatch(ScoredChange[None], frozen=True):
@@ -158,7 +158,7 @@ class RegisterEnvironment(ScoredChange[EnvRegistered | None], frozen=True):
     def plan(self, state: State, now: float) -> Plan:
         return plans.register_env(state, now, self.environment, self.request_id)
 
-    result = _as_record(EnvRegistered)
+    result = _record_result(EnvRegistered)
 
 
 def desk_register_env(environment: EnvRegistration, request_id: str = "") -> RegisterEnvironment:
@@ -189,7 +189,7 @@ class PostScoredGroups(ScoredChange[list[Posted]], frozen=True):
         return plans.post(state, now, self.postings, self.request_id)
 
     def result(self, caller: Any, answer: list[Any]) -> list[Posted]:
-        return [converted(one, Posted) for one in answer]
+        return [as_record(one, Posted) for one in answer]
 
 
 def desk_post(postings: list[Posting], request_id: str = "") -> PostScoredGroups:
@@ -249,7 +249,7 @@ class ReadScoredInfo(ScoredRead[ScoredInfo], frozen=True):
     def read(self, state: State, now: float) -> ScoredInfo:
         return plans.info(state)
 
-    result = _as_record(ScoredInfo)
+    result = _record_result(ScoredInfo)
 
 
 class ReadScoredStatus(ScoredRead[ScoredStatus], frozen=True):
@@ -260,7 +260,7 @@ class ReadScoredStatus(ScoredRead[ScoredStatus], frozen=True):
     def read(self, state: State, now: float) -> ScoredStatus:
         return plans.status(state)
 
-    result = _as_record(ScoredStatus)
+    result = _record_result(ScoredStatus)
 
 
 class ReadEnvironmentStatus(ScoredRead[ScoredEnvStatus], frozen=True):
@@ -274,7 +274,7 @@ class ReadEnvironmentStatus(ScoredRead[ScoredEnvStatus], frozen=True):
     def read(self, state: State, now: float) -> ScoredEnvStatus:
         return plans.env_status(state, now, self.env_id, self.heartbeat_s)
 
-    result = _as_record(ScoredEnvStatus)
+    result = _record_result(ScoredEnvStatus)
 
 
 class ReadLatestGroup(ScoredRead[Piece | None], frozen=True):
@@ -285,4 +285,4 @@ class ReadLatestGroup(ScoredRead[Piece | None], frozen=True):
     def read(self, state: State, now: float) -> Piece | None:
         return plans.latest(state)
 
-    result = _as_record(Piece)
+    result = _record_result(Piece)
