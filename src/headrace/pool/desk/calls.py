@@ -25,7 +25,7 @@ from headrace.pool.scored.types import (
     ScoredStatus,
     check_posting,
     checked,
-    converted,
+    read,
 )
 
 
@@ -52,7 +52,7 @@ class DeskCalls(ABC):
         `request_id` gets the same batch again meanwhile. `NotRegistered` before any trainer registered.
         """
         args = {"request_id": request_id, "lease_s": lease_s}
-        return self._do("desk_batch", args, then=lambda found: None if found is None else converted(found, ScoredBatch))
+        return self._do("desk_batch", args, then=lambda found: None if found is None else read(found, ScoredBatch))
 
     def desk_ack(self, lease_id: str) -> None:
         """The batch arrived: its groups are gone for good."""
@@ -77,7 +77,7 @@ class DeskCalls(ABC):
         environment = checked(environment, EnvRegistration, "environment")
         args = {"environment": environment, "request_id": request_id}
         return self._do(
-            "desk_register_env", args, then=lambda found: None if found is None else converted(found, EnvRegistered)
+            "desk_register_env", args, then=lambda found: None if found is None else read(found, EnvRegistered)
         )
 
     def desk_disconnect(self, env_id: int) -> None:
@@ -91,7 +91,7 @@ class DeskCalls(ABC):
         for at, posting in enumerate(postings):
             check_posting(posting, at)
         args = {"postings": postings, "request_id": request_id}
-        return self._do("desk_post", args, then=lambda found: [converted(one, Posted) for one in found])
+        return self._do("desk_post", args, then=lambda found: [read(one, Posted) for one in found])
 
     def desk_forget(self, keys: list[tuple[int | None, str]]) -> None:
         """Forgets keys, each with its environment: whoever sent a group under one has its answer."""
@@ -101,20 +101,20 @@ class DeskCalls(ABC):
 
     def desk_info(self) -> ScoredInfo:
         """What the trainer registered with, and whether it has started."""
-        return self._do("desk_info", {}, then=lambda found: converted(found, ScoredInfo))
+        return self._do("desk_info", {}, then=lambda found: read(found, ScoredInfo))
 
     def desk_status(self) -> ScoredStatus:
         """Batches handed out, and groups queued."""
-        return self._do("desk_status", {}, then=lambda found: converted(found, ScoredStatus))
+        return self._do("desk_status", {}, then=lambda found: read(found, ScoredStatus))
 
     def desk_env_status(self, env_id: int, heartbeat_s: float | None = None) -> ScoredEnvStatus:
         """How long the queue is for one environment, and its weight among those that called within `heartbeat_s`."""
         args = {"env_id": env_id, "heartbeat_s": heartbeat_s}
-        return self._do("desk_env_status", args, then=lambda found: converted(found, ScoredEnvStatus))
+        return self._do("desk_env_status", args, then=lambda found: read(found, ScoredEnvStatus))
 
     def desk_latest(self) -> Piece | None:
         """The group that entered the queue last, also once it is gone."""
-        return self._do("desk_latest", {}, then=lambda found: None if found is None else converted(found, Piece))
+        return self._do("desk_latest", {}, then=lambda found: None if found is None else read(found, Piece))
 
     # -- control -------------------------------------------------------------------------------------------------------
 
