@@ -36,7 +36,7 @@ from headrace.pool.errors import (
     Unauthorized,
 )
 from headrace.pool.operation import Receipt
-from headrace.pool.operations.produce import SubmitSteps
+from headrace.pool.operations.produce import SubmitBlock
 from headrace.pool.remote import RemotePool
 from headrace.pool.wire import decode_call, encode_call
 
@@ -280,7 +280,7 @@ class Outbox:
     async def _submit(self, batch: list[OutboxEntry]) -> list[Receipt | None]:
         try:
             block = batch[0].block if len(batch) == 1 else joined([entry.block for entry in batch])
-            receipt = await self._pool.execute_async(SubmitSteps(block, batch[0].channel, timeout=0))
+            receipt = await self._pool.execute_async(SubmitBlock(block, batch[0].channel, timeout=0))
         except (*TRANSIENT_ERRORS, InternalError):
             raise
         except HeadraceError as error:

@@ -165,6 +165,6 @@ def check_posting(posting: Posting, at: int) -> None:
         raise InvalidInput(f"group {at}: data must be bytes, not {shown(posting.piece.data)}")
 
 
-def converted(value: Any, kind: type[T]) -> T:
+def read(value: Any, kind: type[T]) -> T:
     """An answer as the record that it is: it comes as one from this process, and plain from another."""
     return value if isinstance(value, kind) else msgspec.convert(value, kind)
