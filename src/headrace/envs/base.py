@@ -286,7 +286,7 @@ class BaseEnv(Reporting, CommandLine, ABC):
         groups = scored_data if isinstance(scored_data, list) else [scored_data]
         fit = await delivery.sendable(self, groups, item, skip_long=abort_on_any_max_length_exceeded)
         if fit and do_send_to_api and self.manager is not None:
-            named = [self.server.named(group) | {"env_id": self.env_id} for group in fit]
+            named = [self.server.with_uids(group) | {"env_id": self.env_id} for group in fit]
             await self.manager.send(named if many else named[0])
             self.items_sent_this_step += len(fit)
 

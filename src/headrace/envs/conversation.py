@@ -17,7 +17,7 @@ from pydantic import Field
 from headrace.envs.base import BaseEnv
 from headrace.envs.config import BaseEnvConfig
 from headrace.envs.server import ChatCompletion, GatewayServer
-from headrace.envs.server.answers import ChatCompletionMessage
+from headrace.envs.server.responses import ChatCompletionMessage
 from headrace.envs.types import Item, ScoredDataItem
 
 Messages = list[dict[str, Any]]

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from headrace.envs.probe.script import Call, Said, Script
-from headrace.envs.server.answers import plain
+from headrace.envs.server.responses import plain_json
 from headrace.envs.testing.model import Model
 
 #: How a model server writes the model's turn behind a conversation.
@@ -27,7 +27,7 @@ class ScriptedModel(Model):
     def answer(self, asked: str, kwargs: dict[str, Any]) -> tuple[list[int], str, str]:
         task = asyncio.current_task()
         several = (kwargs.get("n") or 1) > 1
-        messages = plain(kwargs.get("messages"))
+        messages = plain_json(kwargs.get("messages"))
         call = Call(
             asked=asked,
             last=_last_of(messages) if messages else _last_turn(asked),

@@ -7,19 +7,18 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from headrace.envs.server.answers import (
+from headrace.envs.server.api_server import APIServer
+from headrace.envs.server.config import APIServerConfig, ReasoningConfig
+from headrace.envs.server.responses import (
+    ChatChoice,
     ChatCompletion,
     ChatCompletionMessage,
-    Choice,
-    Completion,
     CompletionChoice,
     CompletionUsage,
-    Tokens,
-    plain,
+    TextCompletion,
+    TokensAndLogprobs,
+    plain_json,
 )
-from headrace.envs.server.baseline import APIServer
-from headrace.envs.server.config import APIServerConfig
-from headrace.envs.server.reasoning import ReasoningConfig
 
 #: What is said: the text of all that was asked so far, and chance to choose by.
 Say = Callable[[str, random.Random], str]
@@ -67,25 +66,25 @@ class ModelServer(APIServer):
         self.server_healthy = True
 
     async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
-        messages = plain(kwargs["messages"])
+        messages = plain_json(kwargs["messages"])
         asked = "\n".join(f"{message['role']}: {message.get('content')}" for message in messages)
         answers = [self.model.answer(asked, kwargs) for _ in range(kwargs.get("n") or 1)]
         choices = [
-            Choice(index=at, message=ChatCompletionMessage(content=text), finish_reason=ended)
+            ChatChoice(index=at, message=ChatCompletionMessage(content=text), finish_reason=ended)
             for at, (_, text, ended) in enumerate(answers)
         ]
         sampled = sum(len(ids) for ids, _, _ in answers)
         usage = CompletionUsage(prompt_tokens=len(asked), completion_tokens=sampled, total_tokens=len(asked) + sampled)
         return ChatCompletion(model=self.config.model_name, choices=choices, usage=usage)
 
-    async def _completion_wrapper(self, **kwargs: Any) -> Completion:
+    async def _completion_wrapper(self, **kwargs: Any) -> TextCompletion:
         answers = [self.model.answer(str(kwargs["prompt"]), kwargs) for _ in range(kwargs.get("n") or 1)]
         choices = [
             CompletionChoice(index=at, text=text, finish_reason=ended) for at, (_, text, ended) in enumerate(answers)
         ]
-        return Completion(model=self.config.model_name, choices=choices)
+        return TextCompletion(model=self.config.model_name, choices=choices)
 
-    async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> Tokens:
+    async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> TokensAndLogprobs:
         ids = kwargs.get("input_ids")
         prompt = self.tokenizing.prompt_ids(kwargs["prompt"]) if ids is None else [int(token) for token in ids]
         asked = str(self.model.tokenizer.decode(prompt))
