@@ -17,8 +17,7 @@ from tests.site import Site
 from headrace.data.errors import HeadraceError
 from headrace.envs import APIServerConfig, BaseEnvConfig
 from headrace.envs.cli import main
-from headrace.envs.evaluate import evaluate
-from headrace.envs.process import Processing, process
+from headrace.envs.process import Processing, evaluate, process
 from headrace.envs.server import NoServerAvailable, NoTokenizer
 
 NOWHERE = "/there/is/no/such/folder"

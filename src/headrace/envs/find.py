@@ -1,4 +1,4 @@
-"""The environment that a file or a module holds: what `headrace env` runs."""
+"""Finds the environment that a file or a module defines, for `headrace env`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from types import ModuleType
 
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.envs.base import BaseEnv
+from headrace.envs.cli import log_traceback
 from headrace.extras import extra_of, install_command
 from headrace.files import nearest
 
@@ -21,8 +22,6 @@ log = logging.getLogger("headrace.envs")
 
 #: Where environments that ship are.
 SHIPPED = "headrace.envs"
-#: Headrace's own files.
-PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def find(target: str, named: str | None = None) -> type[BaseEnv]:
@@ -46,7 +45,7 @@ def load(target: str) -> ModuleType:
     except ModuleNotFoundError as error:
         raise HeadraceError(_needs(target, error)) from error
     except OSError as error:
-        tell_where(error, path.resolve().parent)
+        log_traceback(error, path.resolve().parent)
         raise
     except ImportError as error:
         raise HeadraceError(f"{target}: {error}") from error
@@ -85,14 +84,6 @@ def candidates(module: ModuleType) -> dict[str, type[BaseEnv]]:
     }
     own = {name: kind for name, kind in every.items() if kind.__module__.startswith(module.__name__)}
     return own or every
-
-
-def tell_where(error: OSError, folder: Path) -> None:
-    """Logs the traceback of an error of the system's that came out of an author's code, which lies in `folder`: a
-    command line says such an error in one line, and the author has to find the place."""
-    frames = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    if any(file.is_relative_to(folder) and not file.is_relative_to(PACKAGE) for file in frames):
-        log.error("the environment's own code failed", exc_info=error)
 
 
 def _needs(target: str, error: ModuleNotFoundError) -> str:

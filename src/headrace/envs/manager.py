@@ -1,8 +1,9 @@
-"""An environment at work: it registers, keeps items running as the schedule allows, and ends with everything sent.
+"""An environment at work for a trainer: it registers, keeps items running as the schedule allows, and sends everything.
 
-One loop decides. It is woken by what could change a decision (a status, a finished item, an evaluation's end, a request
-to stop) and waits otherwise. Items run as tasks of their own, each under `worker_timeout`; one that fails is counted
-and takes nothing with it.
+One loop decides. It is woken by whatever could change a decision (a status, a finished item, an evaluation's end, a
+request to stop). Each item runs in a task of its own, under `worker_timeout`; one that fails is counted and affects no
+other. While the API is away its status is asked for again and again, and groups made meanwhile count as waiting, so
+work is held in time. An API that has forgotten this environment, restarted without a journal, is registered at again.
 """
 
 from __future__ import annotations
@@ -11,23 +12,72 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import msgspec
+
+from headrace.data.errors import shown
 from headrace.envs import schedule
-from headrace.envs.api_client import ApiError
-from headrace.envs.poller import Poller
-from headrace.envs.preflight import preflight
-from headrace.envs.registration import patiently
-from headrace.envs.sender import Sender
-from headrace.envs.spool import Spool
-from headrace.envs.stop import Stop, finished
+from headrace.envs.api_client import ApiAway, ApiError, retry_until_answered
+from headrace.envs.environment import Environment
+from headrace.envs.schedule import Status
+from headrace.envs.sender import GroupSpool, Sender
+from headrace.envs.stop import StopRequest, wait_for_items
 from headrace.envs.types import Item
 
-if TYPE_CHECKING:
-    from headrace.envs.base import BaseEnv
-
 log = logging.getLogger("headrace.envs")
+
+
+class StatusPoller:
+    """`status` is the last answer; `news` is called after each."""
+
+    def __init__(self, env: Environment, sender: Sender, news: Callable[[], None]) -> None:
+        self._env, self._sender, self._news = env, sender, news
+        self._settled = 0
+        self._away = False
+        self.status: Status | None = None
+        self.answers = 0
+
+    @property
+    def unseen(self) -> int:
+        """Groups of ours that the last answer may not count: they were not at the API when it was asked."""
+        return self._sender.accepted - self._settled
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self._ask()
+            except ApiAway as error:
+                if error.status == 404:
+                    await self._register_again()
+                elif not self._away:
+                    log.warning("the API's queue is not known: %s", error)
+                self._away = True
+            else:
+                self._away = False
+                self.answers += 1
+                self._news()
+            await asyncio.sleep(self._env.config.status_poll_s)
+
+    async def _ask(self) -> None:
+        if self._env.config.batch_size < 1:
+            await self._env.get_server_info()
+        settled = self._sender.settled
+        await self._env.get_status()
+        try:
+            self.status = msgspec.convert(self._env.status_dict, Status, strict=False)
+        except msgspec.ValidationError as error:
+            raise ApiAway(f"/status-env answered {shown(self._env.status_dict)}: {error}") from error
+        self._settled = settled
+
+    async def _register_again(self) -> None:
+        before = self._env.env_id
+        log.warning("the API does not know environment %d any more: registering again", before)
+        await self._env.register_env()
+        self._sender.change_env_id(before, self._env.env_id)
+
 
 #: Times in a row that `get_next_item` may raise before the environment ends with its error.
 MOST_ITEM_FAILURES = 3
@@ -42,13 +92,13 @@ BEGIN_S = 0.001
 class Manager:
     """One environment's work, from `setup` to its last group. `stop` ends it."""
 
-    def __init__(self, env: BaseEnv) -> None:
+    def __init__(self, env: Environment) -> None:
         self._env = env
-        self.stop = Stop()
+        self.stop = StopRequest()
         config = env.config
-        spool = Spool(Path(config.spool_dir) if config.spool_dir is not None else None)
+        spool = GroupSpool(Path(config.spool_dir) if config.spool_dir is not None else None)
         self.sender = Sender(env.api, spool, most_bytes=config.spool_max_mb << 20, acknowledged=self.wake)
-        self.poller = Poller(env, self.sender, self.wake)
+        self.poller = StatusPoller(env, self.sender, self.wake)
         self._woken = asyncio.Event()
         self._timeouts: dict[asyncio.Task[Any] | None, asyncio.Timeout] = {}
         self._collected: set[asyncio.Task[Any] | None] = set()
@@ -78,11 +128,11 @@ class Manager:
 
     async def _begin(self) -> None:
         env = self._env
-        await preflight(env)
+        await env.preflight()
         await env.setup()
         await env.register_env()
-        await patiently(env.setup_wandb, env.config.status_poll_s)
-        await patiently(env.get_server_info, env.config.status_poll_s)
+        await retry_until_answered(env.setup_wandb, env.config.status_poll_s)
+        await retry_until_answered(env.get_server_info, env.config.status_poll_s)
         self.sender.start()
 
     async def _work(self) -> None:
@@ -90,7 +140,7 @@ class Manager:
         polling.add_done_callback(lambda _: self.wake())
         try:
             while not polling.done():
-                self._env.counts.give_up_after(self._env.most_failures)
+                self._env.counts.give_up_after(self._env.max_failures)
                 if await self._turn():
                     return
                 await self._woken.wait()
@@ -131,9 +181,9 @@ class Manager:
         )
 
     @property
-    def load(self) -> schedule.Load:
+    def load(self) -> schedule.EnvLoad:
         items = len(self._env.workers)
-        return schedule.Load(
+        return schedule.EnvLoad(
             running=items - len(self._collected),
             coming=items - len(self._handed_over) + self.poller.unseen,
             evaluating=self._env.evaluator.running,
@@ -222,7 +272,7 @@ class Manager:
         except Exception as error:
             late = isinstance(error, TimeoutError) and timeout.expired()
             env.counts.fail("timeout" if late else "item", error)
-            env.counts.came_to_nothing(f"nothing after worker_timeout, {limit:g} s" if late else str(error))
+            env.counts.item_failed(f"nothing after worker_timeout, {limit:g} s" if late else str(error))
 
     def _ended(self, name: str, worker: asyncio.Task[None]) -> None:
         self._env.running_items.pop(name, None)
@@ -288,7 +338,7 @@ class Manager:
         env = self._env
         if env.workers and not self.stop.forced.is_set():
             log.info("%d items are finished before the end; stop again to break them off", len(env.workers))
-            await self.stop.or_done(finished(env.workers, env.server), self.stop.forced)
+            await self.stop.or_done(wait_for_items(env.workers, env.server), self.stop.forced)
         for worker in env.workers:
             worker.cancel()
         if env.workers:

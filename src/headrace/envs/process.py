@@ -1,22 +1,22 @@
-"""Rollouts without a trainer: so many groups into a file, several at a time, and a page to read them."""
+"""Runs without a trainer: `process` makes a number of groups, as a file and a page; `evaluate` evaluates once."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.envs.counts import REASONS
-from headrace.envs.page import write_page
-from headrace.envs.preflight import preflight
-from headrace.envs.rollouts import RolloutFailed
-from headrace.envs.stop import Stop, finished
+from headrace.envs.environment import Environment
+from headrace.envs.files import write_page
+from headrace.envs.groups import RolloutFailed
+from headrace.envs.metrics import REASONS
+from headrace.envs.stop import StopRequest, wait_for_items
 from headrace.envs.types import Item
-
-if TYPE_CHECKING:
-    from headrace.envs.base import BaseEnv
+from headrace.metrics import flat
 
 log = logging.getLogger("headrace.envs")
 
@@ -33,13 +33,13 @@ class Processing:
     rollouts, one item after the other.
     """
 
-    def __init__(self, env: BaseEnv, groups: int) -> None:
+    def __init__(self, env: Environment, groups: int) -> None:
         self._env, self._groups = env, groups
         self._running: set[asyncio.Task[bool]] = set()
         self._rolling = 0
         self._changed = asyncio.Event()
         self._writing = asyncio.Lock()
-        self.stop = Stop()
+        self.stop = StopRequest()
         self.done = 0
 
     async def run(self) -> None:
@@ -59,7 +59,7 @@ class Processing:
                 await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _begin(self) -> None:
-        await preflight(self._env)
+        await self._env.preflight()
         await self._env.setup()
         await self._env.open_wandb()
 
@@ -90,10 +90,10 @@ class Processing:
         for task in [task for task in self._running if task.done()]:
             self._running.discard(task)
             self.done += task.result()
-        self._env.counts.give_up_after(self._env.most_failures)
+        self._env.counts.give_up_after(self._env.max_failures)
 
     async def _finish(self) -> None:
-        await finished(self._running, self._env.server)
+        await wait_for_items(self._running, self._env.server)
         for task in self._running:
             if task.done():
                 self.done += task.result()
@@ -107,10 +107,10 @@ class Processing:
             async with asyncio.timeout(limit if limit > 0 else None):
                 found = await env.roll_out(item)
             if not found:
-                env.counts.came_to_nothing("collect_trajectories or postprocess_histories gave None, no group")
+                env.counts.item_failed("collect_trajectories or postprocess_histories gave None, no group")
         except TimeoutError as error:
             env.counts.fail("timeout", error)
-            env.counts.came_to_nothing(f"nothing after worker_timeout, {limit:g} s")
+            env.counts.item_failed(f"nothing after worker_timeout, {limit:g} s")
         except RolloutFailed:
             pass  # counted and told where it failed
         finally:
@@ -133,9 +133,9 @@ class Processing:
         if left_out and env.counts.groups == groups:
             if "rubbish" not in left_out:  # which is counted; these are groups, but here the file is what counts
                 env.counts.nothing_in_a_row = in_a_row
-                env.counts.came_to_nothing(f"a group that is left out: {REASONS[next(iter(left_out))]}")
+                env.counts.item_failed(f"a group that is left out: {REASONS[next(iter(left_out))]}")
             return False
-        env.counts.came_to_something()
+        env.counts.item_succeeded()
         if env.counts.failed[FILE]:  # beside a trainer a lost line is a pity; here the file is all there is
             raise HeadraceError(f"groups cannot be written: {env.counts.tracebacks[-1].splitlines()[-1]}")
         with env.counts.guard("wandb_log"):
@@ -144,7 +144,7 @@ class Processing:
         return True
 
 
-def _why_none(env: BaseEnv, stopped: bool) -> str:
+def _why_none(env: Environment, stopped: bool) -> str:
     """Why nothing was made, in words."""
     last = f"; the last item came to nothing with: {env.counts.last_nothing}" if env.counts.last_nothing else ""
     if stopped:
@@ -152,7 +152,7 @@ def _why_none(env: BaseEnv, stopped: bool) -> str:
     return f"there are no more items after {env.counts.items}{last}" if env.counts.items else "there are no items"
 
 
-async def process(env: BaseEnv, groups: int) -> None:
+async def process(env: Environment, groups: int) -> None:
     """Everything that `process` does. What was written stays, and has its page, however it ends."""
     if groups < 0:
         raise InvalidInput(f"total_steps is {groups}: without a trainer it must say how many groups are made")
@@ -170,3 +170,26 @@ async def process(env: BaseEnv, groups: int) -> None:
         if env.jsonl_writer is not None:
             with env.counts.guard("page"):
                 await asyncio.to_thread(write_page, env.jsonl_writer.path, title=env.name)
+
+
+async def evaluate(env: Environment) -> None:
+    """Evaluates once. An environment that tells its metrics by `wandb_log` or returns them, rather than by
+    `evaluate_log`, has them written all the same.
+    """
+    began = time.time()
+    try:
+        await env.preflight()
+        await env.setup()
+        await env.open_wandb()
+        returned = await env.evaluate()
+        with env.counts.guard("wandb_log"):  # the evaluation is there, whatever becomes of telling it
+            await env.wandb_log({})
+        if env.last_evaluation is None:
+            told = {name: value for name, value in env.metrics_log.last.items() if not name.startswith("train")}
+            found = returned if isinstance(returned, Mapping) else flat(told)
+            await env.evaluate_log(found, start_time=began, end_time=time.time())
+    finally:
+        await env.close()
+
+
+log = logging.getLogger("headrace.envs")

@@ -1,9 +1,12 @@
-"""What one sees while an environment runs: a live view on a terminal, a line now and then elsewhere."""
+"""The progress of a running environment: a live view on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -15,14 +18,16 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.braille import braille
+from headrace.envs.environment import Environment
+from headrace.envs.metrics import Counts
 
 WIDTH, HEIGHT = 60, 6
 #: Elsewhere than on a terminal, seconds between two lines.
-EVERY_S = 10.0
+LINE_INTERVAL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ProgressState:
     """How far an environment is, at one moment."""
 
     done: int
@@ -37,8 +42,8 @@ class Standing:
         return f"{self.done} of {self.total} {self.unit}" if self.total >= 0 else f"{self.done} {self.unit}"
 
 
-class View:
-    """Shows how an environment stands. On a terminal every update is seen; elsewhere one every `EVERY_S`, where
+class ProgressView:
+    """Shows how an environment stands. On a terminal every update is seen; elsewhere one every `LINE_INTERVAL_S`, where
     something has changed, and the last.
     """
 
@@ -47,11 +52,11 @@ class View:
         self._title = title
         self._clock = clock
         self._began = clock()
-        self._told_at = -EVERY_S
+        self._told_at = -LINE_INTERVAL_S
         self._told = self._last = ""
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> ProgressView:
         if self._live is not None:
             self._live.start()
         return self
@@ -62,20 +67,20 @@ class View:
         elif self._last != self._told:
             self._tell()
 
-    def update(self, standing: Standing) -> None:
+    def update(self, standing: ProgressState) -> None:
         if self._live is not None:
             self._live.update(self._panel(standing), refresh=True)
             return
         shown = "".join(f", {name} {value}" for name, value in standing.figures.items())
         self._last = f"{self._title}: {standing}{shown}"
-        if self._last != self._told and self._clock() - self._told_at >= EVERY_S:
+        if self._last != self._told and self._clock() - self._told_at >= LINE_INTERVAL_S:
             self._tell()
 
     def _tell(self) -> None:
         self._told, self._told_at = self._last, self._clock()
         self._console.print(self._last, highlight=False, markup=False, soft_wrap=True)
 
-    def _panel(self, standing: Standing) -> Panel:
+    def _panel(self, standing: ProgressState) -> Panel:
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             ProgressBar(total=max(standing.total, 1), completed=standing.done, width=WIDTH),
@@ -100,3 +105,73 @@ def _curve(scores: Sequence[float]) -> Table:
     for label, line in zip(labels, lines, strict=True):
         grid.add_row(Text(label, style="dim"), Text(line, style="cyan"))
     return grid
+
+
+#: Seconds between two looks.
+LOOK_S = 0.25
+#: Looks that found new scores which the shown mean is taken over.
+WINDOW = 20
+#: Looks that the curve shows.
+SHOWN = 240
+
+
+class Scores:
+    """The mean scores of what came in between two looks."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+        self._sequences, self._sum = 0, 0.0
+        self.means: deque[float] = deque(maxlen=SHOWN)
+
+    def look(self) -> None:
+        new = self._counts.sequences - self._sequences
+        if new:
+            self.means.append((self._counts.scores - self._sum) / new)
+            self._sequences, self._sum = self._counts.sequences, self._counts.scores
+
+    @property
+    def recent(self) -> str:
+        last = list(self.means)[-WINDOW:]
+        return f"{sum(last) / len(last):.3f}" if last else "-"
+
+
+def standing(env: Environment, scores: Scores, total: int, unit: str) -> ProgressState:
+    """How an environment stands now."""
+    counts = env.counts
+    figures = {"score": scores.recent}
+    if unit != "groups":
+        figures["groups"] = f"{counts.groups:,}"
+    if "queue_size" in env.status_dict:
+        figures["queue"] = f"{env.status_dict['queue_size']} groups"
+    figures["workers"] = f"{len(env.workers)} of {env.max_num_workers}"
+    if env.manager is not None and env.manager.held:
+        figures["held"] = "for the trainer"
+    for name, found in (("skipped", counts.skipped), ("failed", counts.failed)):
+        if found:
+            why = ", ".join(f"{times:,} {reason}" for reason, times in found.most_common())
+            figures[name] = f"{found.total():,} ({why})" if len(found) > 1 else why
+    return ProgressState(env.curr_step, total, unit, list(scores.means), figures)
+
+
+@asynccontextmanager
+async def watched(env: Environment, unit: str, console: Console) -> AsyncIterator[None]:
+    """While this lasts, the console shows how the environment stands."""
+    scores = Scores(env.counts)
+
+    def look(view: ProgressView) -> None:
+        scores.look()
+        view.update(standing(env, scores, env.config.total_steps, unit))
+
+    async def looking(view: ProgressView) -> None:
+        while True:
+            look(view)
+            await asyncio.sleep(LOOK_S)
+
+    with ProgressView(console, env.name or type(env).__name__) as view:
+        task = asyncio.create_task(looking(view), name="view")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            look(view)

@@ -1,27 +1,32 @@
-"""What an environment tells of itself: metrics, the table of rollouts, evaluations."""
+"""What an environment reports: metrics, the table of rollouts, evaluations."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from headrace.envs.config import BaseEnvConfig
-from headrace.envs.evaluate import Evaluation
-from headrace.envs.metrics import MetricsLog, Performance, drained, lengths, table
-from headrace.envs.preflight import in_thread
-from headrace.envs.types import Item, ScoredDataGroup
-
-if TYPE_CHECKING:
-    from headrace.envs.api_client import ApiClient
-    from headrace.envs.counts import Counts
-    from headrace.envs.server import ServerManager
+from headrace.envs.api_client import ApiClient
+from headrace.envs.evaluation import Evaluation
+from headrace.envs.metrics import (
+    Counts,
+    MetricsLog,
+    Performance,
+    drain_lists,
+    length_metrics,
+    rollout_table,
+)
+from headrace.envs.server import ServerManager
+from headrace.envs.types import BaseEnvConfig, Item, ScoredDataGroup
 
 log = logging.getLogger("headrace.envs")
+
+T = TypeVar("T")
 
 
 class Reporting:
@@ -108,19 +113,19 @@ class Reporting:
     async def create_rollout_table(self, wandb_metrics: dict[str, Any]) -> dict[str, Any]:
         """Adds the table of the rollouts that were kept."""
         if self.rollouts_for_wandb:
-            wandb_metrics["train/rollouts"] = table(self.rollouts_for_wandb)
+            wandb_metrics["train/rollouts"] = rollout_table(self.rollouts_for_wandb)
         return wandb_metrics
 
     def perf_stats(self, metrics_dict: dict[str, Any]) -> dict[str, Any]:
         """Adds how the environment did since the last time."""
-        metrics_dict |= drained(self)
-        metrics_dict |= self._performance.row(self)
+        metrics_dict |= drain_lists(self)
+        metrics_dict |= self._performance.row(self.counts, len(self.workers), self.status_dict.get("queue_size"))
         return metrics_dict
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         """Logs metrics, to wherever they go. An override adds its own and calls this."""
         found = dict(wandb_metrics or {})
-        found |= lengths(self.completion_lengths, self.max_token_len)
+        found |= length_metrics(self.completion_lengths, self.max_token_len)
         found = self.perf_stats(await self.create_rollout_table(found))
         self.rollouts_for_wandb, self.completion_lengths = [], []
         self.metrics_log.write(self.curr_step, found, await self._server_metrics(), self.wandb_prepend)
@@ -167,3 +172,31 @@ class Reporting:
         """The name of the model that is rolled out."""
         named = getattr(self.config, "model_name", None)
         return named or next((server.config.model_name for server in self.server.servers), None)
+
+
+async def in_thread(call: Callable[[], T]) -> T:
+    """What a blocking call gives, from a thread that nothing waits for: neither a cancelled caller nor the end of the
+    process, as it does for those of `asyncio.to_thread`.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = call()
+        except BaseException as error:  # whatever it is, it is the caller's
+            failure = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, name="headrace-preflight", daemon=True).start()
+    return await future

@@ -1,8 +1,8 @@
-"""When an environment starts work, holds, evaluates, saves and stops: pure functions of what is known.
+"""When an environment starts work, holds, evaluates, saves and ends: pure functions of its configuration and status.
 
-The rule that keeps data fresh: work is held while the groups that wait for the trainer, with those that are still being
-made, are more sequences than `max_batches_offpolicy` batches, and begins again at or below that. Work in flight is
-never cut short, so a hold stops the beginning of work only.
+Work is held while the groups that wait for the trainer, plus those still being made, are more sequences than
+`max_batches_offpolicy` batches, and starts again at or below that, so that data stays fresh. Work in flight is never
+cut short: a hold only keeps new work from starting.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class EnvLoad:
     """Our own part in it: items that run, groups that are being made or that the status does not count yet, and whether
     some of them wait for room to be written down."""
 
@@ -61,7 +61,7 @@ def workers(rules: Rules, evaluating: bool) -> int:
     return rules.max_workers
 
 
-def held(rules: Rules, status: Status, load: Load) -> bool:
+def held(rules: Rules, status: Status, load: EnvLoad) -> bool:
     """Whether enough waits for the trainer. A minimum allocation is filled however much the others have queued."""
     if rules.batch_size < 1:
         return True
@@ -72,7 +72,7 @@ def held(rules: Rules, status: Status, load: Load) -> bool:
     return (status.self_queue_size + load.coming) * rules.group_size > share if share else True
 
 
-def may_start(rules: Rules, status: Status, load: Load) -> bool:
+def may_start(rules: Rules, status: Status, load: EnvLoad) -> bool:
     """Whether one more item may be started."""
     return load.running < workers(rules, load.evaluating) and not load.full and not held(rules, status, load)
 

@@ -1,4 +1,4 @@
-"""How an environment is told to end: once, and what is in flight is finished and sent; twice, and it ends at once."""
+"""How an environment is told to end: the first request lets work in flight finish, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import threading
 from collections.abc import Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from headrace.envs.server import ServerManager
+from headrace.envs.server import ServerManager
 
 log = logging.getLogger("headrace.envs")
 
@@ -26,7 +25,7 @@ LOOK_S = 0.25
 ANSWER_S = 2.0
 
 
-class Stop:
+class StopRequest:
     def __init__(self) -> None:
         self.asked, self.forced = asyncio.Event(), asyncio.Event()
         self._unheard = False
@@ -78,7 +77,7 @@ class Stop:
         return None if task.cancelled() else task.result()
 
 
-async def finished(items: Collection[asyncio.Task[Any]], server: ServerManager) -> None:
+async def wait_for_items(items: Collection[asyncio.Task[Any]], server: ServerManager) -> None:
     """Returns once items that are under way have ended, or cannot, as no rollout server answers their calls."""
     left = set(items)
     while left:

@@ -10,13 +10,13 @@ from typing import Any
 import orjson
 
 from headrace.data.json import to_json
-from headrace.envs.cli.command import Command
-from headrace.envs.config import BaseEnvConfig
+from headrace.envs.cli import EnvSubcommand
 from headrace.envs.probe.model import ScriptedModel
 from headrace.envs.probe.policies import POLICIES
 from headrace.envs.probe.script import Script
 from headrace.envs.probe.trial import probe
 from headrace.envs.testing.tokenizer import byte_tokenizer
+from headrace.envs.types import BaseEnvConfig
 
 #: The exit code of a probe that found something wrong with the reward.
 FOUND = 3
@@ -24,7 +24,7 @@ FOUND = 3
 BYTES = 4
 
 
-class Probe(Command):
+class Probe(EnvSubcommand):
     """See what the reward pays for, without a model: policies answer that say nothing, echo the prompt, have only the
     form, pad, instruct a judge, or know the answer where an item carries it. Ends with 0 where nothing is wrong with
     the reward, with 3 where it is hackable, flat, not deterministic or raises, and with 1 where no reward was seen.

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.data.errors import HeadraceError
+from headrace.envs.groups import RolloutFailed, check_result
 from headrace.envs.probe.gold import answer_of
 from headrace.envs.probe.model import ScriptedModel
 from headrace.envs.probe.policies import POLICIES, Policy
 from headrace.envs.probe.report import Outcome, Report
 from headrace.envs.probe.script import Said
-from headrace.envs.rollouts import RolloutFailed, pair
 from headrace.envs.server import APIServerConfig, ServerManager, new_group
 from headrace.envs.testing.model import ModelServer
 
@@ -106,7 +106,9 @@ class Trial:
         try:
             with new_group():
                 async with asyncio.timeout(limit if limit > 0 else None):
-                    found, later = pair(await env.collect_trajectories(copy.deepcopy(item)), "collect_trajectories")
+                    found, later = check_result(
+                        await env.collect_trajectories(copy.deepcopy(item)), "collect_trajectories"
+                    )
                     groups = await env.postprocess_histories(found) if found else None
         except RolloutFailed:
             raise
@@ -162,7 +164,7 @@ class Trial:
 def _trained(group: dict[str, Any], at: int, tokenizer: Any) -> list[str]:
     """The text of each stretch of a sequence that is trained on; an empty one where there is none."""
     pairs = zip(group["tokens"][at], group["masks"][at], strict=False)
-    runs = itertools.groupby(pairs, key=lambda pair: pair[1] != MASKED)
+    runs = itertools.groupby(pairs, key=lambda check_result: check_result[1] != MASKED)
     stretches = [[int(token) for token, _ in run] for trained, run in runs if trained]
     return [tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in stretches] or [""]
 

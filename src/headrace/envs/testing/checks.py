@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from headrace.data.errors import shown
-from headrace.envs.grouping import BY_TOKEN, check
+from headrace.envs.groups import BY_TOKEN, check_group
 
 MASKED = -100
 #: What a float32 sum of probabilities may exceed 1 by.
@@ -19,7 +19,7 @@ ROUNDING = 1e-3
 
 def shape(group: dict[str, Any], group_size: int) -> None:
     """One entry a sequence, and numbers where numbers belong."""
-    check(group, group_size)
+    check_group(group, group_size)
     count = len(group["tokens"])
     for at, tokens in enumerate(group["tokens"]):
         assert len(tokens), f"tokens[{at}] is empty"

@@ -27,13 +27,13 @@ import pytest
 
 from headrace.data.scored import read_group
 from headrace.envs.base import BaseEnv
-from headrace.envs.config import BaseEnvConfig
-from headrace.envs.rollouts import pair
+from headrace.envs.groups import check_result
 from headrace.envs.server import APIServerConfig, ServerManager
 from headrace.envs.testing import checks
 from headrace.envs.testing.model import Model, ModelServer
 from headrace.envs.testing.tokenizer import byte_tokenizer
 from headrace.envs.testing.trainer import Trainer
+from headrace.envs.types import BaseEnvConfig
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ class EnvConformance:
         for _ in range(self.items):
             item = env.backlog.pop() if env.backlog else await env.get_next_item()
             assert item is not None, "get_next_item() gave None where it was asked for its first items"
-            collected, later = pair(await env.collect_trajectories(item), "collect_trajectories")
+            collected, later = check_result(await env.collect_trajectories(item), "collect_trajectories")
             env.backlog.extend(later)
             groups = await env.postprocess_histories(collected) if collected else None
             listed: list[Any] = groups if isinstance(groups, list) else [groups]

@@ -1,22 +1,24 @@
-"""One evaluation, and what it leaves: `metrics.json` in the shape that lighteval writes, and `samples.jsonl`."""
+"""An evaluation's result and its files (`metrics.json` in lighteval's shape, `samples.jsonl`), and evaluations while
+training goes on, one at a time.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from headrace.data.json import to_json
-from headrace.envs.preflight import preflight
+from headrace.envs.metrics import Counts
 from headrace.metrics import flat
 
-if TYPE_CHECKING:
-    from headrace.envs.base import BaseEnv
+log = logging.getLogger("headrace.envs")
 
 METRICS, SAMPLES = "metrics.json", "samples.jsonl"
 #: The first part of a task's name in `metrics.json`: readers of this file know environments' tasks by it.
@@ -61,21 +63,36 @@ def _replace(path: Path, data: bytes) -> None:
     os.replace(draft, path)
 
 
-async def evaluate(env: BaseEnv) -> None:
-    """Evaluates once. An environment that tells its metrics by `wandb_log` or returns them, rather than by
-    `evaluate_log`, has them written all the same.
-    """
-    began = time.time()
-    try:
-        await preflight(env)
-        await env.setup()
-        await env.open_wandb()
-        returned = await env.evaluate()
-        with env.counts.guard("wandb_log"):  # the evaluation is there, whatever becomes of telling it
-            await env.wandb_log({})
-        if env.last_evaluation is None:
-            told = {name: value for name, value in env.metrics_log.last.items() if not name.startswith("train")}
-            found = returned if isinstance(returned, Mapping) else flat(told)
-            await env.evaluate_log(found, start_time=began, end_time=time.time())
-    finally:
-        await env.close()
+class Evaluator:
+    """`ended` is called after each evaluation, so that held work can go on."""
+
+    def __init__(self, evaluate: Callable[[], Awaitable[Any]], counts: Counts, ended: Callable[[], None]) -> None:
+        self._evaluate, self._counts, self._ended = evaluate, counts, ended
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.task is not None and not self.task.done()
+
+    def begin(self, step: int) -> None:
+        if self.running:
+            log.warning("the evaluation of step %d is left out: the one before is still running", step)
+            return
+        log.info("evaluating at step %d", step)
+        self.task = asyncio.create_task(self._run(), name="evaluation")
+
+    async def _run(self) -> None:
+        try:
+            with self._counts.guard("evaluate"):
+                await self._evaluate()
+                self._counts.evaluations += 1
+        finally:
+            asyncio.get_running_loop().call_soon(self._ended)  # once the task is done
+
+    async def end(self, *, wait: bool) -> None:
+        """Waits for an evaluation under way, or breaks it off: it makes no groups that could be lost."""
+        if self.task is None:
+            return
+        if not wait:
+            self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)  # which, cancelled, cancels the evaluation
