@@ -147,7 +147,7 @@ def test_what_is_skipped_is_told_first_and_then_by_its_number(caplog: pytest.Log
     ]
     clock.now = REPEAT_LOG_S
     assert lines(caplog, lambda: skip(1)) == ["682 groups were not sent so far: all its scores are equal"]
-    assert lines(caplog, counts.tell_skipped) == [
+    assert lines(caplog, counts.log_skipped) == [
         "groups that were not sent, in all: 682 because all its scores are equal"
     ]
 

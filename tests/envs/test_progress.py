@@ -45,11 +45,11 @@ def test_nothing_new_is_not_told_again() -> None:
 def test_scores_are_those_of_what_came_in_between_two_looks() -> None:
     counts = Counts()
     scores = Scores(counts)
-    scores.look()
+    scores.update()
     assert (list(scores.means), scores.recent) == ([], "-")
     counts.sequences, counts.scores = 4, 1.0
-    scores.look()
-    scores.look()
+    scores.update()
+    scores.update()
     counts.sequences, counts.scores = 6, 3.0
-    scores.look()
+    scores.update()
     assert (list(scores.means), scores.recent) == ([0.25, 1.0], "0.625")

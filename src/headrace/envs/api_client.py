@@ -115,7 +115,7 @@ log = logging.getLogger("headrace.envs")
 T = TypeVar("T")
 
 
-class Registration(msgspec.Struct, frozen=True):
+class RegistrationReply(msgspec.Struct, frozen=True):
     """The API's response to a registration: this environment's id and name, and where the trainer is."""
 
     env_id: int
@@ -132,7 +132,7 @@ class NoTrainer(ApiAway):
     code = "no_trainer"
 
 
-async def register(api: ApiClient, config: BaseEnvConfig, name: str) -> Registration:
+async def register(api: ApiClient, config: BaseEnvConfig, name: str) -> RegistrationReply:
     """Registers, once the API answers and the trainer has begun; waits until then."""
     asked = {
         "max_token_length": config.max_token_length,
@@ -142,7 +142,7 @@ async def register(api: ApiClient, config: BaseEnvConfig, name: str) -> Registra
         "group_size": config.group_size,
     }
 
-    async def once() -> Registration:
+    async def once() -> RegistrationReply:
         found = await api.post("/register-env", asked)
         if found.get("status") != "success":
             raise NoTrainer(
@@ -170,8 +170,8 @@ async def retry_until_answered(ask: Callable[[], Awaitable[T]], every_s: float) 
         await asyncio.sleep(every_s)
 
 
-def _read(api: ApiClient, found: dict[str, Any]) -> Registration:
+def _read(api: ApiClient, found: dict[str, Any]) -> RegistrationReply:
     try:
-        return msgspec.convert(found, Registration, strict=False)
+        return msgspec.convert(found, RegistrationReply, strict=False)
     except msgspec.ValidationError as error:
         raise ApiRefused(f"{api.address} answered /register-env with {found}: {error}") from error

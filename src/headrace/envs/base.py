@@ -1,19 +1,19 @@
 """`BaseEnv`: what an author of an environment inherits from.
 
 An author writes `setup`, `get_next_item`, `collect_trajectory` (or `collect_trajectories`) and `evaluate`; what they
-return and which other methods may be overridden is in `environment`. This class adds how an environment is run: for a
+return and which other methods may be overridden is in `core`. This class adds how an environment is run: for a
 trainer (`manager`), without one (`process`), and by its command line (`cli`).
 """
 
 from __future__ import annotations
 
-from headrace.envs.cli import EnvSubcommand, EvaluateCommand, ProcessCommand, ServeCommand, main
-from headrace.envs.environment import Environment
+from headrace.envs.cli import EnvSubcommand, EvaluateSubcommand, ProcessSubcommand, ServeSubcommand, main
+from headrace.envs.core import EnvCore
 from headrace.envs.manager import Manager
 from headrace.envs.process import evaluate, process
 
 
-class BaseEnv(Environment):
+class BaseEnv(EnvCore):
     """An environment. A file that defines one ends with `if __name__ == "__main__": MyEnv.cli()`."""
 
     manager: Manager | None
@@ -36,12 +36,12 @@ class BaseEnv(Environment):
 
     @classmethod
     def get_cli_serve_config_cls(cls) -> type[EnvSubcommand]:
-        return ServeCommand.of(cls)
+        return ServeSubcommand.of(cls)
 
     @classmethod
     def get_cli_process_config_cls(cls) -> type[EnvSubcommand]:
-        return ProcessCommand.of(cls)
+        return ProcessSubcommand.of(cls)
 
     @classmethod
     def get_cli_evaluate_config_cls(cls) -> type[EnvSubcommand]:
-        return EvaluateCommand.of(cls)
+        return EvaluateSubcommand.of(cls)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from headrace.command_line import Formatter, Parser, Usage, exit_code
-from headrace.envs.environment import Environment
+from headrace.envs.core import EnvCore
 from headrace.envs.progress import watched
 from headrace.envs.server.config import ServerManagerConfig
 from headrace.envs.settings import (
@@ -37,7 +37,7 @@ from headrace.files import read
 
 log = logging.getLogger("headrace.envs")
 
-#: Headrace's own files.
+#: Headrace's own files, which are no author's code.
 PACKAGE = Path(__file__).resolve().parents[1]
 PORT, URL = "--port", f"--{ENV}.rollout_server_url"
 EXAMPLES = """\
@@ -52,51 +52,52 @@ examples:
 
 @cache
 def console() -> Console:
-    """What a command shows while it runs; results are printed on stdout."""
+    """The console of progress and logs, on stderr; results are printed on stdout."""
     return Console(stderr=True)
 
 
 class EnvSubcommand:
-    """One command of one environment. An environment changes what a command does by a subclass of its own, handed out
-    by `get_cli_serve_config_cls` and its like.
+    """One command of one environment; its docstring is the command's help. An environment changes a command by a
+    subclass, which it returns from `get_cli_serve_config_cls` and its like.
     """
 
     summary: ClassVar[str]
-    env_cls: ClassVar[type[Environment]]
+    env_cls: ClassVar[type[EnvCore]]
 
     def __init__(self, settings: EnvSettings, options: Mapping[str, Any] | None = None) -> None:
-        """`options` are the values of the command's own flags, by their names."""
+        """`options` are the values of the command's own flags, by name."""
         self.settings = settings
         self.options = options or {}
 
     @classmethod
-    def of(cls, env_cls: type[Environment]) -> type[EnvSubcommand]:
+    def of(cls, env_cls: type[EnvCore]) -> type[EnvSubcommand]:
         """This command for an environment."""
         return type(cls.__name__, (cls,), {"env_cls": env_cls, "__doc__": cls.__doc__})
 
     @classmethod
     def defaults(cls) -> tuple[BaseEnvConfig, Servers]:
-        """The settings before flags and file: what the environment's `config_init` says, changed for this command."""
+        """The configurations before flags and file: those of `config_init`, with the changes of this command."""
         config, servers = cls.env_cls.config_init()
         return config.model_copy(update=cls.changes(config)), servers
 
     @classmethod
     def changes(cls, config: BaseEnvConfig) -> dict[str, object]:
-        """Fields of the configuration that a command line has other defaults for."""
+        """Fields of the configuration that have other defaults on a command line."""
         return {
             "wandb_name": config.wandb_name or cls.env_cls.name,
-            "metrics_path": config.metrics_path or f"data/{cls.called()}.metrics.jsonl",
+            "metrics_path": config.metrics_path or f"data/{cls.env_name()}.metrics.jsonl",
         }
 
     @classmethod
-    def called(cls) -> str:
+    def env_name(cls) -> str:
         return cls.env_cls.name or cls.env_cls.__name__
 
     @classmethod
     def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
         """Adds flags that only this command has; none by default."""
 
-    def environment(self) -> Environment:
+    def environment(self) -> EnvCore:
+        """An environment with these settings."""
         found = self.settings
         return self.env_cls(config=found.env, server_configs=found.servers, slurm=found.slurm, testing=found.testing)
 
@@ -104,7 +105,7 @@ class EnvSubcommand:
         raise NotImplementedError(f"{type(self).__name__} must define run()")
 
 
-class ServeCommand(EnvSubcommand):
+class ServeSubcommand(EnvSubcommand):
     """Work for a trainer: register at the Trajectory API, roll items out and send scored groups until its steps are
     done. Ctrl-C ends it with everything sent that is under way; a second one ends it at once.
     """
@@ -121,7 +122,7 @@ class ServeCommand(EnvSubcommand):
         asyncio.run(serve())
 
 
-class ProcessCommand(EnvSubcommand):
+class ProcessSubcommand(EnvSubcommand):
     """Roll out without a trainer: total_steps groups into a JSON lines file, and a page to read them. Ctrl-C ends it
     with the groups that are under way; a second one ends it at once.
     """
@@ -130,7 +131,7 @@ class ProcessCommand(EnvSubcommand):
 
     @classmethod
     def changes(cls, config: BaseEnvConfig) -> dict[str, object]:
-        path = config.data_path_to_save_groups or f"data/{cls.called()}.jsonl"
+        path = config.data_path_to_save_groups or f"data/{cls.env_name()}.jsonl"
         return super().changes(config) | {
             "data_path_to_save_groups": path,
             "ensure_scores_are_not_same": False,
@@ -152,14 +153,14 @@ class ProcessCommand(EnvSubcommand):
             print(f"{env.counts.groups} groups in {path}, to be read in {path.with_suffix('.html')}")
 
 
-class EvaluateCommand(EnvSubcommand):
+class EvaluateSubcommand(EnvSubcommand):
     """Evaluate once, and write metrics.json and samples.jsonl."""
 
     summary = "evaluate once, into metrics.json and samples.jsonl"
 
     @classmethod
     def changes(cls, config: BaseEnvConfig) -> dict[str, object]:
-        folder = config.data_dir_to_save_evals or f"data/{cls.called()}-evaluation"
+        folder = config.data_dir_to_save_evals or f"data/{cls.env_name()}-evaluation"
         return super().changes(config) | {"data_dir_to_save_evals": folder}
 
     def run(self) -> None:
@@ -169,21 +170,28 @@ class EvaluateCommand(EnvSubcommand):
             print(f"{env.last_evaluation}; in {env.config.data_dir_to_save_evals}")
 
 
+#: Short names, for overrides of the commands.
+Serve, Process, Evaluate = ServeSubcommand, ProcessSubcommand, EvaluateSubcommand
+
+
 def main(
-    env_cls: type[Environment],
+    env_cls: type[EnvCore],
     args: Sequence[str] | None = None,
     *,
     prog: str | None = None,
     more: Mapping[str, type[EnvSubcommand]] | None = None,
 ) -> None:
-    """Runs an environment's command line and exits with its code. `more` are commands beside the three."""
-    prog = prog or _called()
+    """Runs an environment's command line, by default this process's, and exits with its code.
+
+    `prog` is how it was called, for messages; `more` are commands beside the three.
+    """
+    prog = prog or _prog()
     given = list(sys.argv[1:] if args is None else args)
 
     def act() -> None:
         try:
             asked = parse_command(env_cls, given, prog, more or {})
-            _log()
+            _configure_logging()
             asked.run()
         except OSError as error:
             log_traceback(error, Path(inspect.getfile(env_cls)).resolve().parent)
@@ -193,15 +201,15 @@ def main(
 
 
 def log_traceback(error: OSError, folder: Path) -> None:
-    """Logs the traceback of an error of the system's that came out of an author's code, which lies in `folder`: a
-    command line says such an error in one line, and the author has to find the place."""
+    """Logs the traceback of an OSError where an author's code in `folder` raised it: the command line prints such an
+    error as one line, which does not say where it came from."""
     frames = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
     if any(file.is_relative_to(folder) and not file.is_relative_to(PACKAGE) for file in frames):
         log.error("the environment's own code failed", exc_info=error)
 
 
-def _called() -> str:
-    """How this process's command line was begun."""
+def _prog() -> str:
+    """How this process was called."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is not None and spec.name.endswith(".__main__"):
         return f"python -m {spec.name.removesuffix('.__main__')}"
@@ -209,9 +217,9 @@ def _called() -> str:
 
 
 def parse_command(
-    env_cls: type[Environment], args: Sequence[str], prog: str, more: Mapping[str, type[EnvSubcommand]]
+    env_cls: type[EnvCore], args: Sequence[str], prog: str, more: Mapping[str, type[EnvSubcommand]]
 ) -> EnvSubcommand:
-    """The command that a command line asks for, with its settings."""
+    """The command that the arguments name, with its settings. Exits on --help; raises `Usage` or `InvalidInput`."""
     commands: dict[str, type[EnvSubcommand]] = {
         "serve": env_cls.get_cli_serve_config_cls(),
         "process": env_cls.get_cli_process_config_cls(),
@@ -230,14 +238,14 @@ def parse_command(
         usage = f"{prog} {name} [--config FILE] [--{ENV}.NAME VALUE]... [--{OPENAI}.NAME VALUE]..."
         made = parsers.add_parser(name, usage=usage, help=kind.summary, formatter_class=Formatter, allow_abbrev=False)
         made.description = kind.__doc__
-        _add(made, kind)
+        _add_arguments(made, kind)
     found = vars(parser.parse_args(list(args)))
     chosen = commands[found["command"]]
     return chosen(_settings(chosen, found), found)
 
 
-def _add(parser: Parser, kind: type[EnvSubcommand]) -> None:
-    """The flags of a command."""
+def _add_arguments(parser: Parser, kind: type[EnvSubcommand]) -> None:
+    """Adds the flags of a command."""
     config, servers = kind.defaults()
     kind.add_arguments(parser)
     parser.add_argument("--config", metavar="FILE", type=Path, help=f"YAML or JSON with {ENV}:, {OPENAI}: and the rest")
@@ -270,8 +278,8 @@ def _settings(kind: type[EnvSubcommand], found: Mapping[str, Any]) -> EnvSetting
     return merge_settings(config, servers, given)
 
 
-def _log() -> None:
-    """What is logged stands beside the view on a terminal, and on plain lines elsewhere."""
+def _configure_logging() -> None:
+    """Log lines go above the live view on a terminal, and are plain lines elsewhere."""
     if console().is_terminal:
         handler = RichHandler(console=console(), show_path=False)
         logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])

@@ -27,8 +27,8 @@ from headrace.envs.types import BaseEnvConfig, Item, ScoredDataItem
 Messages = list[dict[str, Any]]
 
 
-class ChatClient(Protocol):
-    """Who a conversation is held with."""
+class ChatEndpoint(Protocol):
+    """What a conversation is held with: a managed conversation, or the servers."""
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion: ...
 
@@ -45,14 +45,14 @@ class ConversationEnv(BaseEnv):
     config: ConversationConfig
 
     @abstractmethod
-    async def play(self, server: ChatClient, item: Item, **sampling: Any) -> tuple[Messages, float]:
-        """One conversation about the item, and its score."""
+    async def play(self, server: ChatEndpoint, item: Item, **sampling: Any) -> tuple[Messages, float]:
+        """Plays one conversation about the item; its messages and its score. `sampling` goes into every call."""
 
     @abstractmethod
     def held_out(self) -> Sequence[Item]:
-        """The items of an evaluation, the same ones every time."""
+        """The items of an evaluation, the same every time."""
 
-    async def said(self, server: ChatClient, messages: Messages, **asked: Any) -> ChatCompletionMessage:
+    async def said(self, server: ChatEndpoint, messages: Messages, **asked: Any) -> ChatCompletionMessage:
         """The model's next message."""
         answer = await server.chat_completion(messages=messages, max_tokens=self.config.answer_tokens, **asked)
         return answer.choices[0].message
@@ -73,7 +73,7 @@ class ConversationEnv(BaseEnv):
 
     @property
     def needs_tokenizer(self) -> bool:
-        """A managed conversation needs it, except on a gateway, which renders for itself."""
+        """A managed conversation needs it, except through a gateway, which renders itself."""
         return not all(isinstance(server, GatewayServer) for server in self.server.servers)
 
     @property
@@ -104,7 +104,8 @@ class QuestionsConfig(ConversationConfig):
 
 
 class Questions:
-    """`trained` and `held_out`; iterating gives those that are trained on for ever, each once before any again."""
+    """Questions to train on (`trained`) and to evaluate by (`held_out`). Iterating yields the former without end, in
+    random order, each once per round."""
 
     def __init__(self, config: QuestionsConfig, default: Path, *, answered: bool) -> None:
         path = Path(config.path) if config.path else default
@@ -123,7 +124,8 @@ class Questions:
 
 
 def _read(path: Path, question_key: str, answer_key: str, answered: bool) -> Iterator[dict[str, Any]]:
-    """Items with `question` and, where a line has one or must have one, `answer`."""
+    """Items with `question` and, where a line has one, `answer`. Raises `InvalidInput` for an invalid line, or one
+    without an answer where `answered`."""
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,19 +14,20 @@ from typing import Any
 import orjson
 
 from headrace.data.json import to_json
+from headrace.envs.files import write_whole
 from headrace.envs.metrics import Counts
 from headrace.metrics import flat
 
 log = logging.getLogger("headrace.envs")
 
 METRICS, SAMPLES = "metrics.json", "samples.jsonl"
-#: The first part of a task's name in `metrics.json`: readers of this file know environments' tasks by it.
+#: The first part of a task's name in `metrics.json`, by which readers of the file recognise environments' tasks.
 SUITE = "atropos"
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What an evaluation found."""
+    """The result of an evaluation."""
 
     task: str
     model: str | None
@@ -37,7 +37,7 @@ class Evaluation:
     samples: Iterable[Mapping[str, Any]] = ()
 
     def write(self, folder: Path) -> None:
-        """Both files; samples only where there are some. Each is whole or not there."""
+        """Writes metrics.json, and samples.jsonl where there are samples; each is whole or not there."""
         folder.mkdir(parents=True, exist_ok=True)
         found = {
             "config_general": {
@@ -47,24 +47,18 @@ class Evaluation:
             },
             "results": {f"{SUITE}|{self.task}|0": self.metrics, "all": self.metrics},
         }
-        _replace(folder / METRICS, to_json(found, orjson.OPT_INDENT_2) + b"\n")
+        write_whole(folder / METRICS, to_json(found, orjson.OPT_INDENT_2) + b"\n")
         lines = b"".join(to_json(sample) + b"\n" for sample in self.samples)
         if lines:
-            _replace(folder / SAMPLES, lines)
+            write_whole(folder / SAMPLES, lines)
 
     def __str__(self) -> str:
         numbers = ", ".join(f"{name} {value:.6g}" for name, value in flat(self.metrics).items())
         return f"{self.task}, {self.seconds:.1f} s: {numbers or 'no numbers'}"
 
 
-def _replace(path: Path, data: bytes) -> None:
-    draft = path.with_name(path.name + ".part")
-    draft.write_bytes(data)
-    os.replace(draft, path)
-
-
 class Evaluator:
-    """`ended` is called after each evaluation, so that held work can go on."""
+    """Runs evaluations in a task, one at a time; `ended` is called after each, so that held work can go on."""
 
     def __init__(self, evaluate: Callable[[], Awaitable[Any]], counts: Counts, ended: Callable[[], None]) -> None:
         self._evaluate, self._counts, self._ended = evaluate, counts, ended
@@ -75,6 +69,7 @@ class Evaluator:
         return self.task is not None and not self.task.done()
 
     def begin(self, step: int) -> None:
+        """Starts an evaluation, unless one is still running."""
         if self.running:
             log.warning("the evaluation of step %d is left out: the one before is still running", step)
             return
@@ -90,7 +85,7 @@ class Evaluator:
             asyncio.get_running_loop().call_soon(self._ended)  # once the task is done
 
     async def end(self, *, wait: bool) -> None:
-        """Waits for an evaluation under way, or breaks it off: it makes no groups that could be lost."""
+        """Waits for a running evaluation, or cancels it: it makes no groups that could be lost."""
         if self.task is None:
             return
         if not wait:

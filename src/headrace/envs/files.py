@@ -17,13 +17,23 @@ import orjson
 
 from headrace.data.errors import InvalidInput
 from headrace.data.json import to_json
+from headrace.envs.server.sequences import MASKED
 from headrace.files import append
 
 log = logging.getLogger("headrace.envs")
 
+_CHECKPOINT_NAME = re.compile(r"step-(\d+)\.json")
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replaces a file's content, so that readers see the old or the new one, never a part."""
+    draft = path.with_name(path.name + ".part")
+    draft.write_bytes(data)
+    os.replace(draft, path)
+
 
 class GroupFile:
-    """A new file: where the path is taken, `_1`, `_2`, ... is put behind its stem."""
+    """Writes groups as JSON lines to a new file; where the path exists, `_1`, `_2`, ... is put behind its stem."""
 
     def __init__(self, path: str | Path) -> None:
         wanted = Path(path)
@@ -33,7 +43,7 @@ class GroupFile:
             log.info("%s is there already: groups go to %s", wanted, self.path)
 
     def write(self, group: Any) -> None:
-        """Appends a line. A disk that is full costs the line, which is taken back, and raises."""
+        """Appends a line. Where that fails, as on a full disk, the partial line is removed and the error raised."""
         append(self._fd, to_json(group) + b"\n")
 
     def close(self) -> None:
@@ -52,13 +62,15 @@ def _create(wanted: Path) -> tuple[Path, int]:
             path = wanted.with_stem(f"{wanted.stem}_{number}")
 
 
-#: A browser takes its time over more; the rest stays in the JSON lines.
+#: Bytes of groups on the page: a browser is slow with more. The rest stays in the JSON lines.
 MAX_PAGE_BYTES = 64_000_000
-MASKED = -100
 
 
 def write_page(lines: Path, page: Path | None = None, *, title: str | None = None) -> Path:
-    """Writes the page of the groups in a JSON lines file, by default beside it, whole or not at all."""
+    """Writes the HTML page of the groups in a JSON lines file, by default beside it; its path.
+
+    It needs no other file or network, and leaves out groups beyond `MAX_PAGE_BYTES`, and lines that are no groups.
+    """
     page = page or lines.with_suffix(".html")
     groups, size, unread, left = [], 0, 0, 0
     for group in _groups(lines):
@@ -76,14 +88,12 @@ def write_page(lines: Path, page: Path | None = None, *, title: str | None = Non
     # Inside a script element only its end could be misread.
     text = data.decode().replace("<", "\\u003c")
     template = resources.files("headrace.envs").joinpath("groups_page.html").read_text(encoding="utf-8")
-    draft = page.with_name(page.name + ".part")
-    draft.write_text(template.replace("%DATA%", text), encoding="utf-8")
-    os.replace(draft, page)
+    write_whole(page, template.replace("%DATA%", text).encode())
     return page
 
 
 def _groups(lines: Path) -> Iterator[dict[str, Any] | None]:
-    """What the page shows of each line; None for one that is not a group."""
+    """What the page shows of each line; None for a line that is no group."""
     with lines.open("rb") as file:
         for line in file:
             if not line.strip():
@@ -109,33 +119,30 @@ def _group(group: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_NAME = re.compile(r"step-(\d+)\.json")
-
-
 class EnvCheckpoints:
+    """An environment's own state, as JSON in the trainer's checkpoint folder: `env_checkpoints/NAME/step-N.json`."""
+
     def __init__(self, checkpoint_dir: str, name: str) -> None:
         self.folder = Path(checkpoint_dir) / "env_checkpoints" / name
 
     def save(self, step: int, data: dict[str, Any]) -> Path:
-        """Writes a checkpoint, there whole or not at all."""
-        place = self.folder / f"step-{step}.json"
+        """Writes a checkpoint, whole or not at all; its path."""
+        path = self.folder / f"step-{step}.json"
         self.folder.mkdir(parents=True, exist_ok=True)
-        made = place.with_suffix(".part")
-        made.write_bytes(orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS))
-        made.rename(place)
-        return place
+        write_whole(path, orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS))
+        return path
 
     def load(self, step: int) -> dict[str, Any] | None:
-        """The newest checkpoint that is not of a later step than this; None where there is none."""
-        found = [int(match[1]) for path in self.folder.glob("step-*.json") if (match := _NAME.fullmatch(path.name))]
-        of = max((saved for saved in found if saved <= step), default=None)
-        if of is None:
+        """The newest checkpoint up to this step; None where there is none. Raises `InvalidInput` for a damaged one."""
+        matches = (_CHECKPOINT_NAME.fullmatch(path.name) for path in self.folder.glob("step-*.json"))
+        newest = max((saved for match in matches if match and (saved := int(match[1])) <= step), default=None)
+        if newest is None:
             return None
-        place = self.folder / f"step-{of}.json"
+        path = self.folder / f"step-{newest}.json"
         try:
-            data = orjson.loads(place.read_bytes())
+            data = orjson.loads(path.read_bytes())
         except orjson.JSONDecodeError as error:
-            raise InvalidInput(f"{place} is no checkpoint: {error}; delete it to go on from the one before") from error
+            raise InvalidInput(f"{path} is no checkpoint: {error}; delete it to go on from the one before") from error
         if not isinstance(data, dict):
-            raise InvalidInput(f"{place} must hold an object of attributes, not {type(data).__name__}")
+            raise InvalidInput(f"{path} must hold an object of attributes, not {type(data).__name__}")
         return data

@@ -21,7 +21,7 @@ import msgspec
 from headrace.data.errors import shown
 from headrace.envs import schedule
 from headrace.envs.api_client import ApiAway, ApiError, retry_until_answered
-from headrace.envs.environment import Environment
+from headrace.envs.core import EnvCore
 from headrace.envs.schedule import Status
 from headrace.envs.sender import GroupSpool, Sender
 from headrace.envs.stop import StopRequest, wait_for_items
@@ -29,12 +29,21 @@ from headrace.envs.types import Item
 
 log = logging.getLogger("headrace.envs")
 
+#: Failures of `get_next_item` in a row after which the environment ends with the error.
+MAX_ITEM_FAILURES = 3
+#: Seconds that cancelled items may take to end, and the API to answer a disconnection.
+END_TIMEOUT_S = 10.0
+#: Seconds that an API which is away still has, once the environment is told to end: who stops it should not wait.
+AWAY_TIMEOUT_S = 1.0
+#: Seconds that a finished item yields to the next one's start, before it is encoded and sent: rollouts take longer.
+YIELD_S = 0.001
+
 
 class StatusPoller:
-    """`status` is the last answer; `news` is called after each."""
+    """Asks for the API's status every `status_poll_s`. `status` is the last one; `on_status` is called after each."""
 
-    def __init__(self, env: Environment, sender: Sender, news: Callable[[], None]) -> None:
-        self._env, self._sender, self._news = env, sender, news
+    def __init__(self, env: EnvCore, sender: Sender, on_status: Callable[[], None]) -> None:
+        self._env, self._sender, self._on_status = env, sender, on_status
         self._settled = 0
         self._away = False
         self.status: Status | None = None
@@ -42,10 +51,11 @@ class StatusPoller:
 
     @property
     def unseen(self) -> int:
-        """Groups of ours that the last answer may not count: they were not at the API when it was asked."""
+        """Groups of this environment that the last status may not count: the API did not have them when asked."""
         return self._sender.accepted - self._settled
 
     async def run(self) -> None:
+        """Polls until it is cancelled; raises what is not temporary."""
         while True:
             try:
                 await self._ask()
@@ -58,7 +68,7 @@ class StatusPoller:
             else:
                 self._away = False
                 self.answers += 1
-                self._news()
+                self._on_status()
             await asyncio.sleep(self._env.config.status_poll_s)
 
     async def _ask(self) -> None:
@@ -79,20 +89,10 @@ class StatusPoller:
         self._sender.change_env_id(before, self._env.env_id)
 
 
-#: Times in a row that `get_next_item` may raise before the environment ends with its error.
-MOST_ITEM_FAILURES = 3
-#: Seconds that cancelled work has to end, and that the API has to hear that we leave.
-GRACE_S = 10.0
-#: Seconds that an API which is away has, when an environment is told to end.
-AWAY_S = 1.0
-#: Seconds that a finished item leaves to the next one's beginning before it is packed and sent.
-BEGIN_S = 0.001
-
-
 class Manager:
-    """One environment's work, from `setup` to its last group. `stop` ends it."""
+    """One environment's work for a trainer, from `setup` to its last group. `stop` ends it."""
 
-    def __init__(self, env: Environment) -> None:
+    def __init__(self, env: EnvCore) -> None:
         self._env = env
         self.stop = StopRequest()
         config = env.config
@@ -111,7 +111,7 @@ class Manager:
         self._woken.set()
 
     async def run(self) -> None:
-        """Returns when all steps are done, or after a stop; raises what an environment cannot go on from."""
+        """Returns once all steps are done, or after a stop; raises what the environment cannot go on from."""
         complete = False
         with self.stop.on_signals():
             try:
@@ -151,7 +151,7 @@ class Manager:
             await asyncio.gather(polling, return_exceptions=True)
 
     async def _turn(self) -> bool:
-        """Looks at what is known and acts on it; whether all the work is done."""
+        """Acts on the current status: checks the step, notes a hold, starts items. Whether all steps are done."""
         status = self.poller.status
         if status is None:
             return False
@@ -205,21 +205,21 @@ class Manager:
             log.info("paused: %s for the trainer", self._waiting)
             self._held_since = now
             self._env.counts.pauses += 1
-            self._tell("paused", self._counted)
+            self._write_event("paused", self._counted)
         elif not held and self._held_since is not None:
             log.info("resumed after %.1f s: %s for the trainer", now - self._held_since, self._waiting)
             self._env.counts.paused_s += now - self._held_since
-            self._tell("resumed", {**self._counted, "after_s": now - self._held_since})
+            self._write_event("resumed", {**self._counted, "after_s": now - self._held_since})
             self._held_since = None
 
-    def _tell(self, event: str, about: dict[str, float]) -> None:
-        """Puts an event among the metrics, wherever these go."""
+    def _write_event(self, event: str, about: dict[str, float]) -> None:
+        """Writes an event to the metrics."""
         env = self._env
         env.metrics_log.event(env.curr_step, event, env.counts.pauses, about, env.wandb_prepend)
 
     @property
     def _counted(self) -> dict[str, float]:
-        """What a pause goes by: groups that wait for the trainer, and those of ours that will."""
+        """What a hold is decided by: groups that wait for the trainer, and those of this environment still to come."""
         status = self.poller.status
         return {"queued": status.queue_size if status is not None else 0, "coming": self.load.coming}
 
@@ -230,7 +230,7 @@ class Manager:
         return f"{counted['queued']} groups wait{said}, and {counted['coming']} of ours will,"
 
     async def start_workers(self) -> None:
-        """Starts items for as long as the schedule allows and `get_next_item` has some."""
+        """Starts items while the schedule allows it and `get_next_item` has some."""
         env = self._env
         before = len(env.workers)
         while self.may_start:
@@ -246,7 +246,7 @@ class Manager:
         except Exception as error:
             self._env.counts.fail("get_next_item", error)
             self._item_failures += 1
-            if self._item_failures >= MOST_ITEM_FAILURES:
+            if self._item_failures >= MAX_ITEM_FAILURES:
                 raise
             return None
         self._item_failures = 0
@@ -283,8 +283,8 @@ class Manager:
         self.wake()
 
     async def collected(self) -> None:
-        """The item that the caller works on has its groups: no time limit may take them from it any more, and another
-        item may have its place. That one's rollouts begin first, as they are what takes long."""
+        """The calling item's rollouts are done: its time limit ends, and another item may start. Yields to that one, so
+        that its rollouts begin before this item's groups are encoded."""
         task = asyncio.current_task()
         timeout = self._timeouts.get(task)
         if timeout is None:
@@ -293,45 +293,45 @@ class Manager:
             timeout.reschedule(None)
         self._collected.add(task)
         self.wake()
-        await asyncio.sleep(BEGIN_S)
+        await asyncio.sleep(YIELD_S)
 
     async def send(self, scored: Any) -> None:
-        """Hands groups to the sender, which counts them from now on."""
+        """Hands groups to the sender; from now on they are counted there, not as running."""
         task = asyncio.current_task()
         if task in self._timeouts:
             self._handed_over.add(task)
         await self.sender.put(scored)
 
     async def _end(self, complete: bool) -> None:
-        """Finishes what runs, sends what is owed, and takes leave."""
+        """Finishes running items, sends what is not acknowledged, disconnects and closes the environment."""
         env, forced = self._env, self.stop.forced
         self.sender.lift_limit()
         await self._finish_workers()
         await self.stop.or_done(env.evaluator.end(wait=complete))
         await self.stop.or_done(self._drain(), forced)
         await self.sender.close()
-        env.counts.tell_skipped()
+        env.counts.log_skipped()
         if env.items_sent_this_step:
             with env.counts.guard("wandb_log"):
                 await env.wandb_log({})
         try:
-            async with asyncio.timeout(AWAY_S if self._left_behind else GRACE_S):
+            async with asyncio.timeout(AWAY_TIMEOUT_S if self._gives_up_on_api else END_TIMEOUT_S):
                 await env.disconnect_env()
         except (ApiError, TimeoutError) as error:
             log.warning("the API was not told that we leave: %s", str(error) or "it did not answer")
         await env.close()
 
     async def _drain(self) -> None:
-        """Waits for the API to take what is owed, for `drain_s`, or until it is away and we are told to end."""
+        """Waits for the API to acknowledge everything: at most `drain_s`, and no longer once it is given up."""
         left = self._env.config.drain_s
-        while await self.sender.drain(min(left, AWAY_S)):
-            left -= AWAY_S
-            if left <= 0 or self._left_behind:
+        while await self.sender.drain(min(left, AWAY_TIMEOUT_S)):
+            left -= AWAY_TIMEOUT_S
+            if left <= 0 or self._gives_up_on_api:
                 return
 
     @property
-    def _left_behind(self) -> bool:
-        """Whether it is told to end while the API is away: what is owed is written down, for the next start."""
+    def _gives_up_on_api(self) -> bool:
+        """Whether to end without the API: forced, or asked to while it is away. Groups stay in the spool."""
         return self.stop.forced.is_set() or (self.stop.asked.is_set() and self.sender.trouble is not None)
 
     async def _finish_workers(self) -> None:
@@ -342,6 +342,6 @@ class Manager:
         for worker in env.workers:
             worker.cancel()
         if env.workers:
-            _, deaf = await asyncio.wait(set(env.workers), timeout=GRACE_S)
-            if deaf:
-                log.error("%d items could not be broken off", len(deaf))
+            _, stuck = await asyncio.wait(set(env.workers), timeout=END_TIMEOUT_S)
+            if stuck:
+                log.error("%d items could not be broken off", len(stuck))

@@ -19,7 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from headrace.data.errors import HeadraceError
-from headrace.metrics import Lines, Row, Table, TensorBoard, Wandb, Writer
+from headrace.metrics import (
+    JsonLines,
+    Row,
+    Table,
+    TensorBoard,
+    Wandb,
+    Writer,
+)
 
 log = logging.getLogger("headrace.envs")
 
@@ -74,8 +81,8 @@ class Counts:
     #: Groups that were not sent, by reason.
     skipped: Counter[str] = field(default_factory=Counter)
     #: Failed items since the last group, and why the last of them failed.
-    nothing_in_a_row: int = 0
-    last_nothing: str = ""
+    failures_in_a_row: int = 0
+    last_failure: str = ""
     pauses: int = 0
     paused_s: float = 0.0
     evaluations: int = 0
@@ -104,22 +111,22 @@ class Counts:
 
     def item_failed(self, why: str) -> None:
         """Counts a failed item: one more in a row."""
-        self.nothing_in_a_row += 1
-        self.last_nothing = why
+        self.failures_in_a_row += 1
+        self.last_failure = why
 
     def item_succeeded(self) -> None:
         """A group was made: failures in a row are counted anew."""
-        self.nothing_in_a_row = 0
+        self.failures_in_a_row = 0
 
     def give_up_after(self, most: int | None) -> None:
         """Raises `GaveUp` where so many items in a row failed; None allows any number."""
-        if most is not None and self.nothing_in_a_row >= most:
+        if most is not None and self.failures_in_a_row >= most:
             raise GaveUp(
-                f"{self.nothing_in_a_row} items in a row came to nothing (max_consecutive_failures is {most}), "
-                f"the last one with: {self.last_nothing}"
+                f"{self.failures_in_a_row} items in a row came to nothing (max_consecutive_failures is {most}), "
+                f"the last one with: {self.last_failure}"
             )
 
-    def tell_skipped(self) -> None:
+    def log_skipped(self) -> None:
         """Logs how many groups were not sent, by reason."""
         if sum(self.skipped.values()) > 1:
             said = ", ".join(f"{times} because {REASONS.get(reason, reason)}" for reason, times in self.skipped.items())
@@ -250,7 +257,7 @@ class MetricsLog:
         self._warned: set[str] = set()
 
     def open_wandb(self, project: str | None, *, group: str | None, name: str | None, config: Row) -> None:
-        """Writes to wandb too. Where that fails, it is a warning: wandb is on by default, and the lines hold the same."""
+        """Writes to wandb too. A failure is a warning: wandb is on by default, and the lines hold the same."""
         folder = self._lines.parent if self._lines is not None else Path()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -273,7 +280,7 @@ class MetricsLog:
             self._try(self._wandb, {"step": step, **named, **shared})
 
     def event(self, step: int, name: str, times: int, about: Mapping[str, float], prefix: str | None) -> None:
-        """Writes a row for an event: `event/NAME` is how often it has happened, `event/NAME/…` what is known about it."""
+        """Writes a row for an event: `event/NAME` is how often it has happened, `event/NAME/…` what is known of it."""
         told = {f"event/{name}": times, **{f"event/{name}/{what}": value for what, value in about.items()}}
         self._write(step, told, {}, prefix)
 
@@ -291,7 +298,7 @@ class MetricsLog:
         self._begun = True
         try:
             self._lines.parent.mkdir(parents=True, exist_ok=True)
-            self._writers.append(Lines(self._lines))
+            self._writers.append(JsonLines(self._lines))
         except OSError as error:
             log.warning("metrics are not kept: %s", error)
 

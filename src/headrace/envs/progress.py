@@ -18,21 +18,22 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.braille import braille
-from headrace.envs.environment import Environment
+from headrace.envs.core import EnvCore
 from headrace.envs.metrics import Counts
 
+#: Characters of the bar and the curve.
 WIDTH, HEIGHT = 60, 6
-#: Elsewhere than on a terminal, seconds between two lines.
+#: Seconds between two lines where there is no terminal.
 LINE_INTERVAL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressState:
-    """How far an environment is, at one moment."""
+    """What the view shows at one moment."""
 
     done: int
     total: int
-    #: What is counted: groups, steps. A total that is not known yet is negative.
+    #: What `done` and `total` count: groups, steps. An unknown total is negative.
     unit: str
     #: Mean scores, oldest first.
     scores: Sequence[float] = ()
@@ -43,7 +44,7 @@ class ProgressState:
 
 
 class ProgressView:
-    """Shows how an environment stands. On a terminal every update is seen; elsewhere one every `LINE_INTERVAL_S`, where
+    """Shows the state. On a terminal every update is drawn; elsewhere one is printed every `LINE_INTERVAL_S`, where
     something has changed, and the last.
     """
 
@@ -107,23 +108,23 @@ def _curve(scores: Sequence[float]) -> Table:
     return grid
 
 
-#: Seconds between two looks.
-LOOK_S = 0.25
-#: Looks that found new scores which the shown mean is taken over.
-WINDOW = 20
-#: Looks that the curve shows.
-SHOWN = 240
+#: Seconds between two updates: smooth to watch, and cheap.
+UPDATE_S = 0.25
+#: Updates with new scores that the shown mean is taken over.
+MEAN_UPDATES = 20
+#: Updates with new scores that the curve shows.
+CURVE_UPDATES = 240
 
 
 class Scores:
-    """The mean scores of what came in between two looks."""
+    """Mean scores of the sequences that came in between two updates."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
         self._sequences, self._sum = 0, 0.0
-        self.means: deque[float] = deque(maxlen=SHOWN)
+        self.means: deque[float] = deque(maxlen=CURVE_UPDATES)
 
-    def look(self) -> None:
+    def update(self) -> None:
         new = self._counts.sequences - self._sequences
         if new:
             self.means.append((self._counts.scores - self._sum) / new)
@@ -131,12 +132,12 @@ class Scores:
 
     @property
     def recent(self) -> str:
-        last = list(self.means)[-WINDOW:]
+        last = list(self.means)[-MEAN_UPDATES:]
         return f"{sum(last) / len(last):.3f}" if last else "-"
 
 
-def standing(env: Environment, scores: Scores, total: int, unit: str) -> ProgressState:
-    """How an environment stands now."""
+def progress_of(env: EnvCore, scores: Scores, total: int, unit: str) -> ProgressState:
+    """An environment's progress now."""
     counts = env.counts
     figures = {"score": scores.recent}
     if unit != "groups":
@@ -154,24 +155,24 @@ def standing(env: Environment, scores: Scores, total: int, unit: str) -> Progres
 
 
 @asynccontextmanager
-async def watched(env: Environment, unit: str, console: Console) -> AsyncIterator[None]:
-    """While this lasts, the console shows how the environment stands."""
+async def watched(env: EnvCore, unit: str, console: Console) -> AsyncIterator[None]:
+    """Shows the environment's progress on the console meanwhile."""
     scores = Scores(env.counts)
 
-    def look(view: ProgressView) -> None:
-        scores.look()
-        view.update(standing(env, scores, env.config.total_steps, unit))
+    def update(view: ProgressView) -> None:
+        scores.update()
+        view.update(progress_of(env, scores, env.config.total_steps, unit))
 
-    async def looking(view: ProgressView) -> None:
+    async def updating(view: ProgressView) -> None:
         while True:
-            look(view)
-            await asyncio.sleep(LOOK_S)
+            update(view)
+            await asyncio.sleep(UPDATE_S)
 
     with ProgressView(console, env.name or type(env).__name__) as view:
-        task = asyncio.create_task(looking(view), name="view")
+        task = asyncio.create_task(updating(view), name="view")
         try:
             yield
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            look(view)
+            update(view)

@@ -26,28 +26,38 @@ from headrace.envs.server.config import APIServerConfig, ServerBaseline
 from headrace.envs.types import BaseEnvConfig
 from headrace.files import FieldPath, dotted, explained, kinds, nearest
 
+log = logging.getLogger("headrace.envs")
+
+Model = TypeVar("Model", bound=BaseModel)
+Servers = ServerBaseline | Sequence[APIServerConfig]
+Values = Mapping[str, Any]
+
+#: Sections of the file, and prefixes of the flags.
+ENV, OPENAI = "env", "openai"
+#: Settings beside the sections.
+SWITCHES = ("slurm", "testing")
 #: How None is written on a command line, where a field takes it.
 NONE = ("None", "none", "null")
 NUMBERS = (int, float)
-#: What a type may be made of without being a list or a mapping.
-PLAIN = (None, Union, UnionType, Literal, Annotated)
-#: Fields whose values are nobody's business, however their names begin.
-SECRET = "key"
-#: Letters of a default in the help.
-LONGEST = 60
+#: Origins of types that are neither a list nor a mapping.
+PLAIN_ORIGINS = (None, Union, UnionType, Literal, Annotated)
+#: Fields whose names end so are secret: the help does not show their values.
+SECRET_SUFFIX = "key"
+#: Characters of a default in the help; a longer one is cut.
+MAX_DEFAULT_CHARS = 60
 
 
 def add_flags(
     group: argparse._ArgumentGroup, prefix: str, defaults: BaseModel, names: Collection[str] | None = None
 ) -> None:
-    """A flag for each of the model's fields, or of those named. The help says the default that this environment has."""
+    """Adds a flag for each of the model's fields, or of those named, with this environment's defaults in the help."""
     for path, field in _fields(type(defaults)):
         if names is not None and path[0] not in names:
             continue
         flag = f"--{prefix}.{'.'.join(path)}"
         says = (field.description or "").replace("%", "%%")
         default = _reached(defaults, path)
-        if default not in (None, "") and not path[-1].endswith(SECRET):
+        if default not in (None, "") and not path[-1].endswith(SECRET_SUFFIX):
             says = f"{says} (default: {_typed(default).replace('%', '%%')})".lstrip()
         options: dict[str, Any] = {"nargs": "?", "const": "true"} if _is_bool(field.annotation) else {}
         group.add_argument(
@@ -56,7 +66,7 @@ def add_flags(
 
 
 def given_flags(found: Mapping[str, Any], prefix: str, model: type[BaseModel]) -> dict[str, Any]:
-    """The values of those flags that were given, nested as the model's fields are."""
+    """The values of the given flags, nested as the model's fields are. Raises `InvalidInput` for invalid YAML."""
     values: dict[str, Any] = {}
     for path, field in _fields(model):
         flag = f"--{prefix}.{'.'.join(path)}"
@@ -69,7 +79,7 @@ def given_flags(found: Mapping[str, Any], prefix: str, model: type[BaseModel]) -
 
 
 def _fields(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """Every field by its path; a field that is a model of its own by its fields."""
+    """Every field with its path; for a field that is a model, its fields."""
     for name, field in model.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from _fields(field.annotation, (*above, name))
@@ -83,7 +93,7 @@ def _value(flag: str, text: str, annotation: Any) -> Any:
         return None
     if any(kind is str or kind is Any for kind in (annotation, *_members(annotation))):
         return text
-    if any(_is_container(kind) or get_origin(kind) not in PLAIN for kind in parts):
+    if any(_is_container(kind) or get_origin(kind) not in PLAIN_ORIGINS for kind in parts):
         try:
             return yaml.safe_load(text)
         except yaml.YAMLError:
@@ -92,7 +102,7 @@ def _value(flag: str, text: str, annotation: Any) -> Any:
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """The types of a union; none for a list or a mapping, whose inner types say nothing of how it is written."""
+    """The types of a union; none for a list or a mapping, whose inner types do not matter here."""
     origin = get_origin(annotation)
     return get_args(annotation) if origin is not None and not _is_container(origin) else ()
 
@@ -106,7 +116,7 @@ def _is_bool(annotation: Any) -> bool:
 
 
 def _metavar(annotation: Any) -> str:
-    """What stands for the value in the help."""
+    """The placeholder of the value in the help."""
     plain = [kind for kind in (_members(annotation) or (annotation,)) if kind is not type(None)]
     if _is_bool(annotation):
         return "true|false"
@@ -129,25 +139,17 @@ def _reached(values: Any, path: tuple[str, ...]) -> Any:
 
 
 def _typed(value: Any) -> str:
-    """A value as one would type it, cut short where it is long."""
+    """A value as it is typed on a command line, cut where it is long."""
     if isinstance(value, bool):
         return str(value).lower()
     text = " ".join(str(value.value if isinstance(value, Enum) else value).split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
-
-
-log = logging.getLogger("headrace.envs")
-
-Model = TypeVar("Model", bound=BaseModel)
-Servers = ServerBaseline | Sequence[APIServerConfig]
-Values = Mapping[str, Any]
-
-ENV, OPENAI = "env", "openai"
-SWITCHES = ("slurm", "testing")
+    return text if len(text) <= MAX_DEFAULT_CHARS else f"{text[: MAX_DEFAULT_CHARS - 3]}..."
 
 
 @dataclass(frozen=True, slots=True)
 class EnvSettings:
+    """What an environment is made with."""
+
     env: BaseEnvConfig
     servers: Servers
     slurm: bool = False
@@ -156,7 +158,7 @@ class EnvSettings:
 
 @dataclass(frozen=True, slots=True)
 class GivenSettings:
-    """What was said: in the file, by section, and by flags."""
+    """The values of the file, and of the flags by section."""
 
     file: Values
     source: str
@@ -173,7 +175,7 @@ class GivenSettings:
 
     @property
     def file_openai(self) -> list[Values]:
-        """The servers of the file: one as a mapping, or a list of them."""
+        """The file's servers, given as one mapping or a list of them."""
         found = self.file.get(OPENAI) or []
         servers = list(found) if isinstance(found, list) else [found]
         if not all(isinstance(server, Mapping) for server in servers):
@@ -184,7 +186,7 @@ class GivenSettings:
 
 
 def merge_settings(env: BaseEnvConfig, servers: Servers, given: GivenSettings) -> EnvSettings:
-    """Everything together, checked."""
+    """The validated settings. Raises `InvalidInput`, which names the flag, or the file and key, of an invalid value."""
     _known(given.file, (ENV, OPENAI, *SWITCHES), given.source)
     file = {name: given.file[name] for name in SWITCHES if name in given.file}
     switches = _layered(_Switches, {}, file, given.switches, given.source)
@@ -198,7 +200,7 @@ class _Switches(BaseModel):
 
 
 def _servers(defaults: Servers, given: GivenSettings) -> Servers:
-    """One server is changed by file and flags; several of the file stand alone; flags cannot mean one of several."""
+    """One server is changed by file and flags; several in the file replace the defaults, and take no flags."""
     file, flags = given.file_openai, given.openai
     several = len(file) > 1 or (not file and isinstance(defaults, Sequence) and len(defaults) > 1)
     if several and flags:
@@ -216,7 +218,7 @@ def _servers(defaults: Servers, given: GivenSettings) -> Servers:
 
 
 def changed_server(defaults: Servers) -> APIServerConfig:
-    """The server that flags and file change: the one there is, or one with what several have in common."""
+    """The server that flags and file change: the only one, or one of what several have in common."""
     if isinstance(defaults, APIServerConfig):
         return defaults
     if isinstance(defaults, ServerBaseline):
@@ -229,7 +231,7 @@ def _values(model: BaseModel) -> dict[str, Any]:
 
 
 def _layered(model: type[Model], base: Values, file: Values, flags: Values, source: str, *section: str | int) -> Model:
-    """A model of the values, flags first. `source` is what the file is called, and `section` where in it they stand."""
+    """The model of the values; flags win. `source` is the file's name, `section` where in it the values are."""
     if model.model_config.get("extra") != "allow":
         file = _known(file, model.model_fields, source, *section)
     try:
@@ -246,8 +248,8 @@ def _layered(model: type[Model], base: Values, file: Values, flags: Values, sour
 
 
 def _known(values: Values, names: Collection[str], source: str, *section: str | int) -> dict[str, Any]:
-    """What of a file's values has a known name. One that is nearly known is a slip, and refused; others are warned of:
-    files of Atropos' carry such keys, which it never minded."""
+    """The file's values with known names. A name close to a known one is an error, any other a warning: Atropos ignores
+    unknown keys, and files written for it have some."""
     for key in (key for key in values if key not in names):
         where, near = f"{source}: {dotted((*section, key))}", nearest(str(key), names)
         if near:
@@ -257,7 +259,7 @@ def _known(values: Values, names: Collection[str], source: str, *section: str | 
 
 
 def _holds(values: Any, path: FieldPath) -> bool:
-    """Whether what is wrong at a path was said by these values."""
+    """Whether these values hold the path, or a value that it would lead through."""
     for part in path:
         if not isinstance(values, Mapping):
             break
@@ -268,7 +270,7 @@ def _holds(values: Any, path: FieldPath) -> bool:
 
 
 def _merged(below: Values, above: Values) -> dict[str, Any]:
-    """Mappings that both have are merged; of anything else, the one above counts."""
+    """Both together: mappings are merged, of other values the one above wins."""
     merged = dict(below)
     for key, value in above.items():
         old = merged.get(key)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from headrace.envs.conversation import ChatClient, ConversationEnv, Messages, Questions, QuestionsConfig
+from headrace.envs.conversation import ChatEndpoint, ConversationEnv, Messages, Questions, QuestionsConfig
 from headrace.envs.jsonl_qa.checker import Checker
 from headrace.envs.types import Item
 
@@ -41,7 +41,7 @@ class JsonlQaEnv(ConversationEnv):
     def held_out(self) -> list[Item]:
         return self.questions.held_out
 
-    async def play(self, server: ChatClient, item: Item, **sampling: Any) -> tuple[Messages, float]:
+    async def play(self, server: ChatEndpoint, item: Item, **sampling: Any) -> tuple[Messages, float]:
         assert self.checker is not None, "setup() comes first"
         messages: Messages = [{"role": "user", "content": f"{item['question']}\n\n{self.config.instruction}"}]
         said = (await self.said(server, messages, **sampling)).content or ""

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from headrace.envs.conversation import (
-    ChatClient,
+    ChatEndpoint,
     ConversationConfig,
     ConversationEnv,
     Messages,
@@ -50,7 +50,7 @@ class NumberGuessEnv(ConversationEnv):
         )
         return {"question": asked, "answer": str(hidden)}
 
-    async def play(self, server: ChatClient, item: Item, **sampling: Any) -> tuple[Messages, float]:
+    async def play(self, server: ChatEndpoint, item: Item, **sampling: Any) -> tuple[Messages, float]:
         messages: Messages = [{"role": "user", "content": item["question"]}]
         for guesses in range(self.config.guesses):
             if guesses:

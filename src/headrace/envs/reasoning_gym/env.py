@@ -9,7 +9,7 @@ from pydantic import Field
 
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.envs.conversation import (
-    ChatClient,
+    ChatEndpoint,
     ConversationConfig,
     ConversationEnv,
     Messages,
@@ -61,7 +61,7 @@ class ReasoningGymEnv(ConversationEnv):
     def held_out(self) -> list[Item]:
         return [self.testing[at] for at in range(self.config.eval_items)]
 
-    async def play(self, server: ChatClient, item: Item, **sampling: Any) -> tuple[Messages, float]:
+    async def play(self, server: ChatEndpoint, item: Item, **sampling: Any) -> tuple[Messages, float]:
         messages: Messages = [
             {"role": "system", "content": self.system},
             {"role": "user", "content": item["question"]},

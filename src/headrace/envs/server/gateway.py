@@ -30,7 +30,7 @@ from headrace.envs.server.responses import (
     merge_tokens,
     plain_json,
 )
-from headrace.envs.server.sequences import SampledAnswer, SequenceNode, Uids, UidsBySequence, current_group_uid
+from headrace.envs.server.sequences import SequenceNode, SessionAnswer, Uids, UidsBySequence, current_group_uid
 from headrace.tokens import History, Request, read_message, read_messages
 
 logger = logging.getLogger(__name__)
@@ -266,7 +266,7 @@ class GatewaySession(ManagedSession):
         consumed, ids, log_probs, reasons = tokens
         uids = {"trajectory_uid": trajectory.uids.trajectory_uid, "prompt_uid": trajectory.uids.prompt_uid}
         sampled = [
-            SampledAnswer(one, values, text, text, {"finish_reason": reason, **uids})
+            SessionAnswer(one, values, text, text, {"finish_reason": reason, **uids})
             for one, values, reason, text in zip(ids, log_probs, reasons, texts, strict=True)
         ]
         before = self.recorded.continued_by(consumed)

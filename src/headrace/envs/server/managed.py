@@ -26,7 +26,7 @@ from headrace.envs.server.responses import (
     TokensAndLogprobs,
     plain_json,
 )
-from headrace.envs.server.sequences import SampledAnswer, SequenceNode, SessionSequences
+from headrace.envs.server.sequences import SequenceNode, SessionAnswer, SessionSequences
 from headrace.envs.server.tokenizing import PlainVocabulary, Tokenizing
 from headrace.tokens import (
     Cause,
@@ -188,7 +188,7 @@ class ManagedServer(ManagedSession):
         ]
         return ChatCompletion(model=self.server.config.model_name, choices=choices)
 
-    async def _continue(self, prompt: str, given: dict[str, Any]) -> list[SampledAnswer]:
+    async def _continue(self, prompt: str, given: dict[str, Any]) -> list[SessionAnswer]:
         """The answers to a text. Later prompts that begin with it and an answer's text continue that sequence."""
         sampled, nodes = await self._sampled(self._ids_of(prompt), prompt, given)
         for answer, node in zip(sampled, nodes, strict=True):
@@ -227,16 +227,16 @@ class ManagedServer(ManagedSession):
 
     async def _sampled(
         self, ids: list[int], written: str, given: dict[str, Any]
-    ) -> tuple[list[SampledAnswer], list[SequenceNode]]:
+    ) -> tuple[list[SessionAnswer], list[SequenceNode]]:
         """The answers to a prompt, and the sequences recorded for them."""
         prompt, *answers = await self._sample(ids, written, given)
         sampled = [self._answer(*one) for one in zip(*answers, strict=True)]
         return sampled, self.recorded.add(prompt, sampled, written)
 
-    def _answer(self, ids: list[int], log_probs: list[float], reason: str, *, special: bool = False) -> SampledAnswer:
+    def _answer(self, ids: list[int], log_probs: list[float], reason: str, *, special: bool = False) -> SessionAnswer:
         written = self._vocabulary.decode(ids)
         text = written if special else self._vocabulary.decode(ids, skip_special=True)
-        return SampledAnswer(ids, log_probs, text, written, {"finish_reason": reason})
+        return SessionAnswer(ids, log_probs, text, written, {"finish_reason": reason})
 
     # Answers.
 

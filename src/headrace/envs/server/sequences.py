@@ -52,7 +52,7 @@ class SequenceNode(BaseModel):
         return self._written
 
 
-class SampledAnswer(msgspec.Struct, frozen=True):
+class SessionAnswer(msgspec.Struct, frozen=True):
     """One answer: its ids and log-probs, its text, and its text with special tokens (`written`)."""
 
     ids: list[int]
@@ -74,7 +74,7 @@ class SessionSequences:
         fits = [node for node in self.nodes if prompt[: len(node.tokens)] == node.tokens]
         return max(fits, key=lambda node: len(node.tokens), default=None)
 
-    def add(self, prompt: list[int], answers: list[SampledAnswer], written: str) -> list[SequenceNode]:
+    def add(self, prompt: list[int], answers: list[SessionAnswer], written: str) -> list[SequenceNode]:
         """Records the answers to one prompt and returns their sequences; `written` is the whole prompt's text.
 
         The first of them takes the place of the sequence that the prompt continues.
@@ -93,7 +93,7 @@ class SessionSequences:
         self.nodes.clear()
 
 
-def _node(before: SequenceNode | None, prompt: list[int], answer: SampledAnswer, written: str) -> SequenceNode:
+def _node(before: SequenceNode | None, prompt: list[int], answer: SessionAnswer, written: str) -> SequenceNode:
     known = 0 if before is None else len(before.tokens)
     new = len(prompt) - known
     node = SequenceNode.model_construct(

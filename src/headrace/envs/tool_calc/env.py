@@ -12,7 +12,7 @@ from pydantic import Field
 
 from headrace.data.errors import InvalidInput
 from headrace.envs.conversation import (
-    ChatClient,
+    ChatEndpoint,
     ConversationConfig,
     ConversationEnv,
     Messages,
@@ -68,7 +68,7 @@ class ToolCalcEnv(ConversationEnv):
         asked = f"What is {expression}? Use the {NAME}, then answer with the number alone."
         return {"question": asked, "answer": written(calculate(expression))}
 
-    async def play(self, server: ChatClient, item: Item, **sampling: Any) -> tuple[Messages, float]:
+    async def play(self, server: ChatEndpoint, item: Item, **sampling: Any) -> tuple[Messages, float]:
         messages: Messages = [{"role": "user", "content": item["question"]}]
         for _ in range(self.config.calls + 1):
             answer = await self.said(server, messages, tools=[CALCULATOR], **sampling)

@@ -1,4 +1,4 @@
-"""`Environment`: an environment as its parts see it. What authors inherit from is `headrace.envs.base.BaseEnv`.
+"""`EnvCore`: an environment as its parts see it. What authors inherit from is `headrace.envs.base.BaseEnv`.
 
 It holds the state, the methods that an author writes, and the steps that the parts call: registering, asking for the
 API's status, rolling an item out, handing its groups to the sender. The parts (`manager`, `process`, `cli`) work
@@ -65,7 +65,7 @@ class WorkControl(Protocol):
         """Hands a group, or a list of groups, to the sender."""
 
 
-class Environment(Reporting, ABC):
+class EnvCore(Reporting, ABC):
     """See `BaseEnv`, its only subclass here."""
 
     name: ClassVar[str | None] = None
@@ -183,7 +183,7 @@ class Environment(Reporting, ABC):
     @classmethod
     @abstractmethod
     def get_cli_serve_config_cls(cls) -> type[Any]:
-        """The `serve` command (`headrace.envs.cli.ServeCommand`); an override returns a subclass of it."""
+        """The `serve` command (`headrace.envs.cli.ServeSubcommand`); an override returns a subclass of it."""
 
     @classmethod
     @abstractmethod
