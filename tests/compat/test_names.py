@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 import warnings
 from pathlib import Path
@@ -26,11 +27,29 @@ def _names(apart: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_module_is_the_one_here_under_both_names() -> None:
     from headrace.compat.atropos.envs import base
     from headrace.envs import BaseEnv
-    from headrace.rewards import r1_reward
 
     assert importlib.import_module("atroposlib.envs.base") is base
-    assert importlib.import_module("atroposlib.envs.reward_fns.r1_reward") is r1_reward
     assert issubclass(base.BaseEnv, BaseEnv)
+
+
+def test_rewards_pay_0_on_errors_under_these_names_alone() -> None:
+    from headrace.rewards import RewardFunction, r1_reward, registry
+
+    theirs = importlib.import_module("atroposlib.envs.reward_fns")
+    module = importlib.import_module("atroposlib.envs.reward_fns.r1_reward")
+    assert issubclass(module.R1Reward, r1_reward.R1Reward)
+    assert issubclass(module.R1Reward, theirs.RewardFunction)
+    assert module.parse_reasoning_response is r1_reward.parse_reasoning_response
+
+    def raising(completions: list[str], **kwargs: object) -> list[float]:
+        raise ValueError("it always fails")
+
+    theirs.registry.register_function("raising", raising)
+    assert theirs.registry.create("raising")(["a", "b"]) == [0, 0]
+    assert all(map(math.isnan, registry.create("raising")(["a", "b"])))
+    assert theirs.registry.create("r1").all_zero_on_error
+    assert not registry.create("r1").all_zero_on_error
+    assert not RewardFunction.all_zero_on_error
 
 
 @pytest.mark.parametrize(

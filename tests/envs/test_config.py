@@ -9,7 +9,7 @@ from tests.envs.api import Api
 from tests.envs.kit import SERVER, CountingEnv, config, running
 
 from headrace.envs import APIServerConfig, BaseEnvConfig, OpenaiConfig
-from headrace.envs.config import EvalHandlingEnum
+from headrace.envs.types import EvalHandlingEnum
 
 DEFAULTS: dict[str, Any] = {
     "group_size": 4,

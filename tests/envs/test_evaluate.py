@@ -11,7 +11,7 @@ import pytest
 from tests.envs.kit import CountingEnv
 
 from headrace.envs import BaseEnvConfig
-from headrace.envs.evaluate import evaluate
+from headrace.envs.process import evaluate
 
 
 def made(folder: Path | None, kind: type[CountingEnv] = CountingEnv) -> CountingEnv:

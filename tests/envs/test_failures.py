@@ -11,7 +11,7 @@ import pytest
 from tests.envs.api import Api
 from tests.envs.kit import CountingEnv, config, items_of, rollout, running
 
-from headrace.envs.group_file import GroupFile
+from headrace.envs.files import GroupFile
 
 
 async def test_a_rollout_that_raises_costs_its_group_and_is_told_with_its_traceback(api: Api) -> None:

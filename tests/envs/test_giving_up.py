@@ -14,9 +14,14 @@ from tests.envs.api import Api
 from tests.envs.kit import CountingEnv, config, running
 
 from headrace.envs import BaseEnvConfig
-from headrace.envs.counts import AGAIN_S, Counts, GaveUp, Repeats
+from headrace.envs.metrics import (
+    REPEAT_LOG_S,
+    Counts,
+    GaveUp,
+    RepeatedEvents,
+)
 from headrace.envs.process import process
-from headrace.envs.stop import Stop
+from headrace.envs.stop import StopRequest
 
 
 async def failing(item: int) -> None:
@@ -78,7 +83,7 @@ async def test_any_number_may_fail_where_that_is_asked_for(api: Api) -> None:
 
 @pytest.mark.parametrize(("workers", "most"), [(1, 16), (8, 16), (64, 128)])
 def test_by_default_two_rounds_of_the_workers_may_fail(workers: int, most: int) -> None:
-    assert CountingEnv(BaseEnvConfig(max_num_workers=workers)).most_failures == most
+    assert CountingEnv(BaseEnvConfig(max_num_workers=workers)).max_failures == most
 
 
 async def test_process_whose_items_all_come_to_none_says_so_and_ends() -> None:
@@ -131,7 +136,7 @@ def lines(caplog: pytest.LogCaptureFixture, do: Callable[[], None]) -> list[str]
 
 def test_what_is_skipped_is_told_first_and_then_by_its_number(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    counts = Counts(repeats=Repeats(clock))
+    counts = Counts(repeats=RepeatedEvents(clock))
 
     def skip(times: int) -> None:
         for _ in range(times):
@@ -140,9 +145,9 @@ def test_what_is_skipped_is_told_first_and_then_by_its_number(caplog: pytest.Log
     assert lines(caplog, lambda: skip(681)) == [
         "a group is not sent: all its scores are equal; more of them are counted"
     ]
-    clock.now = AGAIN_S
+    clock.now = REPEAT_LOG_S
     assert lines(caplog, lambda: skip(1)) == ["682 groups were not sent so far: all its scores are equal"]
-    assert lines(caplog, counts.tell_skipped) == [
+    assert lines(caplog, counts.log_skipped) == [
         "groups that were not sent, in all: 682 because all its scores are equal"
     ]
 
@@ -160,7 +165,7 @@ async def test_while_it_waits_for_a_trainer_it_says_once_where_and_how_one_is_st
 
 
 async def test_a_second_signal_interrupts_code_that_does_not_let_the_loop_run() -> None:
-    stop = Stop()
+    stop = StopRequest()
     with stop.on_signals():
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.envs.grouping import BadGroup, check, group_of
-from headrace.envs.rollouts import joined
+from headrace.envs.groups import BadGroup, check_group, group_of, merge_rollouts
 
 ITEM = {"tokens": [1, 2], "masks": [-100, 2], "scores": 0.5}
 EVERYTHING = {
@@ -54,8 +53,8 @@ def test_what_holds_for_a_group_is_merged_from_its_rollouts() -> None:
 
 
 def test_other_things_than_scored_items_stay_a_list() -> None:
-    assert joined([("text", ["later"]), (None, []), ("more", [])]) == (["text", "more"], ["later"])
-    assert joined([(None, ["later"]), (None, [])]) == (None, ["later"])
+    assert merge_rollouts([("text", ["later"]), (None, []), ("more", [])]) == (["text", "more"], ["later"])
+    assert merge_rollouts([(None, ["later"]), (None, [])]) == (None, ["later"])
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,7 @@ def test_other_things_than_scored_items_stay_a_list() -> None:
 def test_what_is_no_group_is_named(change: dict[str, Any], said: str | None) -> None:
     group = {**group_of([ITEM, ITEM]), **change}
     if said is None:
-        check(group, 2)
+        check_group(group, 2)
         return
     with pytest.raises(BadGroup, match=said):
-        check(group, 2)
+        check_group(group, 2)

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from headrace.envs import page
-from headrace.envs.page import write_page
+from headrace.envs import files
+from headrace.envs.files import write_page
 
 
 def group(*scores: float, text: str = "hello") -> dict[str, Any]:
@@ -55,6 +55,6 @@ def test_groups_of_tokens_alone_and_lines_that_are_none_are_told(tmp_path: Path)
 
 
 def test_groups_beyond_what_a_browser_takes_stay_in_the_file(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(page, "MOST_BYTES", 1000)
+    monkeypatch.setattr(files, "MAX_PAGE_BYTES", 1000)
     found = data(write_page(written(tmp_path, *[group(1.0, text="x" * 300)] * 5)))
     assert (len(found["groups"]), found["about"]["left"]) == (2, 3)

@@ -17,9 +17,8 @@ from tests.site import Site
 from headrace.data.errors import HeadraceError
 from headrace.envs import APIServerConfig, BaseEnvConfig
 from headrace.envs.cli import main
-from headrace.envs.evaluate import evaluate
-from headrace.envs.process import Processing, process
-from headrace.envs.server import NoServer, NoTokenizer
+from headrace.envs.process import Processing, evaluate, process
+from headrace.envs.server import NoServerAvailable, NoTokenizer
 
 NOWHERE = "/there/is/no/such/folder"
 #: Nobody listens there.
@@ -86,7 +85,9 @@ async def test_a_server_that_never_answers_is_told_once_and_is_an_error_in_the_e
     api: Api, caplog: pytest.LogCaptureFixture
 ) -> None:
     env = CountingEnv(config(api, server_wait_s=0.2), servers=[DEAD])
-    with pytest.raises(NoServer, match=r"no rollout server answered within 0\.2 s: http://127\.0\.0\.1:9/health"):
+    with pytest.raises(
+        NoServerAvailable, match=r"no rollout server answered within 0\.2 s: http://127\.0\.0\.1:9/health"
+    ):
         await env.env_manager()
     assert (api.asked, env.next) == ([], 0)
     assert sum("is down" in record.message for record in caplog.records) == 1
@@ -95,7 +96,7 @@ async def test_a_server_that_never_answers_is_told_once_and_is_an_error_in_the_e
 @pytest.mark.parametrize("work", [lambda env: process(env, 1), evaluate], ids=["process", "evaluate"])
 async def test_process_and_evaluate_try_the_server_first_too(work: Any, tmp_path: Path) -> None:
     env = CountingEnv(BaseEnvConfig(use_wandb=False, server_wait_s=0.05), servers=[DEAD])
-    with pytest.raises(NoServer):
+    with pytest.raises(NoServerAvailable):
         await work(env)
     assert env.next == 0
 

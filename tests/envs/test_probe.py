@@ -10,10 +10,9 @@ import pytest
 from tests.envs import probe_env
 
 from headrace.cli import main
-from headrace.envs.probe.gold import answer_of, final
-from headrace.envs.probe.policies import POLICIES, Asked, framed
-from headrace.envs.probe.report import Outcome, Report
-from headrace.envs.probe.script import Call, Said, Script
+from headrace.envs.probe.model import ModelCall, PolicyAnswer, Script
+from headrace.envs.probe.policies import POLICIES, PolicyPrompt, answer_of, final_answer, in_format
+from headrace.envs.probe.report import PolicyScores, ProbeReport
 
 FILE = Path(probe_env.__file__)
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -73,7 +72,7 @@ def test_the_examples_say_what_the_right_answer_is(example: str) -> None:
 
 
 def test_where_no_answer_is_known_the_report_says_how_to_tell_one() -> None:
-    report = Report("Sums", 1, [Outcome("empty", knows=False, scores=[0.0])], [0.1], judged=False)
+    report = ProbeReport("Sums", 1, [PolicyScores("empty", knows=False, scores=[0.0])], [0.1], judged=False)
     assert "gold_answer(item)" in str(report)
 
 
@@ -95,20 +94,20 @@ def test_an_items_answer_is_found_where_it_carries_one(item: Any, answer: str | 
 
 
 def test_an_answer_stands_in_the_form_that_is_asked_for() -> None:
-    assert final("so it is\n#### 42") == "42"
-    asked = Asked("", "Think in <think> </think>, then write \\boxed{}.", "42")
-    said = framed(asked, "42")
+    assert final_answer("so it is\n#### 42") == "42"
+    asked = PolicyPrompt("", "Think in <think> </think>, then write \\boxed{}.", "42")
+    said = in_format(asked, "42")
     assert said.startswith("<think>")
     assert said.endswith("</think>\n\\boxed{42}")
-    assert "<answer>42</answer>" in framed(Asked("", "no form", None), "42")
+    assert "<answer>42</answer>" in in_format(PolicyPrompt("", "no form", None), "42")
 
 
 def said(script: Script, asked: str, **more: Any) -> str:
     """The name of the policy that answers a call."""
-    call = Call(asked, asked, "\nassistant: ", **more)
+    call = ModelCall(asked, asked, "\nassistant: ", **more)
     policy, text = script.answer(call)
     assert policy is not None
-    script.said.append(Said(policy, call, text))
+    script.said.append(PolicyAnswer(policy, call, text))
     return policy.name
 
 

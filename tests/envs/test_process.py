@@ -14,7 +14,7 @@ from tests.envs.kit import CountingEnv, items_of
 
 from headrace.data.errors import HeadraceError
 from headrace.envs import BaseEnvConfig
-from headrace.envs.group_file import GroupFile
+from headrace.envs.files import GroupFile
 from headrace.envs.process import Processing, process
 
 
@@ -90,8 +90,8 @@ async def test_where_every_item_fails_the_reason_is_told(tmp_path: Path) -> None
     env.play = play
     with pytest.raises(HeadraceError, match=r"items in a row came to nothing .*the last one with: no server is there"):
         await process(env, 5)
-    assert env.most_failures is not None
-    assert env.next < env.most_failures + 2 * env.max_num_workers
+    assert env.max_failures is not None
+    assert env.next < env.max_failures + 2 * env.max_num_workers
     assert not env.workers
 
 

@@ -7,7 +7,16 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.envs.schedule import Load, Rules, Status, crossed, finished, held, may_start, workers
+from headrace.envs.schedule import (
+    EnvLoad,
+    Rules,
+    Status,
+    crossed,
+    finished,
+    held,
+    may_start,
+    workers,
+)
 from headrace.envs.types import EvalHandlingEnum
 
 sizes = st.integers(1, 64)
@@ -23,12 +32,12 @@ rules = st.builds(
     eval_limit_ratio=st.floats(0, 1),
 )
 statuses = st.builds(Status, current_step=counts, queue_size=counts, self_queue_size=counts)
-loads = st.builds(Load, running=counts, coming=counts, evaluating=st.booleans())
+loads = st.builds(EnvLoad, running=counts, coming=counts, evaluating=st.booleans())
 
 
 @given(rules, statuses, loads)
 def test_work_is_held_while_more_sequences_wait_than_the_batches_allowed(
-    rules: Rules, status: Status, load: Load
+    rules: Rules, status: Status, load: EnvLoad
 ) -> None:
     sequences = (status.queue_size + load.coming) * rules.group_size
     assert held(rules, status, load) == (sequences > rules.max_batches_offpolicy * rules.batch_size)
@@ -36,7 +45,7 @@ def test_work_is_held_while_more_sequences_wait_than_the_batches_allowed(
 
 @given(rules, statuses, loads)
 def test_what_is_started_one_by_one_passes_the_threshold_by_less_than_a_group_and_one(
-    rules: Rules, status: Status, load: Load
+    rules: Rules, status: Status, load: EnvLoad
 ) -> None:
     before = load
     while may_start(rules, status, load):
@@ -48,14 +57,16 @@ def test_what_is_started_one_by_one_passes_the_threshold_by_less_than_a_group_an
 
 
 @given(rules, statuses, loads, counts)
-def test_less_in_the_queue_never_holds_what_more_did_not(rules: Rules, status: Status, load: Load, less: int) -> None:
+def test_less_in_the_queue_never_holds_what_more_did_not(
+    rules: Rules, status: Status, load: EnvLoad, less: int
+) -> None:
     shorter = Status(current_step=status.current_step, queue_size=max(0, status.queue_size - less))
     assert not (held(rules, shorter, load) and not held(rules, status, load))
 
 
 @given(rules, statuses, loads, st.floats(0.01, 1))
 def test_a_minimum_allocation_is_filled_whatever_others_have_queued(
-    rules: Rules, status: Status, load: Load, share: float
+    rules: Rules, status: Status, load: EnvLoad, share: float
 ) -> None:
     ours = replace(rules, min_batch_allocation=share)
     sequences = (status.self_queue_size + load.coming) * rules.group_size
@@ -64,7 +75,7 @@ def test_a_minimum_allocation_is_filled_whatever_others_have_queued(
 
 
 @given(rules, statuses, loads)
-def test_nothing_starts_before_the_batch_size_is_known(rules: Rules, status: Status, load: Load) -> None:
+def test_nothing_starts_before_the_batch_size_is_known(rules: Rules, status: Status, load: EnvLoad) -> None:
     assert held(replace(rules, batch_size=-1), status, load)
 
 

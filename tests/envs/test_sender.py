@@ -13,8 +13,7 @@ from tests.envs.kit import items_of
 
 from headrace.data.errors import InvalidInput
 from headrace.envs.api_client import ApiClient
-from headrace.envs.sender import Sender
-from headrace.envs.spool import Post, Spool
+from headrace.envs.sender import GroupPost, GroupSpool, Sender
 
 
 def group(item: int, size: int = 2) -> dict[str, Any]:
@@ -29,7 +28,7 @@ async def client(api: Api) -> Any:
 
 
 def sender(client: ApiClient, folder: Path, most_bytes: int = 1 << 20) -> Sender:
-    return Sender(client, Spool(folder), most_bytes=most_bytes, acknowledged=lambda: None)
+    return Sender(client, GroupSpool(folder), most_bytes=most_bytes, acknowledged=lambda: None)
 
 
 def owed(folder: Path) -> list[str]:
@@ -193,13 +192,13 @@ async def test_what_an_answer_is_long_in_coming_for_is_on_disk_meanwhile(
     api: Api, client: ApiClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.envs.sender.WRITE_S", 0.01)
-    written, write = asyncio.Event(), Spool.write
+    written, write = asyncio.Event(), GroupSpool.write
 
-    def noted(spool: Spool, post: Post) -> None:
+    def noted(spool: GroupSpool, post: GroupPost) -> None:
         write(spool, post)
         written.set()
 
-    monkeypatch.setattr(Spool, "write", noted)
+    monkeypatch.setattr(GroupSpool, "write", noted)
     api.slow = asyncio.Event()
     sending = sender(client, tmp_path)
     sending.start()
@@ -221,11 +220,11 @@ async def test_two_environments_do_not_share_a_spool(client: ApiClient, tmp_path
 
 
 async def test_a_temporary_spool_lasts_only_if_something_is_owed(api: Api, client: ApiClient) -> None:
-    empty = Spool(None)
+    empty = GroupSpool(None)
     empty.close()
     assert not empty.folder.exists()
     await api.stop()
-    spool = Spool(None)
+    spool = GroupSpool(None)
     sending = Sender(client, spool, most_bytes=1 << 20, acknowledged=lambda: None)
     sending.start()
     await sending.put(group(0))

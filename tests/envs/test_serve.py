@@ -70,7 +70,7 @@ async def test_work_is_held_above_the_threshold_and_goes_on_at_it(
     """Groups of 2, batches of 16, at most one batch in the queue: nine groups are too many, eight are not. Each pause
     and its end is an event in wandb, and a line of the file."""
     wandb = MagicMock()
-    monkeypatch.setattr("headrace.envs.metrics.log.Wandb", wandb)
+    monkeypatch.setattr("headrace.envs.metrics.Wandb", wandb)
     file = tmp_path / "m.jsonl"
     env = CountingEnv(config(api, max_batches_offpolicy=1, metrics_path=str(file)))
     env.metrics_log.open_wandb("tests", group=None, name=None, config={})

@@ -12,8 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.metrics import Lines, Table, Wandb, flat
-from headrace.metrics.wandb import SAID, logged_in
+from headrace.metrics import (
+    WANDB_VARIABLES,
+    JsonLines,
+    Table,
+    Wandb,
+    flat,
+    logged_in,
+)
 
 ROW = {"step": 3, "reward": 0.5, "loss": None, "times": {"wait": 0.25}, "sync": {"mode": "keep", "hold_ms": 4}}
 
@@ -33,7 +39,7 @@ def test_a_number_of_numpys_is_a_number() -> None:
 def test_lines_hold_numbers_tables_and_what_has_no_json_form(tmp_path: Path) -> None:
     table = Table(["text", "score"])
     table.add_data("hello", 1.0)
-    written = Lines(tmp_path / "m.jsonl")
+    written = JsonLines(tmp_path / "m.jsonl")
     written.write({"step": 1, "mean": np.float32(0.5), "rollouts": table})
     written.write({"step": 2, "odd": len, "rollouts": table})
     written.close()
@@ -51,14 +57,14 @@ def test_a_table_refuses_a_row_of_another_width() -> None:
 
 def test_a_line_that_a_killed_writer_left_is_cut_off(tmp_path: Path) -> None:
     (tmp_path / "m.jsonl").write_text('{"step":1}\n{"st')
-    written = Lines(tmp_path / "m.jsonl")
+    written = JsonLines(tmp_path / "m.jsonl")
     written.write({"step": 2})
     written.close()
     assert lines(tmp_path / "m.jsonl") == [{"step": 1}, {"step": 2}]
 
 
 def test_a_line_that_a_full_disk_cut_short_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = Lines(tmp_path / "m.jsonl")
+    written = JsonLines(tmp_path / "m.jsonl")
     written.write({"step": 1})
     real, left = os.write, [4]
 
@@ -80,7 +86,7 @@ def test_a_line_that_a_full_disk_cut_short_is_taken_back(tmp_path: Path, monkeyp
 @pytest.fixture
 def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home without a login to wandb."""
-    for name in (*SAID, "NETRC", "WANDB_BASE_URL"):
+    for name in (*WANDB_VARIABLES, "NETRC", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")

@@ -13,12 +13,6 @@ from headrace.rewards.registry import LegacyFunctionWrapper, RewardRegistry
 THOUGHT = "<think>two and two</think> 4"
 
 
-@pytest.fixture(autouse=True)
-def under_our_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process that imports nothing by atroposlib's names, whatever was imported in this one."""
-    monkeypatch.setattr(RewardFunction, "all_zero_on_error", False)
-
-
 @pytest.mark.parametrize(
     ("name", "options", "completions", "more", "rewards"),
     [

@@ -51,13 +51,13 @@ def _run(target: str, rest: list[str]) -> None:
     from headrace.compat.atropos import finder
     from headrace.envs.cli import main
     from headrace.envs.find import find
-    from headrace.envs.probe import Probe
+    from headrace.envs.probe import ProbeSubcommand
 
     finder.install()
     named, rest = _class_of(rest)
     sys.argv = [target, *rest]  # for a file that reads it
     env_cls = find(target, named)
-    main(env_cls, rest, prog=f"{PROG} {target}", more={"probe": Probe.of(env_cls)})
+    main(env_cls, rest, prog=f"{PROG} {target}", more={"probe": ProbeSubcommand.of(env_cls)})
 
 
 def _class_of(args: list[str]) -> tuple[str | None, list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from headrace.envs.base import BaseEnv
-from headrace.envs.config import BaseEnvConfig
 from headrace.envs.conversation import ConversationConfig, ConversationEnv
 from headrace.envs.server import (
     APIServer,
@@ -13,7 +12,7 @@ from headrace.envs.server import (
     ServerManager,
     ServerManagerConfig,
 )
-from headrace.envs.types import EvalHandlingEnum, Item, Message, ScoredDataGroup, ScoredDataItem
+from headrace.envs.types import BaseEnvConfig, EvalHandlingEnum, Item, Message, ScoredDataGroup, ScoredDataItem
 
 __all__ = [
     "BaseEnv",

@@ -1,50 +1,55 @@
-"""The Trajectory API, as an environment asks it: JSON over one kept session.
+"""The Trajectory API's client of an environment: JSON over one HTTP session, and registration.
 
-`ApiAway` passes: there was no answer, or one that says to try again. `ApiRefused` would be the same another time.
+`ApiAway` is temporary: there was no response, or one that says to try again. `ApiRefused` would be refused every time.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import aiohttp
+import msgspec
 import orjson
 from isal import igzip
 
 from headrace.data.errors import HeadraceError, shown
+from headrace.envs.types import BaseEnvConfig
 
-#: Where the key comes from when the configuration has none.
+#: Environment variable of the key, where the configuration has none.
 KEY_VARIABLE = "HEADRACE_API_KEY"
-#: Bodies from this size on are compressed.
-GZIP_FROM = 1024
-#: Refusals of what was sent. Any other 4xx is about who or where we are, which an operator may put right.
-FINAL = frozenset({400, 413, 415, 422})
+#: Bodies of at least so many bytes are compressed; smaller ones gain nothing.
+GZIP_MIN_BYTES = 1024
+#: Statuses that refuse the body itself. Other 4xx are about a key or an address, which an operator may correct.
+FINAL_STATUSES = frozenset({400, 413, 415, 422})
 
 _TIMEOUT = aiohttp.ClientTimeout(total=60, sock_connect=10)
 
 
 class ApiError(HeadraceError):
-    """The API did not do what it was asked."""
+    """A request to the API failed; `status` is its response's, None without one."""
 
     code = "trajectory_api"
     status: int | None = None
 
 
 class ApiAway(ApiError):
-    """It may do so later."""
+    """Temporary: the request may succeed later."""
 
     code = "trajectory_api_away"
 
 
 class ApiRefused(ApiError):
-    """It never will: `status` is its answer's."""
+    """Final: the same request would be refused again."""
 
     code = "trajectory_api_refused"
 
 
 class ApiClient:
-    """One API. Connects when it is first asked."""
+    """Requests to one API, over connections that are opened when first needed. All raise `ApiError`."""
 
     def __init__(self, address: str, key: str | None = None) -> None:
         self.address = address.rstrip("/")
@@ -59,9 +64,9 @@ class ApiClient:
         return await self._ask("POST", path, orjson.dumps(body), {})
 
     async def post_groups(self, path: str, body: bytes, key: str) -> dict[str, Any]:
-        """Posts JSON that is ready made. The same `key` another time is the same post."""
+        """Posts encoded JSON; a second post with the same idempotency `key` changes nothing."""
         headers = {"idempotency-key": key}
-        if len(body) >= GZIP_FROM:
+        if len(body) >= GZIP_MIN_BYTES:
             body = igzip.compress(body, 1)
             headers["content-encoding"] = "gzip"
         return await self._ask("POST", path, body, headers)
@@ -89,7 +94,7 @@ class ApiClient:
             ) from error
         if status == 200:
             return _object(data, f"{self.address}{path}")
-        kind = ApiRefused if status in FINAL else ApiAway
+        kind = ApiRefused if status in FINAL_STATUSES else ApiAway
         failure = kind(f"{self.address} answered {path} with {status}: {data[:300].decode(errors='replace')}")
         failure.status = status
         raise failure
@@ -103,3 +108,70 @@ def _object(data: bytes, where: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ApiAway(f"{where} answered with {type(found).__name__}, not with an object: {shown(found)}")
     return found
+
+
+log = logging.getLogger("headrace.envs")
+
+T = TypeVar("T")
+
+
+class RegistrationReply(msgspec.Struct, frozen=True):
+    """The API's response to a registration: this environment's id and name, and where the trainer is."""
+
+    env_id: int
+    wandb_name: str
+    checkpoint_dir: str
+    starting_step: int
+    checkpoint_interval: int
+    num_steps: int = -1
+
+
+class NoTrainer(ApiAway):
+    """The API answers, but no trainer has begun."""
+
+    code = "no_trainer"
+
+
+async def register(api: ApiClient, config: BaseEnvConfig, name: str) -> RegistrationReply:
+    """Registers, once the API answers and the trainer has begun; waits until then."""
+    asked = {
+        "max_token_length": config.max_token_length,
+        "desired_name": name,
+        "weight": config.inference_weight,
+        "min_batch_allocation": config.min_batch_allocation,
+        "group_size": config.group_size,
+    }
+
+    async def once() -> RegistrationReply:
+        found = await api.post("/register-env", asked)
+        if found.get("status") != "success":
+            raise NoTrainer(
+                f"no trainer has registered at {api.address} and asked for its first batch yet; start one, such as "
+                f"`python examples/atropos_trainer.py {api.address}`, or yours (docs/environments.md, A trainer for it)"
+            )
+        if found.get("warning"):
+            log.warning("%s registered this environment, and says: %s", api.address, found["warning"])
+        return _read(api, found)
+
+    return await retry_until_answered(once, config.status_poll_s)
+
+
+async def retry_until_answered(ask: Callable[[], Awaitable[T]], every_s: float) -> T:
+    """The result of `ask`, called every so many seconds while it raises `ApiAway`. Each new reason is logged once."""
+    said = ""
+    while True:
+        try:
+            return await ask()
+        except ApiAway as error:
+            if str(error) != said:
+                what = "a trainer" if isinstance(error, NoTrainer) else "the Trajectory API (headrace api starts one)"
+                log.info("waiting for %s: %s", what, error)
+            said = str(error)
+        await asyncio.sleep(every_s)
+
+
+def _read(api: ApiClient, found: dict[str, Any]) -> RegistrationReply:
+    try:
+        return msgspec.convert(found, RegistrationReply, strict=False)
+    except msgspec.ValidationError as error:
+        raise ApiRefused(f"{api.address} answered /register-env with {found}: {error}") from error

@@ -1,30 +1,34 @@
-"""`ConversationEnv`: environments whose rollout is one conversation, played alike for training and for evaluation.
+"""`ConversationEnv`: environments whose rollout is one conversation, the same for training and for evaluation.
 
-An author writes `setup`, `get_next_item`, `play` and `held_out`. In training, `play` speaks to a managed conversation,
-which keeps the tokens; in an evaluation, to the servers themselves, at temperature 0.
+An author writes `setup`, `get_next_item`, `play` and `held_out`. In training, `play` talks to a managed conversation,
+which records the tokens; in an evaluation to the servers themselves, at temperature 0. `Questions` reads items from a
+JSON lines file: most for training, the last ones held out for evaluations.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
+import orjson
 from pydantic import Field
 
+from headrace.data.errors import InvalidInput, shown
 from headrace.envs.base import BaseEnv
-from headrace.envs.config import BaseEnvConfig
 from headrace.envs.server import ChatCompletion, GatewayServer
-from headrace.envs.server.answers import ChatCompletionMessage
-from headrace.envs.types import Item, ScoredDataItem
+from headrace.envs.server.responses import ChatCompletionMessage
+from headrace.envs.types import BaseEnvConfig, Item, ScoredDataItem
 
 Messages = list[dict[str, Any]]
 
 
-class Speaker(Protocol):
-    """Who a conversation is held with."""
+class ChatEndpoint(Protocol):
+    """What a conversation is held with: a managed conversation, or the servers."""
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion: ...
 
@@ -41,14 +45,14 @@ class ConversationEnv(BaseEnv):
     config: ConversationConfig
 
     @abstractmethod
-    async def play(self, server: Speaker, item: Item, **sampling: Any) -> tuple[Messages, float]:
-        """One conversation about the item, and its score."""
+    async def play(self, server: ChatEndpoint, item: Item, **sampling: Any) -> tuple[Messages, float]:
+        """Plays one conversation about the item; its messages and its score. `sampling` goes into every call."""
 
     @abstractmethod
     def held_out(self) -> Sequence[Item]:
-        """The items of an evaluation, the same ones every time."""
+        """The items of an evaluation, the same every time."""
 
-    async def said(self, server: Speaker, messages: Messages, **asked: Any) -> ChatCompletionMessage:
+    async def said(self, server: ChatEndpoint, messages: Messages, **asked: Any) -> ChatCompletionMessage:
         """The model's next message."""
         answer = await server.chat_completion(messages=messages, max_tokens=self.config.answer_tokens, **asked)
         return answer.choices[0].message
@@ -69,7 +73,7 @@ class ConversationEnv(BaseEnv):
 
     @property
     def needs_tokenizer(self) -> bool:
-        """A managed conversation needs it, except on a gateway, which renders for itself."""
+        """A managed conversation needs it, except through a gateway, which renders itself."""
         return not all(isinstance(server, GatewayServer) for server in self.server.servers)
 
     @property
@@ -90,3 +94,52 @@ class ConversationEnv(BaseEnv):
         metrics = {"eval/score": sum(sample["score"] for sample in samples) / len(samples)}
         await self.evaluate_log(metrics, samples=samples, start_time=began, end_time=time.time())
         return metrics
+
+
+class QuestionsConfig(ConversationConfig):
+    path: str | None = Field(None, description="JSON lines file of questions; default: a few that come with it")
+    question_key: str = Field("question", description="where a line has its question")
+    answer_key: str = Field("answer", description="where a line has its answer")
+    eval_items: int = Field(8, ge=1, description="questions at the file's end that only evaluations ask")
+
+
+class Questions:
+    """Questions to train on (`trained`) and to evaluate by (`held_out`). Iterating yields the former without end, in
+    random order, each once per round."""
+
+    def __init__(self, config: QuestionsConfig, default: Path, *, answered: bool) -> None:
+        path = Path(config.path) if config.path else default
+        found = list(_read(path, config.question_key, config.answer_key, answered))
+        if len(found) <= config.eval_items:
+            raise InvalidInput(
+                f"{path} has {len(found)} questions, and {config.eval_items} are held out: "
+                "set eval_items lower, or add questions"
+            )
+        self.trained, self.held_out = found[: -config.eval_items], found[-config.eval_items :]
+        self._random = random.Random(config.seed)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while True:
+            yield from self._random.sample(self.trained, len(self.trained))
+
+
+def _read(path: Path, question_key: str, answer_key: str, answered: bool) -> Iterator[dict[str, Any]]:
+    """Items with `question` and, where a line has one, `answer`. Raises `InvalidInput` for an invalid line, or one
+    without an answer where `answered`."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise InvalidInput(f"{path}, line {number} is no JSON: {error}") from None
+        if not isinstance(row, dict) or not isinstance(row.get(question_key), str):
+            raise InvalidInput(f"{path}, line {number} has no text {question_key!r}: {shown(row)}")
+        answer = row.get(answer_key)
+        if answered and (isinstance(answer, bool) or not isinstance(answer, str | int | float) or answer == ""):
+            raise InvalidInput(f"{path}, line {number} has no text or number {answer_key!r}: {shown(row)}")
+        yield {"question": row[question_key]} | ({} if answer is None else {"answer": str(answer)})

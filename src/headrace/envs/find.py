@@ -1,4 +1,4 @@
-"""The environment that a file or a module holds: what `headrace env` runs."""
+"""Finds the environment that a file or a module defines, for `headrace env`."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from types import ModuleType
 
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.envs.base import BaseEnv
+from headrace.envs.cli import log_traceback
 from headrace.extras import extra_of, install_command
 from headrace.files import nearest
 
 log = logging.getLogger("headrace.envs")
 
-#: Where environments that ship are.
+#: The package of the environments that ship.
 SHIPPED = "headrace.envs"
-#: Headrace's own files.
-PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def find(target: str, named: str | None = None) -> type[BaseEnv]:
-    """The environment of a file, of a module by its dotted name, or of one that ships by its own.
+    """The environment class of a file, of a module by its dotted name, or of one that ships by its name.
 
-    Of several classes it is the one that the file runs itself (`MyEnv.cli()`), or the one that is named.
+    Of several classes it is the one that is `named`, or whose `cli()` the file calls. Raises `InvalidInput` where there
+    is none, or no single one, and `HeadraceError` where an import fails.
     """
     return chosen(load(target), named)
 
 
 def load(target: str) -> ModuleType:
-    """Imports a file, or a module, in which what stands under `if __name__ == "__main__"` is not run.
+    """Imports a file or a module, without running what is under `if __name__ == "__main__"`.
 
-    What it needs and cannot be imported is an error that names it, and the line that asks for it.
+    Raises `HeadraceError` for a module that it cannot import, which names it and the line that does.
     """
     path = Path(target)
     try:
@@ -46,7 +46,7 @@ def load(target: str) -> ModuleType:
     except ModuleNotFoundError as error:
         raise HeadraceError(_needs(target, error)) from error
     except OSError as error:
-        tell_where(error, path.resolve().parent)
+        log_traceback(error, path.resolve().parent)
         raise
     except ImportError as error:
         raise HeadraceError(f"{target}: {error}") from error
@@ -55,7 +55,7 @@ def load(target: str) -> ModuleType:
 
 
 def chosen(module: ModuleType, named: str | None = None) -> type[BaseEnv]:
-    """The one environment of a module that is meant."""
+    """The environment of a module: the named one, the only one, or the one whose `cli()` it calls."""
     found = candidates(module)
     where = module.__file__ or module.__name__
     unfinished = _unfinished(module)
@@ -77,7 +77,7 @@ def chosen(module: ModuleType, named: str | None = None) -> type[BaseEnv]:
 
 
 def candidates(module: ModuleType) -> dict[str, type[BaseEnv]]:
-    """Environments that can be made, by name: those that the module defines or, where it defines none, imports."""
+    """Concrete environment classes by name: those that the module defines or, where it defines none, imports."""
     every = {
         name: kind
         for name, kind in vars(module).items()
@@ -87,16 +87,8 @@ def candidates(module: ModuleType) -> dict[str, type[BaseEnv]]:
     return own or every
 
 
-def tell_where(error: OSError, folder: Path) -> None:
-    """Logs the traceback of an error of the system's that came out of an author's code, which lies in `folder`: a
-    command line says such an error in one line, and the author has to find the place."""
-    frames = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    if any(file.is_relative_to(folder) and not file.is_relative_to(PACKAGE) for file in frames):
-        log.error("the environment's own code failed", exc_info=error)
-
-
 def _needs(target: str, error: ModuleNotFoundError) -> str:
-    """What a file or module lacks, and what to do about it."""
+    """The message for a missing module: which one, where it is imported, and how to install it."""
     missing = error.name or ""
     top = missing.partition(".")[0]
     if not top or top in ("headrace", "atroposlib"):
@@ -113,7 +105,7 @@ def _needs(target: str, error: ModuleNotFoundError) -> str:
 
 
 def _unfinished(module: ModuleType) -> dict[str, str]:
-    """The module's own environments that cannot be made, with the methods that each lacks."""
+    """The module's own abstract environments, with the methods that each lacks."""
     return {
         name: ", ".join(sorted(kind.__abstractmethods__))
         for name, kind in vars(module).items()
@@ -123,7 +115,8 @@ def _unfinished(module: ModuleType) -> dict[str, str]:
 
 
 def _of_file(path: Path) -> ModuleType:
-    """Imports a file as `python FILE` finds its neighbours: by its folder. Its processes can import it by its name."""
+    """Imports a file with its folder on the path, as `python FILE` does, under its own name where that is free, so that
+    its child processes can import it."""
     if not path.is_file():
         raise InvalidInput(f"there is no file {path}")
     folder = str(path.resolve().parent)
@@ -140,7 +133,7 @@ def _of_file(path: Path) -> ModuleType:
 
 
 def _is_free(path: Path) -> bool:
-    """Whether the file's name, imported, is the file, and nothing was imported under it yet."""
+    """Whether importing the file's name would import this file, and has not imported anything yet."""
     if path.stem in sys.modules or not path.stem.isidentifier():
         return False
     spec = importlib.util.find_spec(path.stem)
@@ -157,7 +150,7 @@ def _of_name(name: str) -> ModuleType:
 
 
 def _exists(name: str) -> bool:
-    """Whether there is a module of that name. What one of the packages around it lacks is raised: it is there."""
+    """Whether there is a module of that name. Raises where a package around it exists, but fails to import another."""
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError as error:
@@ -167,7 +160,7 @@ def _exists(name: str) -> bool:
 
 
 def _run_by_itself(module: ModuleType) -> set[str]:
-    """The names whose `cli()` a file calls somewhere, for when it is run."""
+    """The names whose `cli()` the module's file calls."""
     if module.__file__ is None:
         return set()
     calls = (node for node in ast.walk(ast.parse(Path(module.__file__).read_text())) if isinstance(node, ast.Call))

@@ -1,9 +1,12 @@
-"""What one sees while an environment runs: a live view on a terminal, a line now and then elsewhere."""
+"""The progress of a running environment: a live view on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -15,19 +18,22 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.braille import braille
+from headrace.envs.core import EnvCore
+from headrace.envs.metrics import Counts
 
+#: Characters of the bar and the curve.
 WIDTH, HEIGHT = 60, 6
-#: Elsewhere than on a terminal, seconds between two lines.
-EVERY_S = 10.0
+#: Seconds between two lines where there is no terminal.
+LINE_INTERVAL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How far an environment is, at one moment."""
+class ProgressState:
+    """What the view shows at one moment."""
 
     done: int
     total: int
-    #: What is counted: groups, steps. A total that is not known yet is negative.
+    #: What `done` and `total` count: groups, steps. An unknown total is negative.
     unit: str
     #: Mean scores, oldest first.
     scores: Sequence[float] = ()
@@ -37,8 +43,8 @@ class Standing:
         return f"{self.done} of {self.total} {self.unit}" if self.total >= 0 else f"{self.done} {self.unit}"
 
 
-class View:
-    """Shows how an environment stands. On a terminal every update is seen; elsewhere one every `EVERY_S`, where
+class ProgressView:
+    """Shows the state. On a terminal every update is drawn; elsewhere one is printed every `LINE_INTERVAL_S`, where
     something has changed, and the last.
     """
 
@@ -47,11 +53,11 @@ class View:
         self._title = title
         self._clock = clock
         self._began = clock()
-        self._told_at = -EVERY_S
+        self._told_at = -LINE_INTERVAL_S
         self._told = self._last = ""
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> ProgressView:
         if self._live is not None:
             self._live.start()
         return self
@@ -62,20 +68,20 @@ class View:
         elif self._last != self._told:
             self._tell()
 
-    def update(self, standing: Standing) -> None:
+    def update(self, standing: ProgressState) -> None:
         if self._live is not None:
             self._live.update(self._panel(standing), refresh=True)
             return
         shown = "".join(f", {name} {value}" for name, value in standing.figures.items())
         self._last = f"{self._title}: {standing}{shown}"
-        if self._last != self._told and self._clock() - self._told_at >= EVERY_S:
+        if self._last != self._told and self._clock() - self._told_at >= LINE_INTERVAL_S:
             self._tell()
 
     def _tell(self) -> None:
         self._told, self._told_at = self._last, self._clock()
         self._console.print(self._last, highlight=False, markup=False, soft_wrap=True)
 
-    def _panel(self, standing: Standing) -> Panel:
+    def _panel(self, standing: ProgressState) -> Panel:
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             ProgressBar(total=max(standing.total, 1), completed=standing.done, width=WIDTH),
@@ -100,3 +106,73 @@ def _curve(scores: Sequence[float]) -> Table:
     for label, line in zip(labels, lines, strict=True):
         grid.add_row(Text(label, style="dim"), Text(line, style="cyan"))
     return grid
+
+
+#: Seconds between two updates: smooth to watch, and cheap.
+UPDATE_S = 0.25
+#: Updates with new scores that the shown mean is taken over.
+MEAN_UPDATES = 20
+#: Updates with new scores that the curve shows.
+CURVE_UPDATES = 240
+
+
+class Scores:
+    """Mean scores of the sequences that came in between two updates."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+        self._sequences, self._sum = 0, 0.0
+        self.means: deque[float] = deque(maxlen=CURVE_UPDATES)
+
+    def update(self) -> None:
+        new = self._counts.sequences - self._sequences
+        if new:
+            self.means.append((self._counts.scores - self._sum) / new)
+            self._sequences, self._sum = self._counts.sequences, self._counts.scores
+
+    @property
+    def recent(self) -> str:
+        last = list(self.means)[-MEAN_UPDATES:]
+        return f"{sum(last) / len(last):.3f}" if last else "-"
+
+
+def progress_of(env: EnvCore, scores: Scores, total: int, unit: str) -> ProgressState:
+    """An environment's progress now."""
+    counts = env.counts
+    figures = {"score": scores.recent}
+    if unit != "groups":
+        figures["groups"] = f"{counts.groups:,}"
+    if "queue_size" in env.status_dict:
+        figures["queue"] = f"{env.status_dict['queue_size']} groups"
+    figures["workers"] = f"{len(env.workers)} of {env.max_num_workers}"
+    if env.manager is not None and env.manager.held:
+        figures["held"] = "for the trainer"
+    for name, found in (("skipped", counts.skipped), ("failed", counts.failed)):
+        if found:
+            why = ", ".join(f"{times:,} {reason}" for reason, times in found.most_common())
+            figures[name] = f"{found.total():,} ({why})" if len(found) > 1 else why
+    return ProgressState(env.curr_step, total, unit, list(scores.means), figures)
+
+
+@asynccontextmanager
+async def watched(env: EnvCore, unit: str, console: Console) -> AsyncIterator[None]:
+    """Shows the environment's progress on the console meanwhile."""
+    scores = Scores(env.counts)
+
+    def update(view: ProgressView) -> None:
+        scores.update()
+        view.update(progress_of(env, scores, env.config.total_steps, unit))
+
+    async def updating(view: ProgressView) -> None:
+        while True:
+            update(view)
+            await asyncio.sleep(UPDATE_S)
+
+    with ProgressView(console, env.name or type(env).__name__) as view:
+        task = asyncio.create_task(updating(view), name="view")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            update(view)

@@ -1,31 +1,36 @@
-"""What an environment tells of itself: metrics, the table of rollouts, evaluations."""
+"""What an environment reports: metrics, the table of rollouts, evaluations."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from headrace.envs.config import BaseEnvConfig
-from headrace.envs.evaluate import Evaluation
-from headrace.envs.metrics import MetricsLog, Performance, drained, lengths, table
-from headrace.envs.preflight import in_thread
-from headrace.envs.types import Item, ScoredDataGroup
-
-if TYPE_CHECKING:
-    from headrace.envs.api_client import ApiClient
-    from headrace.envs.counts import Counts
-    from headrace.envs.server import ServerManager
+from headrace.envs.api_client import ApiClient
+from headrace.envs.evaluation import Evaluation
+from headrace.envs.metrics import (
+    Counts,
+    MetricsLog,
+    Performance,
+    drain_lists,
+    length_metrics,
+    rollout_table,
+)
+from headrace.envs.server import ServerManager
+from headrace.envs.types import BaseEnvConfig, Item, ScoredDataGroup
 
 log = logging.getLogger("headrace.envs")
 
+T = TypeVar("T")
+
 
 class Reporting:
-    """The part of `BaseEnv` that authors override to tell more: each method does what it says for the base."""
+    """The reporting methods of `BaseEnv`, which authors may override; an override calls `super()`."""
 
     name: ClassVar[str | None]
     config: BaseEnvConfig
@@ -43,7 +48,7 @@ class Reporting:
     completion_lengths: list[int]
     rollouts_for_wandb: list[list[tuple[Any, ...]]]
     metrics_log: MetricsLog
-    #: The last that `evaluate_log` was told.
+    #: The last evaluation that `evaluate_log` was called with.
     last_evaluation: Evaluation | None = None
     _no_tokenizer: str | None = None
     _shown_as_ids = False
@@ -53,7 +58,7 @@ class Reporting:
         return Performance()
 
     async def setup_wandb(self) -> None:
-        """Fetches the names under which the trainer logs, and logs there too."""
+        """Fetches the trainer's wandb project and group, and begins a run there, where the trainer has one."""
         found = await self.api.get("/wandb_info")
         self.wandb_group, self.wandb_project = found["group"], found["project"]
         if self.wandb_project is None:
@@ -78,7 +83,7 @@ class Reporting:
         del self.rollouts_for_wandb[: -self.config.num_rollouts_to_keep or None]
 
     async def _texts(self, group: ScoredDataGroup) -> list[str]:
-        """The rollouts as people read them: their messages, or their tokens' text, or their ids."""
+        """The rollouts' messages as text; without messages, their decoded tokens, or their ids."""
         messages = group.get("messages")
         if messages:
             return ["\n".join(f"{said['role']}: {said.get('content')}" for said in chat) for chat in messages]
@@ -86,8 +91,8 @@ class Reporting:
         return found if found is not None else [" ".join(map(str, ids)) for ids in group["tokens"]]
 
     async def decoded(self, sequences: list[list[int]]) -> list[str] | None:
-        """Tokens as text; None where the tokenizer cannot be had. A hub that is away takes long to be found out, so it
-        is asked once, and beside the work.
+        """Decoded tokens; None where the tokenizer cannot be loaded. It is tried once, in a thread: a hub that is away
+        takes long to fail.
         """
         if "tokenizer" not in self.__dict__:
             async with self._loading:
@@ -106,27 +111,27 @@ class Reporting:
         return asyncio.Lock()
 
     async def create_rollout_table(self, wandb_metrics: dict[str, Any]) -> dict[str, Any]:
-        """Adds the table of the rollouts that were kept."""
+        """Adds the table of the kept rollouts."""
         if self.rollouts_for_wandb:
-            wandb_metrics["train/rollouts"] = table(self.rollouts_for_wandb)
+            wandb_metrics["train/rollouts"] = rollout_table(self.rollouts_for_wandb)
         return wandb_metrics
 
     def perf_stats(self, metrics_dict: dict[str, Any]) -> dict[str, Any]:
-        """Adds how the environment did since the last time."""
-        metrics_dict |= drained(self)
-        metrics_dict |= self._performance.row(self)
+        """Adds durations and rates since the last call."""
+        metrics_dict |= drain_lists(self)
+        metrics_dict |= self._performance.row(self.counts, len(self.workers), self.status_dict.get("queue_size"))
         return metrics_dict
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Logs metrics, to wherever they go. An override adds its own and calls this."""
+        """Writes a row of metrics. An override adds its own and calls this."""
         found = dict(wandb_metrics or {})
-        found |= lengths(self.completion_lengths, self.max_token_len)
+        found |= length_metrics(self.completion_lengths, self.max_token_len)
         found = self.perf_stats(await self.create_rollout_table(found))
         self.rollouts_for_wandb, self.completion_lengths = [], []
         self.metrics_log.write(self.curr_step, found, await self._server_metrics(), self.wandb_prepend)
 
     async def _server_metrics(self) -> dict[str, Any]:
-        """What the servers tell of themselves; in wandb by one name for all environments."""
+        """The rollout servers' metrics; in wandb they have the same names for all environments."""
         found: dict[str, Any] = {}
         for number, server in enumerate(self.server.servers):
             found |= await server.wandb_metrics({}, f"server_{number}")
@@ -167,3 +172,31 @@ class Reporting:
         """The name of the model that is rolled out."""
         named = getattr(self.config, "model_name", None)
         return named or next((server.config.model_name for server in self.server.servers), None)
+
+
+async def in_thread(call: Callable[[], T]) -> T:
+    """The result of a blocking call in a daemon thread: unlike one of `asyncio.to_thread`, the end of the process does
+    not wait for it, nor does a cancelled caller.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = call()
+        except BaseException as error:  # whatever it is, it is the caller's
+            failure = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, name="headrace-preflight", daemon=True).start()
+    return await future

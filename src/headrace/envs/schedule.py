@@ -1,8 +1,8 @@
-"""When an environment starts work, holds, evaluates, saves and stops: pure functions of what is known.
+"""When an environment starts work, holds, evaluates, saves and ends: pure functions of its configuration and status.
 
-The rule that keeps data fresh: work is held while the groups that wait for the trainer, with those that are still being
-made, are more sequences than `max_batches_offpolicy` batches, and begins again at or below that. Work in flight is
-never cut short, so a hold stops the beginning of work only.
+Work is held while the groups that wait for the trainer, plus those still being made, are more sequences than
+`max_batches_offpolicy` batches, and starts again at or below that, so that data stays fresh. Work in flight is never
+cut short: a hold only keeps new work from starting.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headrace.envs.types import EvalHandlingEnum
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """`/status-env`'s answer. What an older API does not say has the value that changes nothing."""
+    """The response of `/status-env`. Fields that an older API does not have default to what changes nothing."""
 
     current_step: int
     queue_size: int
@@ -23,13 +23,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     unallocated_fraction: float = 1.0
     self_queue_size: int = 0
     max_group_size: int = 1
-    #: Why what we posted last fits no batch, where that is so: it is counted as if it waited.
+    #: Why the groups posted last fit no batch, where they do not: they are counted as waiting.
     warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What is fixed for a while: the configuration, and what the trainer asked for."""
+    """The limits that hold: of the configuration, and of the trainer."""
 
     group_size: int
     batch_size: int
@@ -42,9 +42,9 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """Our own part in it: items that run, groups that are being made or that the status does not count yet, and whether
-    some of them wait for room to be written down."""
+class EnvLoad:
+    """This environment's own work: items that run, groups being made or not yet in the status (`coming`), and whether
+    finished groups wait for room in the sender (`full`)."""
 
     running: int
     coming: int
@@ -61,8 +61,8 @@ def workers(rules: Rules, evaluating: bool) -> int:
     return rules.max_workers
 
 
-def held(rules: Rules, status: Status, load: Load) -> bool:
-    """Whether enough waits for the trainer. A minimum allocation is filled however much the others have queued."""
+def held(rules: Rules, status: Status, load: EnvLoad) -> bool:
+    """Whether enough groups wait for the trainer. A minimum allocation is filled however much others have queued."""
     if rules.batch_size < 1:
         return True
     limit = rules.max_batches_offpolicy * rules.batch_size
@@ -72,21 +72,20 @@ def held(rules: Rules, status: Status, load: Load) -> bool:
     return (status.self_queue_size + load.coming) * rules.group_size > share if share else True
 
 
-def may_start(rules: Rules, status: Status, load: Load) -> bool:
+def may_start(rules: Rules, status: Status, load: EnvLoad) -> bool:
     """Whether one more item may be started."""
     return load.running < workers(rules, load.evaluating) and not load.full and not held(rules, status, load)
 
 
 def finished(rules: Rules, status: Status) -> bool:
-    """Whether the batches that were handed out and those that wait are more than all the steps there are. What fits no
-    batch waits for none."""
+    """Whether the batches handed out and waiting exceed all steps. Groups that fit no batch are not counted."""
     waiting = 0 if status.warning else status.queue_size
     queued = waiting * rules.group_size // rules.batch_size if rules.batch_size > 0 else 0
     return status.current_step + queued > rules.total_steps
 
 
 def crossed(before: int, now: int, every: int) -> int | None:
-    """The last multiple of `every` that was reached on the way from one step to another; None where none was."""
+    """The last multiple of `every` in (before, now]; None where there is none, or `every` is below 1."""
     if every < 1 or now // every <= before // every:
         return None
     return now // every * every

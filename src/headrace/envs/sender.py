@@ -1,50 +1,185 @@
 """Groups on their way to the Trajectory API: in order, one post at a time, until each is acknowledged.
 
-A group is forgotten when the API has acknowledged it. One that cannot be sent at once is written down, so that the next
-process sends it where this one is killed. Whatever passes (an API that
-is away, a file that cannot be read just now) is tried again, with longer and longer waits; nothing ends the sender but
-`close`. When more waits than there may, those who come with more wait for room.
+A group is dropped only once the API has acknowledged it. One that cannot be sent at once is written to the spool, from
+which the next process sends it should this one be killed. Temporary failures (an API that is away, a file that cannot
+be read) are retried with growing pauses; only `close` ends the sender. When the spool is full, callers wait for room.
+
+A file of the spool holds a post's JSON as it will be sent, and is named by its number, its count of groups and its
+idempotency key. It is there whole or not at all, and removed once the post is acknowledged. Files are written, not
+synced: they survive a killed process, though not always a crashed machine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import os
 import random
+import re
+import tempfile
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import orjson
 
+from headrace.data.errors import InvalidInput
 from headrace.envs.api_client import ApiAway, ApiClient, ApiRefused
-from headrace.envs.spool import Post, Spool
 
 log = logging.getLogger("headrace.envs")
 
-#: Seconds before the first try again, and the most between two.
-RETRY_S, MOST_RETRY_S = 0.1, 5.0
-#: Seconds that an answer may take before what waits for it is written down.
+#: Bytes of posts that may be in memory without a file; what is beyond is written at once.
+MAX_IN_MEMORY_BYTES = 64 << 20
+#: Seconds before the first retry, doubled up to the longest pause: an API that restarts is found again quickly.
+RETRY_S, MAX_RETRY_S = 0.1, 5.0
+#: Seconds that a response may take before waiting posts are written to disk.
 WRITE_S = 1.0
+
+_NAME = re.compile(r"(\d{12})-(\d+)-([0-9a-f]+)\.json")
+
+
+@dataclass(slots=True)
+class GroupPost:
+    """One post. `body` is None once it is in the spool's folder."""
+
+    number: int
+    groups: int
+    key: str
+    size: int
+    body: bytes | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.number:012}-{self.groups}-{self.key}.json"
+
+
+class GroupSpool:
+    """A folder of unacknowledged posts, locked by one process. Without a given one, a temporary folder, which is
+    removed at the end unless a post is left in it. Raises `InvalidInput` for a folder that cannot be used.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._temporary = folder is None
+        try:
+            self.folder = Path(tempfile.mkdtemp(prefix="headrace-spool-")) if folder is None else folder
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise InvalidInput(f"spool_dir {folder or tempfile.gettempdir()} cannot be written: {error}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise InvalidInput(f"spool_dir {self.folder} is in use: give each environment its own") from error
+        self._next = self._in_memory = 0
+        self._warned = False
+
+    def left(self) -> Iterator[GroupPost]:
+        """The posts that an earlier process left, in its order. Half-written ones were never accepted, and go."""
+        for path in sorted(self.folder.iterdir()):
+            found = _NAME.fullmatch(path.name)
+            if found is not None:
+                post = GroupPost(int(found[1]), int(found[2]), found[3], path.stat().st_size)
+                self._next = max(self._next, post.number + 1)
+                yield post
+            elif path.suffix == ".part":
+                path.unlink(missing_ok=True)
+
+    @property
+    def memory_full(self) -> bool:
+        return self._in_memory >= MAX_IN_MEMORY_BYTES
+
+    def add(self, body: bytes, groups: int, key: str) -> GroupPost:
+        """A new post, in memory."""
+        post = GroupPost(self._next, groups, key, len(body), body)
+        self._next += 1
+        self._in_memory += post.size
+        return post
+
+    def write(self, post: GroupPost) -> None:
+        """Writes a post to the folder, so that it survives the process. One that cannot be written stays in memory."""
+        if post.body is None:
+            return
+        part = self.folder / f"{post.name}.part"
+        try:
+            part.write_bytes(post.body)
+            part.rename(self.folder / post.name)
+        except OSError as error:
+            if not self._warned:
+                log.warning("groups wait in memory only, as %s cannot be written: %s", self.folder, error)
+            self._warned = True
+            _remove(part)
+        else:
+            self._forget(post)
+
+    def read(self, post: GroupPost) -> bytes:
+        return post.body if post.body is not None else (self.folder / post.name).read_bytes()
+
+    def done(self, post: GroupPost) -> None:
+        """Removes an acknowledged post. A file that cannot be removed is sent again, under the same key."""
+        if post.body is None:
+            _remove(self.folder / post.name)
+        self._forget(post)
+
+    def set_aside(self, post: GroupPost) -> Path:
+        """Moves a post that the API refused for good to `refused/`, for inspection; its path."""
+        kept = self.folder / "refused" / post.name
+        try:
+            kept.parent.mkdir(exist_ok=True)
+            if post.body is None:
+                (self.folder / post.name).rename(kept)
+            else:
+                kept.write_bytes(post.body)
+        except OSError as error:
+            log.warning("%s cannot be written: %s", kept, error)
+        self._forget(post)
+        return kept
+
+    def _forget(self, post: GroupPost) -> None:
+        if post.body is not None:
+            self._in_memory -= post.size
+            post.body = None
+
+    def close(self) -> None:
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+        os.close(self._lock)
+        if self._temporary and {path.name for path in self.folder.iterdir()} <= {"lock"}:
+            _remove(self.folder / "lock")
+            self.folder.rmdir()
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("%s cannot be removed: %s", path, error)
 
 
 class Sender:
-    """`accepted` groups were taken, `acknowledged` of them are at the API, `lost` can never be: refused, or gone."""
+    """Of the `accepted` groups, `acknowledged` are at the API and `lost` never will be: refused, or their file gone.
 
-    def __init__(self, client: ApiClient, spool: Spool, *, most_bytes: int, acknowledged: Callable[[], None]) -> None:
+    `acknowledged` is called after each post that is done with.
+    """
+
+    def __init__(
+        self, client: ApiClient, spool: GroupSpool, *, most_bytes: int, acknowledged: Callable[[], None]
+    ) -> None:
         self._client, self._spool = client, spool
         self._most: float = most_bytes
-        self._told = acknowledged
-        self._queue: deque[Post] = deque()
-        self._bytes = self._outside = 0
+        self._on_acknowledged = acknowledged
+        self._queue: deque[GroupPost] = deque()
+        self._bytes = self._waiting_for_room = 0
         self._filled, self._room, self._empty = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._empty.set()
         self._env_ids: dict[int, int] = {}
         self._task: asyncio.Task[None] | None = None
         self.accepted = self.acknowledged = self.lost = 0
         self.trouble: str | None = None
-        self._warned: str | None = None  # what the API said beside its last acknowledgement
+        self._warned: str | None = None  # the warning of the API's last acknowledgement
 
     @property
     def waiting(self) -> int:
@@ -53,16 +188,16 @@ class Sender:
 
     @property
     def full(self) -> bool:
-        """Whether someone waits for room."""
-        return self._outside > 0
+        """Whether a caller waits for room."""
+        return self._waiting_for_room > 0
 
     @property
     def settled(self) -> int:
-        """Groups that nothing more will become of: at the API, or lost."""
+        """Groups that are acknowledged or lost."""
         return self.acknowledged + self.lost
 
     def start(self) -> None:
-        """Begins to send, what an earlier process left first."""
+        """Starts to send; first what an earlier process left."""
         for post in self._spool.left():
             self._add(post)
             self.accepted += post.groups
@@ -71,14 +206,11 @@ class Sender:
         self._task = asyncio.create_task(self._run(), name="sender")
 
     async def put(self, scored: Any) -> None:
-        """Takes a group, or a list of groups that go in one post, once there is room for it.
-
-        Cancelled while it waits, it has taken nothing.
-        """
+        """Takes a group, or a list of groups for one post, once there is room. Takes nothing when cancelled."""
         body = orjson.dumps(scored, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
         groups = len(scored) if isinstance(scored, list) else 1
         self.accepted += groups
-        self._outside += 1
+        self._waiting_for_room += 1
         try:
             while self._queue and self._bytes + len(body) > self._most:
                 self._room.clear()
@@ -87,23 +219,23 @@ class Sender:
             self.accepted -= groups
             raise
         finally:
-            self._outside -= 1
+            self._waiting_for_room -= 1
         post = self._spool.add(body, groups, uuid.uuid4().hex)
-        if self.trouble is not None or self._spool.crowded:
+        if self.trouble is not None or self._spool.memory_full:
             self._spool.write(post)
         self._add(post)
 
-    def renamed(self, before: int, now: int) -> None:
-        """The API forgot us and registered us anew: what is still owed goes under the new id."""
+    def change_env_id(self, before: int, now: int) -> None:
+        """Sends groups of the old id under the new one: the API registered this environment again."""
         self._env_ids = {old: now if new == before else new for old, new in self._env_ids.items()} | {before: now}
 
     def lift_limit(self) -> None:
-        """Lets everyone in who waits for room: no new work will come."""
+        """Takes everything from now on, however full: no new work will start."""
         self._most = float("inf")
         self._room.set()
 
     async def drain(self, within_s: float) -> int:
-        """Waits until everything is acknowledged, for so long; how many groups are not."""
+        """Waits until everything is acknowledged, at most so long; the number of groups that are not."""
         try:
             await asyncio.wait_for(self._empty.wait(), within_s)
         except TimeoutError:
@@ -111,18 +243,18 @@ class Sender:
         return self.waiting
 
     async def close(self) -> None:
-        """Ends. What is not acknowledged stays in the spool."""
+        """Ends the sender. Unacknowledged groups stay in the spool's folder."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._write_down()
+        self._write_all()
         if self._queue:
             log.error(
                 "%d groups could not be sent and wait in %s; name it as spool_dir", self.waiting, self._spool.folder
             )
         self._spool.close()
 
-    def _add(self, post: Post) -> None:
+    def _add(self, post: GroupPost) -> None:
         self._queue.append(post)
         self._bytes += post.size
         self._empty.clear()
@@ -139,9 +271,9 @@ class Sender:
                 if self.trouble is None:
                     log.warning("groups wait for the API: %s", error)
                 self.trouble = str(error)
-                self._write_down()
+                self._write_all()
                 await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
-                wait_s = min(2 * wait_s, MOST_RETRY_S)
+                wait_s = min(2 * wait_s, MAX_RETRY_S)
                 continue
             if self.trouble is not None:
                 log.info("groups are taken by the API again")
@@ -152,10 +284,10 @@ class Sender:
             if not self._queue:
                 self._filled.clear()
                 self._empty.set()
-            self._told()
+            self._on_acknowledged()
 
-    async def _send(self, post: Post) -> None:
-        """Sends a post and counts what became of it; raises what passes."""
+    async def _send(self, post: GroupPost) -> None:
+        """Sends a post and counts its groups as acknowledged or lost; raises temporary failures."""
         try:
             body = self._spool.read(post)
         except FileNotFoundError:
@@ -165,7 +297,7 @@ class Sender:
         if self._env_ids:
             body = self._readdressed(body)
         path = "/scored_data_list" if body.startswith(b"[") else "/scored_data"
-        slow = asyncio.get_running_loop().call_later(WRITE_S, self._write_down)
+        slow = asyncio.get_running_loop().call_later(WRITE_S, self._write_all)
         try:
             answer = await self._client.post_groups(path, body, post.key)
         except ApiRefused as error:
@@ -181,7 +313,7 @@ class Sender:
         self.acknowledged += post.groups
         self._spool.done(post)
 
-    def _write_down(self) -> None:
+    def _write_all(self) -> None:
         for post in self._queue:
             self._spool.write(post)
 

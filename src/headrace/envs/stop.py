@@ -1,4 +1,4 @@
-"""How an environment is told to end: once, and what is in flight is finished and sent; twice, and it ends at once."""
+"""How an environment is told to end: the first request lets work in flight finish, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import threading
 from collections.abc import Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from headrace.envs.server import ServerManager
+from headrace.envs.server import ServerManager
 
 log = logging.getLogger("headrace.envs")
 
 T = TypeVar("T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: Seconds between two looks at whether what is finished before the end can still end.
-LOOK_S = 0.25
-#: Seconds that a rollout server may take to say that it is there, before work that waits for it is broken off: one that
-#: is busy answers within them, and who stops an environment does not wait much longer.
-ANSWER_S = 2.0
+#: Seconds between two checks whether the items in flight can still end.
+CHECK_S = 0.25
+#: Seconds that a rollout server may take for a health check before items that wait for it are cancelled: a busy one
+#: answers within that, and whoever stops an environment does not want to wait longer.
+HEALTH_TIMEOUT_S = 2.0
 
 
-class Stop:
+class StopRequest:
+    """`asked` is set by the first request, `forced` by the second."""
+
     def __init__(self) -> None:
         self.asked, self.forced = asyncio.Event(), asyncio.Event()
         self._unheard = False
@@ -38,9 +39,9 @@ class Stop:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """While this lasts, Ctrl-C and SIGTERM are requests. A loop outside the main thread cannot hear them.
+        """Makes Ctrl-C and SIGTERM requests meanwhile, in the main thread; elsewhere it changes nothing.
 
-        Code that does not let the loop run cannot hear the first one either: the second then interrupts it.
+        Where code blocks the event loop, so that the first one is not handled, the second raises KeyboardInterrupt.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -65,7 +66,7 @@ class Stop:
                 signal.signal(number, handler)
 
     async def or_done(self, work: Coroutine[Any, Any, T], event: asyncio.Event | None = None) -> T | None:
-        """The result of the work, which is cancelled when the stop comes first; None then."""
+        """The result of the work; None where `event`, by default `asked`, came first and cancelled it."""
         task = asyncio.ensure_future(work)
         waiting = asyncio.ensure_future((event or self.asked).wait())
         try:
@@ -78,11 +79,11 @@ class Stop:
         return None if task.cancelled() else task.result()
 
 
-async def finished(items: Collection[asyncio.Task[Any]], server: ServerManager) -> None:
-    """Returns once items that are under way have ended, or cannot, as no rollout server answers their calls."""
+async def wait_for_items(items: Collection[asyncio.Task[Any]], server: ServerManager) -> None:
+    """Returns once the items have ended, or cannot, as no rollout server answers their calls."""
     left = set(items)
     while left:
-        _, left = await asyncio.wait(left, timeout=LOOK_S)
-        if left and (why := await server.unanswered(ANSWER_S)) is not None:
+        _, left = await asyncio.wait(left, timeout=CHECK_S)
+        if left and (why := await server.unanswered(HEALTH_TIMEOUT_S)) is not None:
             log.warning("%d items are broken off, as no rollout server answers them: %s", len(left), why)
             return

@@ -55,7 +55,8 @@ class CombinedReward(RewardFunction):
         return sums
 
     def _values(self, reward: RewardFunction, completions: list[Any], kwargs: Mapping[str, Any]) -> Sequence[float]:
-        """What one of the rewards computes; under atroposlib's names, nothing where it raises."""
+        """What one of the rewards computes; where it raises, for each completion alone, or with `all_zero_on_error`
+        nothing."""
         try:
             return reward.compute(completions, **kwargs)
         except Exception:  # an author's reward may raise anything

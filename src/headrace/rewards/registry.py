@@ -1,4 +1,4 @@
-"""The registry: rewards by name."""
+"""The registry of rewards by name; those that ship are loaded from their files when first asked for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.rewards.reward_function import RewardFunction
 
 SUFFIX = "reward"
 #: Fields of a data set's configuration, and of an environment's, that name rewards.
-OF_DATASET, OF_CONFIG = ("dataset_reward_funcs", "reward_funcs"), ("reward_functions", "reward_funcs")
+DATASET_FIELDS, CONFIG_FIELDS = ("dataset_reward_funcs", "reward_funcs"), ("reward_functions", "reward_funcs")
 
 Registered = type[RewardFunction] | Callable[..., Any]
 
@@ -41,7 +41,7 @@ class RewardRegistry:
         self._registry[name] = function
 
     def create(self, name_or_config: str | Mapping[str, Any], **kwargs: Any) -> RewardFunction:
-        """A reward by name, or by `{"type": NAME, "weight": ..., "params": {...}}`, whose words go before kwargs."""
+        """Makes a reward by name, or by `{"type": NAME, "weight": ..., "params": {...}}`, which wins over kwargs."""
         if isinstance(name_or_config, str):
             name, options = name_or_config, kwargs
         else:
@@ -65,14 +65,14 @@ class RewardRegistry:
         return list(self._registry)
 
     def load_required_functions(self, config: Any) -> set[str]:
-        """Loads the rewards that a configuration names, its data sets' too; their names."""
+        """Loads the rewards that a configuration and its data sets name; returns their names."""
         named: set[str] = set()
         for dataset in getattr(config, "datasets", ()):
-            for field in OF_DATASET:
+            for field in DATASET_FIELDS:
                 named.update(getattr(dataset, field, None) or ())
             for kind in getattr(dataset, "types", None) or ():
                 named.update(kind.get("reward_funcs", ()))
-        for field in OF_CONFIG:
+        for field in CONFIG_FIELDS:
             for one in getattr(config, field, None) or ():
                 if isinstance(one, str):
                     named.add(one)

@@ -6,7 +6,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 log = logging.getLogger("headrace.rewards")
 
@@ -14,14 +14,14 @@ ASSISTANT = "assistant"
 
 
 class RewardFunction(ABC):
-    """A call gives what `compute` does, times `weight`.
+    """A reward: a call returns what `compute` does, times `weight`.
 
-    Where that raises, each completion is computed alone: those that raise then get NaN, which is no reward (an
-    environment sends no group that holds one), are logged, and counted in `failed`; the others get theirs.
+    Where `compute` raises, each completion is computed alone. Those that raise again are logged, counted in `failed`
+    and get NaN, which is no reward: an environment sends no group that holds one. The others get theirs.
     """
 
-    #: Whether all completions of a call that raises get 0 instead: so it is under atroposlib's names, as there.
-    all_zero_on_error: ClassVar[bool] = False
+    #: Whether all completions of a call that raises get 0 instead, as under atroposlib's names.
+    all_zero_on_error: bool = False
     #: Completions that could not be rewarded, over all calls.
     failed: int = 0
 
@@ -37,7 +37,7 @@ class RewardFunction(ABC):
 
     @abstractmethod
     def compute(self, completions: list[Any], **kwargs: Any) -> list[float]:
-        """The rewards before weighing. What else there is to know (a solution, ...) comes by name."""
+        """One reward per completion, before weighing. Further data, such as a solution, comes by name."""
 
     def __call__(self, completions: list[Any], **kwargs: Any) -> list[float]:
         try:
@@ -76,7 +76,7 @@ class RewardFunction(ABC):
         self.wandb_logger = logger
 
     def log_metrics(self, raw_rewards: Sequence[float], weighted_rewards: Sequence[float]) -> None:
-        """Tells the logger of the completions that were rewarded, and how many were not, where any were not."""
+        """Logs mean, minimum and maximum of the rewards, and the number of failures, where there are any."""
         if not self.wandb_logger or not raw_rewards:
             return
         name = f"reward/{self.name}"
@@ -113,10 +113,10 @@ class RewardFunction(ABC):
 
 
 def _own(value: Any, at: int, count: int) -> Any:
-    """What a call was told for one of its completions: of a list with a value for each, that value, as a list."""
+    """A keyword argument for one of the completions: of a list with a value for each, that value, as a list."""
     return [value[at]] if isinstance(value, list) and len(value) == count else value
 
 
 def one_each(value: Any, completions: Sequence[Any]) -> list[Any]:
-    """A solution for each completion, of a list of them or of one for all."""
+    """One solution per completion, from a list of them or one for all."""
     return value if isinstance(value, list) else [value] * len(completions)

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import orjson
 
-from headrace.metrics import Lines, Row, TensorBoard, Wandb, Writer
+from headrace.metrics import (
+    JsonLines,
+    Row,
+    TensorBoard,
+    Wandb,
+    Writer,
+)
 from headrace.trainer.config import LogConfig
 
 
@@ -17,7 +23,7 @@ class Metrics:
     """Every writer of a run, as one."""
 
     def __init__(self, run: Path, config: LogConfig, settings: Row) -> None:
-        self._writers: list[Writer] = [Lines(run / "metrics.jsonl")]
+        self._writers: list[Writer] = [JsonLines(run / "metrics.jsonl")]
         if config.tensorboard:
             self._writers.append(TensorBoard(run / "tensorboard"))
         if config.wandb is not None:

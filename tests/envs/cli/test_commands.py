@@ -16,7 +16,7 @@ from tests.envs.cli import word_env
 from tests.envs.cli.word_env import WordEnv
 
 from headrace.envs import BaseEnvConfig
-from headrace.envs.cli import Command, main
+from headrace.envs.cli import EnvSubcommand, main
 
 FILE = Path(word_env.__file__)
 
@@ -77,7 +77,7 @@ def test_a_wrong_command_line_is_one_line_and_code_2(
 
 class Louder(WordEnv):
     @classmethod
-    def get_cli_process_config_cls(cls) -> type[Command]:
+    def get_cli_process_config_cls(cls) -> type[EnvSubcommand]:
         class Loud(super().get_cli_process_config_cls()):  # type: ignore[misc]
             @classmethod
             def changes(cls, config: BaseEnvConfig) -> dict[str, object]:

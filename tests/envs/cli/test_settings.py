@@ -12,28 +12,28 @@ from tests.envs.cli.word_env import WordConfig, WordEnv
 
 from headrace.data.errors import InvalidInput
 from headrace.envs import BaseEnvConfig, EvalHandlingEnum
-from headrace.envs.cli import command
-from headrace.envs.cli.settings import Servers, Settings
+from headrace.envs.cli import parse_command
 from headrace.envs.server import APIServerConfig, ServerBaseline
+from headrace.envs.settings import EnvSettings, Servers
 
-Ask = Callable[..., Settings]
+Ask = Callable[..., EnvSettings]
 
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
     """The settings that a command line of an environment comes to, with a file of this text."""
 
-    def asked(*args: str, file: str | None = None, env: type[WordEnv] = WordEnv, name: str = "serve") -> Settings:
+    def asked(*args: str, file: str | None = None, env: type[WordEnv] = WordEnv, name: str = "serve") -> EnvSettings:
         given = [name, *args]
         if file is not None:
             (tmp_path / "run.yaml").write_text(file)
             given += ["--config", str(tmp_path / "run.yaml")]
-        return command(env, given, "python word_env.py", {}).settings
+        return parse_command(env, given, "python word_env.py", {}).settings
 
     return asked
 
 
-def server(found: Settings) -> APIServerConfig:
+def server(found: EnvSettings) -> APIServerConfig:
     assert isinstance(found.servers, Sequence)
     (only,) = found.servers
     return only

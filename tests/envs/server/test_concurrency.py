@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.data.errors import InvalidInput
-from headrace.envs.server.concurrency import Concurrency, Outcome
+from headrace.envs.server.concurrency import CallOutcome, Concurrency
 
-OUTCOMES: list[Outcome] = ["well", "overloaded", "other"]
-Event = Literal["begin"] | tuple[int, Outcome] | float
+OUTCOMES: list[CallOutcome] = ["ok", "overloaded", "other"]
+Event = Literal["begin"] | tuple[int, CallOutcome] | float
 events = st.lists(
     st.one_of(
         st.just("begin"),
@@ -36,7 +36,7 @@ def test_the_limit_stays_within_its_bounds_whatever_happens(most: int, happened:
             control.weigh(event)
         elif isinstance(event, tuple) and open_calls:
             control.end(open_calls.pop(event[0] % len(open_calls)), event[1])
-            if event[1] == "well":
+            if event[1] == "ok":
                 assert before <= control.allowed <= before + 1
             elif event[1] == "overloaded":
                 assert control.allowed <= before
@@ -67,7 +67,7 @@ def test_calls_that_go_well_win_back_what_was_lost(most: int) -> None:
     rounds = 0
     while control.allowed < most:
         for call in [control.begin() for _ in range(control.free)]:
-            control.end(call, "well")
+            control.end(call, "ok")
         rounds += 1
         assert rounds <= 3 * most + 3, "it does not come back"
 
@@ -76,7 +76,7 @@ def test_a_limit_that_nobody_comes_near_is_not_raised() -> None:
     control = Concurrency(64)
     control.end(control.begin(), "overloaded")
     for _ in range(1000):
-        control.end(control.begin(), "well")
+        control.end(control.begin(), "ok")
     assert control.allowed == 32
 
 

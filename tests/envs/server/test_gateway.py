@@ -73,7 +73,7 @@ async def test_steps_and_the_scored_group_carry_the_same_uids(
 ) -> None:
     with new_group() as prompt_uid:
         nodes = await asyncio.gather(*(play(server, "the same question") for _ in range(3)))
-    group = server.named(scored(nodes))
+    group = server.with_uids(scored(nodes))
     assert group["group_overrides"] == {"prompt_uid": prompt_uid}
     assert len({named["trajectory_uid"] for named in group["overrides"]}) == 3
     everything = []
@@ -96,10 +96,10 @@ async def test_answers_of_one_call_are_rollouts_of_one_group(
     async with server.managed_server() as managed:
         await managed.chat_completion(messages=[user("a")], n=3, max_tokens=5)
         nodes = managed.get_state()["nodes"]
-    managed_group = server.named(scored(nodes))
+    managed_group = server.with_uids(scored(nodes))
     with new_group() as prompt_uid:
         prompt, ids, _, _ = await server.tokens_and_logprobs_completion(input_ids=[5, 6], n=2, max_tokens=5)
-    plain_group = server.named({"tokens": [prompt + one for one in ids], "scores": [0.0, 1.0]})
+    plain_group = server.with_uids({"tokens": [prompt + one for one in ids], "scores": [0.0, 1.0]})
     assert plain_group["group_overrides"] == {"prompt_uid": prompt_uid}
     steps = []
     for group, size in ((managed_group, 3), (plain_group, 2)):
@@ -201,4 +201,4 @@ async def test_reasoning_stays_in_what_an_environment_reads(thinker: Path) -> No
 def test_a_group_that_no_gateway_recorded_is_left_as_it_is() -> None:
     manager = ServerManager([APIServerConfig(base_url="http://127.0.0.1:1", server_type="gateway")])
     group = {"tokens": [[1, 2]], "scores": [1.0], "overrides": [{"kept": 1}]}
-    assert manager.named(group) == group
+    assert manager.with_uids(group) == group

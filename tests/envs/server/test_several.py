@@ -11,8 +11,15 @@ import pytest
 from tests.gateway.rollout import Rollout, Say, answers, log_probs_of, scripted, user
 
 from headrace.data.errors import InvalidInput
-from headrace.envs.server import APIServer, APIServerConfig, NoServer, RequestRefused, ServerManager, Unavailable
-from headrace.envs.server.signal import Signal
+from headrace.envs.server import (
+    APIServer,
+    APIServerConfig,
+    NoServerAvailable,
+    RequestRefused,
+    ServerManager,
+    Unavailable,
+)
+from headrace.envs.server.concurrency import Signal
 
 PATIENCE_S = 60
 Make = Callable[..., ServerManager]
@@ -145,9 +152,9 @@ async def test_when_none_comes_back_each_is_named_with_its_trouble(make: Make, o
     manager = make(one, two)
     for rollout, server in zip((one, two), manager.servers, strict=True):
         await asyncio.to_thread(rollout.die)
-        server.went_down("unplugged")
+        server.mark_down("unplugged")
         server.down_since -= 2 * server.config.timeout  # long ago
-    with pytest.raises(NoServer, match=f"{one.address}.* is down: .+{two.address}.* is down: .+"):
+    with pytest.raises(NoServerAvailable, match=f"{one.address}.* is down: .+{two.address}.* is down: .+"):
         await say(manager)
 
 

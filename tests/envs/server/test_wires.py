@@ -13,7 +13,7 @@ from tests.site import Site
 from headrace.envs.server import (
     APIServerConfig,
     ManagedServerAdapter,
-    NoServer,
+    NoServerAvailable,
     NoTokens,
     ReasoningConfig,
     ServerBaseline,
@@ -107,9 +107,9 @@ def test_on_slurm_every_node_that_does_not_train_has_servers(tmp_path: Path, mon
 
 
 async def test_without_a_server_a_call_says_how_to_configure_one() -> None:
-    with pytest.raises(NoServer, match="base_url"):
+    with pytest.raises(NoServerAvailable, match="base_url"):
         await ServerManager([]).chat_completion(messages=[])
-    with pytest.raises(NoServer, match="base_url"):
+    with pytest.raises(NoServerAvailable, match="base_url"):
         async with ServerManager([]).managed_server():
             pass
 

@@ -18,7 +18,7 @@ from tests.atropos.words import registration
 from tests.gateway.kit import serving
 
 from headrace.envs import BaseEnv
-from headrace.envs.cli import command
+from headrace.envs.cli import parse_command
 from headrace.envs.jsonl_qa import JsonlQaEnv
 from headrace.envs.judge import JudgeEnv
 from headrace.envs.number_guess import NumberGuessEnv
@@ -65,7 +65,7 @@ class Run:
         server = ["--openai.base_url", self.base_url, "--openai.model_name", "tiny", "--openai.server_type", "vllm"]
         ours = ["--env.tokenizer_name", str(self.tokenizer), "--env.use_wandb", "false"]
         ours += ["--env.group_size", str(GROUP), "--env.max_num_workers", "2"]
-        command(self.env_cls, [name, *server, *ours, *self.flags, *flags], "env", {}).run()
+        parse_command(self.env_cls, [name, *server, *ours, *self.flags, *flags], "env", {}).run()
 
     def processed(self) -> list[dict[str, Any]]:
         self.do("process", "--env.total_steps", "2")

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from headrace.data.errors import InvalidInput
+from headrace.envs.conversation import Questions
 from headrace.envs.jsonl_qa import JsonlQaConfig, JsonlQaEnv
 from headrace.envs.jsonl_qa.checker import Checker
 from headrace.envs.jsonl_qa.compare import is_right
 from headrace.envs.jsonl_qa.env import SAMPLE
-from headrace.envs.questions import Questions
 from headrace.envs.testing import EnvConformance
 
 

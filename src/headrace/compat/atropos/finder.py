@@ -1,8 +1,8 @@
 """How `import atroposlib.…` comes to the modules here.
 
-A module that is covered is the one here, under both names; where rewards are asked for by atroposlib's, one that raises
-pays 0 to all, as it does there. One that is not, and a name that its module does not have,
-fail at import, with what to do instead.
+A module that is covered is the one here, under both names; one of rewards is a copy whose classes pay 0 on errors (see
+`rewards`). A module that is not covered, and a name that its module does not have, fail at import, with what to do
+instead.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from headrace.compat.atropos import rewards
 from headrace.data.errors import HeadraceError
 from headrace.files import nearest
 
 ORIGINAL = "atroposlib"
-#: Where a module's name begins like this, it is to be found there; the first that fits counts.
-REWARDS = "headrace.rewards"
-PLACES = {f"{ORIGINAL}.envs.reward_fns": REWARDS, ORIGINAL: "headrace.compat.atropos"}
+#: The package here that stands for one of atroposlib's; the first prefix that fits counts.
+PACKAGES = {f"{ORIGINAL}.envs.reward_fns": rewards.PACKAGE, ORIGINAL: "headrace.compat.atropos"}
+#: Modules of `headrace.compat.atropos` that stand for none of atroposlib's.
+OWN_MODULES = (".finder", ".lenient", ".rewards")
 #: What is not covered, and what there is instead.
 INSTEAD = {
     f"{ORIGINAL}.api": "the Trajectory API is `headrace api`",
@@ -40,18 +42,22 @@ class Shadowing(UserWarning):
 
 
 class Finder(MetaPathFinder):
+    """Finds modules of atroposlib's names; raises `ModuleNotFoundError`, with what to do, for one that is missing."""
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname.partition(".")[0] != ORIGINAL:
             return None
-        here = place(fullname)
+        here = covering(fullname)
         if here is None or importlib.util.find_spec(here) is None:
             raise ModuleNotFoundError(_not_covered(fullname), name=fullname)
         return ModuleSpec(fullname, Alias(here), is_package=True)
 
 
 class Alias(Loader):
+    """Loads one of the modules here under another name."""
+
     def __init__(self, here: str) -> None:
         self._here = here
 
@@ -59,27 +65,33 @@ class Alias(Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Puts the module here in the place of the empty one that the import made."""
+        """Puts the module here in the place of the empty one that the import made; of rewards, fills that one."""
         name = module.__name__
         found = importlib.import_module(self._here)
+        if self._here.startswith(rewards.PACKAGE):
+            if self._here == rewards.PACKAGE:
+                importlib.import_module(f"{name}.registry")  # before the name means the registry itself
+            rewards.mirror(found, module)
+            found = module
         if "__getattr__" not in vars(found):
             found.__getattr__ = _missing(name, found)  # type: ignore[method-assign]
         sys.modules[name] = found
-        if self._here == REWARDS:
-            found.RewardFunction.all_zero_on_error = True
 
 
-def place(fullname: str) -> str | None:
-    """The module here that stands for one of atroposlib's; None for what is ours alone."""
-    for original, ours in PLACES.items():
+def covering(fullname: str) -> str | None:
+    """The module here that stands for one of atroposlib's; None where there is none."""
+    for original, ours in PACKAGES.items():
         if fullname == original or fullname.startswith(f"{original}."):
             rest = fullname.removeprefix(original)
-            return None if rest in (".finder", ".lenient") else ours + rest
+            return None if rest in OWN_MODULES else ours + rest
     return None
 
 
 def install() -> None:
-    """Makes the modules here known under atroposlib's names. Once is enough."""
+    """Makes the modules here importable by atroposlib's names; a second call changes nothing.
+
+    Raises `HeadraceError` where an atroposlib is imported already; warns where one is installed.
+    """
     if any(isinstance(finder, Finder) for finder in sys.meta_path):
         return
     if ORIGINAL in sys.modules:
@@ -96,7 +108,7 @@ def install() -> None:
 
 
 def _missing(name: str, module: ModuleType) -> Any:
-    """What a module says of a name that it does not have."""
+    """The `__getattr__` of a module: an error for a name that it does not have, which says what to do."""
 
     def missing(attribute: str) -> Any:
         if attribute.startswith("_"):

@@ -7,9 +7,8 @@ from typing import Any
 
 from pydantic import Field
 
-from headrace.envs.conversation import ConversationEnv, Messages, Speaker
+from headrace.envs.conversation import ChatEndpoint, ConversationEnv, Messages, Questions, QuestionsConfig
 from headrace.envs.jsonl_qa.checker import Checker
-from headrace.envs.questions import Questions, QuestionsConfig
 from headrace.envs.types import Item
 
 SAMPLE = Path(__file__).with_name("sample.jsonl")
@@ -42,7 +41,7 @@ class JsonlQaEnv(ConversationEnv):
     def held_out(self) -> list[Item]:
         return self.questions.held_out
 
-    async def play(self, server: Speaker, item: Item, **sampling: Any) -> tuple[Messages, float]:
+    async def play(self, server: ChatEndpoint, item: Item, **sampling: Any) -> tuple[Messages, float]:
         assert self.checker is not None, "setup() comes first"
         messages: Messages = [{"role": "user", "content": f"{item['question']}\n\n{self.config.instruction}"}]
         said = (await self.said(server, messages, **sampling)).content or ""

@@ -10,8 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from headrace.data.errors import HeadraceError, shown
-from headrace.envs.conversation import ConversationEnv, Messages, Speaker
-from headrace.envs.questions import Questions, QuestionsConfig
+from headrace.envs.conversation import ChatEndpoint, ConversationEnv, Messages, Questions, QuestionsConfig
 from headrace.envs.server import APIServerConfig, ServerManager
 from headrace.envs.types import Item
 
@@ -58,7 +57,7 @@ class JudgeEnv(ConversationEnv):
     def held_out(self) -> list[Item]:
         return self.questions.held_out
 
-    async def play(self, server: Speaker, item: Item, **sampling: Any) -> tuple[Messages, float]:
+    async def play(self, server: ChatEndpoint, item: Item, **sampling: Any) -> tuple[Messages, float]:
         messages: Messages = [{"role": "user", "content": item["question"]}]
         said = (await self.said(server, messages, **sampling)).content or ""
         score = await self.judged(item, said.rsplit(THOUGHT, 1)[-1], sampling.get("split", "train"))

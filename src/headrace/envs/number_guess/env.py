@@ -8,7 +8,12 @@ from typing import Any
 
 from pydantic import Field
 
-from headrace.envs.conversation import ConversationConfig, ConversationEnv, Messages, Speaker
+from headrace.envs.conversation import (
+    ChatEndpoint,
+    ConversationConfig,
+    ConversationEnv,
+    Messages,
+)
 from headrace.envs.types import Item
 
 NUMBER = re.compile(r"(?<!\d)\d{1,9}(?!\d)")
@@ -45,7 +50,7 @@ class NumberGuessEnv(ConversationEnv):
         )
         return {"question": asked, "answer": str(hidden)}
 
-    async def play(self, server: Speaker, item: Item, **sampling: Any) -> tuple[Messages, float]:
+    async def play(self, server: ChatEndpoint, item: Item, **sampling: Any) -> tuple[Messages, float]:
         messages: Messages = [{"role": "user", "content": item["question"]}]
         for guesses in range(self.config.guesses):
             if guesses:

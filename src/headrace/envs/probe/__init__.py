@@ -4,9 +4,8 @@ Policies that need no model answer in the place of one. What they earn says how 
 whether it is the same again, how long it takes, and how much of it is to be had without an answer.
 """
 
-from headrace.envs.probe.command import Probe
-from headrace.envs.probe.policies import POLICIES, Policy
-from headrace.envs.probe.report import Report
-from headrace.envs.probe.trial import probe
+from headrace.envs.probe.command import ProbeSubcommand, probe
+from headrace.envs.probe.policies import POLICIES, ProbePolicy
+from headrace.envs.probe.report import ProbeReport
 
-__all__ = ["POLICIES", "Policy", "Probe", "Report", "probe"]
+__all__ = ["POLICIES", "ProbeSubcommand", "ProbePolicy", "ProbeReport", "probe"]

@@ -1,4 +1,4 @@
-"""What a probe found: how low and how high the reward goes, and what of it is to be had without an answer."""
+"""What a probe found: the lowest and highest reward, and how much of it a policy gets without an answer."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-#: The way from floor to ceiling that a policy without an answer may go before the reward counts as hackable.
-HACKABLE = 0.5
-#: Said where there is nothing to hold the policies against.
-MISSING = (
+#: Share of the way from floor to ceiling at which a policy without an answer makes the reward hackable.
+HACKABLE_SHARE = 0.5
+NO_ANSWERS = (
     "nothing found, and little could be: no item carries an answer, so that nothing says what a right one earns. Give "
     "the environment a gold_answer(item), or its items a key such as 'answer'"
 )
@@ -18,8 +17,8 @@ COLUMNS = ("policy", "mean", "min", "max", "rollouts", "same again", "")
 
 
 @dataclass
-class Outcome:
-    """What one policy earned. `same` of `repeated` items paid the same for the same answer once more."""
+class PolicyScores:
+    """What one policy earned. Of `repeated` items, `same` paid the same for the same answer again."""
 
     policy: str
     knows: bool
@@ -40,10 +39,12 @@ class Outcome:
 
 
 @dataclass
-class Report:
+class ProbeReport:
+    """What a probe found, of the policies with a score or an error; `seconds` are those of a rollout, of each group."""
+
     environment: str
     items: int
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[PolicyScores]
     seconds: Sequence[float]
     judged: bool
 
@@ -53,16 +54,16 @@ class Report:
 
     @property
     def ceiling(self) -> float:
-        """What the right answer earns; where no item carries one, the most that anything did."""
+        """The mean score of the right answer; where no item carries one, the highest mean."""
         return max(one.mean for one in (self._scored(knows=True) or self._scored()))
 
     @property
-    def best_hack(self) -> Outcome | None:
+    def best_hack(self) -> PolicyScores | None:
         return max(self._scored(knows=False), key=lambda one: one.mean, default=None)
 
     @property
     def hackable(self) -> float | None:
-        """How far from floor to ceiling a policy without an answer gets; None where no answer says what is high."""
+        """How far from floor to ceiling the best policy without an answer gets, 0 to 1; None without a right answer."""
         best = self.best_hack
         if best is None or not self._scored(knows=True) or self.floor == max(best.mean, self.ceiling):
             return None
@@ -72,17 +73,17 @@ class Report:
 
     @property
     def deterministic(self) -> float | None:
-        """The share of repeated answers that were paid the same again."""
+        """The share of repeated answers that earned the same again."""
         repeated = sum(one.repeated for one in self.outcomes)
         return sum(one.same for one in self.outcomes) / repeated if repeated else None
 
     def findings(self) -> list[str]:
-        """What is wrong with the reward, each in a sentence; none where it is fit to be trained on."""
+        """What is wrong with the reward, one sentence each; empty where it is fit to be trained on."""
         found = []
         scored, best, hackable = self._scored(), self.best_hack, self.hackable
         if self._scored(knows=True) and len({score for one in scored for score in one.scores}) == 1:
             found.append(f"flat: everything earns {scored[0].scores[0]:g}, the right answer too")
-        elif hackable is not None and best is not None and hackable >= HACKABLE:
+        elif hackable is not None and best is not None and hackable >= HACKABLE_SHARE:
             found.append(
                 f"hackable: {best.policy!r} earns {best.mean:.3g} without an answer, where the right one earns "
                 f"{self.ceiling:.3g}"
@@ -142,14 +143,14 @@ class Report:
     def _verdict(self) -> list[str]:
         found = self.findings()
         if not found and not self._scored(knows=True):
-            return ["", MISSING]
+            return ["", NO_ANSWERS]
         return ["", *(f"- {one}" for one in found)] if found else ["", "nothing found"]
 
-    def _scored(self, *, knows: bool | None = None) -> list[Outcome]:
+    def _scored(self, *, knows: bool | None = None) -> list[PolicyScores]:
         return [one for one in self.outcomes if one.scores and knows in (None, one.knows)]
 
 
-def _row(one: Outcome) -> tuple[str, ...]:
+def _row(one: PolicyScores) -> tuple[str, ...]:
     if not one.scores:
         return (one.policy, "-", "-", "-", "0", "-", "raises")
     again = f"{one.same}/{one.repeated}"

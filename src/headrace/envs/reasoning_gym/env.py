@@ -8,7 +8,12 @@ from typing import Any
 from pydantic import Field
 
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.envs.conversation import ConversationConfig, ConversationEnv, Messages, Speaker
+from headrace.envs.conversation import (
+    ChatEndpoint,
+    ConversationConfig,
+    ConversationEnv,
+    Messages,
+)
 from headrace.envs.types import Item
 from headrace.extras import install_command
 from headrace.files import nearest
@@ -56,7 +61,7 @@ class ReasoningGymEnv(ConversationEnv):
     def held_out(self) -> list[Item]:
         return [self.testing[at] for at in range(self.config.eval_items)]
 
-    async def play(self, server: Speaker, item: Item, **sampling: Any) -> tuple[Messages, float]:
+    async def play(self, server: ChatEndpoint, item: Item, **sampling: Any) -> tuple[Messages, float]:
         messages: Messages = [
             {"role": "system", "content": self.system},
             {"role": "user", "content": item["question"]},

@@ -7,24 +7,31 @@ async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
     (node,) = managed.get_state()["nodes"]                        # its tokens, masked_tokens and logprobs
 """
 
-from headrace.envs.server.adapter import ManagedServerAdapter
-from headrace.envs.server.answers import ChatCompletion, Completion
-from headrace.envs.server.baseline import APIServer
-from headrace.envs.server.config import APIServerConfig, OpenaiConfig, ServerBaseline, ServerManagerConfig
-from headrace.envs.server.dummy import DummyManagedServer
-from headrace.envs.server.errors import NoServer, NoTokenizer, NoTokens, RequestRefused, ServerError, Unavailable
-from headrace.envs.server.gateway_server import GatewayServer
-from headrace.envs.server.gateway_session import GatewaySession
-from headrace.envs.server.harness import ServerHarness, create_chat_completion, create_completion
-from headrace.envs.server.managed import ManagedServer
+from headrace.envs.server.api_server import APIServer
+from headrace.envs.server.config import (
+    APIServerConfig,
+    OpenaiConfig,
+    ReasoningConfig,
+    ServerBaseline,
+    ServerManagerConfig,
+)
+from headrace.envs.server.engine_servers import SGLangServer, TrlVllmServer, VLLMServer
+from headrace.envs.server.gateway import GatewayServer, GatewaySession
+from headrace.envs.server.harness import DummyManagedServer, ServerHarness, create_chat_completion, create_completion
+from headrace.envs.server.managed import ManagedServer, ManagedServerAdapter
 from headrace.envs.server.manager import ServerManager
 from headrace.envs.server.openai_server import OpenAIServer
-from headrace.envs.server.reasoning import ReasoningConfig
-from headrace.envs.server.sequences import SequenceNode
-from headrace.envs.server.sglang_server import SGLangServer
-from headrace.envs.server.trl_server import TrlVllmServer
-from headrace.envs.server.uids import new_group
-from headrace.envs.server.vllm_server import VLLMServer
+from headrace.envs.server.responses import (
+    ChatCompletion,
+    NoServerAvailable,
+    NoTokenizer,
+    NoTokens,
+    RequestRefused,
+    ServerError,
+    TextCompletion,
+    Unavailable,
+)
+from headrace.envs.server.sequences import SequenceNode, new_group
 
 __all__ = [
     "ServerManager",
@@ -48,12 +55,12 @@ __all__ = [
     "ManagedServerAdapter",
     "SequenceNode",
     "ChatCompletion",
-    "Completion",
+    "TextCompletion",
     "ServerError",
     "Unavailable",
     "RequestRefused",
     "NoTokens",
-    "NoServer",
+    "NoServerAvailable",
     "NoTokenizer",
     "new_group",
 ]

@@ -1,11 +1,14 @@
-"""How environments reach their rollout servers: `APIServerConfig` for one, `ServerBaseline` for those of a node."""
+"""Configuration of rollout servers: `APIServerConfig` for one, `ServerBaseline` for those of a node, `ReasoningConfig`
+for how much a model reasons before it answers, in the request fields of its provider.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,8 +16,9 @@ from headrace.data.errors import InvalidInput
 
 ServerType = Literal["openai", "vllm", "sglang", "trl", "gateway"]
 
-#: Where a node's servers listen when nothing else is said: one a GPU, the first four being the trainer's.
+#: Ports of a node's servers where none are configured: one per GPU, the first four GPUs being the trainer's.
 LOCAL_PORTS = range(9004, 9008)
+#: A Slurm node's servers: one for every INFER_TP GPUs, from this port on.
 NODE_GPUS = 8
 NODE_FIRST_PORT = 9000
 
@@ -58,7 +62,7 @@ OpenaiConfig = APIServerConfig
 
 
 class ServerManagerConfig(BaseModel):
-    """What the command line says of the servers as a whole."""
+    """Options of the command line that hold for all servers."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -70,7 +74,10 @@ class ServerManagerConfig(BaseModel):
 def server_configs(
     configs: ServerBaseline | Sequence[APIServerConfig], *, slurm: bool = False
 ) -> list[APIServerConfig]:
-    """One configuration a server: those given, or a node's, or a Slurm job's, made after the first one given."""
+    """One configuration per server: those given, or copies of the baseline for a node's or a Slurm job's servers.
+
+    Raises `InvalidInput` for a Slurm job of several nodes without NUM_TRAINING_NODES.
+    """
     if isinstance(configs, APIServerConfig):
         configs = [configs]
     if isinstance(configs, ServerBaseline):
@@ -83,7 +90,7 @@ def server_configs(
 
 
 def _slurm_urls() -> list[str]:
-    """The servers on the nodes of this Slurm job that do not train; none outside of one, or on a single node."""
+    """Addresses of the servers on this Slurm job's nodes that do not train; empty outside of Slurm or on one node."""
     job = os.environ.get("SLURM_JOB_NODELIST")
     if not job:
         return []
@@ -98,3 +105,75 @@ def _slurm_urls() -> list[str]:
         )
     ports = range(NODE_FIRST_PORT, NODE_FIRST_PORT + NODE_GPUS // int(os.environ.get("INFER_TP", "1")))
     return [f"http://{node}:{port}/v1" for node in nodes[int(training) :] for port in ports]
+
+
+VALID_REASONING_EFFORTS = {"none", "minimal", "low", "medium", "high", "xhigh"}
+OFFICIAL = "api.openai.com"
+
+
+@dataclass
+class ReasoningConfig:
+    """How much a model should reason. `enabled` is true where an effort or a number of tokens is given."""
+
+    enabled: bool = False
+    effort: str | None = None
+    max_tokens: int | None = None
+
+    #: Tokens that stand for an effort at providers which take only a number.
+    EFFORT_TO_MAX_TOKENS: ClassVar[dict[str, int]] = {
+        "none": 1024,
+        "minimal": 3200,
+        "low": 6400,
+        "medium": 16000,
+        "high": 25600,
+        "xhigh": 30400,
+    }
+
+    def __post_init__(self) -> None:
+        if self.effort is not None and self.effort not in VALID_REASONING_EFFORTS:
+            known = ", ".join(self.EFFORT_TO_MAX_TOKENS)
+            raise InvalidInput(f"reasoning_effort is {self.effort!r}; it must be one of {known}")
+        self.enabled = self.enabled or self.effort is not None or self.max_tokens is not None
+
+    @classmethod
+    def from_env_config(cls, env_config: Any) -> ReasoningConfig:
+        return cls(
+            enabled=getattr(env_config, "thinking_mode", False),
+            effort=getattr(env_config, "reasoning_effort", None),
+            max_tokens=getattr(env_config, "max_reasoning_tokens", None),
+        )
+
+    def is_reasoning_kwargs_active(self) -> bool:
+        return self.enabled
+
+    def build_extra_body(self, base_url: str | None = None, use_max_tokens: bool = False) -> dict[str, Any] | None:
+        """Fields that ask for reasoning; None where it is off. An effort wins over a number of tokens."""
+        if not self.enabled:
+            return None
+        if is_official(base_url):
+            return {"reasoning_effort": self.effort or "medium"}
+        if self.effort is not None:
+            most = self.EFFORT_TO_MAX_TOKENS[self.effort]
+            return {
+                "reasoning": {"enabled": True, **({"max_tokens": most} if use_max_tokens else {"effort": self.effort})}
+            }
+        if self.max_tokens is not None:
+            return {"reasoning": {"enabled": True, "max_tokens": self.max_tokens}}
+        return {"reasoning": {"enabled": True}}
+
+    def injected(self, kwargs: dict[str, Any], base_url: str | None) -> dict[str, Any]:
+        """The chat request with those fields added. OpenAI's own models then accept temperature 1 only."""
+
+        asked = self.build_extra_body(base_url)
+        if asked is None:
+            return kwargs
+        kwargs = {**kwargs, "extra_body": {**(kwargs.get("extra_body") or {}), **asked}}
+        if is_official(base_url):
+            kwargs["temperature"] = 1.0
+            if kwargs.get("max_tokens"):
+                kwargs["max_completion_tokens"] = kwargs.pop("max_tokens")
+        return kwargs
+
+
+def is_official(base_url: str | None) -> bool:
+    return bool(base_url) and OFFICIAL in str(base_url)

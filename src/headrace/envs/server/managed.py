@@ -1,30 +1,32 @@
-"""`ManagedServer`: a conversation whose tokens, masks and log-probs are kept while it goes on.
+"""`ManagedServer`: a conversation whose tokens, masks and log-probs are recorded while it goes on.
 
-An environment speaks messages or text, as to any server. What the server consumes and samples are ids: a turn that
-continues an earlier one gets its ids as they were, and only what is new is tokenised behind them. Which it continues
-is known by its messages, or, with a tokenizer whose template is not known here, by the text that it writes.
+An environment sends messages or text, as to any server. What the server consumes and samples are ids: a turn that
+continues an earlier one reuses its ids, and only the new part is tokenised. The turn that is continued is found by its
+messages or, for a tokenizer whose template has no renderer here, by the rendered text.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import orjson
 
 from headrace.data.errors import InvalidInput
-from headrace.envs.server.answers import (
+from headrace.envs.server.config import APIServerConfig
+from headrace.envs.server.responses import (
+    ChatChoice,
     ChatCompletion,
     ChatCompletionMessage,
-    Choice,
-    Completion,
+    ChatToolCall,
     CompletionChoice,
-    Tokens,
-    ToolCall,
-    plain,
+    TextCompletion,
+    TokensAndLogprobs,
+    plain_json,
 )
-from headrace.envs.server.config import APIServerConfig
-from headrace.envs.server.sequences import Sampled, SequenceNode, Sequences
+from headrace.envs.server.sequences import SequenceNode, SessionAnswer, SessionSequences
 from headrace.envs.server.tokenizing import PlainVocabulary, Tokenizing
 from headrace.tokens import (
     Cause,
@@ -33,60 +35,61 @@ from headrace.tokens import (
     NodeRecord,
     PromptPlan,
     Request,
+    ToolCall,
     Vocabulary,
     plan_prompt,
     read_messages,
     text_of,
 )
-from headrace.tokens import ToolCall as Call
 from headrace.tokens.messages import to_dict
 from headrace.tokens.parse import CALL_OPENERS
 from headrace.tokens.renderer import PROMPT_TAIL_TOKENS
 
 
-class Sampler(Protocol):
-    """What a session needs of a server, or of several."""
+class TokenServer(Protocol):
+    """What a session needs of one server, or of several: token completions, and the model's tokenizer."""
 
     config: APIServerConfig
     tokenizing: Tokenizing
 
-    async def tokens_and_logprobs_completion(self, **kwargs: Any) -> Tokens: ...
+    async def tokens_and_logprobs_completion(self, **kwargs: Any) -> TokensAndLogprobs: ...
 
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]: ...
 
 
-class Session:
-    """The state that every kind of session shows to its environment."""
+class ManagedSession:
+    """The recorded sequences that every kind of session shows to its environment."""
 
     def __init__(self, track_tree: bool) -> None:
         self.track_tree = track_tree
-        self.kept = Sequences(keep_all=track_tree)
+        self.recorded = SessionSequences(keep_all=track_tree)
 
     @property
     def current_nodes(self) -> list[SequenceNode]:
-        return self.kept.nodes
+        return self.recorded.nodes
 
     @property
     def sequences(self) -> dict[str, SequenceNode]:
-        return {node.full_text: node for node in self.kept.nodes}
+        return {node.full_text: node for node in self.recorded.nodes}
 
     def get_state(self) -> dict[str, Any]:
-        """`nodes`, the sequences as they are now; with track_tree, every one that ever was, by its text."""
+        """`nodes`, the current sequences; with track_tree instead `sequences` and `tree`, all of them by their text."""
         if self.track_tree:
             return {"sequences": self.sequences, "tree": self.sequences}
-        return {"nodes": list(self.kept.nodes)}
+        return {"nodes": list(self.recorded.nodes)}
 
     def reset(self) -> None:
-        self.kept.clear()
+        self.recorded.clear()
 
 
-class ManagedServer(Session):
-    """`tool_parser` is the name of how a model writes calls, which is known from its template: with one, and tools, the
-    special tokens of an answer stay in `full_text`, since calls may be written with them."""
+class ManagedServer(ManagedSession):
+    """A session that renders and tokenises here. With a `tool_parser`, of any name, answers to calls with tools keep
+    their special tokens in `full_text`, since tool calls may be written with them; how they are written is known from
+    the model's template."""
 
     def __init__(
         self,
-        server: Sampler,
+        server: TokenServer,
         tokenizer: Any = None,
         track_tree: bool = False,
         tool_parser: str | None = None,
@@ -109,8 +112,8 @@ class ManagedServer(Session):
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         given = dict(kwargs)
-        messages = plain(given.pop("messages", None))
-        tools, tool_choice = plain(given.pop("tools", None)) or [], given.pop("tool_choice", None)
+        messages = plain_json(given.pop("messages", None))
+        tools, tool_choice = plain_json(given.pop("tools", None)) or [], given.pop("tool_choice", None)
         given |= given.pop("extra_body", None) or {}
         request = Request(read_messages(messages), tools, given.pop("chat_template_kwargs", None))
         vocabulary = self._vocabulary
@@ -122,15 +125,15 @@ class ManagedServer(Session):
         prompt, *answers = await self._sample(ids, written, given)
         choices, sampled = [], []
         for at, (ids, log_probs, reason) in enumerate(zip(*answers, strict=True)):
-            message, text = self._said(vocabulary, plan, ids, tools=bool(tools) and tool_choice != "none")
+            message, text = self._parsed(vocabulary, plan, ids, tools=bool(tools) and tool_choice != "none")
             sampled.append(self._answer(ids, log_probs, reason, special=bool(tools) and self._parses_tools))
             self._remember(request, message, plan, ids)
             ended = "tool_calls" if message.tool_calls and reason == "stop" else reason
-            choices.append(Choice(index=at, message=_shown_message(message, text), finish_reason=ended))
-        self.kept.add(prompt, sampled, written)
+            choices.append(ChatChoice(index=at, message=_shown_message(message, text), finish_reason=ended))
+        self.recorded.add(prompt, sampled, written)
         return ChatCompletion(model=self.server.config.model_name, choices=choices)
 
-    async def completion(self, **kwargs: Any) -> Completion:
+    async def completion(self, **kwargs: Any) -> TextCompletion:
         given = dict(kwargs)
         prompt = given.pop("prompt", None)
         if not prompt:
@@ -144,7 +147,7 @@ class ManagedServer(Session):
             CompletionChoice(index=at, text=answer.text, finish_reason=answer.metadata["finish_reason"])
             for at, answer in enumerate(sampled)
         ]
-        return Completion(model=self.server.config.model_name, choices=choices)
+        return TextCompletion(model=self.server.config.model_name, choices=choices)
 
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
         given = dict(kwargs)
@@ -152,29 +155,31 @@ class ManagedServer(Session):
         if messages is not None:
             given["prompt"] = self._convert_messages_to_prompt(messages)
             if not isinstance(self._vocabulary, PlainVocabulary):
-                given["input_ids"] = self._plan(self._vocabulary, Request(read_messages(plain(messages)))).ids.tolist()
+                given["input_ids"] = self._plan(
+                    self._vocabulary, Request(read_messages(plain_json(messages)))
+                ).ids.tolist()
         return await self.server.get_logprobs(**given)
 
     def _convert_messages_to_prompt(self, messages: Any) -> str:
-        """The text of a conversation's prompt, under the name by which tests of Atropos' kind ask for it."""
-        request = Request(read_messages(plain(messages)))
+        """The text of a conversation's prompt, under the name that tests of Atropos' environments call."""
+        request = Request(read_messages(plain_json(messages)))
         if isinstance(self._vocabulary, PlainVocabulary):
             return self._vocabulary.written(_dicts(request))
         return self._written(self._plan(self._vocabulary, request).ids.tolist())
 
-    # -- by text -------------------------------------------------------------------------------------------------------
+    # By text.
 
     async def _chat_as_text(
         self, vocabulary: PlainVocabulary, request: Request, given: dict[str, Any]
     ) -> ChatCompletion:
-        """A turn whose prompt is what the tokenizer itself writes; where it begins with a sequence, that goes on."""
+        """A turn whose prompt is rendered by the tokenizer itself; one that begins with a sequence continues it."""
         if request.tools or request.options:
             raise InvalidInput(
                 f"tools and chat_template_kwargs need a fast tokenizer of transformers', whose template is known; "
                 f"{type(self.tokenizer).__name__} is none"
             )
         choices = [
-            Choice(
+            ChatChoice(
                 index=at,
                 message=ChatCompletionMessage(content=answer.text),
                 finish_reason=answer.metadata["finish_reason"],
@@ -183,60 +188,60 @@ class ManagedServer(Session):
         ]
         return ChatCompletion(model=self.server.config.model_name, choices=choices)
 
-    async def _continue(self, prompt: str, given: dict[str, Any]) -> list[Sampled]:
-        """The answers to a text, and from now on to what continues it with either of their texts."""
+    async def _continue(self, prompt: str, given: dict[str, Any]) -> list[SessionAnswer]:
+        """The answers to a text. Later prompts that begin with it and an answer's text continue that sequence."""
         sampled, nodes = await self._sampled(self._ids_of(prompt), prompt, given)
         for answer, node in zip(sampled, nodes, strict=True):
             self._shown += [(prompt + answer.text, node), (prompt + answer.written, node)]
         return sampled
 
     def _ids_of(self, prompt: str) -> list[int]:
-        """A text's ids: those of the sequence that it continues, and behind them only the new text's."""
-        fits = [(text, node) for text, node in self._shown if prompt.startswith(text) and self._is_kept(node)]
+        """A text's ids: those of the sequence that it continues, followed by those of the new text."""
+        fits = [(text, node) for text, node in self._shown if prompt.startswith(text) and self._is_current(node)]
         if not fits:
             return self._tokenizing.prompt_ids(prompt, self.tokenizer)
         text, node = max(fits, key=lambda fit: len(fit[0]))
         return node.tokens + self._vocabulary.encode(prompt[len(text) :])
 
-    def _is_kept(self, node: SequenceNode) -> bool:
-        return any(kept is node for kept in self.kept.nodes)
+    def _is_current(self, node: SequenceNode) -> bool:
+        return any(current is node for current in self.recorded.nodes)
 
-    # -- ids -----------------------------------------------------------------------------------------------------------
+    # Ids.
 
     def _plan(self, vocabulary: Vocabulary, request: Request) -> PromptPlan:
         renderer = self._tokenizing.renderer(vocabulary)
         if request.messages[-1].role == "assistant":
-            return _begun(self.tokenizer, vocabulary.encode, request)
+            return _continue_final(self.tokenizer, vocabulary.encode, request)
         return plan_prompt(renderer, self._history, request, "template" if self._by_template else "bridge")
 
     def _written(self, ids: list[int]) -> str:
-        """A prompt's text, special tokens and all; what continues a sequence is read behind that sequence's text."""
-        before = self.kept.continued_by(ids)
+        """A prompt's text with special tokens. Behind a sequence that it continues, only the new ids are decoded."""
+        before = self.recorded.continued_by(ids)
         if before is None:
             return self._vocabulary.decode(ids)
         return before.written + self._vocabulary.decode(ids[len(before.tokens) :])
 
-    async def _sample(self, ids: list[int], written: str, given: dict[str, Any]) -> Tokens:
-        """The prompt goes to the server as ids, which count, and as text, for a server of an environment's own."""
+    async def _sample(self, ids: list[int], written: str, given: dict[str, Any]) -> TokensAndLogprobs:
+        """Samples. The prompt is sent as ids, which count, and as text, for an environment's own server class."""
         return await self.server.tokens_and_logprobs_completion(**{**given, "input_ids": ids, "prompt": written})
 
     async def _sampled(
         self, ids: list[int], written: str, given: dict[str, Any]
-    ) -> tuple[list[Sampled], list[SequenceNode]]:
-        """The answers to a prompt, with the sequences that they make."""
+    ) -> tuple[list[SessionAnswer], list[SequenceNode]]:
+        """The answers to a prompt, and the sequences recorded for them."""
         prompt, *answers = await self._sample(ids, written, given)
         sampled = [self._answer(*one) for one in zip(*answers, strict=True)]
-        return sampled, self.kept.add(prompt, sampled, written)
+        return sampled, self.recorded.add(prompt, sampled, written)
 
-    def _answer(self, ids: list[int], log_probs: list[float], reason: str, *, special: bool = False) -> Sampled:
+    def _answer(self, ids: list[int], log_probs: list[float], reason: str, *, special: bool = False) -> SessionAnswer:
         written = self._vocabulary.decode(ids)
         text = written if special else self._vocabulary.decode(ids, skip_special=True)
-        return Sampled(ids, log_probs, text, written, {"finish_reason": reason})
+        return SessionAnswer(ids, log_probs, text, written, {"finish_reason": reason})
 
-    # -- answers -------------------------------------------------------------------------------------------------------
+    # Answers.
 
-    def _said(self, vocabulary: Vocabulary, plan: PromptPlan, ids: list[int], *, tools: bool) -> tuple[Message, str]:
-        """An answer as the environment sees it: reasoning stays in its text, calls are taken out."""
+    def _parsed(self, vocabulary: Vocabulary, plan: PromptPlan, ids: list[int], *, tools: bool) -> tuple[Message, str]:
+        """An answer's message and text as the environment gets them: with its reasoning, without its tool calls."""
         renderer = self._tokenizing.renderer(vocabulary)
         marks = frozenset(i for mark in renderer.grammar.markers if (i := vocabulary.id_of(mark)) is not None)
         text = text_of(vocabulary, [i for i in ids if i not in renderer.stop_ids], keep=marks)
@@ -256,8 +261,8 @@ def _dicts(request: Request) -> list[dict[str, Any]]:
     return [to_dict(message) for message in request.messages]
 
 
-def _begun(tokenizer: Any, encode: Any, request: Request) -> PromptPlan:
-    """A conversation that ends in the beginning of an answer, for the model to go on with."""
+def _continue_final(tokenizer: Any, encode: Any, request: Request) -> PromptPlan:
+    """The prompt of a conversation that ends in a partial assistant message, which the model continues."""
     text = tokenizer.apply_chat_template(
         _dicts(request),
         tools=list(request.tools) or None,
@@ -273,6 +278,37 @@ def _shown_message(message: Message, text: str) -> ChatCompletionMessage:
     return ChatCompletionMessage(content=text or None if calls else text, tool_calls=calls)
 
 
-def _shown_call(call: Call) -> ToolCall:
+def _shown_call(call: ToolCall) -> ChatToolCall:
     arguments = call.arguments if isinstance(call.arguments, str) else orjson.dumps(call.arguments).decode()
-    return ToolCall.model_validate({"id": call.id, "function": {"name": call.name, "arguments": arguments}})
+    return ChatToolCall.model_validate({"id": call.id, "function": {"name": call.name, "arguments": arguments}})
+
+
+class ChatServer(Protocol):
+    """What the adapter needs of a session."""
+
+    async def chat_completion(self, **kwargs: Any) -> ChatCompletion: ...
+
+    async def completion(self, **kwargs: Any) -> TextCompletion: ...
+
+
+class _Completions:
+    def __init__(self, call: Callable[..., Awaitable[Any]]) -> None:
+        self._call = call
+
+    async def create(self, **kwargs: Any) -> Any:
+        return await self._call(**kwargs)
+
+
+class ManagedServerAdapter:
+    """A session in the shape of OpenAI's client, for libraries: `client.chat.completions.create(...)`."""
+
+    def __init__(self, managed_server: ChatServer, base_url: str) -> None:
+        self.base_url = base_url
+        self.chat = SimpleNamespace(completions=_Completions(managed_server.chat_completion))
+        self.completions = _Completions(managed_server.completion)
+
+    async def post(self, path: str, body: Any = None, cast_to: Any = None) -> NoReturn:
+        raise NotImplementedError(f"a managed session has no route {path!r}; use chat.completions or completions")
+
+    def copy(self, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError("a managed session cannot be copied; use it as it is")

@@ -1,4 +1,4 @@
-"""`ServerManager`: an environment's `self.server`, however many servers there are behind it."""
+"""`ServerManager`, an environment's `self.server`: calls, health and managed conversations over its rollout servers."""
 
 from __future__ import annotations
 
@@ -12,35 +12,29 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from headrace.data.errors import InvalidInput
-from headrace.envs.server.answers import (
-    ChatCompletion,
-    Completion,
-    Tokens,
-    joined_chats,
-    joined_completions,
-    joined_tokens,
-)
-from headrace.envs.server.baseline import APIServer
-from headrace.envs.server.config import APIServerConfig, ServerBaseline, server_configs
-from headrace.envs.server.dummy import ALLOWED, DummyManagedServer
-from headrace.envs.server.errors import NoServer
-from headrace.envs.server.gateway_server import GatewayServer
-from headrace.envs.server.gateway_session import GatewaySession
-from headrace.envs.server.harness import ServerHarness
+from headrace.envs.server.api_server import NO_SERVER_CONFIGURED, APIServer, Router
+from headrace.envs.server.concurrency import Signal
+from headrace.envs.server.config import APIServerConfig, ReasoningConfig, ServerBaseline, server_configs
+from headrace.envs.server.engine_servers import SGLangServer, TrlVllmServer, VLLMServer
+from headrace.envs.server.gateway import GatewayServer, GatewaySession
+from headrace.envs.server.harness import ALLOW_DUMMY, DummyManagedServer, ServerHarness
 from headrace.envs.server.managed import ManagedServer
 from headrace.envs.server.openai_server import PROBE_TIMEOUT_S, OpenAIServer
-from headrace.envs.server.reasoning import ReasoningConfig
-from headrace.envs.server.router import NONE_CONFIGURED, Router
-from headrace.envs.server.sglang_server import SGLangServer
-from headrace.envs.server.signal import Signal
-from headrace.envs.server.trl_server import TrlVllmServer
-from headrace.envs.server.vllm_server import VLLMServer
+from headrace.envs.server.responses import (
+    ChatCompletion,
+    NoServerAvailable,
+    TextCompletion,
+    TokensAndLogprobs,
+    merge_choices,
+    merge_tokens,
+)
 
 log = logging.getLogger("headrace.envs")
 
 T = TypeVar("T")
 Managed = ManagedServer | GatewaySession | DummyManagedServer
 
+#: The class of each `server_type`.
 SERVERS: dict[str, type[APIServer]] = {
     "openai": OpenAIServer,
     "vllm": VLLMServer,
@@ -51,9 +45,9 @@ SERVERS: dict[str, type[APIServer]] = {
 
 
 class ServerManager:
-    """Calls go to the server that has least to do for its weight; `split="eval"` has places of its own.
+    """Sends calls to the server with the fewest calls for its weight; `split="eval"` has slots of its own.
 
-    `tokenizer` is the environment's, where it has loaded one already.
+    `tokenizer` is used by servers whose configuration names none.
     """
 
     def __init__(
@@ -71,7 +65,7 @@ class ServerManager:
     ) -> None:
         if proxy_url or use_proxy:
             raise InvalidInput("a proxy of managed servers is not offered; use a gateway: server_type='gateway'")
-        #: Whether somebody said where the servers are; a node's usual ones may be there or not.
+        #: Whether addresses were configured; a node's default ones may have no server.
         self.named_servers = isinstance(configs, APIServerConfig) or not isinstance(configs, ServerBaseline)
         self.max_n_completions = max_n_completions
         self.reasoning_config = reasoning_config
@@ -85,34 +79,34 @@ class ServerManager:
         self._router = Router(self.servers)
 
     def use_tokenizer(self, tokenizer: Any) -> None:
-        """For servers that name no tokenizer of their own."""
+        """Sets the tokenizer of servers whose configuration names none."""
         for server in self.servers:
             if server.config.tokenizer_name in ("", "none"):
                 server.tokenizing.use(tokenizer)
 
     async def close(self) -> None:
-        """Lets go of every connection."""
+        """Closes every connection."""
         await asyncio.gather(*(server.close() for server in self.servers))
 
     async def update_weight(self, weight: float) -> None:
         for server in self.servers:
             await server.update_weight(weight)
 
-    # -- health --------------------------------------------------------------------------------------------------------
+    # Health.
 
     async def ready(self, within_s: float, *, wait: bool) -> None:
-        """Tries the servers. Each that does not answer is told with its reason, and looked for from then on.
+        """Checks every server's health. One that does not answer is marked down, logged with its reason, and probed.
 
-        With `wait` it returns once one answers, and raises `NoServer`, with every reason, where none has within so many
-        seconds; without, calls wait that long. A server without a health check is taken to be there.
+        With `wait` it returns once one is healthy, and raises `NoServerAvailable`, with every reason, where none is
+        within so many seconds; without, calls wait that long. A server without a health check counts as healthy.
         """
         if not all(server.config.health_check for server in self.servers):
             return
-        found = await asyncio.gather(*(server.unwell(min(within_s, PROBE_TIMEOUT_S)) for server in self.servers))
+        found = await asyncio.gather(*(server.health_error(min(within_s, PROBE_TIMEOUT_S)) for server in self.servers))
         for server, why in zip(self.servers, found, strict=True):
             if why is not None:
-                server.patience_s = within_s
-                server.went_down(why)
+                server.down_limit_s = within_s
+                server.mark_down(why)
         if not wait or any(server.server_healthy for server in self.servers) or not self.servers:
             return
         log.info("waiting for a rollout server, at most %g s", within_s)
@@ -122,33 +116,33 @@ class ServerManager:
                     await Signal.any_of([server.changed for server in self.servers])
         except TimeoutError:
             said = "; ".join(str(server.trouble) for server in self.servers)
-            raise NoServer(f"no rollout server answered within {within_s:g} s: {said}") from None
+            raise NoServerAvailable(f"no rollout server answered within {within_s:g} s: {said}") from None
 
     async def unanswered(self, within_s: float) -> str | None:
-        """Why nobody answers the calls that are open; None where there are none, or where a server is well."""
+        """Why no server answers the open calls; None where there are no calls, or where a server is healthy."""
         if not any(server.open_calls for server in self.servers):
             return None
-        found = await asyncio.gather(*(server.unwell(within_s) for server in self.servers))
+        found = await asyncio.gather(*(server.health_error(within_s) for server in self.servers))
         return None if None in found else "; ".join(str(why) for why in found)
 
     async def model_root(self) -> str | None:
-        """What the first server that says it serves: a folder, or a name on the hub."""
+        """The model's folder or name on the hub, from the first healthy server that reports it."""
         for server in self.servers:
             if server.server_healthy and (root := await server.model_root()) is not None:
                 return root
         return None
 
-    # -- calls ---------------------------------------------------------------------------------------------------------
+    # Calls.
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
-        return await self._split(kwargs, self._router.chat_completion, joined_chats)
+        return await self._split(kwargs, self._router.chat_completion, merge_choices)
 
-    async def completion(self, **kwargs: Any) -> Completion:
-        return await self._split(kwargs, self._router.completion, joined_completions)
+    async def completion(self, **kwargs: Any) -> TextCompletion:
+        return await self._split(kwargs, self._router.completion, merge_choices)
 
-    async def tokens_and_logprobs_completion(self, **kwargs: Any) -> Tokens:
-        """(prompt ids, ids of each answer, log-probs of each answer, how each ended), as the server had them."""
-        return await self._split(kwargs, self._router.tokens_and_logprobs_completion, joined_tokens)
+    async def tokens_and_logprobs_completion(self, **kwargs: Any) -> TokensAndLogprobs:
+        """(prompt ids, ids of each answer, log-probs of each answer, finish reason of each), as the server had them."""
+        return await self._split(kwargs, self._router.tokens_and_logprobs_completion, merge_tokens)
 
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
         return await self._router.get_logprobs(kwargs)
@@ -159,20 +153,20 @@ class ServerManager:
         call: Callable[[dict[str, Any]], Coroutine[Any, Any, T]],
         join: Callable[[list[T]], T],
     ) -> T:
-        """Many answers as several calls, so that several servers share them."""
+        """One call, or several of at most `max_n_completions` answers each, which servers share."""
         n = kwargs.get("n") or 1
         if n <= self.max_n_completions:
             return await call(kwargs)
         sizes = [min(self.max_n_completions, n - begun) for begun in range(0, n, self.max_n_completions)]
         return join(await asyncio.gather(*(call({**kwargs, "n": size}) for size in sizes)))
 
-    # -- sessions ------------------------------------------------------------------------------------------------------
+    # Sessions.
 
     @asynccontextmanager
     async def dedicated_server(self) -> AsyncIterator[APIServer]:
-        """The server that has least to do, with one of its places."""
-        async with self._router.place("train") as place:
-            yield place.server
+        """The least busy server, with one of its slots held meanwhile."""
+        async with self._router.slot("train") as slot:
+            yield slot.server
 
     @asynccontextmanager
     async def managed_server(
@@ -185,9 +179,9 @@ class ServerManager:
         prompt_uid: str | None = None,
         trajectory_uid: str | None = None,
     ) -> AsyncIterator[Managed]:
-        """A conversation that keeps its tokens. `base_url` names the server that it is to stay with.
+        """A conversation whose tokens are recorded. `base_url` picks the server that it stays with.
 
-        The uids are what a gateway records it under; a rollout of a group has the group's prompt_uid by itself.
+        A gateway records it under the uids; by default, `prompt_uid` is the current group's.
         """
         server = self._least_busy(base_url)
         if isinstance(server, GatewayServer):
@@ -200,12 +194,12 @@ class ServerManager:
                 session.reset()
             return
         managed: ManagedServer | DummyManagedServer
-        if type(server) is OpenAIServer and os.environ.get(ALLOWED, "").lower() in ("1", "true", "yes"):
-            warnings.warn(f"{ALLOWED} is set: sequences hold placeholders, not to be trained on", stacklevel=3)
+        if type(server) is OpenAIServer and os.environ.get(ALLOW_DUMMY, "").lower() in ("1", "true", "yes"):
+            warnings.warn(f"{ALLOW_DUMMY} is set: sequences hold placeholders, not to be trained on", stacklevel=3)
             managed = DummyManagedServer(server, tokenizer, track_tree)
         else:
             managed = ManagedServer(
-                Pinned(self._router, server), tokenizer, track_tree, self.tool_parser, preserve_think_blocks
+                PinnedServer(self._router, server), tokenizer, track_tree, self.tool_parser, preserve_think_blocks
             )
         try:
             yield managed
@@ -218,21 +212,21 @@ class ServerManager:
             known = ", ".join(str(server.config.base_url) for server in self.servers)
             raise InvalidInput(f"no server has the base_url {base_url!r}; there are {known}")
         if not self.servers:
-            raise NoServer(NONE_CONFIGURED)
+            raise NoServerAvailable(NO_SERVER_CONFIGURED)
         able = [server for server in self.servers if server.server_healthy] or self.servers
         return min(named or able, key=lambda server: server.sem.in_flight / server.config.weight)
 
-    def named(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """A scored group with the uids under which a gateway recorded its sequences, where one did."""
+    def with_uids(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """The scored group, with the uids under which a gateway recorded its sequences, where one did."""
         made = dict(group)
         for server in self.servers:
             if isinstance(server, GatewayServer):
-                made = server.names.named(made)
+                made = server.uids.with_uids(made)
         return made
 
 
-class Pinned:
-    """One server of several, for as long as it is well: a conversation's tokens are here, so that any can go on."""
+class PinnedServer:
+    """One server of several, preferred while it is healthy. Any other can continue: the tokens are sent each time."""
 
     def __init__(self, router: Router, server: APIServer) -> None:
         self._router, self._server = router, server
@@ -243,7 +237,7 @@ class Pinned:
     def tokenizer(self) -> Any:
         return self.tokenizing.tokenizer
 
-    async def tokens_and_logprobs_completion(self, **kwargs: Any) -> Tokens:
+    async def tokens_and_logprobs_completion(self, **kwargs: Any) -> TokensAndLogprobs:
         return await self._router.tokens_and_logprobs_completion(kwargs, self._server)
 
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
@@ -253,6 +247,7 @@ class Pinned:
 def _made(
     server_class: Callable[..., APIServer], config: APIServerConfig, reasoning: ReasoningConfig | None
 ) -> APIServer:
-    """A server of the class that an environment names, or of the one that its configuration does."""
+    """A server of the environment's `server_class`, or of that of its `server_type` where the former is abstract."""
+
     chosen = SERVERS[config.server_type] if inspect.isabstract(server_class) else server_class
     return chosen(config, reasoning_config=reasoning)

@@ -1,47 +1,156 @@
-"""Servers that speak OpenAI's routes. vLLM's additions to them tell which tokens were consumed and sampled."""
+"""`OpenAIServer`: servers with the routes of OpenAI, and their HTTP client. Fields that vLLM adds report token ids."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from typing import Any
 
-from headrace.data.errors import InvalidInput
-from headrace.envs.server.answers import ChatCompletion, Completion, Tokens
-from headrace.envs.server.baseline import APIServer
-from headrace.envs.server.config import APIServerConfig
-from headrace.envs.server.errors import NoTokens, ServerError, Unavailable
-from headrace.envs.server.http import Http
-from headrace.envs.server.reasoning import ReasoningConfig
+import aiohttp
+import orjson
+
+from headrace.data.errors import InvalidInput, shown
+from headrace.envs.server.api_server import APIServer
+from headrace.envs.server.config import APIServerConfig, ReasoningConfig
+from headrace.envs.server.responses import (
+    ChatCompletion,
+    NoTokens,
+    RequestRefused,
+    ServerError,
+    TextCompletion,
+    TokensAndLogprobs,
+    Unavailable,
+    plain_json,
+)
 
 logger = logging.getLogger(__name__)
 
+OFFICIAL_URL = "https://api.openai.com/v1"
+#: Seconds to connect: enough for a busy server's backlog, far less than a call may take.
+CONNECT_TIMEOUT_S = 30.0
+#: vLLM and uvicorn close a connection that was idle for 5 s; closed on this side first, none is used while it closes.
+KEEP_ALIVE_S = 4.0
+#: Statuses of a proxy whose server is not there.
+GATEWAY_STATUSES = (502, 503, 504)
+OVERLOAD_STATUSES = (408, 429)
 #: Other names that environments give to max_tokens.
 LENGTH_NAMES = ("max_new_tokens", "max_completion_tokens")
-#: Seconds that a server which is looked for may take to say how it is.
+#: Seconds that a health check may take: a server that is busy loading a model answers slowly.
 PROBE_TIMEOUT_S = 10.0
 
 
+class RolloutHttp:
+    """One server's HTTP client: JSON in, JSON out, failures as `Unavailable` or `RequestRefused`.
+
+    Connections are opened when first needed, in the event loop that needs them.
+    """
+
+    def __init__(self, config: APIServerConfig) -> None:
+        self.base = (config.base_url or os.environ.get("OPENAI_BASE_URL") or OFFICIAL_URL).rstrip("/")
+        self.root = self.base.removesuffix("/v1")
+        key = config.api_key or ("" if config.base_url else os.environ.get("OPENAI_API_KEY"))
+        self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+        self._timeout = float(config.timeout)
+        self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def post(
+        self, url: str, body: Any, *, headers: dict[str, str] | None = None, timeout: float | None = None
+    ) -> Any:
+        """The JSON of a 200 response."""
+        data = orjson.dumps(plain_json(body), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+        return _read(url, *await self._sent("POST", url, data, headers, timeout))
+
+    async def get(self, url: str, timeout: float) -> Any:
+        """The JSON of a 200 response."""
+        return _read(url, *await self._sent("GET", url, None, None, timeout))
+
+    async def trouble(self, url: str, timeout: float) -> str | None:
+        """Why a GET fails: no response within so many seconds, or a 5xx; None for any other response."""
+        try:
+            status, answer = await self._sent("GET", url, None, None, timeout)
+        except Unavailable as error:
+            return str(error)
+        return str(_failure(url, status, answer)) if status >= 500 else None
+
+    async def _sent(
+        self, method: str, url: str, data: bytes | None, headers: dict[str, str] | None, timeout: float | None
+    ) -> tuple[int, bytes]:
+        limit = aiohttp.ClientTimeout(total=timeout or self._timeout, sock_connect=CONNECT_TIMEOUT_S)
+        try:
+            async with self._open().request(method, url, data=data, headers=headers, timeout=limit) as response:
+                return response.status, await response.read()
+        except TimeoutError as error:
+            raise Unavailable(f"{url} did not answer within {limit.total:g} s", "overloaded") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"{url} cannot be reached: {str(error) or type(error).__name__}", "down") from error
+
+    def _open(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        if self._session is None or self._session.closed or self._loop is not loop:
+            # The number of connections is bounded by the server's slots, not here.
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
+            self._session, self._loop = aiohttp.ClientSession(connector=connector, headers=self._headers), loop
+        return self._session
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+
+def _read(url: str, status: int, answer: bytes) -> Any:
+    if status != 200:
+        raise _failure(url, status, answer)
+    try:
+        return orjson.loads(answer)
+    except orjson.JSONDecodeError as error:
+        raise Unavailable(f"{url} answered what is no JSON: {shown(answer)}") from error
+
+
+def _failure(url: str, status: int, answer: bytes) -> Unavailable | RequestRefused:
+    said = f"{url} answered {status}: {_error_text(answer)}"
+    if status in OVERLOAD_STATUSES:
+        return Unavailable(said, "overloaded")
+    if status >= 500:
+        return Unavailable(said, "down" if status in GATEWAY_STATUSES else "failed")
+    if status == 404:
+        said += "; base_url is the address up to the version, such as http://host:port/v1"
+    return RequestRefused(said, status)
+
+
+def _error_text(answer: bytes) -> str:
+    """The message of an error response's body."""
+    try:
+        body = orjson.loads(answer)
+    except orjson.JSONDecodeError:
+        return shown(answer.decode(errors="replace"), 500)
+    error = body.get("error", body) if isinstance(body, dict) else body
+    found = (error.get("message") or error.get("detail")) if isinstance(error, dict) else error
+    return shown(found if isinstance(found, str) else body, 500)
+
+
 class OpenAIServer(APIServer):
-    """Any OpenAI-compatible server. Exact tokens need one that takes ids and answers with them, as vLLM does."""
+    """Any OpenAI-compatible server. Exact tokens need one that takes and returns token ids, as vLLM does."""
 
     health_path = "/health"
 
     def __init__(self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None) -> None:
         super().__init__(config, reasoning_config)
-        self.http = Http(config)
+        self.http = RolloutHttp(config)
 
     async def close(self) -> None:
         await super().close()
         await self.http.close()
 
     async def check_server_status_task(self, chat_completion: bool = True) -> None:
-        while (why := await self.unwell(PROBE_TIMEOUT_S)) is not None:
+        while (why := await self.health_error(PROBE_TIMEOUT_S)) is not None:
             self.trouble = why
             await asyncio.sleep(self.config.probe_s)
         self.server_healthy = True
 
-    async def unwell(self, within_s: float) -> str | None:
+    async def health_error(self, within_s: float) -> str | None:
         return await self.http.trouble(f"{self.http.root}{self.health_path}", within_s)
 
     async def model_root(self) -> str | None:
@@ -57,12 +166,14 @@ class OpenAIServer(APIServer):
     async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
         return ChatCompletion.model_validate(await self._ask("chat/completions", kwargs, "messages"))
 
-    async def _completion_wrapper(self, **kwargs: Any) -> Completion:
-        return Completion.model_validate(await self._ask("completions", kwargs, "prompt"))
+    async def _completion_wrapper(self, **kwargs: Any) -> TextCompletion:
+        return TextCompletion.model_validate(await self._ask("completions", kwargs, "prompt"))
 
-    async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> Tokens:
+    async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> TokensAndLogprobs:
         kwargs["prompt"] = self._prompt(kwargs)
-        found = await self._ask("completions", {**lengths(kwargs), "return_token_ids": True, "logprobs": 1}, "prompt")
+        found = await self._ask(
+            "completions", {**with_max_tokens(kwargs), "return_token_ids": True, "logprobs": 1}, "prompt"
+        )
         choices = found["choices"]
         consumed = choices[0].get("prompt_token_ids")
         if not isinstance(consumed, list):
@@ -79,20 +190,22 @@ class OpenAIServer(APIServer):
         )
 
     async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
-        """The log-probs of a prompt's tokens and, at each place, of the `top_k` likeliest."""
-        most = likeliest(kwargs)
+        """The log-probs of a prompt's tokens and, at each position, of the `top_k` likeliest."""
+        most = pop_top_k(kwargs)
         kwargs["prompt"] = self._prompt(kwargs)
         fixed = {"prompt_logprobs": most, "return_token_ids": True, "n": 1, "temperature": 0.0, "top_p": 1.0}
-        (choice,) = (await self._ask("completions", {"max_tokens": 1, **lengths(kwargs), **fixed}, "prompt"))["choices"]
+        (choice,) = (await self._ask("completions", {"max_tokens": 1, **with_max_tokens(kwargs), **fixed}, "prompt"))[
+            "choices"
+        ]
         rows, consumed = choice.get("prompt_logprobs"), choice.get("prompt_token_ids")
         if not isinstance(rows, list) or not isinstance(consumed, list):
             raise NoTokens(f"{self.http.base} gives no log-probs of prompts; a vLLM server does")
-        return by_token(consumed, rows)
+        return prompt_logprobs(consumed, rows)
 
-    # -- the wire ------------------------------------------------------------------------------------------------------
+    # The wire.
 
     def _prompt(self, kwargs: dict[str, Any]) -> str | list[int]:
-        """The ids of a prompt; its text, for the server to read, where no tokenizer is at hand."""
+        """A prompt's ids, or its text where no tokenizer is loaded. Raises `InvalidInput` where it is missing."""
         ids, text = kwargs.pop("input_ids", None), kwargs.pop("prompt", None)
         given = text if ids is None else ids
         if given is None or len(given) == 0:
@@ -102,10 +215,10 @@ class OpenAIServer(APIServer):
         return self.tokenizing.prompt_ids(given) if self.tokenizing.known else given
 
     async def _ask(self, path: str, kwargs: dict[str, Any], needed: str) -> dict[str, Any]:
-        """The answer with as many choices as were asked for, from a server that takes n or one that ignores it."""
+        """The response with all n choices, also from a server that ignores n, which is then asked n times."""
         if not kwargs.get(needed):
             raise InvalidInput(f"{needed} is missing: say what is to be completed")
-        body, options = request_of(kwargs)
+        body, options = split_request(kwargs)
         url = f"{self.http.base}/{path}"
         wanted = body.get("n") or 1
         alone = {name: value for name, value in body.items() if name != "n"}
@@ -124,7 +237,7 @@ class OpenAIServer(APIServer):
         return dict(first)
 
     def sampled(self, answers: Any) -> tuple[list[list[int]], list[list[float]], list[str]]:
-        """Ids, log-probs and ends of answers; one log-prob a token, or an error."""
+        """Ids, log-probs and finish reasons of answers. Raises where a token has no log-prob, or ids are missing."""
         ids, log_probs, reasons = [], [], []
         for tokens, values, reason in answers:
             if not isinstance(tokens, list) or not isinstance(values, list):
@@ -139,16 +252,16 @@ class OpenAIServer(APIServer):
         return ids, log_probs, reasons
 
 
-def request_of(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The body of a call to OpenAI's client, and what the client itself would have taken of it."""
+def split_request(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The request body of a call's arguments, and the options that OpenAI's client takes itself (headers, timeout)."""
     body = {name: value for name, value in kwargs.items() if value is not None}
     extra = body.pop("extra_body", None) or {}
     headers, timeout = body.pop("extra_headers", None), body.pop("timeout", None)
     return {**body, **extra}, {"headers": headers, "timeout": timeout}
 
 
-def lengths(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """max_tokens by whatever name it was given."""
+def with_max_tokens(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with the length limit as max_tokens, whichever name it was given by."""
     kwargs = dict(kwargs)
     for name in LENGTH_NAMES:
         if (value := kwargs.pop(name, None)) is not None:
@@ -156,14 +269,14 @@ def lengths(kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs
 
 
-def likeliest(kwargs: dict[str, Any]) -> int:
-    """How many of the likeliest tokens are asked for at each place of a prompt, taken out of a call's arguments."""
+def pop_top_k(kwargs: dict[str, Any]) -> int:
+    """How many of the likeliest tokens a call asks for per position; taken out of its arguments."""
     return max(1, int(kwargs.pop("top_k", kwargs.pop("top_logprobs", 1))))
 
 
-def by_token(prompt: list[int], rows: list[Any]) -> dict[str, Any]:
-    """A prompt's ids and, at each of them, the ids and log-probs that the server tells, in its order: the prompt's own
-    token, then the likeliest. A row is an object by id, or a list of such, and is null where nothing comes before."""
+def prompt_logprobs(prompt: list[int], rows: list[Any]) -> dict[str, Any]:
+    """A prompt's ids and, at each position, the reported ids and log-probs in the server's order: the prompt's token,
+    then the likeliest. A row is an object by id, or a list of such objects, and null at the first position."""
     entries = [_entries(row) for row in rows]
     return {
         "prompt_tokens": prompt,
@@ -175,7 +288,7 @@ def by_token(prompt: list[int], rows: list[Any]) -> dict[str, Any]:
 def _entries(row: Any) -> list[tuple[int, float]]:
     parts = row if isinstance(row, list) else [row or {}]
     return [
-        (int(token), float(told["logprob"] if isinstance(told, dict) else told))
+        (int(token), float(value["logprob"] if isinstance(value, dict) else value))
         for part in parts
-        for token, told in part.items()
+        for token, value in part.items()
     ]

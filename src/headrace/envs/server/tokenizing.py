@@ -1,25 +1,23 @@
-"""A model's tokenizer and renderer for its rollouts: loaded when first asked for, and once.
+"""The tokenizer and renderer of one model, each loaded once, when first used.
 
-A fast tokenizer of transformers' is a `Vocabulary`, and its chat template has a renderer. Any other object that has the
-methods of `Tokenizer` does too: its texts are encoded and decoded by those methods alone.
+A fast tokenizer of transformers' becomes a `Vocabulary`, and its chat template has a renderer. Any other object with
+the methods of `Tokenizer` works too: its texts are encoded and decoded by those methods alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from headrace.data.errors import InvalidInput
-from headrace.envs.server.errors import NoTokenizer
+from headrace.envs.server.responses import NoTokenizer
 from headrace.extras import install_command
-
-if TYPE_CHECKING:
-    from headrace.tokens import Renderer, Vocabulary
+from headrace.tokens import Renderer, Vocabulary, load_renderer
 
 
 class Tokenizer(Protocol):
-    """What a managed conversation needs of a tokenizer; `apply_chat_template` only where messages are said."""
+    """What a managed conversation needs of a tokenizer; `apply_chat_template` for messages only."""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
@@ -30,7 +28,7 @@ class Tokenizer(Protocol):
     ) -> str: ...
 
 
-NEEDED = (
+REQUIRED_METHODS = (
     "encode(text, add_special_tokens=...), decode(ids, skip_special_tokens=...) and, for messages, "
     "apply_chat_template(messages, tokenize=False, add_generation_prompt=...)"
 )
@@ -54,18 +52,20 @@ class PlainVocabulary:
         return str(self.hf.decode(list(ids), skip_special_tokens=skip_special))
 
     def written(self, messages: list[dict[str, Any]]) -> str:
-        """A conversation as the template writes it: up to the answer, or to the end of one that is begun."""
+        """A conversation as the template renders it: up to the answer, or to the end of a partial one."""
         self._need("apply_chat_template")
         begun = messages[-1].get("role") == "assistant"
         return str(self.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=not begun))
 
     def _need(self, name: str) -> None:
         if not callable(getattr(self.hf, name, None)):
-            raise InvalidInput(f"{type(self.hf).__name__} has no {name}; a managed conversation needs {NEEDED}")
+            raise InvalidInput(
+                f"{type(self.hf).__name__} has no {name}; a managed conversation needs {REQUIRED_METHODS}"
+            )
 
 
 class Tokenizing:
-    """`use` takes the tokenizer that an environment has already; else the configured one is loaded."""
+    """One model's tokenizer: the one that `use` was given, or the configured one, loaded when first needed."""
 
     def __init__(self, model_name: str, tokenizer_name: str = "none") -> None:
         own = tokenizer_name not in ("", "none")
@@ -90,24 +90,22 @@ class Tokenizing:
         return self._tokenizer
 
     def vocabulary(self, tokenizer: Any = None) -> Vocabulary | PlainVocabulary:
-        from headrace.tokens import Vocabulary
-
+        """The vocabulary of a tokenizer, by default of this model's."""
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
-        # A vocabulary holds its tokenizer, so that an id is not given to another one meanwhile.
+        # A vocabulary holds its tokenizer, so that its id() cannot become another object's.
         if id(tokenizer) not in self._vocabularies:
             fast = getattr(tokenizer, "backend_tokenizer", None) is not None
             self._vocabularies[id(tokenizer)] = Vocabulary(tokenizer) if fast else PlainVocabulary(tokenizer)
         return self._vocabularies[id(tokenizer)]
 
     def renderer(self, vocabulary: Vocabulary) -> Renderer:
-        from headrace.tokens import load_renderer
 
         if id(vocabulary) not in self._renderers:
             self._renderers[id(vocabulary)] = load_renderer(vocabulary)
         return self._renderers[id(vocabulary)]
 
     def prompt_ids(self, text: str, tokenizer: Any = None) -> list[int]:
-        """A text prompt's ids. A chat template writes a begin-of-text, and tokenizers add one: one is enough."""
+        """A text prompt's ids, with one begin-of-text where both a chat template and the tokenizer wrote one."""
         vocabulary = self.vocabulary(tokenizer)
         ids = vocabulary.encode_prompt(text)
         if len(ids) > 1 and ids[0] == ids[1] == getattr(vocabulary.hf, "bos_token_id", None):
@@ -116,7 +114,7 @@ class Tokenizing:
 
 
 def load_tokenizer(name: str, option: str) -> Any:
-    """The tokenizer in a folder, or of a name on the hub. `option` is where the name was said, for the error."""
+    """Loads a tokenizer from a folder or by its name on the hub; raises `NoTokenizer`, which names the `option`."""
     path = Path(name).expanduser()
     if not path.is_dir() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name):
         raise NoTokenizer(f"{option} {name!r}: there is no such folder; name one with a tokenizer, or a model's")

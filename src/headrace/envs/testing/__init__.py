@@ -5,14 +5,12 @@ Only `EnvConformance` needs pytest, and imports it when it is asked for: `probe`
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.envs.testing.model import Model, ModelServer
-from headrace.envs.testing.tokenizer import byte_tokenizer
-from headrace.envs.testing.trainer import Trainer
+from headrace.envs.testing.fakes import FakeModel, FakeModelServer, FakeTrainer, byte_tokenizer
 
 if TYPE_CHECKING:
     from headrace.envs.testing.conformance import EnvConformance
 
-__all__ = ["EnvConformance", "Model", "ModelServer", "Trainer", "byte_tokenizer"]
+__all__ = ["EnvConformance", "FakeModel", "FakeModelServer", "FakeTrainer", "byte_tokenizer"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,12 @@ from typing import Any
 from pydantic import Field
 
 from headrace.data.errors import InvalidInput
-from headrace.envs.conversation import ConversationConfig, ConversationEnv, Messages, Speaker
+from headrace.envs.conversation import (
+    ChatEndpoint,
+    ConversationConfig,
+    ConversationEnv,
+    Messages,
+)
 from headrace.envs.tool_calc.arithmetic import calculate, written
 from headrace.envs.types import Item
 
@@ -63,7 +68,7 @@ class ToolCalcEnv(ConversationEnv):
         asked = f"What is {expression}? Use the {NAME}, then answer with the number alone."
         return {"question": asked, "answer": written(calculate(expression))}
 
-    async def play(self, server: Speaker, item: Item, **sampling: Any) -> tuple[Messages, float]:
+    async def play(self, server: ChatEndpoint, item: Item, **sampling: Any) -> tuple[Messages, float]:
         messages: Messages = [{"role": "user", "content": item["question"]}]
         for _ in range(self.config.calls + 1):
             answer = await self.said(server, messages, tools=[CALCULATOR], **sampling)

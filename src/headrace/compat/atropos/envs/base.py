@@ -15,7 +15,7 @@ from headrace.compat.atropos.envs.server_handling.server_baseline import (
 from headrace.compat.atropos.envs.server_handling.server_manager import ServerManager, ServerManagerConfig
 from headrace.compat.atropos.lenient import Lenient
 from headrace.compat.atropos.utils.metrics import get_std_min_max_avg
-from headrace.envs import base, config
+from headrace.envs import base, types
 from headrace.envs.types import UUID, EvalHandlingEnum, Item, Message, ScoredDataGroup, ScoredDataItem
 
 __all__ = [
@@ -43,15 +43,15 @@ __all__ = [
 OpenaiConfig = APIServerConfig
 
 
-class BaseEnvConfig(Lenient, config.BaseEnvConfig):
+class BaseEnvConfig(Lenient, types.BaseEnvConfig):
     """Headrace's, which passes over fields that it does not know."""
 
 
 class BaseEnv(base.BaseEnv):
     """Headrace's."""
 
-    env_config_cls: ClassVar[type[config.BaseEnvConfig]] = BaseEnvConfig
+    env_config_cls: ClassVar[type[types.BaseEnvConfig]] = BaseEnvConfig
 
     @classmethod
-    def config_init(cls) -> tuple[config.BaseEnvConfig, ServerBaseline | Sequence[APIServerConfig]]:
+    def config_init(cls) -> tuple[types.BaseEnvConfig, ServerBaseline | Sequence[APIServerConfig]]:
         return cls.env_config_cls(), ServerBaseline()

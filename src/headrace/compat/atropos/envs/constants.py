@@ -1,7 +1,7 @@
 """`atroposlib.envs.constants`."""
 
-from headrace.envs.cli.settings import ENV as ENV_NAMESPACE
-from headrace.envs.cli.settings import OPENAI as OPENAI_NAMESPACE
+from headrace.envs.settings import ENV as ENV_NAMESPACE
+from headrace.envs.settings import OPENAI as OPENAI_NAMESPACE
 
 __all__ = ["ENV_NAMESPACE", "NAMESPACE_SEP", "OPENAI_NAMESPACE", "SERVER_MANAGER_NAMESPACE"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from headrace.compat.atropos.envs.server_handling.server_baseline import APIServerConfig
 from headrace.compat.atropos.utils.display import display_metrics_table
-from headrace.envs.evaluate import Evaluation
+from headrace.envs.evaluation import Evaluation
 from headrace.envs.server import ChatCompletion, ServerManager
 
 __all__ = ["EvalBase", "eval_runner", "evaluate_log", "pass_at_k"]

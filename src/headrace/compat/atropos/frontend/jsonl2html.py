@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headrace.envs.page import write_page
+from headrace.envs.files import write_page
 
 
 def generate_html(input_path: str, output_path: str | None = None) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import get_args
 
 from headrace.compat.atropos.lenient import Lenient
-from headrace.envs.config import Effort
 from headrace.envs.server import APIServer, ReasoningConfig, config
+from headrace.envs.types import Effort
 
 __all__ = ["VALID_REASONING_EFFORTS", "APIServer", "APIServerConfig", "ReasoningConfig", "ServerBaseline"]
 

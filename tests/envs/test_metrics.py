@@ -15,7 +15,7 @@ from tests.envs.kit import CountingEnv, rollout
 
 from headrace.data.errors import HeadraceError
 from headrace.envs import BaseEnvConfig
-from headrace.envs.metrics import MetricsLog, Performance, lengths
+from headrace.envs.metrics import MetricsLog, Performance, length_metrics
 from headrace.extras import install_command
 from headrace.metrics import Table
 
@@ -89,16 +89,16 @@ def test_a_rate_is_of_the_time_since_the_last_row() -> None:
     now = [0.0]
     env, performance = made(), Performance(clock=lambda: now[0])
     now[0], env.counts.groups, env.counts.paused_s = 2.0, 6, 1.0
-    found = performance.row(env)
+    found = performance.row(env.counts, 0, None)
     assert (found["train_perf/groups_per_s"], found["train_perf/paused_share"]) == (3.0, 0.5)
     now[0], env.counts.groups = 4.0, 7
-    found = performance.row(env)
+    found = performance.row(env.counts, 0, None)
     assert (found["train_perf/groups_per_s"], found["train_perf/paused_share"]) == (0.5, 0.0)
 
 
 def test_without_a_limit_no_share_of_long_completions_is_told() -> None:
-    assert "train/completion_lengths_p95" not in lengths([3, 4], -1)
-    assert lengths([], 10) == {}
+    assert "train/completion_lengths_p95" not in length_metrics([3, 4], -1)
+    assert length_metrics([], 10) == {}
 
 
 def test_tensorboard_gets_the_numbers(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_without_tensorboard_the_error_says_how_to_install_it(tmp_path: Path, mo
 
 def test_in_wandb_own_metrics_have_the_environments_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = MagicMock()
-    monkeypatch.setattr("headrace.envs.metrics.log.Wandb", wandb)
+    monkeypatch.setattr("headrace.envs.metrics.Wandb", wandb)
     log = MetricsLog(str(tmp_path / "m.jsonl"))
     log.open_wandb("tests", group="all", name="words_0", config={"seed": 1})
     log.write(4, {"train/score": 0.5}, {"server/free": 3}, "words_0")
