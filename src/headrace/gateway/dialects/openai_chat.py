@@ -7,22 +7,11 @@ from typing import Any
 from headrace.data.errors import InvalidInput, shown
 from headrace.gateway.ask import Ask, Bad, read_fields, take, take_max_tokens, take_n, take_sampling
 from headrace.gateway.dialects import openai
-from headrace.gateway.dialects.shared import (
-    OfferedTools,
-    arguments_text,
-    check_function,
-    conversation,
-    offer_tools,
-)
+from headrace.gateway.dialects.shared import OfferedTools, arguments_text, check_function, conversation, offer_tools
 from headrace.gateway.errors import Refusal
 from headrace.gateway.turn import Choice, Turn, usage
 from headrace.gateway.upstream.types import SampledChoice
-from headrace.tokens import (
-    AnswerDelta,
-    Message,
-    ToolCall,
-    read_messages,
-)
+from headrace.tokens import AnswerDelta, Message, ToolCall, read_messages
 
 
 class OpenAIChat(openai.OpenAIDialect):

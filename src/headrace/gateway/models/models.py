@@ -21,12 +21,7 @@ from yarl import URL
 from headrace.data.errors import HeadraceError
 from headrace.gateway.errors import Refusal
 from headrace.gateway.models.served_model import ServedModel, SharedServices
-from headrace.gateway.models.spec import (
-    MODEL_SEPARATOR,
-    ModelsFile,
-    ModelSpec,
-    read_models,
-)
+from headrace.gateway.models.spec import MODEL_SEPARATOR, ModelsFile, ModelSpec, read_models
 from headrace.gateway.sending import Sending
 from headrace.gateway.settings import Settings
 from headrace.gateway.upstream.errors import RolloutServerFailed
