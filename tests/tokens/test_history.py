@@ -11,12 +11,7 @@ from tests.tokens.kit import LOOK_UP, STOPS, Talk
 from tests.tokens.models import NAMES, renderer
 
 from headrace.data import Step
-from headrace.tokens import (
-    RECORD,
-    Cause,
-    History,
-    Node,
-)
+from headrace.tokens import RECORD, Cause, History, Node
 
 NAME = "qwen2.5"
 END = STOPS[NAME]

@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 from tests.tokens.kit import FORMATS, spoken
 from tests.tokens.models import NAMES, renderer, vocabulary
 
-from headrace.tokens import (
-    AnswerDelta,
-    Detokenizer,
-    Grammar,
-    Parsed,
-    ToolCall,
-    Vocabulary,
-    text_of,
-)
+from headrace.tokens import AnswerDelta, Detokenizer, Grammar, Parsed, ToolCall, Vocabulary, text_of
 from headrace.tokens.parse import AnswerParser, StopCut
 
 GRAMMARS = [Grammar(thinks, calls) for thinks in (True, False) for calls in ("none", "hermes", "mistral", "llama")]

@@ -12,12 +12,7 @@ from typing import Any
 from headrace.checkup.answer import CheckAnswer, CheckRequest, Malformed
 from headrace.checkup.drift import DRIFT, TOOLS, check_drift, check_tools
 from headrace.checkup.log_probs import LOG_PROBS, check_log_probs
-from headrace.checkup.report import (
-    Finding,
-    bad,
-    note,
-    ok,
-)
+from headrace.checkup.report import Finding, bad, note, ok
 from headrace.checkup.target import CallRefused, Subject
 
 IDS = "ids"

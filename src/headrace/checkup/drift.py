@@ -9,19 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from headrace.checkup.answer import (
-    TOOL_NAME,
-    TOOL_PARAMETERS,
-    AnswerToolCall,
-    CheckAnswer,
-    CheckRequest,
-)
-from headrace.checkup.report import (
-    Finding,
-    bad,
-    note,
-    ok,
-)
+from headrace.checkup.answer import TOOL_NAME, TOOL_PARAMETERS, AnswerToolCall, CheckAnswer, CheckRequest
+from headrace.checkup.report import Finding, bad, note, ok
 from headrace.checkup.target import QUESTION, CallRefused, Subject
 
 DRIFT_CAUSES = {

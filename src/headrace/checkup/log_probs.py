@@ -7,12 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from headrace.checkup.answer import CheckAnswer, CheckRequest
 from headrace.checkup.dialects import DIALECTS
-from headrace.checkup.report import (
-    Finding,
-    bad,
-    note,
-    ok,
-)
+from headrace.checkup.report import Finding, bad, note, ok
 from headrace.checkup.target import CallRefused, Subject
 from headrace.tokens.check import log_prob_mode
 

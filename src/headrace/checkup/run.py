@@ -8,14 +8,7 @@ from pathlib import Path
 from headrace.checkup.answer import CheckRequest, DialectClient, Malformed
 from headrace.checkup.checks import CHECKS, Check
 from headrace.checkup.dialects import DIALECTS
-from headrace.checkup.report import (
-    CheckReport,
-    Finding,
-    Verdict,
-    bad,
-    note,
-    ok,
-)
+from headrace.checkup.report import CheckReport, Finding, Verdict, bad, note, ok
 from headrace.checkup.target import (
     NO_ROUTE_STATUSES,
     CallRefused,

@@ -19,16 +19,7 @@ from headrace.tokens.check import (
     vocabulary_trouble,
 )
 from headrace.tokens.families import load_renderer
-from headrace.tokens.history import (
-    RECORD,
-    RECORD_ONLY,
-    Cause,
-    History,
-    Match,
-    Node,
-    NodeRecord,
-    Request,
-)
+from headrace.tokens.history import RECORD, RECORD_ONLY, Cause, History, Match, Node, NodeRecord, Request
 from headrace.tokens.images import Image, PlacedImage
 from headrace.tokens.messages import Message, ToolCall, Unrenderable, read_message, read_messages
 from headrace.tokens.parse import AnswerDelta, Grammar, Parsed

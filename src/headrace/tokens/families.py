@@ -17,14 +17,7 @@ from typing import Any
 from headrace.data.errors import InvalidInput
 from headrace.files import cache_folder
 from headrace.tokens.messages import Message, ToolCall, Unrenderable, read_arguments, to_dict
-from headrace.tokens.parse import (
-    AnswerDelta,
-    Grammar,
-    NewId,
-    Parsed,
-    StopCut,
-    is_portable_json,
-)
+from headrace.tokens.parse import AnswerDelta, Grammar, NewId, Parsed, StopCut, is_portable_json
 from headrace.tokens.renderer import (
     PROMPT_TAIL_TOKENS,
     AnswerStream,

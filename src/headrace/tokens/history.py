@@ -18,13 +18,7 @@ import msgspec
 import numpy as np
 
 from headrace.data.step import IntArray, Step
-from headrace.tokens.digests import (
-    ROOT,
-    DigestChain,
-    Schemas,
-    digest_of,
-    strict,
-)
+from headrace.tokens.digests import ROOT, DigestChain, Schemas, digest_of, strict
 from headrace.tokens.messages import Message, ToolCall
 
 #: Where a step's metadata holds its node's record.

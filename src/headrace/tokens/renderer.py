@@ -11,16 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from headrace.tokens.messages import Message, ToolCall
-from headrace.tokens.parse import (
-    THINK_CLOSE,
-    THINK_OPEN,
-    AnswerDelta,
-    AnswerParser,
-    Grammar,
-    NewId,
-    Parsed,
-    StopCut,
-)
+from headrace.tokens.parse import THINK_CLOSE, THINK_OPEN, AnswerDelta, AnswerParser, Grammar, NewId, Parsed, StopCut
 from headrace.tokens.vision import Vision
 from headrace.tokens.vocabulary import Detokenizer, Vocabulary
 

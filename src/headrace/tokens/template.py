@@ -20,13 +20,7 @@ import msgspec
 
 from headrace.tokens.messages import Message, ToolCall, Unrenderable, to_dict
 from headrace.tokens.parse import THINK_CLOSE, Grammar
-from headrace.tokens.renderer import (
-    PROMPT_TAIL_TOKENS,
-    GrammarParsing,
-    RendererVariants,
-    Tools,
-    reasoning_is_open,
-)
+from headrace.tokens.renderer import PROMPT_TAIL_TOKENS, GrammarParsing, RendererVariants, Tools, reasoning_is_open
 from headrace.tokens.vocabulary import Vocabulary
 
 #: Stands for what the model sampled. No template writes it of its own, and it survives any JSON encoding.

@@ -12,13 +12,7 @@ from tests.gateway.upstream.kit import Puppet, Request, connected, order, pieces
 from tests.gateway.wire import Writer, event, hangs, respond, send
 
 from headrace.data import InvalidInput
-from headrace.gateway.upstream import (
-    CannotPause,
-    Order,
-    RolloutServerFailed,
-    SampledChoice,
-    Upstream,
-)
+from headrace.gateway.upstream import CannotPause, Order, RolloutServerFailed, SampledChoice, Upstream
 from headrace.gateway.upstream.gate import Gate
 from headrace.tokens.vocabulary import Vocabulary
 

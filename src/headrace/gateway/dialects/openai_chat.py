@@ -16,21 +16,10 @@ from headrace.gateway.call.ask import (
 )
 from headrace.gateway.call.turn import Choice, Turn, usage
 from headrace.gateway.dialects import openai
-from headrace.gateway.dialects.shared import (
-    OfferedTools,
-    arguments_text,
-    check_function,
-    conversation,
-    offer_tools,
-)
+from headrace.gateway.dialects.shared import OfferedTools, arguments_text, check_function, conversation, offer_tools
 from headrace.gateway.errors import Refusal
 from headrace.gateway.upstream.types import SampledChoice
-from headrace.tokens import (
-    AnswerDelta,
-    Message,
-    ToolCall,
-    read_messages,
-)
+from headrace.tokens import AnswerDelta, Message, ToolCall, read_messages
 
 
 class OpenAIChat(openai.OpenAIDialect):

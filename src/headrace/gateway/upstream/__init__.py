@@ -7,12 +7,7 @@ async for piece in upstream.stream(order): ...      # closing it aborts upstream
 await upstream.pause("abort-resume"); upstream.set_version(7); await upstream.resume()
 """
 
-from headrace.gateway.upstream.errors import (
-    CannotPause,
-    NoRolloutServer,
-    RolloutServerFailed,
-    UpstreamRefused,
-)
+from headrace.gateway.upstream.errors import CannotPause, NoRolloutServer, RolloutServerFailed, UpstreamRefused
 from headrace.gateway.upstream.options import Balancing, UpstreamOptions
 from headrace.gateway.upstream.pause import PAUSE_MODES
 from headrace.gateway.upstream.types import Order, SampledAnswer, SampledChoice
