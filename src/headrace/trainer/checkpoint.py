@@ -20,7 +20,7 @@ import torch
 from headrace.data.errors import HeadraceError
 
 #: What a model folder has beside its weights.
-BESIDE = (
+COPIED_FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
     *("special_tokens_map.json", "vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json"),
 )
@@ -69,7 +69,7 @@ class Checkpoints:
         save_file(tensors, made / "model.safetensors", {"format": "pt"})
         torch.save(state, made / "trainer.pt")
         (made / "progress.json").write_bytes(msgspec.json.encode(progress))
-        for name in BESIDE:
+        for name in COPIED_FILES:
             if (self._model / name).exists():
                 shutil.copyfile(self._model / name, made / name)
         for file in made.iterdir():
@@ -104,7 +104,7 @@ class Checkpoints:
         return sorted(path for path in self.folder.iterdir() if path.name.isdigit())
 
 
-class Leases:
+class LeaseFile:
     """The leases that a run holds, on disk, so that its next life can give them back."""
 
     def __init__(self, run: Path) -> None:

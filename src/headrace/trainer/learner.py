@@ -1,4 +1,4 @@
-"""One batch in, better weights out. What stands between a token and its gradient is all here.
+"""One batch in, better weights out. What stands between a token and its gradient is all here, and in `losses`.
 
 A batch is gone through `epochs` times, in `minibatches` updates each; a minibatch is computed in packed forward passes
 of at most `tokens` tokens, whose gradients add up to what one pass over all of it would give.
@@ -18,17 +18,15 @@ from torch import Tensor
 
 from headrace.data.sequence import Sequence
 from headrace.trainer import losses
-from headrace.trainer.advantages import EPS, gae
-from headrace.trainer.backends.packed import Packed, PackedBackend
+from headrace.trainer.backends.tensors import Packed, PackedBackend
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.examples import rewards_at
-from headrace.trainer.meter import Meter
+from headrace.trainer.losses import EPS, gae, token_weights
 from headrace.trainer.policy import Critic, Policy
-from headrace.trainer.weighting import weights_of
 
 
 @dataclass
-class Before:
+class FixedTensors:
     """What holds while a batch is learned from: of each sequence, one entry a target."""
 
     old: list[Tensor]
@@ -59,7 +57,7 @@ class Learner:
     def learn(self, sequences: list[Sequence], step: int, version: int) -> dict[str, float]:
         """Learns from a batch. `step` counts from 0 and decides the shuffle and the rate; `version` is what the policy
         was published as before."""
-        meter = Meter()
+        meter = MetricAccumulator()
         with torch.no_grad():
             before, sequences = self._before(sequences)
         rate = self._rate(step)
@@ -67,7 +65,7 @@ class Learner:
             group["lr"] = rate
         for number, minibatch in enumerate(self._minibatches(len(sequences), step)):
             chosen = [sequences[at] for at in minibatch]
-            weights = weights_of(chosen, self._rule.weighting, self._rule.constant_length)
+            weights = token_weights(chosen, self._rule.weighting, self._rule.constant_length)
             for part in self._parts(chosen):
                 packed = self._packed([chosen[at] for at in part], [weights[at] for at in part])
                 which = [minibatch[at] for at in part]
@@ -86,7 +84,14 @@ class Learner:
     # -- losses --------------------------------------------------------------------------------------------------------
 
     def _policy_loss(
-        self, packed: Packed, before: Before, which: list[int], meter: Meter, version: int, *, first: bool
+        self,
+        packed: Packed,
+        before: FixedTensors,
+        which: list[int],
+        meter: MetricAccumulator,
+        version: int,
+        *,
+        first: bool,
     ) -> Tensor:
         rule = self._rule
         low, high = rule.clip, rule.clip_high or rule.clip
@@ -95,7 +100,7 @@ class Learner:
         if rule.loss == "ppo":
             importance = _chosen(before.importance, which) if before.importance is not None else None
             loss = losses.ppo(log_probs, old, advantages, weights, low=low, high=high, importance=importance)
-            meter.mean("clip_fraction", losses.clipped(log_probs.detach(), old, advantages, low=low, high=high))
+            meter.mean("clip_fraction", losses.is_clipped(log_probs.detach(), old, advantages, low=low, high=high))
         else:
             loss = losses.tis(log_probs, old, advantages, weights, cap=rule.cap)
             meter.mean("clip_fraction", torch.exp(log_probs.detach() - old) > rule.cap)
@@ -110,7 +115,9 @@ class Learner:
         self._measure(packed, log_probs.detach(), meter, version, first=first)
         return loss
 
-    def _measure(self, packed: Packed, log_probs: Tensor, meter: Meter, version: int, *, first: bool) -> None:
+    def _measure(
+        self, packed: Packed, log_probs: Tensor, meter: MetricAccumulator, version: int, *, first: bool
+    ) -> None:
         """How far the policy is from the one that sampled."""
         known = ~torch.isnan(packed.log_probs)
         moved = (log_probs - packed.log_probs)[known]
@@ -122,13 +129,13 @@ class Learner:
             meter.most("ratio_first_max", (ratio - 1).abs())
             meter.most("on_policy_gap", moved[packed.versions[known] == version].abs())
 
-    def _critic_loss(self, packed: Packed, before: Before, which: list[int], meter: Meter) -> Tensor:
+    def _critic_loss(self, packed: Packed, before: FixedTensors, which: list[int], meter: MetricAccumulator) -> Tensor:
         assert self.critic is not None
         assert before.values is not None
         assert before.returns is not None
         values, returns = self.critic(packed), _chosen(before.returns, which)
         clip = self.config.critic.clip
-        loss = losses.value(values, _chosen(before.values, which), returns, packed.weights, clip=clip)
+        loss = losses.value_loss(values, _chosen(before.values, which), returns, packed.weights, clip=clip)
         meter.add("value_loss", loss)
         meter.mean("value", values)
         meter.mean("return", returns)
@@ -136,10 +143,10 @@ class Learner:
 
     # -- what holds before ---------------------------------------------------------------------------------------------
 
-    def _before(self, sequences: list[Sequence]) -> tuple[Before, list[Sequence]]:
+    def _before(self, sequences: list[Sequence]) -> tuple[FixedTensors, list[Sequence]]:
         rule = self._rule
         recorded = [torch.from_numpy(sequence.log_probs[sequence.loss_mask]).to(self.device) for sequence in sequences]
-        before = Before(recorded)
+        before = FixedTensors(recorded)
         if rule.old == "proximal" or any(torch.isnan(log_probs).any() for log_probs in recorded):
             proximal = self._of_each(sequences, lambda packed: self.policy.log_probs(packed)[0])
             # A token without a recorded log-prob counts as sampled by the weights before this batch.
@@ -147,7 +154,10 @@ class Learner:
             before.old = recorded
             if rule.old == "proximal" and rule.loss == "ppo":
                 pairs = zip(proximal, recorded, strict=True)
-                before.old, before.importance = proximal, [losses.truncated(p, r, rule.cap) for p, r in pairs]
+                before.old, before.importance = (
+                    proximal,
+                    [losses.truncated_importance(p, r, rule.cap) for p, r in pairs],
+                )
         if self.reference is not None:
             reference = self.reference
             before.reference = self._of_each(sequences, lambda packed: reference.log_probs(packed)[0])
@@ -213,7 +223,7 @@ class Learner:
             parameters, lr=lr, betas=cut.betas, eps=cut.eps, weight_decay=cut.weight_decay, fused=True
         )
 
-    def _update(self, optimizer: torch.optim.Optimizer, meter: Meter) -> Tensor:
+    def _update(self, optimizer: torch.optim.Optimizer, meter: MetricAccumulator) -> Tensor:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         norm = torch.nn.utils.clip_grad_norm_(parameters, self._cut.max_grad_norm)
         if torch.isfinite(norm):
@@ -251,3 +261,59 @@ class Learner:
 
 def _chosen(of_each: list[Tensor], which: list[int]) -> Tensor:
     return torch.cat([of_each[at] for at in which])
+
+
+class MetricAccumulator:
+    """Numbers of one step, gathered over its forward passes and read once at the end, so that no pass waits for
+    them.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[Tensor]] = {}
+        self._means: dict[str, list[tuple[Tensor, int]]] = {}
+        self._most: dict[str, list[Tensor]] = {}
+        self._last: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+        self._updates = 0
+
+    def add(self, name: str, value: Tensor) -> None:
+        """A part of what an update sums up; read as the mean over updates."""
+        self._sums.setdefault(name, []).append(value.detach())
+
+    def mean(self, name: str, values: Tensor) -> None:
+        """Every value counts alike, whichever pass it is of."""
+        if values.numel():
+            self._means.setdefault(name, []).append((values.detach().float().sum(), values.numel()))
+
+    def most(self, name: str, values: Tensor) -> None:
+        if values.numel():
+            self._most.setdefault(name, []).append(values.detach().max())
+
+    def range(self, name: str, values: Tensor) -> None:
+        self.most(f"{name}_max", values)
+        self.most(f"{name}_min", -values)
+
+    def last(self, name: str, value: Tensor) -> None:
+        self._last[name] = value.detach()
+
+    def count(self, name: str) -> None:
+        self._counts[name] = self._counts.get(name, 0) + 1
+
+    def updated(self) -> None:
+        self._updates += 1
+
+    def read(self) -> dict[str, float]:
+        updates = max(self._updates, 1)
+        found = {name: float(torch.stack(values).sum()) / updates for name, values in self._sums.items()}
+        for name, parts in self._means.items():
+            total = torch.stack([part for part, _ in parts]).sum()
+            found[name] = float(total) / sum(count for _, count in parts)
+        for name, values in self._most.items():
+            most = float(torch.stack(values).max())
+            found[name] = -most if name.endswith("_min") else most
+        return {
+            **found,
+            **{name: float(value) for name, value in self._last.items()},
+            **self._counts,
+            "updates": self._updates,
+        }

@@ -21,40 +21,49 @@ import torch
 
 from headrace.data.errors import InvalidInput
 from headrace.pool.errors import PoolUnreachable
-from headrace.trainer import metrics
-from headrace.trainer.checkpoint import Checkpoints, Leases, Progress
+from headrace.trainer import reporting
+from headrace.trainer.batches import BatchFeed, FetchedBatch, RetryingPool
+from headrace.trainer.checkpoint import Checkpoints, LeaseFile, Progress
 from headrace.trainer.config import TrainerConfig
-from headrace.trainer.feed import Feed, Fetched
+from headrace.trainer.examples import GatewayScorer
 from headrace.trainer.learner import Learner
-from headrace.trainer.outcome import Outcome
-from headrace.trainer.patience import PatientPool
-from headrace.trainer.scoring import GatewayScorer
-from headrace.trainer.stopping import Outage, Stop, Stopped, Worker, on_signals
-from headrace.trainer.sync import Probe, Publisher, Report, SyncFailed
-from headrace.trainer.watch import AWAITING_BATCH, Watcher
+from headrace.trainer.reporting import AWAITING_BATCH, RunOutcome, RunWatcher
+from headrace.trainer.stopping import (
+    Outage,
+    Stopped,
+    StopSignal,
+    TaskThread,
+    on_signals,
+)
+from headrace.trainer.sync import (
+    Probe,
+    Publisher,
+    SyncFailed,
+    SyncReport,
+)
 
 log = logging.getLogger(__name__)
 
 #: Longest beginning of a sequence that a server is probed with.
-PROBE = 256
+PROBE_TOKENS = 256
 #: Seconds that servers may take to load and verify the weights that they are given when the run is told to stop: so
 #: long a small or middling model takes. Beyond that what hangs is cut short, which takes servers out of the gateway.
 LAST_SYNC_S = 10.0
 #: Seconds that a publish that was cut short may take to let calls go on.
-SETTLE_S = 5.0
+CUT_SYNC_S = 5.0
 
 
 class Trainer:
     """One run. `run()` returns once all steps are done, the channel is shut down and empty, or `stop()` was called."""
 
     def __init__(
-        self, config: TrainerConfig, *, resume: bool = False, pool: Any = None, watcher: Watcher | None = None
+        self, config: TrainerConfig, *, resume: bool = False, pool: Any = None, watcher: RunWatcher | None = None
     ) -> None:
         self.config = config
-        self._watcher = watcher or Watcher()
+        self._watcher = watcher or RunWatcher()
         self._watcher.doing(f"loading {config.model}")
-        self._stop = Stop()
-        self.outcome = Outcome()
+        self._stop = StopSignal()
+        self.outcome = RunOutcome()
         self.checkpoints = Checkpoints(config.run, config.model, config.checkpoint.keep)
         if not resume and self.checkpoints.latest is not None:
             raise InvalidInput(f"{config.run} holds a run already; go on with --resume, or name another folder")
@@ -76,11 +85,11 @@ class Trainer:
             self.publisher = Publisher(config.sync, gateway)
             if config.sync.gateway == config.pool.address.rstrip("/"):
                 outage = gateway  # the pool is the gateway's own: what is down is down once
-        self.pool = PatientPool(given, outage, self._stop, config.pool.patience_s)
-        self._publishing = Worker("headrace-publish")
-        self._published: Future[Report] | None = None
+        self.pool = RetryingPool(given, outage, self._stop, config.pool.patience_s)
+        self._publishing = TaskThread("headrace-publish")
+        self._published: Future[SyncReport] | None = None
         self._handed_over = 0
-        self._report: Report | None = None
+        self._report: SyncReport | None = None
         self._probe = _first_probe(self.learner.policy.model.config.vocab_size)
         self._times: dict[str, float] = {}
         self._told = time.monotonic()
@@ -88,10 +97,10 @@ class Trainer:
         if latest is not None:
             self.progress, weights, state = self.checkpoints.load(latest)
             self.learner.restore(weights, state)
-        metrics.cut(config.run, self.progress.step)
-        self.metrics = metrics.Metrics(config.run, config.log, config.shown())
-        self.feed = Feed(
-            *(self.pool, config, Leases(config.run), self.progress.repeats, scorer),
+        reporting.truncate_metrics(config.run, self.progress.step)
+        self.metrics = reporting.RunMetrics(config.run, config.log, config.shown())
+        self.feed = BatchFeed(
+            *(self.pool, config, LeaseFile(config.run), self.progress.repeats, scorer),
             stop=self._stop,
             watcher=self._watcher,
         )
@@ -147,7 +156,7 @@ class Trainer:
             if self.publisher is not None:
                 self.publisher.stop()
 
-    def _step(self, batch: Fetched) -> None:
+    def _step(self, batch: FetchedBatch) -> None:
         progress, examples = self.progress, batch.examples
         learned: dict[str, float] = {}
         self._watcher.doing(f"learning from {examples.groups} groups")
@@ -165,7 +174,7 @@ class Trainer:
         with self._timed("publish"):
             if learned.get("updates"):
                 progress.version += 1
-                self._publish(examples.sequences[0].tokens[:PROBE].tolist())
+                self._publish(examples.sequences[0].tokens[:PROBE_TOKENS].tolist())
         row |= {"step": progress.step, "version": progress.version, **self._sync()}
         if self.config.validation.every and progress.step % self.config.validation.every == 0:
             self._watcher.doing(f"validating on channel {self.config.validation.channel}")
@@ -222,7 +231,7 @@ class Trainer:
         probe = Probe(ids, policy.raw_log_probs(ids), dtype=self.config.dtype)
         weights = {name: tensor.clone() for name, tensor in policy.weights().items()}
 
-        def publish() -> Report:
+        def publish() -> SyncReport:
             publisher.await_reachable()
             return publisher.publish(weights, version, probe)
 
@@ -251,11 +260,11 @@ class Trainer:
             assert self.publisher is not None
             log.warning("the servers did not take version %d in time; the publish is cut short", self._handed_over)
             self.publisher.cut()
-            wait_for([self._published], timeout=SETTLE_S)
+            wait_for([self._published], timeout=CUT_SYNC_S)
         self._published = None
 
     def _sync(self) -> dict[str, Any]:
-        """What the last exchange of weights that has ended tells."""
+        """What the last publish that has ended tells."""
         if self._published is not None and self._published.done():
             self._await_published()
         report = self._report
@@ -289,8 +298,8 @@ class Trainer:
 
     # -- telling -------------------------------------------------------------------------------------------------------
 
-    def _about(self, batch: Fetched) -> dict[str, Any]:
-        examples, left = batch.examples, batch.examples.left
+    def _about(self, batch: FetchedBatch) -> dict[str, Any]:
+        examples, skipped = batch.examples, batch.examples.skipped
         sampled = [sequence.versions[sequence.loss_mask] for sequence in examples.sequences]
         versions, counts = np.unique(np.concatenate(sampled), return_counts=True) if sampled else ([0], [0])
         staleness = self.progress.version - np.repeat(versions, counts)
@@ -305,13 +314,13 @@ class Trainer:
             "staleness_mean": float(staleness.mean()) if len(staleness) else 0.0,
             "staleness_max": int(staleness.max(initial=0)),
             "versions": {str(version): int(count) for version, count in zip(versions, counts, strict=True) if count},
-            "skipped_zero_variance": left.zero_variance,
-            "skipped_unrewarded": left.unrewarded,
-            "skipped_untrainable": left.untrainable,
-            "skipped_long": left.long,
-            "skipped_media": left.media,
+            "skipped_zero_variance": skipped.zero_variance,
+            "skipped_unrewarded": skipped.unrewarded,
+            "skipped_untrainable": skipped.untrainable,
+            "skipped_long": skipped.long,
+            "skipped_media": skipped.media,
             "skipped_repeated": batch.repeated,
-            "masked_truncated": left.truncated,
+            "masked_truncated": skipped.truncated,
             "replayed": batch.replayed,
         }
 
@@ -353,10 +362,10 @@ class Trainer:
         self.metrics.close()
 
 
-def train(config: TrainerConfig, *, resume: bool = False, watcher: Watcher | None = None) -> Outcome:
+def train(config: TrainerConfig, *, resume: bool = False, watcher: RunWatcher | None = None) -> RunOutcome:
     """A run from the command line. SIGTERM and SIGINT end it after the step under way, with a checkpoint, and at once
     where it only waits; a Ctrl-C after that ends the process there and then."""
-    watcher = watcher or Watcher()
+    watcher = watcher or RunWatcher()
     trainer = Trainer(config, resume=resume, watcher=watcher)
     with on_signals(trainer.stop, watcher.ending_at_once):
         trainer.run()
