@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BAR", "RECIPES", "Recipe", "WINDOW", "trainer_config"]
-
 #: The reward that counts as learned, and how many steps it is the mean of.
 BAR = 0.95
 WINDOW = 10
