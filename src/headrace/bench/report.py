@@ -29,6 +29,7 @@ class Bar:
     at_most: float | None = None
 
     def met(self, value: float) -> bool:
+        """Whether a value is on the right side."""
         return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
 
     def __str__(self) -> str:
@@ -68,9 +69,11 @@ class BenchReport:
         }
 
     def write(self, path: Path) -> None:
+        """Writes `as_dict` as JSON."""
         path.write_bytes(orjson.dumps(self.as_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
     def print(self) -> None:
+        """Prints the ratios with their bars, and the absolute figures."""
         table = Table(title=self.title, title_justify="left", header_style="bold")
         for name in ("key", "measured", "bar", "what"):
             table.add_column(name, justify="right" if name in ("measured", "bar") else "left")

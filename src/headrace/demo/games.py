@@ -38,6 +38,8 @@ class Game(msgspec.Struct, frozen=True):
 
 
 class GameTurn(msgspec.Struct, frozen=True):
+    """A guess, and what it was answered."""
+
     guess: str
     answer: str
 

@@ -62,6 +62,7 @@ class DemoProgress:
 
     @property
     def rewards(self) -> list[float]:
+        """The mean reward of each step that had one."""
         return [row["reward"] for row in self.rows if row["reward"] is not None]
 
     @property
@@ -83,10 +84,12 @@ class DemoProgress:
         return min(steps, most - len(self.rows)) * sum(seconds) / len(seconds)
 
     def mean(self, name: str) -> float | None:
+        """The mean of a metric over the steps that have it."""
         found = [row[name] for row in self.rows if row.get(name) is not None]
         return sum(found) / len(found) if found else None
 
     def most(self, name: str) -> float | None:
+        """The largest value of a metric."""
         return max((row[name] for row in self.rows if row.get(name) is not None), default=None)
 
 
@@ -124,6 +127,8 @@ class RecordedGame(msgspec.Struct, frozen=True):
 
 
 class FirstAndLast(msgspec.Struct, frozen=True):
+    """One of a run's first games and one of its last, where they were read."""
+
     first: RecordedGame | None = None
     last: RecordedGame | None = None
 

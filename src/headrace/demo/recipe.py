@@ -20,6 +20,8 @@ WINDOW = 10
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
+    """The hyper-parameters of one task, under the trainer's names."""
+
     groups: int = 6
     rollouts: int = 16
     steps: int = 400

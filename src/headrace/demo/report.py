@@ -275,6 +275,7 @@ def _ticks(steps: int) -> list[int]:
 
 
 def svg(marks: Sequence[ChartMark]) -> str:
+    """The marks as an SVG document."""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
@@ -299,6 +300,7 @@ def svg(marks: Sequence[ChartMark]) -> str:
 
 
 def write_png(marks: Sequence[ChartMark], path: Path) -> None:
+    """Draws the marks into a PNG file."""
     scale = 2 * SMOOTH  # twice as fine as the SVG's units
     image = Image.new("RGB", (WIDTH * scale, HEIGHT * scale), "white")
     draw = ImageDraw.Draw(image)

@@ -53,6 +53,7 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     ray: bool | None = None
 
     def said(self) -> dict[str, Any]:
+        """The options that were given."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 
@@ -150,6 +151,7 @@ class DemoRun:
             view.finish()
 
     def verdict(self, seconds: float) -> dict[str, Any]:
+        """What the run came to: the JSON object of the demo's last line."""
         progress = self.progress
         curve = averaged(progress.rewards)
         return {

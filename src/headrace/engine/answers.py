@@ -38,6 +38,7 @@ def now() -> int:
 def completion(
     head: Json, asked: CompletionRequest, sequences: Seq[EngineSequence], tokenizer: EngineTokenizer, fingerprint: str
 ) -> Json:
+    """The whole answer of `/v1/completions`."""
     choices = []
     for sequence in sequences:
         ids = asked.return_token_ids
@@ -114,6 +115,7 @@ def _completion_logprobs(
 def chat_completion(
     head: Json, asked: ChatRequest, sequences: Seq[EngineSequence], tokenizer: EngineTokenizer, fingerprint: str
 ) -> Json:
+    """The whole answer of `/v1/chat/completions`."""
     choices = []
     for sequence in sequences:
         message, reason = _message(sequence, asked)
@@ -165,6 +167,7 @@ def _message(sequence: EngineSequence, asked: ChatRequest) -> tuple[Json, str | 
 def chat_logprobs(
     sequence: EngineSequence, first: int, last: int, asked: OpenAIRequest, tokenizer: EngineTokenizer
 ) -> Json | None:
+    """The `logprobs` of a chat's choice, for its tokens [first, last); None where they were not asked for."""
     most = sequence.sampling.logprobs
     if most is None:
         return None
@@ -185,6 +188,8 @@ def _name(token: int, asked: OpenAIRequest | None, tokenizer: EngineTokenizer) -
 
 
 def prompt_logprobs(sequence: EngineSequence, tokenizer: EngineTokenizer) -> list[Json | None] | None:
+    """The prompt's own log-probs, an object for each token and None for the first; None where they were not asked
+    for."""
     if sequence.sampling.prompt_logprobs is None:
         return None
     return [
@@ -223,6 +228,7 @@ def generate_choice(
 def generate_logprobs(
     candidates: Iterable[Candidates], most: int | None, tokenizer: EngineTokenizer | None
 ) -> Json | None:
+    """The `logprobs` of `/inference/v1/generate`; with a tokenizer they name strings, without it ids."""
     if most is None:
         return None
     content = []
@@ -240,6 +246,7 @@ def generate_logprobs(
 def generated(
     asked_id: str, model: str, sequences: Seq[EngineSequence], tokenizer: EngineTokenizer, *, ids: bool, mode: str
 ) -> Json:
+    """The whole answer of `/inference/v1/generate`."""
     first = sequences[0]
     return {
         "request_id": asked_id,
@@ -312,6 +319,7 @@ class ChatChunks:
         self._sent: dict[int, int] = {}
 
     def opening(self, sequences: list[EngineSequence]) -> list[Chunk]:
+        """The first chunk of each choice, which names its role."""
         found: list[Chunk] = []
         for sequence in sequences:
             delta = {"role": self._asked.role, "content": ""}

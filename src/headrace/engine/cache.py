@@ -72,6 +72,7 @@ class KVCache:
         return held[0, rows, :, :length], held[1, rows, :, :length]
 
     def move(self, source: int, target: int, length: int) -> None:
+        """Copies the first `length` keys and values of one row over another's."""
         self._held[:, :, target, :, :length] = self._held[:, :, source, :, :length]
 
     def take(self, rows: list[int], at: list[int], size: int) -> torch.Tensor:
@@ -154,6 +155,7 @@ class PrefixCache:
         return found
 
     def get(self, blocks: list[int]) -> torch.Tensor:
+        """The keys and values of some blocks."""
         return self._blocks[torch.tensor(blocks, device=self._blocks.device)]
 
     def place(self, tokens: list[int]) -> dict[int, int]:
@@ -171,6 +173,7 @@ class PrefixCache:
         return placed
 
     def put(self, blocks: list[int], computed: torch.Tensor) -> None:
+        """Writes computed keys and values into the blocks that `place` gave."""
         self._blocks[torch.tensor(blocks, device=self._blocks.device)] = computed
 
 

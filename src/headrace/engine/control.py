@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from headrace.engine import weights
 from headrace.engine.engine import Engine
-from headrace.engine.http import RequestRefused, internal_error, json_response, read_body
+from headrace.engine.http import EngineRequestError, internal_error, json_response, read_body
 from headrace.engine.requests import check_prompt
 from headrace.engine.weights import BadWeights
 
@@ -24,14 +24,20 @@ PAUSE_MODES = ("abort", "wait", "keep")
 
 
 class UpdateVersionRequest(BaseModel):
+    """The body of `/update_weight_version`."""
+
     new_version: str
 
 
 class AbortRequest(BaseModel):
+    """The body of `/abort_requests`: which requests; all where none are named."""
+
     request_ids: list[str] | None = None
 
 
 class ReloadArguments(BaseModel):
+    """The arguments of `reload_weights`: a checkpoint's folder; the engine's own where it is not given."""
+
     weights_path: str | None = None
 
 
@@ -53,6 +59,8 @@ class SharedTensor(BaseModel):
 
 
 class SharedWeights(BaseModel):
+    """The body of `/load_weights_shm`: a block of shared memory, and where its tensors are."""
+
     name: str
     manifest: list[SharedTensor]
     #: Becomes the weight version in the same moment.
@@ -60,6 +68,8 @@ class SharedWeights(BaseModel):
 
 
 class ScoreTokensRequest(BaseModel):
+    """The body of `/score_tokens`."""
+
     prompt_token_ids: list[int]
 
 
@@ -71,9 +81,10 @@ class ControlRoutes:
         self.worker = engine.worker
 
     async def pause(self, request: Request) -> Response:
+        """Pauses sampling by `mode`: `abort` ends what runs, `wait` lets it end, `keep` freezes it."""
         mode = request.query_params.get("mode", "abort")
         if mode not in PAUSE_MODES:
-            raise RequestRefused(
+            raise EngineRequestError(
                 f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r}.", kind="Bad Request", param="query.mode"
             )
         await self.worker.pause(mode)
@@ -82,6 +93,7 @@ class ControlRoutes:
         return json_response({"status": "paused"})
 
     async def resume(self, request: Request) -> Response:
+        """Samples again, also what was frozen."""
         await self.worker.ask(lambda scheduler: scheduler.resume())
         return json_response({"status": "resumed"})
 
@@ -91,12 +103,14 @@ class ControlRoutes:
         )
 
     async def abort_requests(self, request: Request) -> Response:
+        """Ends requests, with what they have so far."""
         asked = (await read_body(request, AbortRequest)).request_ids
         names = {call.request_id for call in self.engine.open} if not asked else _known(self.engine, asked)
         await self.worker.stop_all(lambda sequence: sequence.request_id in names)
         return json_response({"status": "aborted", "aborted": len(names)})
 
     async def update_weight_version(self, request: Request) -> Response:
+        """Says which version the loaded weights are."""
         asked = await read_body(request, UpdateVersionRequest)
         await self.worker.ask(lambda scheduler: setattr(scheduler, "version", asked.new_version))
         return json_response({"success": True, "new_version": asked.new_version})
@@ -105,10 +119,12 @@ class ControlRoutes:
         return json_response({"weight_version": await self.worker.ask(lambda scheduler: scheduler.version)})
 
     async def reset_prefix_cache(self, request: Request) -> Response:
+        """Drops all keys and values; what runs is computed anew."""
         await self.worker.ask(lambda scheduler: scheduler.forget())
         return json_response({"success": True})
 
     async def collective_rpc(self, request: Request) -> Response:
+        """vLLM's call of a worker method: `reload_weights` from a checkpoint's safetensors."""
         asked = await read_body(request, RemoteCall)
         given = ReloadArguments.model_validate((asked.model_extra or {}).get("kwargs") or {})
         if asked.method != "reload_weights":
@@ -122,6 +138,7 @@ class ControlRoutes:
         return json_response({"results": [None]})
 
     async def load_weights_shm(self, request: Request) -> Response:
+        """Takes weights, and their version, out of a block of shared memory."""
         asked = await read_body(request, SharedWeights)
         manifest = [placed.model_dump() for placed in asked.manifest]
         try:
@@ -129,7 +146,7 @@ class ControlRoutes:
             await self.worker.ask(lambda scheduler: scheduler.load(found, asked.version))
             version = await self.worker.ask(lambda scheduler: scheduler.version)
         except BadWeights as error:
-            raise RequestRefused(str(error), param="manifest") from error
+            raise EngineRequestError(str(error), param="manifest") from error
         return json_response({"success": True, "loaded": len(found), "weight_version": version})
 
     async def score_tokens(self, request: Request) -> Response:
@@ -146,8 +163,9 @@ class ControlRoutes:
         )
 
     async def debug_calls(self, request: Request) -> Response:
+        """The last answers, where the engine was started with `--record`."""
         if not self.engine.settings.record:
-            raise RequestRefused(
+            raise EngineRequestError(
                 "This engine keeps no calls; start it with --record N.", status=404, kind="NotFoundError"
             )
         return json_response({"calls": list(self.engine.calls)})
@@ -165,5 +183,5 @@ def _known(engine: Engine, asked: list[str]) -> set[str]:
     }
 
 
-def _failed(reason: str) -> RequestRefused:
+def _failed(reason: str) -> EngineRequestError:
     return internal_error(f"Call to collective_rpc method failed: {reason}")

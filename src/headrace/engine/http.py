@@ -16,7 +16,7 @@ from starlette.responses import Response
 from headrace.data.errors import HeadraceError
 
 
-class RequestRefused(HeadraceError):
+class EngineRequestError(HeadraceError):
     """A request that is answered with an error."""
 
     code = "refused"
@@ -28,22 +28,26 @@ class RequestRefused(HeadraceError):
         self.status, self.kind, self.param = status, kind, param
 
     def response(self) -> Response:
+        """The answer, in vLLM's shape."""
         body = {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}}
         return Response(orjson.dumps(body), self.status, media_type="application/json")
 
 
-def no_such_model(name: str, served: str) -> RequestRefused:
-    return RequestRefused(
+def no_such_model(name: str, served: str) -> EngineRequestError:
+    """404: another model is served."""
+    return EngineRequestError(
         f"The model `{name}` does not exist. Valid aliases: {served}.", status=404, kind="NotFoundError", param="model"
     )
 
 
-def outside_vocabulary(token: int) -> RequestRefused:
-    return RequestRefused(f"Token id {token} is out of vocabulary")
+def outside_vocabulary(token: int) -> EngineRequestError:
+    """400: the model has no such token."""
+    return EngineRequestError(f"Token id {token} is out of vocabulary")
 
 
-def prompt_too_long(length: int, context: int) -> RequestRefused:
-    return RequestRefused(
+def prompt_too_long(length: int, context: int) -> EngineRequestError:
+    """400: the prompt alone fills the context."""
+    return EngineRequestError(
         f"This model's maximum context length is {context} tokens. However, your prompt contains {length} input tokens"
         ", which exceeds this limit even without any output tokens. Please reduce the length of the input prompt. "
         f"(parameter=input_tokens, value={length})",
@@ -51,23 +55,26 @@ def prompt_too_long(length: int, context: int) -> RequestRefused:
     )
 
 
-def too_many_tokens(asked: int, context: int) -> RequestRefused:
-    return RequestRefused(
+def too_many_tokens(asked: int, context: int) -> EngineRequestError:
+    """400: more tokens are asked for than the context has."""
+    return EngineRequestError(
         f"max_tokens={asked} cannot be greater than max_model_len={context}. Please request fewer output tokens. "
         f"(parameter=max_tokens, value={asked})",
         param="max_tokens",
     )
 
 
-def not_offered(what: str, param: str) -> RequestRefused:
-    return RequestRefused(f"This engine does not offer {what}; vLLM does.", param=param)
+def not_offered(what: str, param: str) -> EngineRequestError:
+    """400: vLLM has it, and this engine does not."""
+    return EngineRequestError(f"This engine does not offer {what}; vLLM does.", param=param)
 
 
-def internal_error(message: str) -> RequestRefused:
-    return RequestRefused(message, status=500, kind="InternalServerError")
+def internal_error(message: str) -> EngineRequestError:
+    """500, in vLLM's shape."""
+    return EngineRequestError(message, status=500, kind="InternalServerError")
 
 
-def invalid_body(error: ValidationError) -> RequestRefused:
+def invalid_body(error: ValidationError) -> EngineRequestError:
     """A body that is not what the route takes, with each fault as pydantic names it."""
     lines: list[dict[str, Any]] = []
     for fault in error.errors(include_url=False, include_context=False):
@@ -78,7 +85,7 @@ def invalid_body(error: ValidationError) -> RequestRefused:
         lines.append({"type": fault["type"], "loc": where, "msg": fault["msg"], "input": _short(given)})
     count = f"{len(lines)} validation error{'s' if len(lines) > 1 else ''}:"
     said = "\n".join([count, *(f"  {line}" for line in lines)])
-    return RequestRefused(said, kind="Bad Request", param=lines[0]["loc"] if lines else None)
+    return EngineRequestError(said, kind="Bad Request", param=lines[0]["loc"] if lines else None)
 
 
 def _short(value: Any) -> Any:
@@ -97,7 +104,7 @@ def with_refusals(handler: Handler) -> Handler:
     async def guard(request: Request) -> Response:
         try:
             return await handler(request)
-        except RequestRefused as refused:
+        except EngineRequestError as refused:
             return refused.response()
         except ValidationError as error:
             return invalid_body(error).response()
@@ -108,6 +115,7 @@ def with_refusals(handler: Handler) -> Handler:
 
 
 def json_response(value: Any, status: int = 200) -> Response:
+    """An answer with a JSON body."""
     return Response(orjson.dumps(value), status, media_type="application/json")
 
 
@@ -125,6 +133,7 @@ async def read_body(request: Request, kind: type[M]) -> M:
 
 
 async def no_route(request: Request, error: Exception) -> Response:
+    """Starlette's own errors (404, 405) in vLLM's shape."""
     assert isinstance(error, HTTPException)
     kind = "NotFoundError" if error.status_code == 404 else "BadRequestError"
-    return RequestRefused(error.detail, status=error.status_code, kind=kind).response()
+    return EngineRequestError(error.detail, status=error.status_code, kind=kind).response()

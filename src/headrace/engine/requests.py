@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.engine.http import (
-    RequestRefused,
+    EngineRequestError,
     not_offered,
     outside_vocabulary,
     prompt_too_long,
@@ -45,6 +45,8 @@ NOT_OFFERED = {
 
 
 class StreamOptions(BaseModel):
+    """What a stream tells of usage."""
+
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
@@ -127,13 +129,15 @@ class OpenAIRequest(SamplingFields):
     def check(self) -> None:
         """What vLLM refuses of fields that do not go together."""
         if self.stream_options is not None and not self.stream:
-            raise RequestRefused(
+            raise EngineRequestError(
                 "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
                 param="stream_options",
             )
 
 
 class CompletionRequest(OpenAIRequest):
+    """The body of `/v1/completions`."""
+
     n: int = 1
     prompt: Any = None
     logprobs: int | None = None
@@ -141,6 +145,8 @@ class CompletionRequest(OpenAIRequest):
 
 
 class ChatRequest(OpenAIRequest):
+    """The body of `/v1/chat/completions`."""
+
     messages: list[Any]
     logprobs: bool | None = False
     top_logprobs: int | None = 0
@@ -159,7 +165,7 @@ class ChatRequest(OpenAIRequest):
     def check(self) -> None:
         super().check()
         if self.top_logprobs and not self.logprobs:
-            raise RequestRefused(
+            raise EngineRequestError(
                 "when using `top_logprobs`, `logprobs` must be set to true. (parameter=top_logprobs)",
                 param="top_logprobs",
             )
@@ -180,6 +186,8 @@ class GenerateSampling(SamplingFields):
 
 
 class GenerateRequest(BaseModel):
+    """The body of `/inference/v1/generate`."""
+
     model_config = ConfigDict(extra="allow")
 
     token_ids: list[int] = Field(min_length=1)
@@ -210,6 +218,8 @@ class AtroposRequest(GenerateSampling):
 
 
 class TokenizeRequest(BaseModel):
+    """The body of `/tokenize`."""
+
     model: str | None = None
     prompt: str | None = None
     messages: list[Any] | None = None
@@ -222,6 +232,8 @@ class TokenizeRequest(BaseModel):
 
 
 class DetokenizeRequest(BaseModel):
+    """The body of `/detokenize`."""
+
     model: str | None = None
     tokens: list[int]
 
@@ -237,7 +249,7 @@ def read_prompts(given: Any) -> list[str | list[int]]:
             return list(given)
         if all(isinstance(part, list) and part for part in given):
             return [_ids(part) for part in given]
-    raise RequestRefused(
+    raise EngineRequestError(
         "prompt must be a string, a list of token ids, or a non-empty list of either, "
         f"got {given!r:.200}. (parameter=prompt)",
         param="prompt",
@@ -247,14 +259,16 @@ def read_prompts(given: Any) -> list[str | list[int]]:
 def _ids(given: list[Any]) -> list[int]:
     for token in given:
         if type(token) is not int:
-            raise RequestRefused(f"prompt must hold token ids, got {token!r:.200}. (parameter=prompt)", param="prompt")
+            raise EngineRequestError(
+                f"prompt must hold token ids, got {token!r:.200}. (parameter=prompt)", param="prompt"
+            )
     return given
 
 
 def check_prompt(ids: list[int], vocabulary: int, context: int) -> list[int]:
     """A prompt that the model can read; else `Refused`."""
     if not ids:
-        raise RequestRefused("The prompt is empty: it has no tokens.", param="prompt")
+        raise EngineRequestError("The prompt is empty: it has no tokens.", param="prompt")
     if len(ids) >= context:
         raise prompt_too_long(len(ids), context)
     if max(ids) >= vocabulary or min(ids) < 0:

@@ -23,8 +23,8 @@ from headrace.engine.answers import ChatChunks
 from headrace.engine.control import ControlRoutes
 from headrace.engine.engine import Engine
 from headrace.engine.http import (
+    EngineRequestError,
     Handler,
-    RequestRefused,
     internal_error,
     json_response,
     no_route,
@@ -59,6 +59,7 @@ class SamplingRoutes:
         self.engine = engine
 
     async def completions(self, request: Request) -> Response:
+        """`/v1/completions`: text or ids in, text and ids out."""
         asked = await read_body(request, CompletionRequest)
         self.engine.served(asked.model)
         asked.check()
@@ -91,6 +92,7 @@ class SamplingRoutes:
         return json_response(answers.completion(head, asked, call.sequences, engine.tokenizer, engine.fingerprint))
 
     async def chat(self, request: Request) -> Response:
+        """`/v1/chat/completions`: messages by the model's chat template."""
         asked = await read_body(request, ChatRequest)
         self.engine.served(asked.model)
         asked.check()
@@ -113,6 +115,7 @@ class SamplingRoutes:
         return json_response(answers.chat_completion(head, asked, call.sequences, engine.tokenizer, engine.fingerprint))
 
     async def generate(self, request: Request) -> Response:
+        """`/inference/v1/generate`: ids in, ids out."""
         asked = await read_body(request, GenerateRequest)
         self.engine.served(asked.model)
         engine = self.engine
@@ -150,7 +153,7 @@ class SamplingRoutes:
         """`/generate` as Atropos' `vllm_api_server.py` answers it: where its environments take tokens."""
         asked = await read_body(request, AtroposRequest)
         if asked.stream:
-            raise RequestRefused("/generate does not stream; /v1/completions does.", param="stream")
+            raise EngineRequestError("/generate does not stream; /v1/completions does.", param="stream")
         engine, prompt = self.engine, asked.prompt
         ids = engine.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else prompt.prompt_token_ids
         ids = check_prompt(ids, engine.vocabulary, engine.context)
@@ -260,7 +263,7 @@ class InfoRoutes:
         elif asked.prompt is not None:
             ids = tokenizer.encode(asked.prompt, special=asked.add_special_tokens is not False)
         else:
-            raise RequestRefused("Either prompt or messages must be given.", param="prompt")
+            raise EngineRequestError("Either prompt or messages must be given.", param="prompt")
         found = {"count": len(ids), "max_model_len": self.engine.context, "tokens": ids}
         return json_response({**found, "token_strs": tokenizer.pieces(ids) if asked.return_token_strs else None})
 

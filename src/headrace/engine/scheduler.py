@@ -70,6 +70,7 @@ class Scheduler:
         return [*self.running, *self.waiting, *self.held]
 
     def add(self, sequences: Iterable[EngineSequence]) -> None:
+        """Takes new sequences; while it drains they are held back."""
         (self.held if self.draining else self.waiting).extend(sequences)
 
     def pause(self, mode: str) -> list[EngineSequence]:
@@ -86,6 +87,7 @@ class Scheduler:
         return self.abort(lambda _: True) if mode == "abort" else []
 
     def resume(self) -> None:
+        """Steps again, and lets in what was held back."""
         self.paused = False
         self._open()
 

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.engine.http import RequestRefused
+from headrace.engine.http import EngineRequestError
 
 #: vLLM's own limits: log-probs of one token, choices of one request, and the temperature below which it is greedy.
 MAX_LOGPROBS = 20
@@ -68,7 +68,7 @@ class SamplingParams:
         """Raises `Refused` for what no sampler could do."""
         _within("n", self.n, 1 <= self.n <= MAX_CHOICES, f"n must be between 1 and {MAX_CHOICES}")
         if self.greedy and self.n > 1:
-            raise RequestRefused(f"n must be 1 when using greedy sampling, got {self.n}.", param="n")
+            raise EngineRequestError(f"n must be 1 when using greedy sampling, got {self.n}.", param="n")
         finite = math.isfinite(self.temperature) and self.temperature >= 0
         _within("temperature", self.temperature, finite, "temperature must be non-negative")
         _within("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "top_p must be in (0, 1]")
@@ -85,31 +85,31 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= MAX_LOGPROBS:
-                raise RequestRefused(
+                raise EngineRequestError(
                     f"Requested sample {name} of {value}, which is greater than max allowed: {MAX_LOGPROBS}"
                     if value > 0
                     else f"{name} must be non-negative, got {value}.",
                     param=name,
                 )
         if any(not text for text in self.stop):
-            raise RequestRefused("stop cannot contain an empty string.", param="stop")
+            raise EngineRequestError("stop cannot contain an empty string.", param="stop")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise RequestRefused("allowed_token_ids is not None and empty!", param="allowed_token_ids")
+            raise EngineRequestError("allowed_token_ids is not None and empty!", param="allowed_token_ids")
         for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
             for token in getattr(self, name) or ():
                 if not 0 <= token < vocabulary:
-                    raise RequestRefused(
+                    raise EngineRequestError(
                         f"token_id {token} in {name} is out of vocabulary: the model has {vocabulary} tokens",
                         param=name,
                     )
         for token, bias in self.logit_bias.items():
             if not math.isfinite(bias):
-                raise RequestRefused(f"logit_bias of token {token} must be finite, got {bias}.", param="logit_bias")
+                raise EngineRequestError(f"logit_bias of token {token} must be finite, got {bias}.", param="logit_bias")
 
 
 def _within(name: str, value: float, good: bool, says: str) -> None:
     if not good:
-        raise RequestRefused(f"{says}, got {value}. (parameter={name}, value={value})", param=name)
+        raise EngineRequestError(f"{says}, got {value}. (parameter={name}, value={value})", param=name)
 
 
 #: What a tokenizer writes for bytes that are no character (yet).
@@ -284,6 +284,7 @@ class EngineSequence:
         self.finish_reason = reason
 
     def fail(self, error: str) -> None:
+        """Ends the answer with an error in place of a text."""
         self.error = error
         self.finish_reason = "error"
 
@@ -295,4 +296,5 @@ class EngineSequence:
         return max(0, len(self.text.value) - max(map(len, sampling.stop)) + 1)
 
     def versions(self) -> list[dict[str, Any]]:
+        """Which weight version sampled which tokens, in vLLM's shape."""
         return [{"version": version, "start": start, "end": end} for version, start, end in self.spans]

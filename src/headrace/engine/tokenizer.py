@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from headrace.engine.http import RequestRefused
+from headrace.engine.http import EngineRequestError
 
 
 class EngineTokenizer:
@@ -49,17 +49,17 @@ _CALL = re.compile(rf"{OPEN}\s*(.*?)\s*(?:{CLOSE}|\Z)", re.DOTALL)
 def render_chat(tokenizer: Any, messages: list[Any], tools: list[Any] | None, **options: Any) -> list[int]:
     """The ids of a conversation, as the template writes it."""
     if not getattr(tokenizer, "chat_template", None):
-        raise RequestRefused("This model's tokenizer has no chat template; use /v1/completions.", param="messages")
+        raise EngineRequestError("This model's tokenizer has no chat template; use /v1/completions.", param="messages")
     if not messages:
-        raise RequestRefused("messages must not be empty.", param="messages")
+        raise EngineRequestError("messages must not be empty.", param="messages")
     try:
         text = tokenizer.apply_chat_template(
             [_message(message, at) for at, message in enumerate(messages)], tools=tools, tokenize=False, **options
         )
-    except RequestRefused:
+    except EngineRequestError:
         raise
     except Exception as error:  # whatever the template's author raised: the request is what does not fit it
-        raise RequestRefused(f"The chat template refuses these messages: {error}", param="messages") from error
+        raise EngineRequestError(f"The chat template refuses these messages: {error}", param="messages") from error
     found: list[int] = tokenizer.encode(text, add_special_tokens=False)
     return found
 
@@ -68,19 +68,19 @@ def _message(message: Any, at: int) -> dict[str, Any]:
     """One message as templates expect it: text as a string, arguments as an object."""
     where = f"messages.{at}"
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise RequestRefused(f"{where} must be an object with a role, got {message!r:.200}.", param=where)
+        raise EngineRequestError(f"{where} must be an object with a role, got {message!r:.200}.", param=where)
     found = dict(message)
     content = found.get("content")
     if isinstance(content, list):
         found["content"] = "\n".join(_part(part, where) for part in content)
     elif content is not None and not isinstance(content, str):
-        raise RequestRefused(f"{where}.content must be a string or a list of parts.", param=f"{where}.content")
+        raise EngineRequestError(f"{where}.content must be a string or a list of parts.", param=f"{where}.content")
     calls = found.get("tool_calls")
     if calls is None:
         found.pop("tool_calls", None)
         return found
     if not isinstance(calls, list):
-        raise RequestRefused(f"{where}.tool_calls must be a list.", param=f"{where}.tool_calls")
+        raise EngineRequestError(f"{where}.tool_calls must be a list.", param=f"{where}.tool_calls")
     found["tool_calls"] = [_called(call, f"{where}.tool_calls") for call in calls]
     return found
 
@@ -93,7 +93,7 @@ def _part(part: Any, where: str) -> str:
         if isinstance(text, str):
             return text
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise RequestRefused(
+    raise EngineRequestError(
         f"{where}.content has a part of type {kind!r}; this engine takes text only.", param=f"{where}.content"
     )
 
@@ -101,13 +101,13 @@ def _part(part: Any, where: str) -> str:
 def _called(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RequestRefused(f"{where} must hold objects with function.name.", param=where)
+        raise EngineRequestError(f"{where} must hold objects with function.name.", param=where)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments else {}
         except ValueError as error:
-            raise RequestRefused(f"{where}.function.arguments is not JSON: {error}.", param=where) from error
+            raise EngineRequestError(f"{where}.function.arguments is not JSON: {error}.", param=where) from error
     return {**call, "function": {**function, "arguments": arguments if arguments is not None else {}}}
 
 

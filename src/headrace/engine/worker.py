@@ -49,6 +49,7 @@ class EngineCall:
         return not self._open
 
     def tell(self, delta: SequenceDelta) -> None:
+        """Takes what is new of one of its sequences. On the call's event loop."""
         if self.stream:
             self.news.put_nowait(delta)
         if delta.finish_reason is not None:
@@ -70,9 +71,11 @@ class Worker:
         self._thread.start()
 
     def submit(self, call: EngineCall) -> None:
+        """Has the call's sequences begin."""
         self._inbox.put(lambda scheduler: scheduler.add(call.sequences))
 
     def abort(self, gone: Callable[[EngineSequence], bool]) -> None:
+        """Ends the sequences of which `gone` is true."""
         self._inbox.put(lambda scheduler: self._tell(scheduler.abort(gone)))
 
     async def ask(self, question: Callable[[Scheduler], T]) -> T:

@@ -27,6 +27,8 @@ COPIED_FILES = (
 
 
 class BadCheckpoint(HeadraceError, ValueError):
+    """A checkpoint that cannot be read whole."""
+
     code = "bad_checkpoint"
 
 
@@ -58,6 +60,8 @@ class Checkpoints:
         self.folder, self._model, self._keep = run / "checkpoints", model, keep
 
     def save(self, progress: Progress, weights: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Path:
+        """Writes the checkpoint of a step, deletes the oldest beyond `keep`, and returns its folder. It is on disk
+        when this returns."""
         from safetensors.torch import save_file
 
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -85,10 +89,12 @@ class Checkpoints:
 
     @property
     def latest(self) -> Path | None:
+        """The folder of the newest checkpoint; None where there is none."""
         found = self._all()
         return found[-1] if found else None
 
     def load(self, place: Path) -> tuple[Progress, dict[str, torch.Tensor], dict[str, Any]]:
+        """What `save` was given. Raises `BadCheckpoint` where a file is missing or broken."""
         from safetensors.torch import load_file
 
         try:
@@ -111,11 +117,13 @@ class LeaseFile:
         self._file = run / "leases.json"
 
     def write(self, leases: list[str]) -> None:
+        """Replaces the file, so that a reader sees the old list or the new one."""
         made = self._file.with_suffix(".part")
         made.write_text(json.dumps(leases))
         made.rename(self._file)
 
     def read(self) -> list[str]:
+        """The leases of the run's last life; none where the file is missing or broken."""
         try:
             found = json.loads(self._file.read_text())
         except (OSError, ValueError):

@@ -31,6 +31,7 @@ GATEWAY_TIMEOUT_S = 5.0
 
 
 def dry_run(config: TrainerConfig) -> str:
+    """What the run would be, as text for people: one YAML document a part."""
     parts = {
         "configuration": config.shown(),
         "memory": memory(config),

@@ -35,6 +35,8 @@ class NotScored(HeadraceError):
 
 
 class GatewayScorer:
+    """Asks a gateway's `/compute_reward` for rewards."""
+
     def __init__(self, gateway: str, key: str | None = None) -> None:
         self._url = gateway.rstrip("/") + "/compute_reward"
         self._headers = {"content-type": "application/json"}
@@ -107,6 +109,8 @@ class SkippedCounts:
 
 @dataclass
 class Examples:
+    """What one batch gives to learn from, and counts of what it does not."""
+
     sequences: list[Sequence]
     #: One for each trajectory, of all that were rewarded, those of skipped groups too.
     rewards: list[float]
@@ -115,6 +119,7 @@ class Examples:
 
     @property
     def targets(self) -> int:
+        """How many tokens are trained on."""
         return sum(int(sequence.loss_mask.sum()) for sequence in self.sequences)
 
 

@@ -252,6 +252,7 @@ class Learner:
         return found
 
     def restore(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Takes what a checkpoint has: the policy's weights, and what `state` returned."""
         self.policy.restore(weights)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.critic is not None and self.critic_optimizer is not None:
@@ -286,23 +287,29 @@ class MetricAccumulator:
             self._means.setdefault(name, []).append((values.detach().float().sum(), values.numel()))
 
     def most(self, name: str, values: Tensor) -> None:
+        """Read as the largest of all values."""
         if values.numel():
             self._most.setdefault(name, []).append(values.detach().max())
 
     def range(self, name: str, values: Tensor) -> None:
+        """Read as `NAME_min` and `NAME_max`."""
         self.most(f"{name}_max", values)
         self.most(f"{name}_min", -values)
 
     def last(self, name: str, value: Tensor) -> None:
+        """Read as the value that was given last."""
         self._last[name] = value.detach()
 
     def count(self, name: str) -> None:
+        """Read as how often it was called."""
         self._counts[name] = self._counts.get(name, 0) + 1
 
     def updated(self) -> None:
+        """An update of the weights is done: sums begin anew."""
         self._updates += 1
 
     def read(self) -> dict[str, float]:
+        """Every number by its name, and `updates`."""
         updates = max(self._updates, 1)
         found = {name: float(torch.stack(values).sum()) / updates for name, values in self._sums.items()}
         for name, parts in self._means.items():

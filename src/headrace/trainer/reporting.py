@@ -135,6 +135,7 @@ class RunOutcome:
             log.warning("nothing was learned in %s %d: %s", which, row["step"], explain_skipped(row))
 
     def ended(self, progress: Progress, stopped_by: str, standing: str) -> None:
+        """Takes how the run ended: how far it got, who stopped it, and what it did or waited for then."""
         self.progress, self.stopped_by, self.standing = progress, stopped_by, standing
 
     def check(self) -> None:
@@ -163,6 +164,7 @@ class RunOutcome:
 
 
 def count_skipped(counts: dict[str, Any]) -> str:
+    """What was skipped, in words: `3 groups with equal rewards only, 1 trajectory without a reward`."""
     return ", ".join(f"{_number(counts[name], what)} {why}" for name, (what, why) in SKIPPED.items() if counts[name])
 
 

@@ -82,6 +82,7 @@ class TaskThread:
         self._thread.start()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Has the thread do some work after what it was given before; what it comes to."""
         future: Future[T] = Future()
         self._given.put(lambda: _into(future, work))
         return future
@@ -190,6 +191,7 @@ class Outage:
         return now - since
 
     def answered(self) -> None:
+        """It answers; ends the outage where there was one."""
         with self._lock:
             since, self._since, self.reason = self._since, None, ""
         if since is not None:

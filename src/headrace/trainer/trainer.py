@@ -373,6 +373,7 @@ def train(config: TrainerConfig, *, resume: bool = False, watcher: RunWatcher | 
 
 
 def device_of(name: str) -> str:
+    """The device that `auto` stands for: a GPU where there is one."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 

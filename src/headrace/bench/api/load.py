@@ -111,7 +111,7 @@ KEEP_ALIVE_S = 2.0
 _GZIP = 31
 
 
-class ApiClient:
+class BenchApiClient:
     """Times are to an answer's last byte; what is unpacked or parsed is so after it."""
 
     def __init__(self, session: aiohttp.ClientSession, address: str) -> None:
@@ -120,6 +120,7 @@ class ApiClient:
         self.took = 0.0  # seconds of the last call
 
     async def call(self, method: str, path: str, **more: Any) -> bytes:
+        """The body of an answer, unpacked. Raises where the status is not 200; `took` has its seconds."""
         begun = time.perf_counter()
         async with self._session.request(method, self._address + path, **more) as answer:
             body = await answer.read()
@@ -131,6 +132,7 @@ class ApiClient:
         return body
 
     async def ask(self, method: str, path: str, **more: Any) -> Any:
+        """The JSON of an answer."""
         return orjson.loads(await self.call(method, path, **more))
 
     async def open(self, sizes: ApiSizes, *, share: float | None = None) -> list[int]:
@@ -146,6 +148,7 @@ class ApiClient:
         return [(await self.ask("POST", "/register-env", json=env))["env_id"] for _ in range(sizes.envs)]
 
     async def fill(self, bodies: Iterable[bytes], at_once: int = 50) -> None:
+        """Posts groups, `at_once` in a list."""
         waiting: list[bytes] = []
         for body in bodies:
             waiting.append(body)
@@ -161,6 +164,7 @@ class ApiClient:
 
 @asynccontextmanager
 async def open_session() -> AsyncIterator[aiohttp.ClientSession]:
+    """A session that leaves answers packed, as they were sent."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
     async with aiohttp.ClientSession(timeout=CALL_TIMEOUT, auto_decompress=False, connector=connector) as session:
         yield session
@@ -183,6 +187,7 @@ def original_python() -> Path | None:
 
 
 def start_original(python: Path) -> ServerProcess:
+    """atroposlib's server, on a free port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -191,4 +196,5 @@ def start_original(python: Path) -> ServerProcess:
 
 
 def start_ours(journal: Path) -> ServerProcess:
+    """`headrace api` with a journal."""
     return ServerProcess("headrace", "api", "--host", "127.0.0.1", "--port", 0, "--journal", journal)

@@ -18,8 +18,8 @@ from headrace.bench.api.load import (
     JSON,
     ORIGINAL_ABSENT,
     QUICK,
-    ApiClient,
     ApiSizes,
+    BenchApiClient,
     GroupBodies,
     open_session,
     original_python,
@@ -73,6 +73,8 @@ ENCODINGS = {"": "identity", "_gzip": "gzip"}
 
 @dataclass
 class FlowSide:
+    """A server, and what its rounds took by encoding: seconds, and seconds of CPU for a group."""
+
     child: ServerProcess
     seconds: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in ENCODINGS})
     cpu: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in ENCODINGS})
@@ -99,7 +101,7 @@ async def _rounds(sizes: ApiSizes, sides: dict[str, FlowSide]) -> None:
     groups = GroupBodies(sizes.group_size, sizes.tokens)
     one_batch = sizes.batch_size // sizes.group_size
     async with open_session() as session:
-        clients = {name: ApiClient(session, side.child.address) for name, side in sides.items()}
+        clients = {name: BenchApiClient(session, side.child.address) for name, side in sides.items()}
         for kind in ENCODINGS:
             for name, side in sides.items():  # what is only loaded when it is first used
                 await _flow(sizes, side.child, clients[name], groups, one_batch, kind)
@@ -111,7 +113,7 @@ async def _rounds(sizes: ApiSizes, sides: dict[str, FlowSide]) -> None:
 
 
 async def _flow(
-    sizes: ApiSizes, server: ServerProcess, client: ApiClient, groups: GroupBodies, count: int, kind: str
+    sizes: ApiSizes, server: ServerProcess, client: BenchApiClient, groups: GroupBodies, count: int, kind: str
 ) -> tuple[float, float]:
     """Seconds from the first post to the last batch, and the server's of CPU."""
     envs = await client.open(sizes)
@@ -183,7 +185,7 @@ async def _compare(
     groups = GroupBodies(sizes.group_size, sizes.flat_tokens)
     async with open_session() as session:
         few, many = (
-            _Queue(ApiClient(session, address), groups, length)
+            _Queue(BenchApiClient(session, address), groups, length)
             for address, length in zip(addresses, lengths, strict=True)
         )
         for queue in (few, many):
@@ -197,7 +199,7 @@ async def _compare(
 class _Queue:
     """A server whose queue has the same length before and after every round."""
 
-    def __init__(self, client: ApiClient, groups: GroupBodies, length: int) -> None:
+    def __init__(self, client: BenchApiClient, groups: GroupBodies, length: int) -> None:
         self.length = length
         self.batches: list[float] = []
         self.statuses: list[float] = []
@@ -254,7 +256,7 @@ def memory(sizes: ApiSizes, folder: Path) -> Figures:
 
 async def _grown(sizes: ApiSizes, server: ServerProcess, groups: GroupBodies) -> int:
     async with open_session() as session:
-        client = ApiClient(session, server.address)
+        client = BenchApiClient(session, server.address)
         envs = await client.open(sizes)
         await client.fill((groups.body(n, envs[n % len(envs)]) for n in range(UNCOUNTED_GROUPS)), at_once=10)
         before = server.memory()

@@ -251,6 +251,7 @@ class BenchAgent:
         self._calls = 0
 
     async def begin(self) -> None:
+        """Opens a trajectory where the target has any."""
         if self._target.trajectories:
             made = await self._post(self._target.url + "/init_trajectory", {})
             self._base = made["base_url"] + "/v1"
@@ -286,6 +287,7 @@ class BenchAgent:
         return took
 
     async def end(self) -> None:
+        """Completes the trajectory; raises where it has not one step for each call."""
         if self._target.trajectories:
             done = await self._post(self._base + "/complete_trajectory", {"reward": 1.0})
             if done["steps"] != self._calls:

@@ -240,6 +240,7 @@ def start_stub(folder: Path, sizes: GatewaySizes, *, first_token_ms: float = 0) 
 
 
 def start_proxy(stub: ServerProcess) -> ServerProcess:
+    """The bare proxy in front of the stub."""
     return ServerProcess("headrace.bench.gateway.servers", "proxy", stub.address)
 
 
@@ -253,6 +254,7 @@ def start_gateway(stub: ServerProcess, folder: Path, *flags: object) -> ServerPr
 
 
 def ready(*gateways: ServerProcess) -> None:
+    """Waits until each gateway is ready."""
     for gateway in gateways:
         gateway.wait_until("/ready")
 

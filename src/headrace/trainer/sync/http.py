@@ -58,9 +58,11 @@ class ServerHttp:
         self._timeout_s = timeout_s
 
     def get(self, path: str, within_s: float | None = None) -> Any:
+        """`ask` without a body."""
         return self.ask("GET", path, None, within_s)
 
     def post(self, path: str, body: Any = None, within_s: float | None = None) -> Any:
+        """`ask` with `body` as JSON."""
         return self.ask("POST", path, body, within_s)
 
     def ask(self, method: str, path: str, body: Any = None, within_s: float | None = None) -> Any:

@@ -48,6 +48,7 @@ class RolloutServer(ABC):
         """The log-probs of each of these tokens but the first, and the precision that they were computed in."""
 
     def pause(self, mode: Literal["keep", "wait", "abort"]) -> None:
+        """Holds what is in flight (`keep`), waits for its end (`wait`), or ends it (`abort`)."""
         self.http.post(f"/pause?mode={mode}")
 
     def resume(self) -> None:

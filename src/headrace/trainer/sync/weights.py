@@ -114,6 +114,7 @@ class WeightDelivery:
             raise
 
     def close(self) -> None:
+        """Frees the shared memory, and deletes the folders of earlier versions."""
         if self.block is not None:
             self.block.close()
             self.block.unlink()
