@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ def test_the_journal_holds_what_was_sent_and_little_more(tmp_path: Path) -> None
 
 
 def test_quick_takes_fewer_rounds_of_the_same_sizes() -> None:
-    quick, full = QUICK.as_dict(), FULL.as_dict()
+    quick, full = asdict(QUICK), asdict(FULL)
     changed = {name for name in full if quick[name] != full[name]}
     assert changed == {"name"} | {name for name in changed if name.endswith("rounds") or name == "naive_calls"}
 

@@ -20,12 +20,12 @@ from headrace.data.errors import HeadraceError
 from headrace.data.step import Step
 from headrace.demo import games
 from headrace.demo.games import Game, first_games, last_games, trajectory_uid
-from headrace.demo.recipe import BAR, WINDOW
+from headrace.demo.recipe import LEARNED_REWARD, LEARNED_STEPS
 from headrace.pool.connect import connect
 
 METRICS = "metrics.jsonl"
 #: Steps that the curve's speed is taken over: fewer are mostly chance.
-SPEED_STEPS = 2 * WINDOW
+SPEED_STEPS = 2 * LEARNED_STEPS
 #: What the moving average must have risen in that time before its speed says anything.
 LEAST_RISE = 0.03
 
@@ -68,7 +68,7 @@ class DemoProgress:
     @property
     def learned(self) -> bool:
         """Whether the moving average has reached the bar."""
-        return len(self.rewards) >= WINDOW and averaged(self.rewards[-WINDOW:])[-1] >= BAR
+        return len(self.rewards) >= LEARNED_STEPS and averaged(self.rewards[-LEARNED_STEPS:])[-1] >= LEARNED_REWARD
 
     def seconds_left(self, most: int) -> float | None:
         """How long it takes until the bar is reached, or all of `most` steps are made, if the curve rises as it has of
@@ -80,7 +80,7 @@ class DemoProgress:
         rise = curve[-1] - curve[-1 - SPEED_STEPS]
         if rise < LEAST_RISE or not seconds:
             return None
-        steps = max(BAR - curve[-1], 0.0) * SPEED_STEPS / rise
+        steps = max(LEARNED_REWARD - curve[-1], 0.0) * SPEED_STEPS / rise
         return min(steps, most - len(self.rows)) * sum(seconds) / len(seconds)
 
     def mean(self, name: str) -> float | None:
@@ -93,7 +93,7 @@ class DemoProgress:
         return max((row[name] for row in self.rows if row.get(name) is not None), default=None)
 
 
-def averaged(values: Sequence[float], window: int = WINDOW) -> list[float]:
+def averaged(values: Sequence[float], window: int = LEARNED_STEPS) -> list[float]:
     """The moving average: of the last `window` values, or of as many as there are."""
     found = []
     for end in range(1, len(values) + 1):

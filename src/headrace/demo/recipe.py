@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 #: The reward that counts as learned, and how many steps it is the mean of.
-BAR = 0.95
-WINDOW = 10
+LEARNED_REWARD = 0.95
+LEARNED_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ def trainer_config(
         "model": str(model),
         "run": str(run),
         "steps": steps,
-        "stop_at_reward": BAR,
-        "stop_window": WINDOW,
+        "stop_at_reward": LEARNED_REWARD,
+        "stop_window": LEARNED_STEPS,
         "seed": seed,
         "device": "cpu",
         "threads": 1,

@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 from headrace.demo import games
 from headrace.demo.games import Game, first_games, last_games
 from headrace.demo.progress import METRICS, DemoProgress, FirstAndLast, RecordedCall, RecordedGame, averaged
-from headrace.demo.recipe import BAR, WINDOW
+from headrace.demo.recipe import LEARNED_REWARD, LEARNED_STEPS
 from headrace.demo.stack import TRAINER_CONFIG, DemoSettings
 from headrace.demo.tasks import TASKS, NumberTask
 
@@ -57,7 +57,7 @@ def write_report(
 ) -> Path:
     """Writes both into the run's folder and returns the page's path."""
     task = TASKS[settled.task]
-    marks = chart(progress.rewards, f"{task.name}: reward by training step, and the mean of {WINDOW}")
+    marks = chart(progress.rewards, f"{task.name}: reward by training step, and the mean of {LEARNED_STEPS}")
     write_png(marks, run / PICTURE)
     times = {words: sum(row.get("times", {}).get(name, 0.0) for row in progress.rows) for name, words in TIMES.items()}
     vocabulary = _vocabulary(Path(settled.model) if settled.model is not None else run / "model")
@@ -91,8 +91,8 @@ def _outcome(progress: DemoProgress, verdict: Mapping[str, Any]) -> str:
     said = "Learned" if progress.learned else "Not learned yet"
     reward = f"{verdict['reward_end']:.3f}" if verdict["reward_end"] is not None else "unknown"
     return (
-        f"{said}: the mean reward of the last {WINDOW} steps is {reward}, after {verdict['steps']} steps, "
-        f"{verdict['calls']:,} calls and {verdict['seconds']:.0f} s. {BAR} counts as learned."
+        f"{said}: the mean reward of the last {LEARNED_STEPS} steps is {reward}, after {verdict['steps']} steps, "
+        f"{verdict['calls']:,} calls and {verdict['seconds']:.0f} s. {LEARNED_REWARD} counts as learned."
     )
 
 
@@ -261,8 +261,8 @@ def chart(rewards: Sequence[float], title: str) -> list[ChartMark]:
     for step in _ticks(steps):
         marks.append(ChartText(x(step), HEIGHT - BOTTOM + 22, str(step), anchor="middle"))
     marks.append(ChartText((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, "training step", anchor="middle"))
-    marks.append(ChartLine(((LEFT, y(BAR)), (WIDTH - RIGHT, y(BAR))), GREEN, 1.5, dashed=True))
-    marks.append(ChartText(LEFT + 8, y(BAR) + 18, f"learned: {BAR}", GREEN))
+    marks.append(ChartLine(((LEFT, y(LEARNED_REWARD)), (WIDTH - RIGHT, y(LEARNED_REWARD))), GREEN, 1.5, dashed=True))
+    marks.append(ChartText(LEFT + 8, y(LEARNED_REWARD) + 18, f"learned: {LEARNED_REWARD}", GREEN))
     marks += [ChartDot(x(step), y(reward), "#a9c9e4") for step, reward in enumerate(rewards, 1)]
     curve = tuple((x(step), y(reward)) for step, reward in enumerate(averaged(rewards), 1))
     return [*marks, ChartLine(curve, BLUE, 2.5)]

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.demo.progress import DemoProgress, GameRecords, averaged
-from headrace.demo.recipe import BAR, RECIPES, WINDOW
+from headrace.demo.recipe import LEARNED_REWARD, LEARNED_STEPS, RECIPES
 from headrace.demo.report import write_report
 from headrace.demo.stack import (
     ACTOR,
@@ -171,7 +171,7 @@ class DemoRun:
         report = f"Report:   {_shown(page)}"
         if self.progress.learned:
             return [
-                f"Learned: reward {reward:.3f}, the mean of {WINDOW} steps, after {steps} steps and "
+                f"Learned: reward {reward:.3f}, the mean of {LEARNED_STEPS} steps, after {steps} steps and "
                 f"{verdict['seconds']:.0f} s.",
                 report,
                 f"Try next: headrace demo --seed {self.settled.seed + 1}, with other weights and numbers",
@@ -182,7 +182,7 @@ class DemoRun:
             ended, going_on = f"The trainer ended after {steps} of {most} steps", resuming(self.run)
         else:
             ended, going_on = f"{steps} steps were not enough", resuming(self.run, more_steps(self.settled, steps))
-        return [f"{ended}: reward {reward:.2f} of {BAR}; go on with: {going_on}", report]
+        return [f"{ended}: reward {reward:.2f} of {LEARNED_REWARD}; go on with: {going_on}", report]
 
     def _ray_pool(self, ending: ExitStack) -> tuple[str, str]:
         from headrace.demo.stack import ray_pool

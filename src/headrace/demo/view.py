@@ -17,7 +17,7 @@ from rich.text import Text
 from headrace.braille import braille
 from headrace.demo.games import Game
 from headrace.demo.progress import DemoProgress, averaged
-from headrace.demo.recipe import BAR, WINDOW
+from headrace.demo.recipe import LEARNED_REWARD, LEARNED_STEPS
 
 #: Columns of the view: as many as the terminal has, and no more than reads well.
 MOST_WIDTH, LEAST_WIDTH = 100, 40
@@ -142,7 +142,7 @@ class DemoView:
             ),
             self._replay.text(),
         ]
-        title = f"reward, mean of {WINDOW} steps"
+        title = f"reward, mean of {LEARNED_STEPS} steps"
         return Panel(Group(*parts), title=title, title_align="left", width=width, border_style="dim")
 
 
@@ -158,9 +158,9 @@ def curve(values: list[float], width: int) -> list[Text]:
             if letter != "\N{BRAILLE PATTERN BLANK}":
                 line.append(letter, "bold cyan")
             else:
-                line.append("╌" if row == _row(BAR) else " ", "green")
-        if row == _row(BAR):
-            line.append(f" {BAR:g}", "green")
+                line.append("╌" if row == _row(LEARNED_REWARD) else " ", "green")
+        if row == _row(LEARNED_REWARD):
+            line.append(f" {LEARNED_REWARD:g}", "green")
         shown.append(line)
     return [*shown, *(Text(line, style="dim") for line in _steps_axis(len(values), across))]
 

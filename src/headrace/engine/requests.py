@@ -266,7 +266,7 @@ def _ids(given: list[Any]) -> list[int]:
 
 
 def check_prompt(ids: list[int], vocabulary: int, context: int) -> list[int]:
-    """A prompt that the model can read; else `Refused`."""
+    """A prompt that the model can read; else `EngineRequestError`."""
     if not ids:
         raise EngineRequestError("The prompt is empty: it has no tokens.", param="prompt")
     if len(ids) >= context:

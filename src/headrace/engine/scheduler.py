@@ -3,9 +3,9 @@
 A step admits what waits and fits, computes the prompts of those, gives every running sequence one token, and lets go of
 the ones that ended. It owns the model, the cache and the sampler; it knows no threads and no HTTP.
 
-Prompts that begin as earlier sequences did are not computed again from the start (see `prefix`). New weights drop all
-that was computed with the old ones: a running sequence keeps its tokens, and its next step computes them anew, so that
-every token is sampled from one set of weights over its whole context.
+Prompts that begin as earlier sequences did are not computed again from the start (see `PrefixCache`). New weights drop
+all that was computed with the old ones: a running sequence keeps its tokens, and its next step computes them anew, so
+that every token is sampled from one set of weights over its whole context.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class SamplingParams:
         )
 
     def check(self, vocabulary: int) -> None:
-        """Raises `Refused` for what no sampler could do."""
+        """Raises `EngineRequestError` for what no sampler could do."""
         _within("n", self.n, 1 <= self.n <= MAX_CHOICES, f"n must be between 1 and {MAX_CHOICES}")
         if self.greedy and self.n > 1:
             raise EngineRequestError(f"n must be 1 when using greedy sampling, got {self.n}.", param="n")

@@ -14,7 +14,7 @@ from headrace.engine.http import EngineRequestError
 
 
 class EngineTokenizer:
-    """`tokenizer` is transformers'; `inner` decodes faster where there is a Rust one behind it."""
+    """`hf_tokenizer` is transformers'; `inner` decodes faster where there is a Rust one behind it."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer

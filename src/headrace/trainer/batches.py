@@ -152,26 +152,28 @@ class BatchFeed:
         #: What was taken and not acknowledged yet, by lease: it comes again where the lease runs out.
         self._taken: dict[str, list[str]] = {}
         #: Leases on nothing but what was taken before: they end when a checkpoint holds it.
-        self._again: list[str] = []
+        self._repeat_leases: list[str] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._worker = TaskThread("headrace-feed")
-        self._ahead: Future[FetchedBatch | None] | None = None
-        self._keeper = threading.Thread(target=self._keep, name="headrace-leases", daemon=True)
+        self._prefetched: Future[FetchedBatch | None] | None = None
+        self._keeper = threading.Thread(target=self._extend_leases, name="headrace-leases", daemon=True)
         self._keeper.start()
 
     def next(self, *, last: bool = False) -> FetchedBatch | None:
         """The next batch; None once the channel is shut down and has too little. `last`: no other will be asked for.
         Raises `Stopped` where the run is told to stop before there is one."""
-        self._ahead = self._ahead or self._worker.submit(self._fetch)
-        fetched = self._stop.result(self._ahead)
-        self._ahead = self._worker.submit(self._fetch) if self._config.pool.prefetch and not last and fetched else None
+        self._prefetched = self._prefetched or self._worker.submit(self._fetch)
+        fetched = self._stop.result(self._prefetched)
+        self._prefetched = (
+            self._worker.submit(self._fetch) if self._config.pool.prefetch and not last and fetched else None
+        )
         return fetched
 
     def ack(self, leases: Mapping[str, list[str]]) -> None:
         """These batches are in a checkpoint. Where a lease was lost, its trajectories will come again: they are
         remembered, and passed over then."""
-        again, self._again = self._again, []
+        again, self._repeat_leases = self._repeat_leases, []
         lost: list[str] = []
         for lease, trajectories in {**leases, **{lease: [] for lease in again}}.items():
             try:
@@ -180,7 +182,7 @@ class BatchFeed:
                 lost.append(str(error))
                 self.repeats.update(trajectories)
             self._taken.pop(lease, None)
-            self._hold(lease, held=False)
+            self._record_lease(lease, held=False)
         if lost:
             log.warning("%d batches were not ours any more when they were acknowledged: %s", len(lost), lost[0])
 
@@ -189,9 +191,13 @@ class BatchFeed:
         self._closed.set()
         try:
             self._keeper.join(LAST_FETCH_S)
-            if self._ahead is not None and not self._pool.outage.is_down:
-                wait_for([self._ahead], timeout=LAST_FETCH_S)
-                fetched = self._ahead.result() if self._ahead.done() and self._ahead.exception() is None else None
+            if self._prefetched is not None and not self._pool.outage.is_down:
+                wait_for([self._prefetched], timeout=LAST_FETCH_S)
+                fetched = (
+                    self._prefetched.result()
+                    if self._prefetched.done() and self._prefetched.exception() is None
+                    else None
+                )
                 if fetched is not None:
                     self._give_back(fetched.lease_id)
         finally:
@@ -221,9 +227,9 @@ class BatchFeed:
                         return None
                 starved = (began, time.monotonic())
             began = time.monotonic()
-            groups = [group for group in batch.groups if not self._seen(group)]
+            groups = [group for group in batch.groups if not self._was_learned_from(group)]
             if not groups:
-                self._again.append(str(batch.lease_id))
+                self._repeat_leases.append(str(batch.lease_id))
                 continue
             trajectories = [trajectory for group in groups for trajectory in group.trajectories]
             self._taken[str(batch.lease_id)] = [trajectory.uid for trajectory in trajectories]
@@ -271,10 +277,10 @@ class BatchFeed:
             timeout=timeout,
         )
         if batch is not None:
-            self._hold(str(batch.lease_id), held=True)
+            self._record_lease(str(batch.lease_id), held=True)
         return batch
 
-    def _seen(self, group: Group) -> bool:
+    def _was_learned_from(self, group: Group) -> bool:
         """Whether a group was learned from before; a replay of the channel's history is meant to be."""
         uids = {trajectory.uid for trajectory in group.trajectories}
         if group.replayed:
@@ -287,7 +293,7 @@ class BatchFeed:
 
     # -- leases --------------------------------------------------------------------------------------------------------
 
-    def _hold(self, lease: str, *, held: bool) -> None:
+    def _record_lease(self, lease: str, *, held: bool) -> None:
         with self._lock:
             if held:
                 self._held.append(lease)
@@ -306,9 +312,9 @@ class BatchFeed:
             log.warning("a batch could not be given back: its lease runs out, or --resume gives it back")
             return
         self._taken.pop(lease, None)
-        self._hold(lease, held=False)
+        self._record_lease(lease, held=False)
 
-    def _keep(self) -> None:
+    def _extend_leases(self) -> None:
         every = self._config.pool.lease_s / 3
         lost: set[str] = set()
         while not self._closed.wait(every):

@@ -21,7 +21,8 @@ from headrace.data.trajectory import Group, Trajectory
 from headrace.trainer.config import AlgorithmConfig
 from headrace.trainer.losses import group_advantages
 
-TIMEOUT_S = 120.0
+#: How long one reward may take: a judge model answers within it.
+SCORE_TIMEOUT_S = 120.0
 #: The code with which a gateway says that it has no reward worker.
 NO_WORKER_CODE = b"no_reward_worker"
 #: What is sent to find that out.
@@ -47,7 +48,7 @@ class GatewayScorer:
         """Raises `NotScored` where the gateway says that nobody scores there: a run would wait for rewards in vain."""
         request = urllib.request.Request(self._url, orjson.dumps(_TRIED), self._headers)
         try:
-            urllib.request.urlopen(request, timeout=TIMEOUT_S).close()
+            urllib.request.urlopen(request, timeout=SCORE_TIMEOUT_S).close()
         except urllib.error.HTTPError as error:
             said = error.read(2000)
             if NO_WORKER_CODE in said:
@@ -71,7 +72,7 @@ class GatewayScorer:
     def _score(self, uid: str, body: dict[str, Any]) -> float:
         request = urllib.request.Request(self._url, orjson.dumps(body), self._headers)
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            with urllib.request.urlopen(request, timeout=SCORE_TIMEOUT_S) as answer:
                 return float(orjson.loads(answer.read())["reward_score"])
         except urllib.error.HTTPError as error:
             said = error.read(2000).decode(errors="replace")

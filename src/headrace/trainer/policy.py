@@ -21,7 +21,7 @@ from headrace.trainer import attention
 from headrace.trainer.backends.tensors import Packed
 
 #: Logits that are held at once: beyond that they are computed in parts, and again on the way back.
-LOGITS = 1 << 28
+MAX_LOGITS = 1 << 28
 
 
 class Policy:
@@ -120,8 +120,8 @@ def _states(decoder: Any, ids: Tensor, positions: Tensor, cuts: list[int]) -> Te
 
 
 def _in_parts(part: Callable[..., tuple[Tensor, Tensor]], vocabulary: int, *given: Tensor) -> tuple[Tensor, Tensor]:
-    """`part` of as many rows at a time as `LOGITS` allows. Where that is less than all, logits are not kept."""
-    rows = max(LOGITS // vocabulary, 1)
+    """`part` of as many rows at a time as `MAX_LOGITS` allows. Where that is less than all, logits are not kept."""
+    rows = max(MAX_LOGITS // vocabulary, 1)
     if len(given[0]) <= rows:
         return part(*given)
     found = list(_each_part(part, rows, given))
@@ -152,7 +152,7 @@ def check_model(model: Path) -> None:
 
 
 def model_load_error(model: Path, error: Exception) -> InvalidInput:
-    """What to say where transformers could not load a model that `check` let pass."""
+    """What to say where transformers could not load a model that `check_model` let pass."""
     if model.is_dir():
         return InvalidInput(f"model {model} cannot be loaded: {error}")
     why = str(error).strip().splitlines()

@@ -15,7 +15,7 @@ from headrace.metrics import Lines, Row, TensorBoard, Wandb, Writer
 from headrace.trainer.checkpoint import Progress
 from headrace.trainer.config import LogConfig
 
-#: What the loop does when it has no batch; `Watcher.groups` then says how far that is.
+#: What the loop does when it has no batch; `RunWatcher.groups` then says how far that is.
 AWAITING_BATCH = "waiting for a batch"
 
 

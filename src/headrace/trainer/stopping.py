@@ -107,7 +107,7 @@ def in_thread(work: Callable[[], T], name: str = "headrace-call") -> Future[T]:
 
 
 def _end() -> None:
-    """What ends a `Worker`."""
+    """What ends a `TaskThread`."""
 
 
 def _into(future: Future[T], work: Callable[[], T]) -> None:

@@ -92,7 +92,7 @@ class Trainer:
         self._report: SyncReport | None = None
         self._probe = _first_probe(self.learner.policy.model.config.vocab_size)
         self._times: dict[str, float] = {}
-        self._told = time.monotonic()
+        self._last_report_at = time.monotonic()
         latest = self.checkpoints.latest
         if latest is not None:
             self.progress, weights, state = self.checkpoints.load(latest)
@@ -113,7 +113,7 @@ class Trainer:
             except (Stopped, SyncFailed, PoolUnreachable):
                 if not self._stop.is_set():
                     raise  # else it is what was waited for and had not come
-            self._keep(always=True)
+            self._checkpoint(always=True)
             self._await_published()
             self.outcome.ended(self.progress, self._stop.by, self._watcher.standing)
             return self.progress
@@ -121,14 +121,14 @@ class Trainer:
             self._close()
 
     def _learn(self) -> None:
-        if self.progress.step >= self.config.steps or self._reached():
+        if self.progress.step >= self.config.steps or self._goal_reached():
             self.outcome.nothing_to_do = True
         self.feed.recover(self.progress.leases)
         self.progress.leases = {}
-        self._begin()
+        self._publish_first()
         self._watcher.ready(self.progress)
-        self._told = time.monotonic()
-        while self.progress.step < self.config.steps and not self._stop.is_set() and not self._reached():
+        self._last_report_at = time.monotonic()
+        while self.progress.step < self.config.steps and not self._stop.is_set() and not self._goal_reached():
             self._watcher.doing(AWAITING_BATCH)
             with self._timed("wait"):
                 began = time.monotonic()
@@ -137,13 +137,13 @@ class Trainer:
             if batch is None:
                 self.outcome.shut_down = not self._stop.is_set()
                 break
-            self._times["idle"] = _without((began, ended), batch.starved, batch.converted)
+            self._times["idle"] = _idle_seconds((began, ended), batch.starved, batch.converted)
             self._step(batch)
 
     def _outage(self, service: str, address: str) -> Outage:
         return Outage(f"the {service} {address}", log.warning, partial(self._watcher.down, service))
 
-    def _reached(self) -> bool:
+    def _goal_reached(self) -> bool:
         """Whether the reward is where it was asked to be."""
         goal, rewards = self.config.stop_at_reward, self.progress.rewards
         return goal is not None and len(rewards) == self.config.stop_window and float(np.mean(rewards)) >= goal
@@ -163,7 +163,7 @@ class Trainer:
         with self._timed("learn"):
             if examples.sequences:
                 learned = self.learner.learn(examples.sequences, progress.step, progress.version)
-        row = {**self._about(batch), **learned, "queue": batch.queue}
+        row = {**self._batch_metrics(batch), **learned, "queue": batch.queue}
         progress.step += 1
         progress.leases[batch.lease_id] = batch.trajectories
         progress.batches += 1
@@ -175,21 +175,21 @@ class Trainer:
             if learned.get("updates"):
                 progress.version += 1
                 self._publish(examples.sequences[0].tokens[:PROBE_TOKENS].tolist())
-        row |= {"step": progress.step, "version": progress.version, **self._sync()}
+        row |= {"step": progress.step, "version": progress.version, **self._sync_metrics()}
         if self.config.validation.every and progress.step % self.config.validation.every == 0:
             self._watcher.doing(f"validating on channel {self.config.validation.channel}")
             row["validation"] = self._validate()
         self._times["convert"] = batch.converted[1] - batch.converted[0]
-        self._tell(row)
+        self._report_step(row)
         self.outcome.add(row)
         with self._timed("checkpoint"):
-            self._keep()
+            self._checkpoint()
 
-    def _tell(self, row: dict[str, Any]) -> None:
+    def _report_step(self, row: dict[str, Any]) -> None:
         """Writes a step down, with all that came since the last one, its checkpoint too. Before the next checkpoint: so
         every step that is in one has its line."""
         now = time.monotonic()
-        seconds, self._told = now - self._told, now
+        seconds, self._last_report_at = now - self._last_report_at, now
         self.progress.seconds += seconds
         row |= {"seconds": seconds, "tokens_s": row["sequence_tokens"] / seconds, "times": self._times}
         self.metrics.write(row)
@@ -198,7 +198,7 @@ class Trainer:
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def _publish_first(self) -> None:
         """Brings every server to this run's weights before the first batch is asked for."""
         if self.publisher is not None:
             publisher, model = self.publisher, self.learner.policy.model.config
@@ -247,14 +247,14 @@ class Trainer:
         try:
             self._report = self._stop.result(self._published, grace_s=LAST_SYNC_S)
         except Stopped:
-            self._cut_short()
+            self._cancel_publish()
         except SyncFailed as error:
             if not self._stop.is_set():
                 raise
             log.warning("%s", error)
             self._published = None
 
-    def _cut_short(self) -> None:
+    def _cancel_publish(self) -> None:
         """Ends a publish that hangs: calls must not stay held when this process is gone."""
         if self._published is not None and not self._published.done():
             assert self.publisher is not None
@@ -263,7 +263,7 @@ class Trainer:
             wait_for([self._published], timeout=CUT_SYNC_S)
         self._published = None
 
-    def _sync(self) -> dict[str, Any]:
+    def _sync_metrics(self) -> dict[str, Any]:
         """What the last publish that has ended tells."""
         if self._published is not None and self._published.done():
             self._await_published()
@@ -277,9 +277,9 @@ class Trainer:
             "sync": {**sync, "seconds": report.seconds, "failed": report.failed},
         }
 
-    # -- keeping -------------------------------------------------------------------------------------------------------
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def _keep(self, *, always: bool = False) -> None:
+    def _checkpoint(self, *, always: bool = False) -> None:
         """A checkpoint, where one is due; then what it learned from is acknowledged."""
         progress = self.progress
         if not (always or progress.step % self.config.checkpoint.every == 0):
@@ -296,9 +296,9 @@ class Trainer:
             log.warning("%d batches are in the checkpoint and not acknowledged: --resume does it", len(progress.leases))
         progress.leases = {}
 
-    # -- telling -------------------------------------------------------------------------------------------------------
+    # -- metrics -------------------------------------------------------------------------------------------------------
 
-    def _about(self, batch: FetchedBatch) -> dict[str, Any]:
+    def _batch_metrics(self, batch: FetchedBatch) -> dict[str, Any]:
         examples, skipped = batch.examples, batch.examples.skipped
         sampled = [sequence.versions[sequence.loss_mask] for sequence in examples.sequences]
         versions, counts = np.unique(np.concatenate(sampled), return_counts=True) if sampled else ([0], [0])
@@ -353,7 +353,7 @@ class Trainer:
             self.publisher.stop()
         if self._published is not None:
             wait_for([self._published], timeout=LAST_SYNC_S)
-            self._cut_short()
+            self._cancel_publish()
         self.feed.close()
         self.pool.close()
         self._publishing.close()
@@ -382,7 +382,7 @@ def _first_probe(vocabulary: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(0).integers(0, vocabulary, 32)]
 
 
-def _without(wait: tuple[float, float], *others: tuple[float, float]) -> float:
+def _idle_seconds(wait: tuple[float, float], *others: tuple[float, float]) -> float:
     """How much of a wait was for nothing of these: want of data, or work."""
     began, ended = wait
     return max(ended - began - sum(max(min(ended, b) - max(began, a), 0.0) for a, b in others), 0.0)

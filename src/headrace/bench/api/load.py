@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,6 @@ class ApiSizes:
     share: float = 0.1
 
     kept_groups: int = 2_000
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 FULL = ApiSizes("full")

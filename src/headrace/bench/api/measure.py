@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import count, islice
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def measure(quick: bool = False) -> BenchReport:
 def measure_sizes(sizes: ApiSizes, base: Path | None = None) -> BenchReport:
     """Every part in turn, in folders of its own below `base`."""
     bars = RATIOS | BARS
-    details: dict[str, object] = {"sizes": sizes.as_dict(), "original": "atroposlib"}
+    details: dict[str, object] = {"sizes": asdict(sizes), "original": "atroposlib"}
     if original_python() is None:
         Console(stderr=True).print(ORIGINAL_ABSENT)
         bars = BARS

@@ -11,7 +11,7 @@ import itertools
 import random
 import time
 from collections.abc import Coroutine
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -54,9 +54,6 @@ class GatewaySizes:
     first_token_ms: float = 20
     streams: int = 5
     stream_rounds: int = 9
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 FULL = GatewaySizes("full")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def measure_sizes(sizes: GatewaySizes, base: Path | None = None) -> BenchReport:
     """Every part in turn, in folders of its own below `base`."""
     import headrace.bench.pool.ray  # noqa: F401 - needs the extra: said before anything is measured
 
-    report = BenchReport(f"headrace bench gateway ({sizes.name})", BARS, details={"sizes": sizes.as_dict()})
+    report = BenchReport(f"headrace bench gateway ({sizes.name})", BARS, details={"sizes": asdict(sizes)})
     return measure_parts(report, PARTS, sizes, base)
 
 

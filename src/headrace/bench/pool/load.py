@@ -5,8 +5,7 @@ prompt extends the last.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -45,9 +44,6 @@ class PoolSizes:
     naive_calls: int = 400
     ray_rounds: int = 7
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 FULL = PoolSizes("full")
 QUICK = PoolSizes(
@@ -61,8 +57,9 @@ TOKEN_ROWS = 8192
 
 
 class StepSource:
-    """Standard steps, each a trajectory of its own, `rollouts` of them a group. Tokens repeat after `ROWS` steps, uids
-    never do."""
+    """Standard steps, each a trajectory of its own, `rollouts` of them a group. Tokens repeat after `TOKEN_ROWS`
+    steps, uids never do.
+    """
 
     def __init__(self, sizes: PoolSizes, *, rollouts: int = 1, seed: int = 0) -> None:
         self.sizes = sizes

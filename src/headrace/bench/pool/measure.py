@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from headrace.bench.pool.http import http
@@ -41,7 +42,7 @@ def measure(quick: bool = False) -> BenchReport:
 def measure_sizes(sizes: PoolSizes, base: Path | None = None) -> BenchReport:
     """Every part in turn, in folders of its own below `base`."""
     parts = all_parts()  # needs the extra for Ray: said before anything is measured
-    report = BenchReport(f"headrace bench pool ({sizes.name})", BARS, details={"sizes": sizes.as_dict()})
+    report = BenchReport(f"headrace bench pool ({sizes.name})", BARS, details={"sizes": asdict(sizes)})
     return measure_parts(report, parts, sizes, base or scratch())
 
 

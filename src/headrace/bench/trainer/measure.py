@@ -22,7 +22,7 @@ import numpy as np
 from headrace.bench.report import Bar, BenchReport, Figures
 from headrace.bench.trainer import packing
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.demo.recipe import BAR
+from headrace.demo.recipe import LEARNED_REWARD
 
 BARS = {
     "demo_seconds": Bar("the whole system, to a moving average of 0.95", at_most=300),
@@ -57,7 +57,7 @@ def measure(quick: bool = False, *, runs: int | None = None, busy: int = 0) -> B
 def _demo(task: str, scratch: Path) -> Figures:
     run = scratch / "demo"
     verdict = played(run, task)
-    if verdict["reward_end"] < BAR:
+    if verdict["reward_end"] < LEARNED_REWARD:
         raise HeadraceError(f"the demo did not learn {task}: {verdict}")
     plain = verdict_of("headrace.bench.trainer.plain", "--task", task)
     rows = rows_of(run)
@@ -97,7 +97,9 @@ def _held(rows: Sequence[dict[str, Any]]) -> float:
 
 
 RUNS_BARS = {
-    "learned_share": Bar(f"runs whose last ten steps have a mean reward of {BAR} or more, of all runs", at_least=1),
+    "learned_share": Bar(
+        f"runs whose last ten steps have a mean reward of {LEARNED_REWARD} or more, of all runs", at_least=1
+    ),
     "quiet_seconds_max": Bar("the slowest run beside which nothing else ran, starts included", at_most=120),
 }
 #: The place of what a virtual machine wanted and did not get, in the first line of /proc/stat.
@@ -131,7 +133,7 @@ def measure_runs(runs: int, busy: int = 0, *, task: str = "number") -> BenchRepo
 def _report(task: str, found: Sequence[dict[str, Any]]) -> BenchReport:
     quiet = [row["seconds"] for row in found if not row["busy"]]
     bars = RUNS_BARS if quiet else {name: bar for name, bar in RUNS_BARS.items() if name != "quiet_seconds_max"}
-    ratios = {"learned_share": sum(row["reward_end"] >= BAR for row in found) / len(found)}
+    ratios = {"learned_share": sum(row["reward_end"] >= LEARNED_REWARD for row in found) / len(found)}
     if quiet:
         ratios["quiet_seconds_max"] = max(quiet)
     figures: dict[str, float] = {"runs": len(found), "busy_runs": len(found) - len(quiet)}

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from headrace.demo.progress import averaged
-from headrace.demo.recipe import BAR, RECIPES, WINDOW, Recipe
+from headrace.demo.recipe import LEARNED_REWARD, LEARNED_STEPS, RECIPES, Recipe
 from headrace.demo.tasks import TASKS, NumberTask
 
 
@@ -156,7 +156,7 @@ def measure(recipe: Recipe, *, task: str = "number", seed: int = 0, lag: int = 0
     for played in loop.run(recipe.steps, lag):
         calls += played.calls
         rewards.append(float(played.rewards.mean()))
-        learned = len(rewards) >= WINDOW and averaged(rewards[-WINDOW:])[-1] >= BAR
+        learned = len(rewards) >= LEARNED_STEPS and averaged(rewards[-LEARNED_STEPS:])[-1] >= LEARNED_REWARD
         if learned:
             break
     return {
