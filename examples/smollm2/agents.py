@@ -22,7 +22,7 @@ from typing import Any
 import aiohttp
 from problems import Problem, held_out, training
 
-from headrace.demo.supply import Supply
+from headrace.demo.agents import GameSupply
 
 #: Waits before an answer that did not come is asked for again; after the last, the rollout is given up.
 PAUSES_S = (0.2, 1.0, 3.0)
@@ -58,7 +58,7 @@ class Agents:
         self._held_out = held_out(given.problems)
         self._fresh = training(given.first, self._held_out)
         self._groups: dict[int, Problem] = {}
-        self._supply = Supply(0, given.rollouts, given.ahead, self._waiting)
+        self._supply = GameSupply(0, given.rollouts, given.ahead, self._waiting)
         self._life = f"p{given.first}-{int(time.time())}"  # uids of an earlier life stay its own
 
     async def train(self) -> None:

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from tests.atropos.words import environment, registration
 
-from headrace.bench.gateway.child import Child
+from headrace.bench.server_process import ServerProcess
 
 ENVIRONMENTS = 50
 #: Bytes of a group's numbers, however they are packed.
@@ -27,22 +27,24 @@ _FIRST = re.compile(rb'"tokens":\[\[(\d+)')
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Child]:
-    with Child("headrace", "api", "--host", "127.0.0.1", "--port", 0, "--journal", tmp_path / "journal") as found:
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(
+        "headrace", "api", "--host", "127.0.0.1", "--port", 0, "--journal", tmp_path / "journal"
+    ) as found:
         yield found
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("waves", [80, pytest.param(200, marks=pytest.mark.long)])
-def test_nothing_fails_and_memory_is_flat_while_the_trainer_keeps_up(server: Child, waves: int) -> None:
+def test_nothing_fails_and_memory_is_flat_while_the_trainer_keeps_up(server: ServerProcess, waves: int) -> None:
     begun = waves // 4  # after which the server has all that it needs to go on
     grown, served = asyncio.run(run(server, waves, begun))
     assert sorted(served) == list(range(waves * ENVIRONMENTS))
     assert grown < (waves - begun) * ENVIRONMENTS * PACKED / 2, "what was served is held no longer"
 
 
-async def run(server: Child, waves: int, begun: int) -> tuple[int, list[int]]:
+async def run(server: ServerProcess, waves: int, begun: int) -> tuple[int, list[int]]:
     """By how many bytes the server grew after so many waves, and the groups that the trainer got in all of them. A wave
     is one post of every environment, all at once, and a trainer that takes all of it."""
     served: list[int] = []

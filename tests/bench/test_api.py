@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.bench.api import flow, servers
-from headrace.bench.api.groups import Groups
+from headrace.bench.api import load, measure
+from headrace.bench.api.load import ApiSizes, GroupBodies
 from headrace.bench.api.measure import BARS, RATIOS, measure_sizes
-from headrace.bench.api.sizes import Sizes
 
-TINY = Sizes(
+TINY = ApiSizes(
     "tiny",
     group_size=2,
     tokens=8,
@@ -34,7 +33,7 @@ STAND_IN = "import sys\nfrom headrace.cli import main\nmain(['api', *sys.argv[1:
 
 @pytest.fixture
 def nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(servers.VARIABLE, raising=False)
+    monkeypatch.delenv(load.PYTHON_VARIABLE, raising=False)
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
 
 
@@ -54,9 +53,9 @@ def test_with_the_original_both_take_the_same_load_in_turn(tmp_path: Path, monke
     package = tmp_path / "atroposlib" / "cli"
     package.mkdir(parents=True)
     (package / "run_api.py").write_text(STAND_IN)
-    monkeypatch.setenv(servers.VARIABLE, sys.executable)
+    monkeypatch.setenv(load.PYTHON_VARIABLE, sys.executable)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    found = flow.measure(TINY, tmp_path)
+    found = measure.flow(TINY, tmp_path)
     assert set(found.ratios) == set(RATIOS)
     assert all(value > 0 for value in [*found.ratios.values(), *found.absolute.values()])
 
@@ -64,14 +63,14 @@ def test_with_the_original_both_take_the_same_load_in_turn(tmp_path: Path, monke
 @pytest.mark.usefixtures("nothing_installed")
 def test_the_original_is_the_one_that_the_tests_made(tmp_path: Path) -> None:
     python = tmp_path / "cache" / "venvs" / "atropos-0123456789ab" / "bin" / "python"
-    assert servers.original_python() is None
+    assert load.original_python() is None
     python.parent.mkdir(parents=True)
     python.touch()
-    assert servers.original_python() == python
+    assert load.original_python() == python
 
 
 def test_a_group_has_its_number_first_and_what_environments_send() -> None:
-    group = json.loads(Groups(2, 8).body(7, 3))
+    group = json.loads(GroupBodies(2, 8).body(7, 3))
     assert (group["tokens"][0][0], group["env_id"]) == (7, 3)
     assert [len(row) for row in group["tokens"] + group["masks"] + group["inference_logprobs"]] == [8] * 6
     assert group["masks"][1] == [-100, -100, *group["tokens"][1][2:]]

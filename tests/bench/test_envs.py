@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from headrace.bench.envs.load import Load
-from headrace.bench.envs.measure import measure_load
+from headrace.bench.envs.measure import RolloutLoad, measure_load
 
 
 def test_serve_and_process_are_measured_against_the_same_rollouts() -> None:
-    found = measure_load(Load(rollouts=32, rounds=1, rollout_s=0.001)).as_dict()
+    found = measure_load(RolloutLoad(rollouts=32, rounds=1, rollout_s=0.001)).as_dict()
     absolute = found["absolute"]
     assert found["overhead_vs_gather"] > 0
     assert found["process_parallel"] > 0

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.bench.gateway import tokenizer
-from headrace.bench.gateway.child import Child
-from headrace.bench.gateway.load import Load, Target
-from headrace.bench.gateway.measure import BARS
-from headrace.bench.gateway.servers import start_proxy, start_stub
-from headrace.bench.gateway.sizes import FULL, QUICK, Sizes
-from headrace.bench.gateway.text import SOURCE, speech, words_from
+from headrace.bench.gateway.load import FULL, QUICK, SOURCE, GatewayLoad, GatewaySizes, LoadTarget, speech, words_from
+from headrace.bench.gateway.measure import BARS, PARTS
+from headrace.bench.gateway.servers import build_tokenizer, start_proxy, start_stub
+from headrace.bench.server_process import ServerProcess
 from headrace.tokens import load_vocabulary
 
-TINY = Sizes(
+TINY = GatewaySizes(
     "tiny",
     turns=2,
     first_words=20,
@@ -46,7 +43,7 @@ TINY = Sizes(
     stream_rounds=1,
 )
 
-PARTS = {
+KEYS = {
     "passthrough": {"vs_passthrough", "added_p50_ms_vs_passthrough", "req_s", "cpu_ms"},
     "dialects": {"responses_vs_chat", "messages_vs_chat"},
     "history": {"history_flat", "bridge_vs_full"},
@@ -64,11 +61,11 @@ MARKS = {"ray": [pytest.mark.ray, pytest.mark.long], "history": [pytest.mark.lon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, [])) for name in PARTS])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, [])) for name in KEYS])
 @pytest.mark.timeout(1800)
 def test_a_part_measures_its_keys(name: str, tmp_path: Path) -> None:
-    part = importlib.import_module(f"headrace.bench.gateway.{name}").measure(TINY, tmp_path)
-    assert set(part.ratios) == PARTS[name]
+    part = PARTS[name](TINY, tmp_path)
+    assert set(part.ratios) == KEYS[name]
     for key, figure in (*part.ratios.items(), *part.absolute.items()):
         assert type(figure) is float
         assert math.isfinite(figure)
@@ -76,11 +73,12 @@ def test_a_part_measures_its_keys(name: str, tmp_path: Path) -> None:
 
 
 def test_the_parts_cover_the_bars() -> None:
-    assert set().union(*PARTS.values()) == set(BARS)
+    assert set(KEYS) == set(PARTS)
+    assert set().union(*KEYS.values()) == set(BARS)
 
 
 def test_quick_takes_fewer_rounds_of_the_same_sizes() -> None:
-    quick, full = QUICK.as_dict(), FULL.as_dict()
+    quick, full = asdict(QUICK), asdict(FULL)
     changed = {name for name in full if quick[name] != full[name]}
     assert changed == {"name"} | {name for name in changed if name.endswith("rounds")}
 
@@ -91,7 +89,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stub(folder: Path) -> Iterator[Child]:
+def stub(folder: Path) -> Iterator[ServerProcess]:
     with start_stub(folder, TINY) as child:
         yield child
 
@@ -109,17 +107,17 @@ def events(raw: bytes) -> list[Any]:
 
 
 def test_a_word_that_agents_say_is_a_token(tmp_path: Path) -> None:
-    tokenizer.build(tmp_path)
+    build_tokenizer(tmp_path)
     assert len(load_vocabulary(tmp_path).encode(words_from(speech(), 3, 500))) == 500
 
 
 def test_the_tokenizer_is_the_same_each_time(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        tokenizer.build(tmp_path / name)
+        build_tokenizer(tmp_path / name)
     assert (tmp_path / "a/tokenizer.json").read_bytes() == (tmp_path / "b/tokenizer.json").read_bytes()
 
 
-def test_the_stub_answers_in_vllms_shape(stub: Child) -> None:
+def test_the_stub_answers_in_vllms_shape(stub: ServerProcess) -> None:
     recorded = json.loads((RECORDED / "completions_ids_logprobs.json").read_text())
     found = json.loads(post(stub.address + "/v1/completions", recorded["request"]["body"]))
     (choice,), (expected,) = found["choices"], recorded["response"]["choices"]
@@ -129,7 +127,7 @@ def test_the_stub_answers_in_vllms_shape(stub: Child) -> None:
     assert found["usage"] == {"prompt_tokens": 13, "total_tokens": 21, "completion_tokens": 8}
 
 
-def test_the_stubs_text_and_log_probs_are_those_of_its_ids(stub: Child, folder: Path) -> None:
+def test_the_stubs_text_and_log_probs_are_those_of_its_ids(stub: ServerProcess, folder: Path) -> None:
     (choice,) = json.loads(post(stub.address + "/v1/completions", {"prompt": [5]}))["choices"]
     assert load_vocabulary(folder).decode(choice["token_ids"]) == choice["text"] == SOURCE[: len(choice["text"])]
     log_probs = choice["logprobs"]
@@ -138,7 +136,7 @@ def test_the_stubs_text_and_log_probs_are_those_of_its_ids(stub: Child, folder: 
         assert choice["text"].startswith(text, at)
 
 
-def test_the_stubs_stream_is_its_answer_token_by_token(stub: Child) -> None:
+def test_the_stubs_stream_is_its_answer_token_by_token(stub: ServerProcess) -> None:
     whole = json.loads(post(stub.address + "/v1/completions", {"prompt": [5, 6]}))
     *tokens, last = events(post(stub.address + "/v1/completions", {"prompt": [5, 6], "stream": True}))
     choices = [event["choices"][0] for event in tokens]
@@ -149,7 +147,7 @@ def test_the_stubs_stream_is_its_answer_token_by_token(stub: Child) -> None:
     assert (last["choices"], last["usage"]) == ([], whole["usage"])
 
 
-def test_the_stubs_chat_says_the_same_streamed_or_not(stub: Child) -> None:
+def test_the_stubs_chat_says_the_same_streamed_or_not(stub: ServerProcess) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}]}
     whole = json.loads(post(stub.address + "/v1/chat/completions", body))
     streamed = events(post(stub.address + "/v1/chat/completions", {**body, "stream": True}))
@@ -157,43 +155,43 @@ def test_the_stubs_chat_says_the_same_streamed_or_not(stub: Child) -> None:
     assert text == whole["choices"][0]["message"]["content"] != ""
 
 
-def test_the_stub_has_no_other_routes(stub: Child) -> None:
+def test_the_stub_has_no_other_routes(stub: ServerProcess) -> None:
     with pytest.raises(urllib.error.HTTPError, match="404"):
         post(stub.address + "/tokenize", {})
 
 
-def test_the_proxy_gives_what_the_stub_gives(stub: Child) -> None:
+def test_the_proxy_gives_what_the_stub_gives(stub: ServerProcess) -> None:
     with start_proxy(stub) as proxy:
         for path, body in (("/v1/completions", {"prompt": [7]}), ("/v1/chat/completions", {"messages": []})):
             assert post(proxy.address + path, body) == post(stub.address + path, body)
 
 
-def test_a_round_is_all_calls_of_all_trajectories(stub: Child) -> None:
-    with Load(TINY) as load:
-        found = load.round(Target(stub.address, trajectories=False), callers=3, trajectories=7)
+def test_a_round_is_all_calls_of_all_trajectories(stub: ServerProcess) -> None:
+    with GatewayLoad(TINY) as load:
+        found = load.round(LoadTarget(stub.address, trajectories=False), callers=3, trajectories=7)
     assert len(found.latencies) == 7 * TINY.turns
     assert found.rate == pytest.approx(14 / found.took)
 
 
-def test_a_call_that_fails_ends_the_run(stub: Child) -> None:
-    with Load(TINY) as load, pytest.raises(RuntimeError, match="/init_trajectory was answered 404"):
-        load.round(Target(stub.address), callers=1, trajectories=1)
+def test_a_call_that_fails_ends_the_run(stub: ServerProcess) -> None:
+    with GatewayLoad(TINY) as load, pytest.raises(RuntimeError, match="/init_trajectory was answered 404"):
+        load.round(LoadTarget(stub.address), callers=1, trajectories=1)
 
 
-def test_a_childs_cpu_is_its_own(stub: Child) -> None:
+def test_a_childs_cpu_is_its_own(stub: ServerProcess) -> None:
     before, start = stub.cpu_s(), time.process_time()
     while time.process_time() < start + 0.2:
         pass
     idle = stub.cpu_s() - before
-    with Load(TINY) as load:
-        load.round(Target(stub.address, trajectories=False), callers=2, trajectories=200)
+    with GatewayLoad(TINY) as load:
+        load.round(LoadTarget(stub.address, trajectories=False), callers=2, trajectories=200)
     assert idle < 0.2
     assert stub.cpu_s() - before > idle
 
 
 def test_a_server_that_does_not_start_says_why() -> None:
     with (
-        Child("headrace.bench.gateway.stub") as child,
-        pytest.raises(RuntimeError, match=r"ended with code 1 before it was ready; it said: (?s:.)*ValueError"),
+        ServerProcess("headrace.bench.gateway.servers", "stub") as child,
+        pytest.raises(RuntimeError, match=r"ended with code 1 before it was ready; it said: (?s:.)*TypeError"),
     ):
         _ = child.address

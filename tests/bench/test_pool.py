@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from headrace.bench.pool.load import Conversations, Load
-from headrace.bench.pool.measure import BARS
-from headrace.bench.pool.sizes import FULL, QUICK, Sizes
+from headrace.bench.pool.load import FULL, QUICK, ConversationSource, PoolSizes, StepSource
+from headrace.bench.pool.measure import BARS, all_parts, memory
 
-TINY = Sizes(
+TINY = PoolSizes(
     "tiny",
     prompt=16,
     response=8,
@@ -37,7 +36,7 @@ TINY = Sizes(
     ray_rounds=1,
 )
 
-PARTS = {
+KEYS = {
     "durable": {"durable_vs_raw"},
     "flat": {"fetch_flat", "submit_flat"},
     "memory": {"memory_vs_unique", "journal_vs_unique"},
@@ -51,11 +50,11 @@ PARTS = {
 MARKS = {"ray": [pytest.mark.ray, pytest.mark.long]}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, [])) for name in PARTS])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, [])) for name in KEYS])
 @pytest.mark.timeout(1800)
 def test_a_part_measures_its_keys(name: str, tmp_path: Path) -> None:
-    part = importlib.import_module(f"headrace.bench.pool.{name}").measure(TINY, tmp_path)
-    assert set(part.ratios) == PARTS[name]
+    part = all_parts()[name](TINY, tmp_path)
+    assert set(part.ratios) == KEYS[name]
     for figure in (*part.ratios.values(), *part.absolute.values()):
         assert type(figure) is float
         assert math.isfinite(figure)
@@ -63,23 +62,23 @@ def test_a_part_measures_its_keys(name: str, tmp_path: Path) -> None:
 
 
 def test_the_parts_cover_the_bars() -> None:
-    assert set().union(*PARTS.values()) == set(BARS)
+    assert set().union(*KEYS.values()) == set(BARS)
 
 
 def test_the_journal_holds_what_was_sent_and_little_more(tmp_path: Path) -> None:
-    part = importlib.import_module("headrace.bench.pool.memory").measure(TINY, tmp_path)
+    part = memory(TINY, tmp_path)
     assert part.absolute["unique_mb"] == pytest.approx(4 * (96 * 4 + 3 * 8 * 4) / 1e6)
     assert part.ratios["journal_vs_unique"] > 1
 
 
 def test_quick_takes_fewer_rounds_of_the_same_sizes() -> None:
-    quick, full = QUICK.as_dict(), FULL.as_dict()
+    quick, full = asdict(QUICK), asdict(FULL)
     changed = {name for name in full if quick[name] != full[name]}
     assert changed == {"name"} | {name for name in changed if name.endswith("rounds") or name == "naive_calls"}
 
 
 def test_uids_never_repeat_though_tokens_do() -> None:
-    load = Load(Sizes("small", prompt=4, response=2, submit=8), rollouts=4)
+    load = StepSource(PoolSizes("small", prompt=4, response=2, submit=8), rollouts=4)
     steps = [step for some in load.submits(2000) for step in some]
     assert len({step.trajectory_uid for step in steps}) == len(steps) == 16_000
     assert len({step.prompt_uid for step in steps}) == 4000
@@ -87,7 +86,7 @@ def test_uids_never_repeat_though_tokens_do() -> None:
 
 
 def test_a_conversations_prompt_is_all_that_was_said_and_something_new() -> None:
-    conversations = Conversations(TINY)
+    conversations = ConversationSource(TINY)
     by_uid: dict[str, list[np.ndarray]] = {}
     for step in (step for some in conversations.submits() for step in some):
         said = by_uid.setdefault(step.trajectory_uid, [])

@@ -14,16 +14,18 @@ import pytest
 from headrace import bench
 from headrace.bench.pool import measure
 from headrace.bench.pool.measure import BARS
-from headrace.bench.report import Bar, Part, Report
+from headrace.bench.report import Bar, BenchReport, Figures
 from headrace.bench.timing import in_turn
 from headrace.data.errors import InvalidInput
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Report:
+def measured(monkeypatch: pytest.MonkeyPatch) -> BenchReport:
     """A report as a run of the pool's benchmark would return it, without the run."""
-    report = Report("pool", BARS)
-    report.add(Part({key: 1.23456789 for key in reversed(BARS)}, {"durable_submit_ms": 0.5, "steps_per_s": 12_345.678}))
+    report = BenchReport("pool", BARS)
+    report.add(
+        Figures({key: 1.23456789 for key in reversed(BARS)}, {"durable_submit_ms": 0.5, "steps_per_s": 12_345.678})
+    )
     monkeypatch.setattr(measure, "measure", lambda quick: report)
     return report
 
@@ -37,7 +39,7 @@ def test_the_json_has_the_ratios_as_plain_numbers_at_the_top(tmp_path: Path) -> 
     assert found["absolute"] == {"durable_submit_ms": 0.5, "steps_per_s": 12_345.678}
 
 
-def test_the_environment_tells_versions_and_neither_host_nor_path(measured: Report) -> None:
+def test_the_environment_tells_versions_and_neither_host_nor_path(measured: BenchReport) -> None:
     environment = measured.as_dict()["environment"]
     assert environment["python"] == platform.python_version()
     assert environment["cpus"] >= 1
@@ -57,7 +59,7 @@ def test_the_table_shows_every_key_with_its_bar(capsys: pytest.CaptureFixture[st
         assert str(bar) in shown
 
 
-def test_a_key_that_was_not_measured_is_an_error_and_not_a_hole(measured: Report) -> None:
+def test_a_key_that_was_not_measured_is_an_error_and_not_a_hole(measured: BenchReport) -> None:
     del measured.ratios["fetch_flat"]
     with pytest.raises(KeyError, match="fetch_flat"):
         measured.as_dict()

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from tests.site import Site
 
-from headrace.demo import agents, counters
+from headrace.demo import agents, games
 from headrace.demo.agents import Agents
 from headrace.demo.games import first_games
 from headrace.demo.tasks import TASKS
@@ -84,10 +84,10 @@ async def test_every_game_is_played_to_its_end_and_told(gateway: Gateway, tmp_pa
     playing = Playing(gateway, tmp_path)
     await playing.until_games(16)
     await playing.end()
-    for group, games in gateway.completed.items():
+    for group, played in gateway.completed.items():
         hidden = TASKS["number"].game(1, int(group.removeprefix("s1-g"))).hidden
-        assert sorted(games) == [(f"{group}-r{n}", float(hidden == 4)) for n in range(8)]
-        assert {gateway.calls[uid] for uid, _ in games} == {1 if hidden == 4 else 3}
+        assert sorted(played) == [(f"{group}-r{n}", float(hidden == 4)) for n in range(8)]
+        assert {gateway.calls[uid] for uid, _ in played} == {1 if hidden == 4 else 3}
 
 
 async def test_agents_stay_one_batch_ahead(gateway: Gateway, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ async def test_a_call_that_failed_is_made_again(gateway: Gateway, tmp_path: Path
     playing = Playing(gateway, tmp_path)
     await playing.until_games(16)
     await playing.end()
-    found = counters.read(tmp_path)
+    found = games.read_counters(tmp_path)
     assert (found.games, found.retries, found.given_up) == (16, 2, 0)
 
 
@@ -114,7 +114,7 @@ async def test_a_game_that_is_refused_is_given_up_and_counted(gateway: Gateway, 
     playing = Playing(gateway, tmp_path)
     await playing.until_games(16)
     await playing.end()
-    assert counters.read(tmp_path).given_up == 1
+    assert games.read_counters(tmp_path).given_up == 1
 
 
 async def test_counters_go_on_and_no_uid_is_used_twice_after_a_restart(gateway: Gateway, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ async def test_counters_go_on_and_no_uid_is_used_twice_after_a_restart(gateway: 
         await playing.until_games(8 * groups)
         await playing.end()
         gateway.taken = groups
-    found = counters.read(tmp_path)
+    found = games.read_counters(tmp_path)
     assert found.games == 32
     assert found.calls == gateway.calls.total()
     assert all(len(games) == 8 for games in gateway.completed.values())

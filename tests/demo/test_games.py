@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from headrace.demo import games
-from headrace.demo.games import Game, Turn, first_games, last_games
+from headrace.demo.games import (
+    Game,
+    GameTurn,
+    first_games,
+    last_games,
+)
 from headrace.demo.tasks import TASKS
 
 
@@ -21,9 +26,9 @@ def played(group: int, hidden: int, *guesses: str) -> Game:
 
 
 def write(run: Path, *told: Game) -> None:
-    with (run / games.FILE).open("ab") as file:
+    with (run / games.GAMES_FILE).open("ab") as file:
         for game in told:
-            games.append(file, game)
+            games.append_game(file, game)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +40,7 @@ def write(run: Path, *told: Game) -> None:
     ],
 )
 def test_every_guess_has_its_answer(guesses: tuple[str, ...], turns: list[tuple[str, str]]) -> None:
-    assert list(played(0, 5, *guesses).turns()) == [Turn(*turn) for turn in turns]
+    assert list(played(0, 5, *guesses).turns()) == [GameTurn(*turn) for turn in turns]
 
 
 def test_games_are_read_from_either_end(tmp_path: Path) -> None:
@@ -50,7 +55,7 @@ def test_a_run_without_games_has_none(tmp_path: Path) -> None:
 
 def test_half_a_line_of_a_process_that_was_killed_is_left_out(tmp_path: Path) -> None:
     write(tmp_path, played(0, 4, "4"))
-    with (tmp_path / games.FILE).open("ab") as file:
+    with (tmp_path / games.GAMES_FILE).open("ab") as file:
         file.write(b'{"group": 1, "hid')
     write(tmp_path, played(2, 4, "4"), played(3, 4, "4"))
     assert [game.group for game in last_games(tmp_path, 9)] == [0, 3]

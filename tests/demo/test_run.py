@@ -19,11 +19,16 @@ import pytest
 from rich.console import Console
 
 from headrace.data.errors import InvalidInput
-from headrace.demo import recorded
+from headrace.demo import progress
+from headrace.demo.progress import FirstAndLast
 from headrace.demo.recipe import RECIPES
-from headrace.demo.recorded import Both
-from headrace.demo.run import Demo, Kept, Options, play
-from headrace.demo.stack import Settled
+from headrace.demo.run import (
+    DemoOptions,
+    DemoRun,
+    DemoState,
+    play,
+)
+from headrace.demo.stack import DemoSettings
 from headrace.pool.readonly import JournalView
 
 KEYS = ["task", "steps", "reward_start", "reward_end", "seconds", "calls", "staleness_mean", "logprob_gap_max"]
@@ -51,7 +56,7 @@ def ledger(run: Path) -> dict[str, Any]:
 @pytest.mark.timeout(1800)
 def test_agents_learn_the_small_game(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    learned = play(Options(task="number3", steps=30), run)
+    learned = play(DemoOptions(task="number3", steps=30), run)
     told = capsys.readouterr().out.splitlines()
     verdict = json.loads(told[-1])
     rows = metrics(run)
@@ -79,7 +84,7 @@ def test_agents_learn_the_small_game(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert [line for line in told if f" s  {process} " in line], process
     assert any(str(run / "report.html") in line for line in told[:-1])
     # What the page shows of a last game is what the journal has of it.
-    shown = msgspec.json.decode((run / recorded.FILE).read_bytes(), type=Both)
+    shown = msgspec.json.decode((run / progress.RECORDED_FILE).read_bytes(), type=FirstAndLast)
     assert shown.first is not None
     assert shown.last is not None
     with JournalView(run / "journal") as view:
@@ -189,19 +194,19 @@ def test_on_ray_a_run_goes_on_after_the_pools_actor_was_killed(tmp_path: Path, s
 def test_a_folder_with_something_in_it_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(InvalidInput, match="is not empty"):
-        play(Options(), tmp_path)
+        play(DemoOptions(), tmp_path)
 
 
 def test_a_run_that_is_not_there_is_not_resumed(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="holds no demo"):
-        play(Options(), tmp_path, resume=True)
+        play(DemoOptions(), tmp_path, resume=True)
 
 
-def begun(run: Path, ended: int = 0, **settings: Any) -> Settled:
+def begun(run: Path, ended: int = 0, **settings: Any) -> DemoSettings:
     """A run that was begun, with so many steps made where its trainer has ended."""
-    settled = Settled(task="number3", recipe=RECIPES["number3"], **{"steps": 3, **settings})
+    settled = DemoSettings(task="number3", recipe=RECIPES["number3"], **{"steps": 3, **settings})
     (run / "trainer").mkdir(parents=True)
-    Kept(settled, ended=ended).write(run)
+    DemoState(settled, ended=ended).write(run)
     return settled
 
 
@@ -218,14 +223,14 @@ def begun(run: Path, ended: int = 0, **settings: Any) -> Settled:
 def test_a_run_is_not_resumed_as_another(tmp_path: Path, asked: dict[str, Any], said: str) -> None:
     begun(tmp_path, seed=7)
     with pytest.raises(InvalidInput, match=said) as error:
-        play(Options(**asked), tmp_path, resume=True)
+        play(DemoOptions(**asked), tmp_path, resume=True)
     assert f"headrace demo --resume --run {tmp_path}" in str(error.value)
 
 
 def test_a_run_that_made_all_its_steps_goes_on_with_more_only(tmp_path: Path) -> None:
     begun(tmp_path, ended=3)
     with pytest.raises(InvalidInput, match=f"has made its 3 steps.*--run {tmp_path} --steps 200"):
-        play(Options(), tmp_path, resume=True)
+        play(DemoOptions(), tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +248,7 @@ def test_the_end_says_what_it_came_to_and_what_comes_next(
     settled = begun(tmp_path, steps=most)
     rows = "".join(json.dumps({"reward": reward}) + "\n" for reward in rewards)
     (tmp_path / "trainer" / "metrics.jsonl").write_text(rows)
-    demo = Demo(settled, tmp_path, Console())
+    demo = DemoRun(settled, tmp_path, Console())
     demo.progress.refresh()
     lines = demo.closing(demo.verdict(seconds=9.0), tmp_path / "report.html")
     assert lines[0].startswith(first)
@@ -253,10 +258,10 @@ def test_the_end_says_what_it_came_to_and_what_comes_next(
 
 def test_an_unknown_task_is_refused_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="number, number3"):
-        play(Options(task="chess"), tmp_path / "run")
+        play(DemoOptions(task="chess"), tmp_path / "run")
 
 
 @pytest.mark.parametrize("wrong", [{"engine": "vllm"}, {"vllm_addresses": "http://127.0.0.1:1"}])
 def test_vllm_and_its_addresses_go_together(tmp_path: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="go together"):
-        play(Options(**wrong), tmp_path / "run")
+        play(DemoOptions(**wrong), tmp_path / "run")

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headrace.demo.supply import Supply
+from headrace.demo.agents import GameSupply
 
 
 class Pool:
@@ -27,12 +27,12 @@ def pool() -> Pool:
 
 
 async def test_games_come_group_by_group(pool: Pool) -> None:
-    supply = Supply(5, rollouts=2, ahead=2, waiting=pool.waiting)
+    supply = GameSupply(5, rollouts=2, ahead=2, waiting=pool.waiting)
     assert [await supply.take() for _ in range(4)] == [(5, 0), (5, 1), (6, 0), (6, 1)]
 
 
 async def test_no_group_begins_while_a_batch_is_open_or_waits(pool: Pool) -> None:
-    supply = Supply(0, rollouts=1, ahead=2, waiting=pool.waiting)
+    supply = GameSupply(0, rollouts=1, ahead=2, waiting=pool.waiting)
     await supply.take()
     await supply.take()
     supply.ended(0, kept=True)
@@ -47,7 +47,7 @@ async def test_no_group_begins_while_a_batch_is_open_or_waits(pool: Pool) -> Non
 
 async def test_what_waits_from_an_earlier_run_counts(pool: Pool) -> None:
     pool.ready = 2
-    supply = Supply(0, rollouts=1, ahead=2, waiting=pool.waiting)
+    supply = GameSupply(0, rollouts=1, ahead=2, waiting=pool.waiting)
     first = asyncio.ensure_future(supply.take())
     await pool.asked.wait()
     assert not first.done()
@@ -56,7 +56,7 @@ async def test_what_waits_from_an_earlier_run_counts(pool: Pool) -> None:
 
 
 async def test_a_group_with_a_game_given_up_makes_room_and_never_waits(pool: Pool) -> None:
-    supply = Supply(0, rollouts=2, ahead=1, waiting=pool.waiting)
+    supply = GameSupply(0, rollouts=2, ahead=1, waiting=pool.waiting)
     await supply.take()
     await supply.take()
     supply.ended(0, kept=False)

@@ -13,10 +13,10 @@ from tests.demo.test_games import played
 from tests.demo.test_games import write as write_games
 
 from headrace.braille import braille
-from headrace.demo import counters
-from headrace.demo.counters import Counters
-from headrace.demo.progress import Progress, averaged
-from headrace.demo.view import View, curve
+from headrace.demo import games
+from headrace.demo.games import AgentCounters
+from headrace.demo.progress import DemoProgress, averaged
+from headrace.demo.view import DemoView, curve
 
 
 def write(run: Path, *rewards: float) -> None:
@@ -42,10 +42,10 @@ class Clock:
 def shown(run: Path, *rewards: float, width: int = 80, ended: bool = False, after_s: float = 0.0) -> list[str]:
     """The lines of the live view of a run, so many seconds after it began to show its last game."""
     write(run, *rewards)
-    progress = Progress(run, run)
+    progress = DemoProgress(run, run)
     progress.refresh()
     clock, console = Clock(), Console(file=io.StringIO(), width=width, record=True)
-    view = View(console, progress, steps=400, clock=clock)
+    view = DemoView(console, progress, steps=400, clock=clock)
     view.update()
     clock.now = after_s
     if ended:
@@ -60,7 +60,7 @@ def test_a_moving_average_is_of_what_there_is() -> None:
 
 
 def test_progress_reads_whole_lines_as_they_come(tmp_path: Path) -> None:
-    progress = Progress(tmp_path, tmp_path)
+    progress = DemoProgress(tmp_path, tmp_path)
     assert not progress.refresh()
     write(tmp_path, 0.1)
     with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -75,7 +75,7 @@ def test_progress_reads_whole_lines_as_they_come(tmp_path: Path) -> None:
 
 def test_a_file_that_a_resumed_trainer_has_cut_is_read_again(tmp_path: Path) -> None:
     write(tmp_path, 0.1, 0.2, 0.3)
-    progress = Progress(tmp_path, tmp_path)
+    progress = DemoProgress(tmp_path, tmp_path)
     progress.refresh()
     first = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)[0]
     (tmp_path / "metrics.jsonl").write_text(first)
@@ -86,7 +86,7 @@ def test_a_file_that_a_resumed_trainer_has_cut_is_read_again(tmp_path: Path) -> 
 @pytest.mark.parametrize(("rewards", "learned"), [([0.95] * 10, True), ([0.95] * 9, False), ([0.94] * 10, False)])
 def test_ten_steps_at_the_bar_are_enough(tmp_path: Path, rewards: list[float], learned: bool) -> None:
     write(tmp_path, *rewards)
-    progress = Progress(tmp_path, tmp_path)
+    progress = DemoProgress(tmp_path, tmp_path)
     progress.refresh()
     assert progress.learned is learned
 
@@ -103,11 +103,11 @@ def test_more_values_than_dots_are_thinned_out() -> None:
 
 def test_a_terminal_sees_bar_curve_and_figures(tmp_path: Path) -> None:
     write(tmp_path, 0.25, 0.75)
-    counters.write(tmp_path, Counters(calls=4321))
-    progress = Progress(tmp_path, tmp_path)
+    games.write_counters(tmp_path, AgentCounters(calls=4321))
+    progress = DemoProgress(tmp_path, tmp_path)
     progress.refresh()
     screen = io.StringIO()
-    with View(Console(file=screen, force_terminal=True, color_system=None, width=120), progress, steps=40) as view:
+    with DemoView(Console(file=screen, force_terminal=True, color_system=None, width=120), progress, steps=40) as view:
         view.update()
     shown = screen.getvalue()
     for words in ("step 2 of at most 40", "0.500", "3\N{NO-BREAK SPACE}groups", "1,234", "4,321"):
@@ -115,9 +115,9 @@ def test_a_terminal_sees_bar_curve_and_figures(tmp_path: Path) -> None:
 
 
 def test_elsewhere_a_line_is_told_every_ten_steps(tmp_path: Path) -> None:
-    progress = Progress(tmp_path, tmp_path)
+    progress = DemoProgress(tmp_path, tmp_path)
     said = io.StringIO()
-    with View(Console(file=said, width=200), progress, steps=40) as view:
+    with DemoView(Console(file=said, width=200), progress, steps=40) as view:
         for _ in range(20):
             write(tmp_path, 0.5)
             progress.refresh()
@@ -159,7 +159,7 @@ def test_nothing_is_said_of_the_time_left_where_it_cannot_be_known(tmp_path: Pat
 
 def test_no_more_time_is_left_than_all_steps_take(tmp_path: Path) -> None:
     write(tmp_path, *(0.001 * n for n in range(0, 120, 2)))
-    progress = Progress(tmp_path, tmp_path)
+    progress = DemoProgress(tmp_path, tmp_path)
     progress.refresh()
     assert progress.seconds_left(most=70) == pytest.approx(20)
 

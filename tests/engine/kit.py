@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from headrace.engine.app import create_app
-from headrace.engine.engine import Engine, Settings
+from headrace.engine.engine import Engine, EngineSettings
+from headrace.engine.routes import create_app
 from headrace.net.server import Server
 
 Json = dict[str, Any]
@@ -107,7 +107,7 @@ class Client:
 
 @contextmanager
 def serving(**settings: Any) -> Iterator[Client]:
-    engine = Engine(Settings(**{"record": 1000, "device": "cpu", **settings}))
+    engine = Engine(EngineSettings(**{"record": 1000, "device": "cpu", **settings}))
     server = Server(create_app(engine), "127.0.0.1", 0)
     bound = threading.Event()
     thread = threading.Thread(target=server.run, kwargs={"ready": lambda _: bound.set()}, daemon=True)

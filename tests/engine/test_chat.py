@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.kit import Client
 
-from headrace.engine import chat, tiny
+from headrace.engine import tiny, tokenizer
 from headrace.engine.tiny import _tokenizer
 
 TOKENIZER = _tokenizer()
@@ -30,17 +30,17 @@ MESSAGE = st.one_of(
 def test_a_longer_conversation_begins_with_the_ids_of_a_shorter_one(
     messages: list[dict[str, Any]], cut: int, tools: list[Any] | None
 ) -> None:
-    short = chat.render(TOKENIZER, messages[:cut], tools, add_generation_prompt=False)
-    long = chat.render(TOKENIZER, messages, tools, add_generation_prompt=False)
+    short = tokenizer.render_chat(TOKENIZER, messages[:cut], tools, add_generation_prompt=False)
+    long = tokenizer.render_chat(TOKENIZER, messages, tools, add_generation_prompt=False)
     assert long[: len(short)] == short
 
 
 def test_a_sampled_answer_is_a_prefix_of_the_next_turn(engine: Client) -> None:
     first = [{"role": "user", "content": "hi"}]
-    prompt = chat.render(TOKENIZER, first, None, add_generation_prompt=True)
+    prompt = tokenizer.render_chat(TOKENIZER, first, None, add_generation_prompt=True)
     answer = TOKENIZER.encode("higher", add_special_tokens=False)
     turns = [*first, {"role": "assistant", "content": "higher"}, {"role": "user", "content": "5"}]
-    following = chat.render(TOKENIZER, turns, None, add_generation_prompt=True)
+    following = tokenizer.render_chat(TOKENIZER, turns, None, add_generation_prompt=True)
     assert following[: len(prompt) + len(answer) + 1] == [*prompt, *answer, TOKENIZER.eos_token_id]
 
 
@@ -98,7 +98,7 @@ A = '{"name": "a", "arguments": {}}'
     ],
 )
 def test_tool_calls_are_found_in_text(text: str, content: str | None, names: list[str]) -> None:
-    found, calls = chat.tool_calls(text)
+    found, calls = tokenizer.parse_tool_calls(text)
     assert (found, [call["function"]["name"] for call in calls]) == (content, names)
     assert all(isinstance(json.loads(call["function"]["arguments"]), dict) for call in calls)
 
@@ -116,18 +116,16 @@ def test_text_that_is_no_call_streams_to_the_same_text(engine: Client, tools: li
 
 def test_a_stream_holds_back_what_may_be_a_call_and_sends_it_whole() -> None:
     """Fed with the pieces of an answer, the chunks say what the whole answer says."""
-    from headrace.engine.chunks import ChatChunks
+    from headrace.engine.answers import ChatChunks
     from headrace.engine.requests import ChatRequest
-    from headrace.engine.sampling import Sampling
-    from headrace.engine.sequence import Sequence
-    from headrace.engine.text import Text
+    from headrace.engine.sequence import EngineSequence, OutputText, SamplingParams
     from headrace.engine.worker import _delta
 
     asked = ChatRequest(messages=[{}], tools=[TOOL])
     said = 'a < b <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-    text = Text(TOKENIZER.backend_tokenizer, [1])
-    sampling = Sampling(max_tokens=99)
-    sequence = Sequence("r", 0, [1], sampling, seed=0, eos=frozenset([2]), text=text, stream=True)
+    text = OutputText(TOKENIZER.backend_tokenizer, [1])
+    sampling = SamplingParams(max_tokens=99)
+    sequence = EngineSequence("r", 0, [1], sampling, seed=0, eos=frozenset([2]), text=text, stream=True)
     chunks = ChatChunks({}, asked, None)  # type: ignore[arg-type]
     deltas, reason = [], None
     for token in [*TOKENIZER.encode(said, add_special_tokens=False), 2]:

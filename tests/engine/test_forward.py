@@ -13,13 +13,11 @@ from tests.engine.kit import Client, Reference, gap
 from headrace.data.errors import InvalidInput
 from headrace.engine import scheduler as scheduling
 from headrace.engine import tiny
-from headrace.engine.model import Model
+from headrace.engine.model import EngineModel
 from headrace.engine.sampler import Sampler
-from headrace.engine.sampling import Sampling
 from headrace.engine.scheduler import Scheduler
-from headrace.engine.sequence import Sequence
-from headrace.engine.text import Text
-from headrace.engine.vocabulary import Vocabulary
+from headrace.engine.sequence import EngineSequence, OutputText, SamplingParams
+from headrace.engine.tokenizer import EngineTokenizer
 
 CLOSE = 1e-4
 
@@ -28,22 +26,24 @@ class Bench:
     """A scheduler without a server."""
 
     def __init__(self, folder: Path, *, processed: bool = False, **options: Any) -> None:
-        self.words = Vocabulary(folder)
-        self.model = Model(folder, dtype=torch.float32, device=torch.device("cpu"))
+        self.tokenizer = EngineTokenizer(folder)
+        self.model = EngineModel(folder, dtype=torch.float32, device=torch.device("cpu"))
         options = {"max_num_seqs": 16, "max_model_len": 512, "prefix_bytes": 1 << 24, **options}
         self.scheduler = Scheduler(self.model, Sampler(processed=processed), **options)
 
-    def sequence(self, prompt: list[int], *, seed: int = 0, **asked: Any) -> Sequence:
-        sampling = Sampling(**{"max_tokens": 8, "ignore_eos": True, **asked})
-        return Sequence("r", 0, prompt, sampling, seed=seed, eos=frozenset([2]), text=Text(self.words.inner, prompt))
+    def sequence(self, prompt: list[int], *, seed: int = 0, **asked: Any) -> EngineSequence:
+        sampling = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **asked})
+        return EngineSequence(
+            "r", 0, prompt, sampling, seed=seed, eos=frozenset([2]), text=OutputText(self.tokenizer.inner, prompt)
+        )
 
-    def run(self, *sequences: Sequence) -> None:
+    def run(self, *sequences: EngineSequence) -> None:
         self.scheduler.add(sequences)
         while self.scheduler.busy:
             self.scheduler.step()
 
 
-def mixed(bench: Bench, count: int, seed: int = 0, **asked: Any) -> list[Sequence]:
+def mixed(bench: Bench, count: int, seed: int = 0, **asked: Any) -> list[EngineSequence]:
     """Sequences of many lengths, some of which begin alike."""
     pick = random.Random(seed)
     stem = [pick.randrange(bench.model.vocabulary) for _ in range(40)]
@@ -196,7 +196,7 @@ def test_a_family_that_is_not_computed_is_refused_by_name(folder: Path, tmp_path
     config = (folder / "config.json").read_text().replace('"model_type": "llama"', '"model_type": "gpt2"')
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(InvalidInput, match="gpt2 model; the engine computes llama"):
-        Model(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
+        EngineModel(tmp_path, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_over_http_log_probs_are_those_of_a_full_forward_pass(engine: Client, reference: Reference) -> None:

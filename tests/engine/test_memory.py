@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.engine.kit import Client, serving
 
-from headrace.engine.prefix import BLOCK, INDEX_BYTES, PrefixCache
+from headrace.engine.cache import BLOCK_TOKENS, INDEX_BYTES, PrefixCache
 
 #: Linux' number for "no huge pages here", which would take 2 MB where 4 kB are written.
 MADV_NOHUGEPAGE = 15
@@ -42,7 +42,7 @@ def prefix_cache(shape: tuple[int, int, int, int], size: int) -> PrefixCache:
 def keep(cache: PrefixCache, tokens: list[int], shape: tuple[int, int, int, int]) -> None:
     layers, two, heads, width = shape
     blocks = list(cache.place(tokens))
-    cache.put(blocks, torch.ones(len(blocks), layers, two, heads, BLOCK, width))
+    cache.put(blocks, torch.ones(len(blocks), layers, two, heads, BLOCK_TOKENS, width))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux which pages are there")

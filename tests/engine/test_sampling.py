@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.kit import Client, Reference, gap, serving
 
-from headrace.engine.sampler import LOWEST, Sampler, uniform
-from headrace.engine.sampling import Sampling
-from headrace.engine.sequence import Sequence
+from headrace.engine.sampler import LOWEST_LOGPROB, Sampler, uniform
+from headrace.engine.sequence import EngineSequence, SamplingParams
 
 PROMPT = [1, 50, 60, 70]
 
@@ -34,8 +33,8 @@ def draw(
     logits: list[float], *, seed: int = 0, output: tuple[int, ...] = (), processed: bool = True, **asked: object
 ) -> tuple[int, float]:
     """The token and the log-prob for one row of logits."""
-    sampling = Sampling(max_tokens=99, **asked)  # type: ignore[arg-type]
-    sequence = Sequence("r", 0, [0], sampling, seed=seed, eos=frozenset([1]), text=NoText())  # type: ignore[arg-type]
+    sampling = SamplingParams(max_tokens=99, **asked)  # type: ignore[arg-type]
+    sequence = EngineSequence("r", 0, [0], sampling, seed=seed, eos=frozenset([1]), text=NoText())  # type: ignore[arg-type]
     sequence.output = list(output)
     found = Sampler(processed=processed)(torch.tensor([logits]), [sequence])
     return found.tokens[0], found.logprobs[0]
@@ -99,7 +98,7 @@ def test_what_is_cut_off_is_never_drawn(
 ) -> None:
     token, logprob = draw(logits, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p, temperature=temperature)
     chances = (torch.tensor(logits) / (temperature or 1.0)).softmax(-1).double()
-    assert LOWEST < logprob <= 1e-6
+    assert LOWEST_LOGPROB < logprob <= 1e-6
     assert chances[token] >= min_p * chances.max() * (1 - 1e-5)
     if top_k:
         assert (chances > chances[token]).sum() < top_k

@@ -9,11 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.engine.kit import Client
 
-from headrace.engine.sampling import Sampling
-from headrace.engine.sequence import Sequence
-from headrace.engine.text import Text
+from headrace.engine.sequence import EngineSequence, OutputText, SamplingParams
 from headrace.engine.tiny import _tokenizer
-from headrace.engine.vocabulary import Vocabulary
+from headrace.engine.tokenizer import EngineTokenizer
 
 INNER = _tokenizer().backend_tokenizer
 PROMPT = [1, 50, 60, 70]
@@ -21,7 +19,7 @@ PROMPT = [1, 50, 60, 70]
 
 @given(ids=st.lists(st.integers(0, 364), max_size=40))
 def test_ids_taken_one_by_one_give_the_text_of_ids_taken_at_once(ids: list[int]) -> None:
-    slow, fast = Text(INNER, PROMPT), Text(INNER, PROMPT)
+    slow, fast = OutputText(INNER, PROMPT), OutputText(INNER, PROMPT)
     for end in range(1, len(ids) + 1):
         slow.take(ids[:end])
     fast.take(ids)
@@ -30,7 +28,7 @@ def test_ids_taken_one_by_one_give_the_text_of_ids_taken_at_once(ids: list[int])
 
 @given(text=st.text(max_size=30))
 def test_ids_of_a_text_give_that_text(text: str) -> None:
-    found = Text(INNER, [])
+    found = OutputText(INNER, [])
     for end in range(1, len(ids := INNER.encode(text).ids) + 1):
         found.take(ids[:end])
     assume(not any(mark in text for mark in ("<|im_start|>", "<|im_end|>", "<|endoftext|>")))  # these are not text
@@ -41,7 +39,7 @@ def test_ids_of_a_text_give_that_text(text: str) -> None:
 def test_a_character_of_several_tokens_comes_when_it_is_whole() -> None:
     ids = INNER.encode("€").ids
     assert len(ids) == 3
-    found = Text(INNER, PROMPT)
+    found = OutputText(INNER, PROMPT)
     seen = []
     for end in range(1, 4):
         found.take(ids[:end])
@@ -49,10 +47,10 @@ def test_a_character_of_several_tokens_comes_when_it_is_whole() -> None:
     assert seen == ["", "", "€"]
 
 
-def answer(vocabulary: Vocabulary, text: str, stop: tuple[str, ...], **asked: object) -> Sequence:
+def answer(vocabulary: EngineTokenizer, text: str, stop: tuple[str, ...], **asked: object) -> EngineSequence:
     """An answer whose tokens are those of a text, as far as it gets."""
-    sampling = Sampling(max_tokens=99, stop=stop, **asked)  # type: ignore[arg-type]
-    sequence = Sequence("r", 0, [1], sampling, seed=0, eos=frozenset([2]), text=Text(vocabulary.inner, [1]))
+    sampling = SamplingParams(max_tokens=99, stop=stop, **asked)  # type: ignore[arg-type]
+    sequence = EngineSequence("r", 0, [1], sampling, seed=0, eos=frozenset([2]), text=OutputText(vocabulary.inner, [1]))
     for token in vocabulary.inner.encode(text).ids:
         if sequence.finish_reason is None:
             sequence.push(token, -1.0, "v")
@@ -60,11 +58,11 @@ def answer(vocabulary: Vocabulary, text: str, stop: tuple[str, ...], **asked: ob
 
 
 @pytest.fixture(scope="module")
-def vocabulary(folder: Path) -> Vocabulary:
-    return Vocabulary(folder)
+def vocabulary(folder: Path) -> EngineTokenizer:
+    return EngineTokenizer(folder)
 
 
-def test_a_stop_string_across_tokens_ends_the_answer_before_it(vocabulary: Vocabulary) -> None:
+def test_a_stop_string_across_tokens_ends_the_answer_before_it(vocabulary: EngineTokenizer) -> None:
     text = "the number is 42! and more"
     pieces = [vocabulary.text(token) for token in vocabulary.inner.encode("s 42!").ids]
     assert len(pieces) > 2
@@ -73,18 +71,18 @@ def test_a_stop_string_across_tokens_ends_the_answer_before_it(vocabulary: Vocab
     assert vocabulary.decode(found.output).startswith("the number is 42!")
 
 
-def test_a_stop_string_may_be_kept(vocabulary: Vocabulary) -> None:
+def test_a_stop_string_may_be_kept(vocabulary: EngineTokenizer) -> None:
     found = answer(vocabulary, "one, two, three", (", t",), include_stop_str_in_output=True)
     assert found.text.value == "one, t"
 
 
-def test_a_stop_string_before_the_least_length_does_not_count(vocabulary: Vocabulary) -> None:
+def test_a_stop_string_before_the_least_length_does_not_count(vocabulary: EngineTokenizer) -> None:
     found = answer(vocabulary, "a.b.c.d.e.f", (".",), min_tokens=4)
     assert found.text.value == "a.b.c"
     assert len(found.output) == 6
 
 
-def test_a_stop_token_ends_the_answer_and_is_named(vocabulary: Vocabulary) -> None:
+def test_a_stop_token_ends_the_answer_and_is_named(vocabulary: EngineTokenizer) -> None:
     token = vocabulary.inner.encode("!").ids[0]
     found = answer(vocabulary, "yes! no", (), stop_token_ids=frozenset([token]))
     assert (found.text.value, found.stop_reason, found.output[-1]) == ("yes", token, token)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.data.errors import InvalidInput
-from headrace.trainer.advantages import EPS, gae, of_groups
+from headrace.trainer.losses import EPS, gae, group_advantages
 
 rewards = st.lists(st.floats(-10, 10), min_size=2, max_size=9)
 batches = st.lists(rewards, min_size=1, max_size=5)
@@ -19,20 +19,20 @@ batches = st.lists(rewards, min_size=1, max_size=5)
 
 @given(batches)
 def test_grpo_is_the_distance_from_the_groups_mean_in_sample_deviations(batch: list[list[float]]) -> None:
-    for group, found in zip(batch, of_groups(batch, "grpo"), strict=True):
+    for group, found in zip(batch, group_advantages(batch, "grpo"), strict=True):
         mean, spread = statistics.fmean(group), statistics.stdev(group)
         assert found.tolist() == pytest.approx([(r - mean) / (spread + EPS) for r in group], abs=1e-6)
 
 
 @given(batches)
 def test_dr_grpo_divides_by_nothing(batch: list[list[float]]) -> None:
-    for group, found in zip(batch, of_groups(batch, "dr_grpo"), strict=True):
+    for group, found in zip(batch, group_advantages(batch, "dr_grpo"), strict=True):
         assert found.tolist() == pytest.approx([r - statistics.fmean(group) for r in group], abs=1e-9)
 
 
 @given(batches)
 def test_rloo_compares_each_with_the_others(batch: list[list[float]]) -> None:
-    for group, found in zip(batch, of_groups(batch, "rloo"), strict=True):
+    for group, found in zip(batch, group_advantages(batch, "rloo"), strict=True):
         others = [statistics.fmean(group[:at] + group[at + 1 :]) for at in range(len(group))]
         assert found.tolist() == pytest.approx([r - o for r, o in zip(group, others, strict=True)], abs=1e-9)
 
@@ -40,33 +40,33 @@ def test_rloo_compares_each_with_the_others(batch: list[list[float]]) -> None:
 @given(batches)
 def test_reinforce_compares_with_the_whole_batch(batch: list[list[float]]) -> None:
     mean = statistics.fmean(r for group in batch for r in group)
-    for group, found in zip(batch, of_groups(batch, "reinforce"), strict=True):
+    for group, found in zip(batch, group_advantages(batch, "reinforce"), strict=True):
         assert found.tolist() == pytest.approx([r - mean for r in group], abs=1e-9)
 
 
 @pytest.mark.parametrize("how", ["grpo", "dr_grpo", "rloo"])
 def test_a_group_of_one_is_compared_with_the_batch(how: str) -> None:
     batch = [[1.0], [0.0, 2.0], [4.0]]
-    found = of_groups(batch, how)
-    (everyone,) = of_groups([[1.0, 0.0, 2.0, 4.0]], how)
+    found = group_advantages(batch, how)
+    (everyone,) = group_advantages([[1.0, 0.0, 2.0, 4.0]], how)
     assert found[0][0] == everyone[0]
     assert found[2][0] == everyone[3]
-    assert found[1].tolist() == of_groups([[0.0, 2.0]], how)[0].tolist()
+    assert found[1].tolist() == group_advantages([[0.0, 2.0]], how)[0].tolist()
 
 
 @pytest.mark.parametrize("how", ["grpo", "dr_grpo", "rloo", "reinforce"])
 def test_one_trajectory_alone_teaches_nothing(how: str) -> None:
-    assert of_groups([[3.0]], how)[0].tolist() == [0.0]
+    assert group_advantages([[3.0]], how)[0].tolist() == [0.0]
 
 
 @pytest.mark.parametrize("how", ["grpo", "dr_grpo", "rloo"])
 def test_equal_rewards_give_exactly_zero(how: str) -> None:
-    assert not of_groups([[0.1] * 7], how)[0].any()
+    assert not group_advantages([[0.1] * 7], how)[0].any()
 
 
 def test_an_unknown_estimator_is_named() -> None:
     with pytest.raises(InvalidInput, match=r"gpro.*grpo, dr_grpo"):
-        of_groups([[1.0, 2.0]], "gpro")
+        group_advantages([[1.0, 2.0]], "gpro")
 
 
 @given(

@@ -116,7 +116,7 @@ def test_each_sequence_attends_to_itself_only(lengths: list[int], kv_heads: int,
 @given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=60))
 @settings(deadline=None)
 def test_every_token_has_one_place_and_stands_before_its_sequences_padding(lengths: list[int]) -> None:
-    plan = attention.plan(tuple(cuts_of(lengths)), CPU)
+    plan = attention.plan_stacks(tuple(cuts_of(lengths)), CPU)
     total = sum(lengths)
     tokens = torch.arange(total) if plan.tokens is None else plan.tokens
     places = torch.arange(total) if plan.places is None else plan.places
@@ -134,12 +134,12 @@ def test_every_token_has_one_place_and_stands_before_its_sequences_padding(lengt
 
 def attended(lengths: list[int]) -> int:
     """Calls of attention that these sequences take."""
-    return len(attention.plan(tuple(cuts_of(lengths)), CPU).stacks)
+    return len(attention.plan_stacks(tuple(cuts_of(lengths)), CPU).stacks)
 
 
 def padding(lengths: list[int]) -> float:
     """What attention computes beyond the sequences themselves, as a share of them."""
-    stacks = attention.plan(tuple(cuts_of(lengths)), CPU).stacks
+    stacks = attention.plan_stacks(tuple(cuts_of(lengths)), CPU).stacks
     return sum(stack.rows * stack.length**2 for stack in stacks) / sum(length**2 for length in lengths) - 1
 
 
@@ -157,14 +157,14 @@ def test_long_and_short_sequences_pad_little(seed: int) -> None:
 
 
 def test_equal_sequences_are_one_call_and_nothing_is_moved() -> None:
-    plan = attention.plan(tuple(cuts_of([70] * 256)), CPU)
-    assert (plan.stacks, plan.tokens) == ((attention.Stack(256, 70),), None)
+    plan = attention.plan_stacks(tuple(cuts_of([70] * 256)), CPU)
+    assert (plan.stacks, plan.tokens) == ((attention.StackedSequences(256, 70),), None)
 
 
 def test_the_plan_is_made_once_a_batch() -> None:
-    attention.plan.cache_clear()
+    attention.plan_stacks.cache_clear()
     packed(llama(attention.NAME, num_hidden_layers=3), some_ids([5, 9, 9]))
-    assert attention.plan.cache_info().misses == 1
+    assert attention.plan_stacks.cache_info().misses == 1
 
 
 def test_no_mask_is_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.trainer.kit import pool_of, sequence, submit_group
 
 from headrace import DataPool, Step
-from headrace.trainer.backends.padded import PaddedBackend
+from headrace.trainer.backends.tensors import PaddedBackend
 from headrace.trainer.config import AlgorithmConfig
 from headrace.trainer.examples import examples_of, rewards_at
 
@@ -33,7 +33,7 @@ def test_every_target_of_a_trajectory_has_its_advantage() -> None:
 
 def test_groups_without_variance_are_left_out_and_counted_and_their_rewards_are_told() -> None:
     found = examples_of(groups(pool_of([[1.0, 1.0], [0.0, 1.0]]), 2), AlgorithmConfig())
-    assert found.left.zero_variance == 1
+    assert found.skipped.zero_variance == 1
     assert len(found.sequences) == 2
     assert found.rewards == [1.0, 1.0, 0.0, 1.0]
 
@@ -51,9 +51,9 @@ def test_trajectories_without_a_reward_are_left_out_unless_they_were_scored() ->
     )
     handed = groups(pool, 1)
     found = examples_of(handed, AlgorithmConfig())
-    assert (found.left.unrewarded, len(found.sequences)) == (1, 2)
+    assert (found.skipped.unrewarded, len(found.sequences)) == (1, 2)
     scored = examples_of(handed, AlgorithmConfig(advantage="dr_grpo"), scores={"none": 5.0})
-    assert (scored.left.unrewarded, len(scored.sequences)) == (0, 3)
+    assert (scored.skipped.unrewarded, len(scored.sequences)) == (0, 3)
     assert scored.rewards == [0.0, 1.0, 5.0]
 
 
@@ -62,7 +62,7 @@ def test_long_sequences_are_left_out_whole_and_counted() -> None:
     submit_group(pool, "short", [0.0, 1.0], tokens=2)
     submit_group(pool, "long", [0.0, 1.0], tokens=20)
     found = examples_of(groups(pool, 2), AlgorithmConfig(), max_length=10)
-    assert found.left.long == 2
+    assert found.skipped.long == 2
     assert {s.prompt_uid for s in found.sequences} == {"short"}
 
 
@@ -80,7 +80,7 @@ def test_sequences_with_images_are_left_out_and_counted() -> None:
     (group,) = handed = groups(pool, 1)
     found = examples_of(handed, AlgorithmConfig())
     assert [sequence.trajectory_uid for sequence in found.sequences] == ["text"]
-    assert (found.left.media, found.left.untrainable) == (1, 1)
+    assert (found.skipped.media, found.skipped.untrainable) == (1, 1)
     padded = PaddedBackend(pad_id=0).convert(group.sequences())
     assert (len(padded.ids), padded.skipped) == (1, 1)
 
@@ -90,7 +90,7 @@ def test_truncated_answers_are_masked_or_kept(mask: bool, targets: int) -> None:
     pool = pool_of([[0.0, 1.0]], finish_reason="length")
     found = examples_of(groups(pool, 1), AlgorithmConfig(mask_truncated=mask))
     assert found.targets == targets
-    assert (found.left.truncated, found.left.untrainable) == ((2, 2) if mask else (0, 0))
+    assert (found.skipped.truncated, found.skipped.untrainable) == ((2, 2) if mask else (0, 0))
 
 
 def test_groups_of_one_learn_from_the_batch() -> None:

@@ -13,10 +13,10 @@ import torch
 from tests.trainer.kit import sequence
 
 from headrace import Sequence
-from headrace.trainer.advantages import gae
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.examples import rewards_at
 from headrace.trainer.learner import Learner
+from headrace.trainer.losses import gae
 
 
 def learner(model: Path, **changes: Any) -> Learner:
@@ -146,7 +146,7 @@ def test_against_the_weights_before_the_batch_every_ratio_begins_at_one(model: P
     sequences = several()
     mine = learner(model, algorithm={"old": "proximal", "cap": 1.05})
     with torch.no_grad():
-        before, _ = mine._before(sequences)
+        before, _ = mine._fixed(sequences)
     theirs = reference(model)
     assert before.importance is not None
     for one, old, importance in zip(sequences, before.old, before.importance, strict=True):
@@ -161,7 +161,7 @@ def test_a_token_without_a_recorded_log_prob_counts_as_just_sampled(model: Path)
     sequences[0].log_probs[2] = np.nan
     mine = learner(model)
     with torch.no_grad():
-        before, _ = mine._before(sequences)
+        before, _ = mine._fixed(sequences)
     now = log_probs(reference(model), sequences[0]).detach()
     assert before.old[0][0].item() == pytest.approx(now[0].item(), abs=1e-5)
     assert math.isfinite(mine.learn(sequences, 0, 0)["loss"])
@@ -190,7 +190,7 @@ def test_gae_hands_out_normalised_advantages_of_the_critics_values(model: Path) 
     torch.manual_seed(0)
     torch.nn.init.normal_(mine.critic.head.weight)
     with torch.no_grad():
-        before, estimated = mine._before(sequences)
+        before, estimated = mine._fixed(sequences)
     assert before.values is not None
     raw = []
     for one, values in zip(sequences, before.values, strict=True):
@@ -228,7 +228,7 @@ def test_bfloat16_computes_nearly_the_same(model: Path) -> None:
 
 def test_logits_in_parts_give_the_same(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = learner(model).learn(several(), 0, 0)
-    monkeypatch.setattr("headrace.trainer.policy.LOGITS", 365 * 4)
+    monkeypatch.setattr("headrace.trainer.policy.MAX_LOGITS", 365 * 4)
     parts = learner(model).learn(several(), 0, 0)
     assert parts["loss"] == pytest.approx(whole["loss"], abs=1e-6)
     assert parts["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-4)

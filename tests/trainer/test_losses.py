@@ -45,7 +45,7 @@ def test_tis_weighs_by_the_ratio_up_to_its_cap(found: list[tuple[float, float, f
 @given(rows)
 def test_ppo_with_an_importance_weight_scales_each_tokens_gain(found: list[tuple[float, float, float, float]]) -> None:
     now, old, advantages, weights = columns(found)
-    importance = losses.truncated(old, now, cap=1.5)
+    importance = losses.truncated_importance(old, now, cap=1.5)
     assert importance.tolist() == pytest.approx([min(math.exp(o - n), 1.5) for n, o, _, _ in found])
     scaled = losses.ppo(now, old, advantages, weights, low=0.2, high=0.2, importance=importance)
     assert torch.allclose(scaled, losses.ppo(now, old, advantages, weights * importance, low=0.2, high=0.2))
@@ -70,7 +70,7 @@ def test_the_critic_pays_for_the_worse_of_its_value_and_the_one_held_near_the_ol
     values, old, returns = (torch.tensor([x], dtype=torch.float64) for x in (1.0, 0.0, 2.0))
     held = 0.2
     wanted = 0.5 * max((1.0 - 2.0) ** 2, (held - 2.0) ** 2)
-    assert float(losses.value(values, old, returns, torch.ones(1), clip=0.2)) == pytest.approx(wanted)
+    assert float(losses.value_loss(values, old, returns, torch.ones(1), clip=0.2)) == pytest.approx(wanted)
 
 
 def test_clipped_tokens_are_those_without_a_gradient() -> None:
@@ -79,7 +79,7 @@ def test_clipped_tokens_are_those_without_a_gradient() -> None:
     old, advantages = torch.randn(2, 200, dtype=torch.float64)
     losses.ppo(now, old, advantages, torch.ones(200), low=0.2, high=0.3).backward()
     assert now.grad is not None
-    assert torch.equal(now.grad == 0, losses.clipped(now.detach(), old, advantages, low=0.2, high=0.3))
+    assert torch.equal(now.grad == 0, losses.is_clipped(now.detach(), old, advantages, low=0.2, high=0.3))
 
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -91,7 +91,7 @@ Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
         lambda now, old, a, w: losses.ppo(now, old, a, w, low=0.2, high=0.3),
         lambda now, old, a, w: (w * losses.kl(now, old, "k3")).sum(),
         lambda now, old, a, w: (w * losses.kl(now, old, "k2")).sum(),
-        lambda now, old, a, w: losses.value(now, old, a, w, clip=0.2),
+        lambda now, old, a, w: losses.value_loss(now, old, a, w, clip=0.2),
     ],
     ids=["ppo", "k3", "k2", "value"],
 )

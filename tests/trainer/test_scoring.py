@@ -16,7 +16,7 @@ from tests.gateway.kit import running_gateway, serving
 from headrace import DataPool, Step
 from headrace.trainer import Trainer, TrainerConfig
 from headrace.trainer.config import SyncConfig
-from headrace.trainer.scoring import GatewayScorer, NotScored
+from headrace.trainer.examples import GatewayScorer, NotScored
 
 
 def unrewarded(pool: DataPool, uids: list[str]) -> None:

@@ -20,11 +20,15 @@ from tests.trainer.kit import pool_of
 from headrace import DataPool
 from headrace.pool.errors import PoolUnreachable
 from headrace.trainer import Trainer, TrainerConfig
-from headrace.trainer.outcome import NothingLearned
-from headrace.trainer.patience import PatientPool
-from headrace.trainer.stopping import Outage, Stop, Stopped, on_signals
+from headrace.trainer.batches import RetryingPool
+from headrace.trainer.reporting import AWAITING_BATCH, NothingLearned, RunWatcher
+from headrace.trainer.stopping import (
+    Outage,
+    Stopped,
+    StopSignal,
+    on_signals,
+)
 from headrace.trainer.sync import Probe, Publisher, SyncConfig, SyncFailed
-from headrace.trainer.watch import AWAITING_BATCH, Watcher
 
 #: Nothing listens there.
 DEAD = "http://127.0.0.1:9"
@@ -46,7 +50,7 @@ def config(model: Path, tmp_path: Path) -> Callable[..., TrainerConfig]:
     return made
 
 
-class StopsWhen(Watcher):
+class StopsWhen(RunWatcher):
     """Has a run stopped, from another thread, once it stands as a test says."""
 
     def __init__(self, words: str, times: int = 1) -> None:
@@ -128,7 +132,7 @@ def test_steps_that_taught_nothing_are_told_now_and_then_not_each(
     with pool_of([[1.0, 1.0]] * 11 + [[0.0, 1.0]]) as pool, caplog.at_level(logging.INFO, "headrace"):
         trainer = Trainer(config(steps=12, pool={"batch_size": 1, "prefetch": False}), pool=pool)
         trainer.run()
-    said = [record.message for record in caplog.records if record.name == "headrace.trainer.outcome"]
+    said = [record.message for record in caplog.records if record.name == "headrace.trainer.reporting"]
     assert [words.split(":")[0] for words in said] == [
         "nothing was learned in step 1",
         "nothing was learned in 10 steps in a row, the last 10",
@@ -183,7 +187,7 @@ class Flaky:
 def test_a_pool_that_comes_back_is_told_and_answers() -> None:
     said: list[str] = []
     with DataPool() as pool:
-        patient = PatientPool(Flaky(pool, 3), Outage("the pool p", said.append), Stop(), 300.0)
+        patient = RetryingPool(Flaky(pool, 3), Outage("the pool p", said.append), StopSignal(), 300.0)
         assert patient.call("stats", "train")["groups"]["ready"] == 0
         patient.close()
     first, last = said
@@ -193,7 +197,7 @@ def test_a_pool_that_comes_back_is_told_and_answers() -> None:
 
 def test_a_pool_that_stays_away_is_given_up_on() -> None:
     with DataPool() as pool:
-        patient = PatientPool(Flaky(pool, 10**9), Outage("the pool p", lambda _: None), Stop(), 0.01)
+        patient = RetryingPool(Flaky(pool, 10**9), Outage("the pool p", lambda _: None), StopSignal(), 0.01)
         with pytest.raises(PoolUnreachable, match="the pool p did not answer for"):
             patient.call("stats", "train")
         patient.close()
@@ -213,7 +217,7 @@ def test_an_outage_is_logged_when_its_reason_changes() -> None:
 
 
 def test_a_stop_ends_a_wait_and_is_set_once() -> None:
-    stop, never = Stop(), Future[None]()
+    stop, never = StopSignal(), Future[None]()
     stop.set("first")
     stop.set("second")
     assert stop.by == "first"

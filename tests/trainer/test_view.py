@@ -12,8 +12,8 @@ from rich.console import Console
 
 from headrace.trainer import TrainerConfig
 from headrace.trainer.checkpoint import Progress
-from headrace.trainer.view import View
-from headrace.trainer.watch import AWAITING_BATCH
+from headrace.trainer.reporting import AWAITING_BATCH
+from headrace.trainer.view import TrainView
 
 
 class Clock:
@@ -34,9 +34,9 @@ def config(tmp_path: Path) -> TrainerConfig:
     return TrainerConfig.model_validate({"model": tmp_path, "run": tmp_path, "steps": 50, "stop_window": 2})
 
 
-def lines(config: TrainerConfig, clock: Clock) -> tuple[View, StringIO]:
+def lines(config: TrainerConfig, clock: Clock) -> tuple[TrainView, StringIO]:
     file = StringIO()
-    return View(Console(file=file, width=100), config, clock=clock), file
+    return TrainView(Console(file=file, width=100), config, clock=clock), file
 
 
 def test_elsewhere_than_in_a_terminal_a_line_is_written_every_ten_steps(config: TrainerConfig) -> None:
@@ -84,7 +84,7 @@ def test_nothing_is_told_of_groups_while_a_batch_is_learned_from(config: Trainer
 
 def test_a_terminal_shows_the_curve_the_figures_what_is_waited_for_and_the_log(config: TrainerConfig) -> None:
     file = StringIO()
-    with View(Console(file=file, force_terminal=True, width=100, height=40), config, clock=Clock()) as view:
+    with TrainView(Console(file=file, force_terminal=True, width=100, height=40), config, clock=Clock()) as view:
         view.ready(Progress())
         for step in range(1, 30):
             view.step(row(step, reward=step - 10.0, skipped_zero_variance=1))

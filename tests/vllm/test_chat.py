@@ -6,7 +6,7 @@ import pytest
 from tests.engine.kit import Client, Json
 from tests.vllm.kit import both, shapes, tell_alike
 
-from headrace.engine.chat import tool_calls
+from headrace.engine.tokenizer import parse_tool_calls
 
 PATH = "/v1/chat/completions"
 GREEDY: Json = {"model": "tiny", "temperature": 0, "max_tokens": 8, "return_token_ids": True}
@@ -142,6 +142,6 @@ def test_an_answer_is_parsed_as_by_vllm(theirs: Client, name: str) -> None:
     given = {**GREEDY, "max_tokens": 300, "messages": [USER], "tools": [TOOL], "structured_outputs": form}
     choice = theirs.post(PATH, given)["choices"][0]
     calls = [call["function"] for call in choice["message"].get("tool_calls") or ()]
-    content, made = tool_calls(ANSWERS[name])
+    content, made = parse_tool_calls(ANSWERS[name])
     assert (content, [call["function"] for call in made]) == (choice["message"]["content"], calls)
     assert choice["finish_reason"] == ("tool_calls" if made else "stop")

@@ -9,7 +9,7 @@ import pytest
 from tests.vllm.server import vllm
 
 from headrace.demo.model import build
-from headrace.demo.run import Options, play
+from headrace.demo.run import DemoOptions, play
 
 VERSIONS = 24
 
@@ -18,7 +18,7 @@ def test_agents_learn_from_vllm(tmp_path: Path, capsys: pytest.CaptureFixture[st
     model = build(tmp_path / "model", seed=0)
     run = tmp_path / "run"
     with vllm(model, tmp_path / "vllm.log", max_model_len=128) as address:
-        options = Options(task="number3", steps=VERSIONS, engine="vllm", vllm_addresses=address, model=str(model))
+        options = DemoOptions(task="number3", steps=VERSIONS, engine="vllm", vllm_addresses=address, model=str(model))
         play(options, run)
     verdict = json.loads(capsys.readouterr().out.splitlines()[-1])
     rows = [json.loads(line) for line in (run / "trainer" / "metrics.jsonl").read_text().splitlines()]

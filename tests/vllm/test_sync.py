@@ -17,7 +17,7 @@ from tests.vllm.server import vllm
 
 from headrace import DataPool
 from headrace.engine import tiny
-from headrace.trainer.sync import SyncFailed, delivery
+from headrace.trainer.sync import SyncFailed
 from headrace.trainer.sync.untie import untie
 
 MODES = ["abort-resume", "drain", "keep"]
@@ -115,7 +115,7 @@ def test_tied_embeddings_are_refused_and_a_head_that_stayed_old_is_found(
         with pytest.raises(SyncFailed, match=r"ties lm_head.*headrace\.trainer\.sync\.untie"):
             found.check(policy.config)
         with monkeypatch.context() as patched:
-            patched.setattr(delivery, "EMBED", "none")  # so that lm_head.weight is not named
+            patched.setattr("headrace.trainer.sync.weights.EMBED", "none")  # so that lm_head.weight is not named
             with pytest.raises(SyncFailed, match="does not have the weights"):
                 found.publish(weights, 1, policy.probe)
         report = found.publish(weights, 1, policy.probe)

@@ -28,7 +28,7 @@ def run(
             f"--runs and --busy are for the benchmark trainer, whose demo is run so often; not for {name}"
         )
     given = {"runs": runs, "busy": busy} if name == "trainer" else {}
-    found: report.Report = importlib.import_module(NAMES[name]).measure(quick, **given)
+    found: report.BenchReport = importlib.import_module(NAMES[name]).measure(quick, **given)
     found.print()
     if json_path is not None:
         found.write(json_path)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
 
 import orjson
 from rich.console import Console
 from rich.table import Table
 
+#: Whose versions a report names.
 LIBRARIES = ("headrace", "numpy", "msgspec", "orjson", "crc32c", "uvicorn", "starlette", "aiohttp", "ray")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class Bar:
     at_most: float | None = None
 
     def met(self, value: float) -> bool:
+        """Whether a value is on the right side."""
         return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
 
     def __str__(self) -> str:
@@ -34,7 +39,7 @@ class Bar:
 
 
 @dataclass(slots=True)
-class Part:
+class Figures:
     """One part's figures: `ratios` by the keys of the bars, `absolute` with their unit at the end of the name."""
 
     ratios: dict[str, float]
@@ -42,14 +47,16 @@ class Part:
 
 
 @dataclass(slots=True)
-class Report:
+class BenchReport:
+    """All figures of one benchmark. `details` join the environment in the JSON."""
+
     title: str
     bars: dict[str, Bar]
     ratios: dict[str, float] = field(default_factory=dict)
     absolute: dict[str, float] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
 
-    def add(self, part: Part) -> None:
+    def add(self, part: Figures) -> None:
         self.ratios.update(part.ratios)
         self.absolute.update(part.absolute)
 
@@ -62,9 +69,11 @@ class Report:
         }
 
     def write(self, path: Path) -> None:
+        """Writes `as_dict` as JSON."""
         path.write_bytes(orjson.dumps(self.as_dict(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
     def print(self) -> None:
+        """Prints the ratios with their bars, and the absolute figures."""
         table = Table(title=self.title, title_justify="left", header_style="bold")
         for name in ("key", "measured", "bar", "what"):
             table.add_column(name, justify="right" if name in ("measured", "bar") else "left")
@@ -79,6 +88,26 @@ class Report:
         for name, value in self.absolute.items():
             figures.add_row(name, f"{value:,.0f}" if value >= 1000 else f"{value:.3g}")
         console.print(figures)
+
+
+def measure_parts(
+    report: BenchReport,
+    parts: Mapping[str, Callable[[S, Path], Figures]],
+    sizes: S,
+    base: Path | None = None,
+) -> BenchReport:
+    """Adds every part to the report, in turn, each in a folder of its own below `base`, gone before the next begins.
+
+    The part's name and its ratios are told on stderr as they come.
+    """
+    console = Console(stderr=True)
+    for name, part in parts.items():
+        console.print(f"{name} ...", end=" ", style="dim")
+        with TemporaryDirectory(prefix="headrace-bench-", dir=base) as folder:
+            found = part(sizes, Path(folder))
+        console.print(", ".join(f"{key} {value:.3g}" for key, value in found.ratios.items()), highlight=False)
+        report.add(found)
+    return report
 
 
 def environment() -> dict[str, Any]:

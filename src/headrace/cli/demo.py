@@ -44,13 +44,13 @@ class Demo(BaseModel):
 
     def cli_cmd(self) -> None:
         require_for("demo --ray" if self.ray else "demo")
-        from headrace.demo.run import Options, play
+        from headrace.demo.run import DemoOptions, play
 
         # Whoever asks for it to end gets what Ctrl-C gets: nothing is left running.
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler)
         # What was not said is left open: a resumed run has its own.
-        options = Options(**self.model_dump(include=self.model_fields_set - {"run", "resume"}))
+        options = DemoOptions(**self.model_dump(include=self.model_fields_set - {"run", "resume"}))
         if not play(options, self._folder(), resume=self.resume):
             raise SystemExit(FAILED)
 

@@ -60,12 +60,12 @@ class EngineCommand(BaseModel):
     record: int = Field(0, ge=0, description="keep the last N answers under /debug/calls, for tests")
 
     def cli_cmd(self) -> None:
-        from headrace.engine.serve import Loading, run
+        from headrace.engine.serve import LoadingApp, run
         from headrace.net.server import LocalOnly, Server, loopback
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         check_model(self.model)
-        front = Loading(self.model)
+        front = LoadingApp(self.model)
         try:
             server = Server(LocalOnly(front) if loopback(self.host) else front, self.host, self.port)
         except OSError as error:
@@ -79,8 +79,8 @@ class EngineCommand(BaseModel):
     def _load(self) -> Engine:
         import torch
 
-        from headrace.engine.engine import Engine, Settings
+        from headrace.engine.engine import Engine, EngineSettings
 
-        engine = Engine(Settings(**self.model_dump(exclude={"host", "port", "threads"})))
+        engine = Engine(EngineSettings(**self.model_dump(exclude={"host", "port", "threads"})))
         torch.set_num_threads(self.threads or (1 if engine.size < SMALL else os.cpu_count() or 1))
         return engine

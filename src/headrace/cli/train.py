@@ -47,9 +47,9 @@ class Train(BaseModel):
         from rich.console import Console
 
         from headrace.trainer.trainer import train
-        from headrace.trainer.view import View
+        from headrace.trainer.view import TrainView
 
-        with View(Console(), config) as view:
+        with TrainView(Console(), config) as view:
             outcome = train(config, resume=self.resume, watcher=view)
         for sentence in outcome.sentences():
             print(sentence)

@@ -1,7 +1,11 @@
-"""Games that were played, one of every group: a file in the run's folder that the agents write and others show."""
+"""What the agents write into the run's folder, for others to read: games that were played, one of every group, and
+counters of all that they did, so that a resumed run goes on counting.
+"""
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -9,11 +13,9 @@ from typing import IO
 
 import msgspec
 
-__all__ = ["FILE", "Game", "Turn", "append", "first_games", "group_uid", "last_games", "trajectory_uid"]
-
-FILE = "games.jsonl"
+GAMES_FILE = "games.jsonl"
 #: Bytes that a game's line takes at most: a few messages of a few words.
-LINE = 4096
+MAX_LINE_BYTES = 4096
 
 
 class Game(msgspec.Struct, frozen=True):
@@ -28,14 +30,16 @@ class Game(msgspec.Struct, frozen=True):
     def won(self) -> bool:
         return self.reward == 1.0
 
-    def turns(self) -> Iterator[Turn]:
+    def turns(self) -> Iterator[GameTurn]:
         """Every guess with what it was answered: the next hint, or how the game ended."""
         said = [message["content"] for message in self.messages[1:]]
         for guess, hint in zip(said[::2], [*said[1::2], "hit" if self.won else "missed"], strict=True):
-            yield Turn(guess, hint)
+            yield GameTurn(guess, hint)
 
 
-class Turn(msgspec.Struct, frozen=True):
+class GameTurn(msgspec.Struct, frozen=True):
+    """A guess, and what it was answered."""
+
     guess: str
     answer: str
 
@@ -49,7 +53,7 @@ def trajectory_uid(seed: int, group: int, rollout: int = 0) -> str:
     return f"{group_uid(seed, group)}-r{rollout}"
 
 
-def append(file: IO[bytes], game: Game) -> None:
+def append_game(file: IO[bytes], game: Game) -> None:
     """Adds a game; whoever reads the file sees it at once."""
     file.write(msgspec.json.encode(game) + b"\n")
     file.flush()
@@ -58,7 +62,7 @@ def append(file: IO[bytes], game: Game) -> None:
 def first_games(run: Path, most: int) -> list[Game]:
     """The first games of a run; fewer where there are fewer."""
     try:
-        with (run / FILE).open("rb") as file:
+        with (run / GAMES_FILE).open("rb") as file:
             return _games(list(islice(file, most)))
     except FileNotFoundError:
         return []
@@ -67,8 +71,8 @@ def first_games(run: Path, most: int) -> list[Game]:
 def last_games(run: Path, most: int) -> list[Game]:
     """The last games of a run, in order."""
     try:
-        with (run / FILE).open("rb") as file:
-            file.seek(max(file.seek(0, 2) - (most + 1) * LINE, 0))
+        with (run / GAMES_FILE).open("rb") as file:
+            file.seek(max(file.seek(0, 2) - (most + 1) * MAX_LINE_BYTES, 0))
             began = file.tell()
             lines = file.readlines()
     except FileNotFoundError:
@@ -85,3 +89,34 @@ def _games(lines: list[bytes]) -> list[Game]:
         except msgspec.DecodeError:
             continue
     return found
+
+
+COUNTERS_FILE = "agents.json"
+
+
+class AgentCounters(msgspec.Struct):
+    """`reserved` groups may have been begun, by this run of the agents or one before it: a uid is never used twice."""
+
+    reserved: int = 0
+    calls: int = 0
+    games: int = 0
+    wins: int = 0
+    given_up: int = 0
+    retries: int = 0
+    at: float = 0.0
+
+
+def read_counters(run: Path) -> AgentCounters:
+    """The counters of a run; none yet are zeros."""
+    try:
+        return msgspec.json.decode((run / COUNTERS_FILE).read_bytes(), type=AgentCounters)
+    except FileNotFoundError:
+        return AgentCounters()
+
+
+def write_counters(run: Path, counters: AgentCounters) -> None:
+    """Replaces the file, so that a reader sees the old one or the new one."""
+    counters.at = time.time()
+    beside = run / f"{COUNTERS_FILE}.new"
+    beside.write_bytes(msgspec.json.encode(counters))
+    os.replace(beside, run / COUNTERS_FILE)

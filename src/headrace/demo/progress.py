@@ -1,4 +1,11 @@
-"""How far a run is: the trainer's metrics and the agents' counters, read from the run's folder as they grow."""
+"""How far a run is (`DemoProgress`): the trainer's metrics and the agents' counters, read from the run's folder as they
+grow. And what the pool recorded of a first and of a last game (`GameRecords`): the ids of every call and their
+log-probs.
+
+The pool keeps a trajectory until the trainer has acknowledged what it learned from it, so the first game is read soon
+after it was played, and the last one from what the agents had played ahead when the trainer stopped. Reading takes
+nothing out.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +13,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 
-from headrace.demo import counters
-from headrace.demo.games import Game, last_games
-from headrace.demo.recipe import BAR, WINDOW
-
-__all__ = ["Progress", "averaged"]
+from headrace.data.errors import HeadraceError
+from headrace.data.step import Step
+from headrace.demo import games
+from headrace.demo.games import Game, first_games, last_games, trajectory_uid
+from headrace.demo.recipe import LEARNED_REWARD, LEARNED_STEPS
+from headrace.pool.connect import connect
 
 METRICS = "metrics.jsonl"
 #: Steps that the curve's speed is taken over: fewer are mostly chance.
-SPEED_STEPS = 2 * WINDOW
+SPEED_STEPS = 2 * LEARNED_STEPS
 #: What the moving average must have risen in that time before its speed says anything.
-RISE = 0.03
+LEAST_RISE = 0.03
 
 
-class Progress:
+class DemoProgress:
     """`rows` is one object a step; `refresh` reads what is new."""
 
     def __init__(self, run: Path, trainer: Path) -> None:
@@ -29,13 +38,13 @@ class Progress:
         self._metrics = trainer / METRICS
         self._read = 0
         self.rows: list[dict[str, Any]] = []
-        self.counters = counters.read(run)
+        self.counters = games.read_counters(run)
         #: One of the last games that ended.
         self.game: Game | None = None
 
     def refresh(self) -> bool:
         """Whether a step was added."""
-        self.counters = counters.read(self._run)
+        self.counters = games.read_counters(self._run)
         self.game = next(iter(last_games(self._run, 1)), self.game)
         try:
             with self._metrics.open("rb") as file:
@@ -53,12 +62,13 @@ class Progress:
 
     @property
     def rewards(self) -> list[float]:
+        """The mean reward of each step that had one."""
         return [row["reward"] for row in self.rows if row["reward"] is not None]
 
     @property
     def learned(self) -> bool:
         """Whether the moving average has reached the bar."""
-        return len(self.rewards) >= WINDOW and averaged(self.rewards[-WINDOW:])[-1] >= BAR
+        return len(self.rewards) >= LEARNED_STEPS and averaged(self.rewards[-LEARNED_STEPS:])[-1] >= LEARNED_REWARD
 
     def seconds_left(self, most: int) -> float | None:
         """How long it takes until the bar is reached, or all of `most` steps are made, if the curve rises as it has of
@@ -68,23 +78,104 @@ class Progress:
             return None
         seconds: list[float] = [row["seconds"] for row in self.rows[-SPEED_STEPS:] if row.get("seconds") is not None]
         rise = curve[-1] - curve[-1 - SPEED_STEPS]
-        if rise < RISE or not seconds:
+        if rise < LEAST_RISE or not seconds:
             return None
-        steps = max(BAR - curve[-1], 0.0) * SPEED_STEPS / rise
+        steps = max(LEARNED_REWARD - curve[-1], 0.0) * SPEED_STEPS / rise
         return min(steps, most - len(self.rows)) * sum(seconds) / len(seconds)
 
     def mean(self, name: str) -> float | None:
+        """The mean of a metric over the steps that have it."""
         found = [row[name] for row in self.rows if row.get(name) is not None]
         return sum(found) / len(found) if found else None
 
     def most(self, name: str) -> float | None:
+        """The largest value of a metric."""
         return max((row[name] for row in self.rows if row.get(name) is not None), default=None)
 
 
-def averaged(values: Sequence[float], window: int = WINDOW) -> list[float]:
+def averaged(values: Sequence[float], window: int = LEARNED_STEPS) -> list[float]:
     """The moving average: of the last `window` values, or of as many as there are."""
     found = []
     for end in range(1, len(values) + 1):
         part = values[max(end - window, 0) : end]
         found.append(sum(part) / len(part))
     return found
+
+
+RECORDED_FILE = "recorded.json"
+#: Seconds that a pool is tried for: what it has is shown, and nobody waits for it.
+POOL_RETRY_S = 2.0
+#: Games that are looked at to choose one.
+CANDIDATE_GAMES = 6
+
+
+class RecordedCall(msgspec.Struct, frozen=True):
+    """One step of the pool."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    log_probs: list[float]
+    policy_version: int | None
+
+
+class RecordedGame(msgspec.Struct, frozen=True):
+    """A game as the agents told it, and its calls as the pool has them."""
+
+    trajectory_uid: str
+    game: Game
+    calls: list[RecordedCall]
+
+
+class FirstAndLast(msgspec.Struct, frozen=True):
+    """One of a run's first games and one of its last, where they were read."""
+
+    first: RecordedGame | None = None
+    last: RecordedGame | None = None
+
+
+class GameRecords:
+    """The two games of a run; they are in its folder from when they were read."""
+
+    def __init__(self, run: Path, seed: int) -> None:
+        self._run = run
+        self._seed = seed
+        found = run / RECORDED_FILE
+        self.games = msgspec.json.decode(found.read_bytes(), type=FirstAndLast) if found.exists() else FirstAndLast()
+        self._looked = self.games.first is not None
+
+    def keep_first(self, pool: str) -> None:
+        """Reads one of the first games, once they were played; where the pool has none of them any more, none is."""
+        if not self._looked and len(told := first_games(self._run, CANDIDATE_GAMES)) == CANDIDATE_GAMES:
+            self._looked = True
+            self._keep(msgspec.structs.replace(self.games, first=self._longest(pool, told)))
+
+    def keep_last(self, pool: str) -> None:
+        """Reads one of the last games."""
+        last = self._longest(pool, last_games(self._run, CANDIDATE_GAMES))
+        self._keep(msgspec.structs.replace(self.games, last=last or self.games.last))
+
+    def _longest(self, pool: str, told: list[Game]) -> RecordedGame | None:
+        """The longest of the games that the pool has: it shows most."""
+        found = []
+        with connect(pool, retry_s=POOL_RETRY_S) as there:
+            for game in told:
+                uid = trajectory_uid(self._seed, game.group)
+                try:
+                    steps = there.trajectory(uid).steps
+                except HeadraceError:  # learned from already, or nobody answers
+                    continue
+                found.append(RecordedGame(uid, game, [_call(step) for step in steps]))
+        return max(found, key=lambda game: len(game.calls), default=None)
+
+    def _keep(self, games: FirstAndLast) -> None:
+        self.games = games
+        (self._run / RECORDED_FILE).write_bytes(msgspec.json.encode(games))
+
+
+def _call(step: Step) -> RecordedCall:
+    return RecordedCall(
+        step.prompt_ids.tolist(),
+        step.response_ids.tolist(),
+        [] if step.rollout_log_probs is None else step.rollout_log_probs.tolist(),
+        step.policy_version,
+    )

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BAR", "RECIPES", "Recipe", "WINDOW", "trainer_config"]
-
 #: The reward that counts as learned, and how many steps it is the mean of.
-BAR = 0.95
-WINDOW = 10
+LEARNED_REWARD = 0.95
+LEARNED_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
+    """The hyper-parameters of one task, under the trainer's names."""
+
     groups: int = 6
     rollouts: int = 16
     steps: int = 400
@@ -60,8 +60,8 @@ def trainer_config(
         "model": str(model),
         "run": str(run),
         "steps": steps,
-        "stop_at_reward": BAR,
-        "stop_window": WINDOW,
+        "stop_at_reward": LEARNED_REWARD,
+        "stop_window": LEARNED_STEPS,
         "seed": seed,
         "device": "cpu",
         "threads": 1,

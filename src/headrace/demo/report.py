@@ -1,28 +1,30 @@
-"""What is left of a run: a picture of its curve, and one page that needs nothing beside itself."""
+"""What is left of a run: a picture of its curve, and one page that needs nothing beside itself.
+
+The curve is laid out once as lines, dots and text (`chart`), then written as SVG or as PNG.
+"""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from PIL import Image, ImageDraw, ImageFont
 
 from headrace.demo import games
-from headrace.demo.chart import chart, svg, write_png
 from headrace.demo.games import Game, first_games, last_games
-from headrace.demo.progress import METRICS, Progress
-from headrace.demo.recipe import BAR, WINDOW
-from headrace.demo.recorded import Both, Call, RecordedGame
-from headrace.demo.stack import CONFIG, Settled
+from headrace.demo.progress import METRICS, DemoProgress, FirstAndLast, RecordedCall, RecordedGame, averaged
+from headrace.demo.recipe import LEARNED_REWARD, LEARNED_STEPS
+from headrace.demo.stack import TRAINER_CONFIG, DemoSettings
 from headrace.demo.tasks import TASKS, NumberTask
-
-__all__ = ["write_report"]
 
 PAGE, PICTURE = "report.html", "reward.png"
 #: Games that are shown of the first ones, and of the last ones.
-SHOWN = 6
+SHOWN_GAMES = 6
 TIMES = {
     "wait": "waiting for games",
     "learn": "learning",
@@ -47,15 +49,15 @@ code { background: #f5f7fa; padding: 0 .2rem } .note { color: #7b8794 } summary 
 
 def write_report(
     run: Path,
-    settled: Settled,
-    progress: Progress,
+    settled: DemoSettings,
+    progress: DemoProgress,
     verdict: Mapping[str, Any],
     cpu_s: Mapping[str, float],
-    recorded: Both,
+    recorded: FirstAndLast,
 ) -> Path:
     """Writes both into the run's folder and returns the page's path."""
     task = TASKS[settled.task]
-    marks = chart(progress.rewards, f"{task.name}: reward by training step, and the mean of {WINDOW}")
+    marks = chart(progress.rewards, f"{task.name}: reward by training step, and the mean of {LEARNED_STEPS}")
     write_png(marks, run / PICTURE)
     times = {words: sum(row.get("times", {}).get(name, 0.0) for row in progress.rows) for name, words in TIMES.items()}
     vocabulary = _vocabulary(Path(settled.model) if settled.model is not None else run / "model")
@@ -68,8 +70,8 @@ def write_report(
         "<h2>The game</h2>",
         _rules(task, len(vocabulary)),
         "<h2>Games</h2><div class=games>",
-        _games("before", first_games(run, SHOWN)),
-        _games("after", last_games(run, SHOWN)),
+        _games("before", first_games(run, SHOWN_GAMES)),
+        _games("after", last_games(run, SHOWN_GAMES)),
         "</div>",
         "<h2>Tokens and their log-probs</h2>",
         *_tokens(recorded, vocabulary),
@@ -79,18 +81,18 @@ def write_report(
         "<h2>Where to look</h2>",
         _places(run, recorded),
         "<h2>The trainer's configuration</h2>",
-        f"<pre>{escape((run / CONFIG).read_text())}</pre></html>",
+        f"<pre>{escape((run / TRAINER_CONFIG).read_text())}</pre></html>",
     ]
     (run / PAGE).write_text("\n".join(parts))
     return run / PAGE
 
 
-def _outcome(progress: Progress, verdict: Mapping[str, Any]) -> str:
+def _outcome(progress: DemoProgress, verdict: Mapping[str, Any]) -> str:
     said = "Learned" if progress.learned else "Not learned yet"
     reward = f"{verdict['reward_end']:.3f}" if verdict["reward_end"] is not None else "unknown"
     return (
-        f"{said}: the mean reward of the last {WINDOW} steps is {reward}, after {verdict['steps']} steps, "
-        f"{verdict['calls']:,} calls and {verdict['seconds']:.0f} s. {BAR} counts as learned."
+        f"{said}: the mean reward of the last {LEARNED_STEPS} steps is {reward}, after {verdict['steps']} steps, "
+        f"{verdict['calls']:,} calls and {verdict['seconds']:.0f} s. {LEARNED_REWARD} counts as learned."
     )
 
 
@@ -131,7 +133,7 @@ def _games(when: str, told: Iterable[Game]) -> str:
     return f"<table><tr><th>hidden<th>{when}: guesses in bold<th>reward</tr>{''.join(rows)}</table>"
 
 
-def _tokens(recorded: Both, vocabulary: Mapping[int, str]) -> list[str]:
+def _tokens(recorded: FirstAndLast, vocabulary: Mapping[int, str]) -> list[str]:
     """Two games as the pool had them, call by call."""
 
     def name(token: int) -> str:
@@ -154,7 +156,7 @@ def _recorded(when: str, game: RecordedGame, name: Callable[[int], str]) -> str:
     return f"<h3>{when}: {game.game.hidden} is hidden <code>{escape(game.trajectory_uid)}</code></h3>{calls}"
 
 
-def _call(call: Call, answer: str, name: Callable[[int], str]) -> str:
+def _call(call: RecordedCall, answer: str, name: Callable[[int], str]) -> str:
     prompt = [f"<span class=token>{escape(name(token))}<small>{token}</small></span>" for token in call.prompt_ids]
     sampled = [
         f"<span class='token sampled'>{escape(name(token))}<small>{token}</small>"
@@ -173,7 +175,7 @@ def _vocabulary(model: Path) -> dict[int, str]:
     return {at: word for word, at in Tokenizer.from_file(str(file)).get_vocab().items()} if file.exists() else {}
 
 
-def _places(run: Path, recorded: Both) -> str:
+def _places(run: Path, recorded: FirstAndLast) -> str:
     """What lies in the run's folder, and the commands that read it."""
     journal = shlex.quote(str(run / "journal"))
     look = [f"headrace pool stats {journal}"]
@@ -185,8 +187,8 @@ def _places(run: Path, recorded: Both) -> str:
         "logs": "what each process said",
         f"trainer/{METRICS}": "one line a step, with everything that was measured",
         "trainer": "checkpoints, which <code>headrace demo --resume</code> goes on from",
-        CONFIG: "the trainer's configuration, for <code>headrace train</code>",
-        games.FILE: "one game of every group",
+        TRAINER_CONFIG: "the trainer's configuration, for <code>headrace train</code>",
+        games.GAMES_FILE: "one game of every group",
     }
     rows = "".join(f"<tr><td><a href='{name}'>{name}</a><td>{words}" for name, words in places.items())
     return f"<p>Everything of this run is in <code>{escape(str(run))}</code>.<table>{rows}</table>"
@@ -204,3 +206,124 @@ def _bars(what: str, values: Mapping[str, float]) -> str:
 
 def _number(value: Any) -> str:
     return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+WIDTH, HEIGHT = 960, 440
+LEFT, RIGHT, TOP, BOTTOM = 64, 24, 52, 52
+INK, GREY, FAINT, BLUE, GREEN = "#1f2933", "#7b8794", "#e4e7eb", "#1769aa", "#2f855a"
+#: A PNG is drawn so many times as large and made smaller, which smooths its edges.
+SMOOTH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ChartLine:
+    points: tuple[tuple[float, float], ...]
+    colour: str
+    width: float = 1.0
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChartDot:
+    x: float
+    y: float
+    colour: str
+    radius: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChartText:
+    x: float
+    y: float
+    text: str
+    colour: str = GREY
+    size: int = 14
+    anchor: Literal["start", "middle", "end"] = "start"
+
+
+ChartMark = ChartLine | ChartDot | ChartText
+
+
+def chart(rewards: Sequence[float], title: str) -> list[ChartMark]:
+    """The marks of a curve: every step's reward as a dot, and the moving average as a line."""
+    steps = max(len(rewards), 2)
+
+    def x(step: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * (step - 1) / (steps - 1)
+
+    def y(reward: float) -> float:
+        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - reward)
+
+    marks: list[ChartMark] = [ChartText(LEFT, 30, title, INK, 18)]
+    for tenth in range(0, 11, 2):
+        marks.append(ChartLine(((LEFT, y(tenth / 10)), (WIDTH - RIGHT, y(tenth / 10))), FAINT))
+        marks.append(ChartText(LEFT - 10, y(tenth / 10) + 5, f"{tenth / 10:.1f}", anchor="end"))
+    for step in _ticks(steps):
+        marks.append(ChartText(x(step), HEIGHT - BOTTOM + 22, str(step), anchor="middle"))
+    marks.append(ChartText((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, "training step", anchor="middle"))
+    marks.append(ChartLine(((LEFT, y(LEARNED_REWARD)), (WIDTH - RIGHT, y(LEARNED_REWARD))), GREEN, 1.5, dashed=True))
+    marks.append(ChartText(LEFT + 8, y(LEARNED_REWARD) + 18, f"learned: {LEARNED_REWARD}", GREEN))
+    marks += [ChartDot(x(step), y(reward), "#a9c9e4") for step, reward in enumerate(rewards, 1)]
+    curve = tuple((x(step), y(reward)) for step, reward in enumerate(averaged(rewards), 1))
+    return [*marks, ChartLine(curve, BLUE, 2.5)]
+
+
+def _ticks(steps: int) -> list[int]:
+    """Round numbers, about eight of them."""
+    apart = next(n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, steps) if steps / n <= 10)
+    return [1, *range(apart, steps + 1, apart)] if apart > 1 else list(range(1, steps + 1))
+
+
+def svg(marks: Sequence[ChartMark]) -> str:
+    """The marks as an SVG document."""
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
+    ]
+    for mark in marks:
+        match mark:
+            case ChartLine():
+                points = " ".join(f"{x:.1f},{y:.1f}" for x, y in mark.points)
+                dashes = ' stroke-dasharray="6 4"' if mark.dashed else ""
+                parts.append(
+                    f'<polyline points="{points}" fill="none" stroke="{mark.colour}" '
+                    f'stroke-width="{mark.width}" stroke-linejoin="round"{dashes}/>'
+                )
+            case ChartDot():
+                parts.append(f'<circle cx="{mark.x:.1f}" cy="{mark.y:.1f}" r="{mark.radius}" fill="{mark.colour}"/>')
+            case ChartText():
+                parts.append(
+                    f'<text x="{mark.x:.1f}" y="{mark.y:.1f}" fill="{mark.colour}" font-size="{mark.size}" '
+                    f'text-anchor="{mark.anchor}">{escape(mark.text)}</text>'
+                )
+    return "\n".join([*parts, "</svg>"])
+
+
+def write_png(marks: Sequence[ChartMark], path: Path) -> None:
+    """Draws the marks into a PNG file."""
+    scale = 2 * SMOOTH  # twice as fine as the SVG's units
+    image = Image.new("RGB", (WIDTH * scale, HEIGHT * scale), "white")
+    draw = ImageDraw.Draw(image)
+    anchors = {"start": "ls", "middle": "ms", "end": "rs"}
+    for mark in marks:
+        match mark:
+            case ChartLine():
+                points = [(x * scale, y * scale) for x, y in mark.points]
+                width = round(mark.width * scale)
+                for piece in _dashes(points, 10 * scale) if mark.dashed else [points]:
+                    draw.line(piece, fill=mark.colour, width=width, joint="curve")
+            case ChartDot():
+                x, y, r = mark.x * scale, mark.y * scale, mark.radius * scale
+                draw.ellipse((x - r, y - r, x + r, y + r), fill=mark.colour)
+            case ChartText():
+                font = ImageFont.load_default(mark.size * scale)
+                at = (mark.x * scale, mark.y * scale)
+                draw.text(at, mark.text, fill=mark.colour, font=font, anchor=anchors[mark.anchor])
+    image.resize((WIDTH * 2, HEIGHT * 2), Image.Resampling.LANCZOS).save(path)
+
+
+def _dashes(points: list[tuple[float, float]], length: float) -> list[list[tuple[float, float]]]:
+    """A level line in pieces, with gaps of two thirds of their length."""
+    (left, y), (right, _) = points[0], points[-1]
+    starts = [left + n * length for n in range(int((right - left) / length) + 1)]
+    return [[(start, y), (min(start + 0.6 * length, right), y)] for start in starts]

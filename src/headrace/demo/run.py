@@ -17,27 +17,29 @@ import orjson
 from rich.console import Console
 
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.demo.progress import Progress, averaged
-from headrace.demo.recipe import BAR, RECIPES, WINDOW
-from headrace.demo.recorded import Recorded
+from headrace.demo.progress import DemoProgress, GameRecords, averaged
+from headrace.demo.recipe import LEARNED_REWARD, LEARNED_STEPS, RECIPES
 from headrace.demo.report import write_report
-from headrace.demo.stack import ACTOR, Settled, Stack, channel
+from headrace.demo.stack import (
+    ACTOR,
+    DemoSettings,
+    DemoStack,
+    channel,
+)
 from headrace.demo.tasks import TASKS
-from headrace.demo.view import View
+from headrace.demo.view import DemoView
 from headrace.processes import ChildDied, Processes
 
-__all__ = ["Options", "play"]
-
-SETTINGS = "demo.json"
+STATE_FILE = "demo.json"
 #: What is played where nobody says.
-TASK = "number"
+DEFAULT_TASK = "number"
 #: Seconds between two looks at the run.
-LOOK_S = 0.25
+REFRESH_S = 0.25
 #: What a resumed run may be told anew: how far to go, and where its servers are by now.
 CHANGEABLE = ("steps", "vllm_addresses")
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a run is asked for. What is None was not said: a new run takes its default, a resumed one what it has."""
 
     task: str | None = None
@@ -51,23 +53,24 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ray: bool | None = None
 
     def said(self) -> dict[str, Any]:
+        """The options that were given."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 
-class Kept(msgspec.Struct, frozen=True):
+class DemoState(msgspec.Struct, frozen=True):
     """What the run's folder says of a run."""
 
-    settings: Settled
+    settings: DemoSettings
     #: How long it took so far.
     seconds: float = 0.0
     #: The steps after which its trainer ended by itself; 0 while it has not.
     ended: int = 0
 
     def write(self, run: Path) -> None:
-        (run / SETTINGS).write_bytes(orjson.dumps(msgspec.to_builtins(self), option=orjson.OPT_INDENT_2))
+        (run / STATE_FILE).write_bytes(orjson.dumps(msgspec.to_builtins(self), option=orjson.OPT_INDENT_2))
 
 
-def play(options: Options, run: Path, *, resume: bool = False, console: Console | None = None) -> bool:
+def play(options: DemoOptions, run: Path, *, resume: bool = False, console: Console | None = None) -> bool:
     """Runs the demo and prints its verdict, one JSON object, as the last line. True where the agents have learned.
 
     Where it is interrupted or one of its processes dies, the others are ended, and what it says names the command that
@@ -77,7 +80,7 @@ def play(options: Options, run: Path, *, resume: bool = False, console: Console 
     run = run.absolute()
     kept = _resumed(options, run) if resume else _begun(options, run)
     console = console or Console()
-    demo = Demo(kept.settings, run, console)
+    demo = DemoRun(kept.settings, run, console)
     ended = 0
     try:
         demo.learn(resume=resume)
@@ -91,7 +94,7 @@ def play(options: Options, run: Path, *, resume: bool = False, console: Console 
         raise
     finally:
         seconds = kept.seconds + time.monotonic() - began
-        Kept(kept.settings, round(seconds, 1), ended).write(run)
+        DemoState(kept.settings, round(seconds, 1), ended).write(run)
     verdict = demo.verdict(seconds)
     page = write_report(run, kept.settings, demo.progress, verdict, demo.cpu_s, demo.recorded.games)
     for line in demo.closing(verdict, page):
@@ -100,15 +103,15 @@ def play(options: Options, run: Path, *, resume: bool = False, console: Console 
     return demo.progress.learned
 
 
-class Demo:
+class DemoRun:
     """The processes of one run, and what they have come to."""
 
-    def __init__(self, settled: Settled, run: Path, console: Console) -> None:
+    def __init__(self, settled: DemoSettings, run: Path, console: Console) -> None:
         self.settled = settled
         self.run = run
         self.console = console
-        self.progress = Progress(run, run / "trainer")
-        self.recorded = Recorded(run, settled.seed)
+        self.progress = DemoProgress(run, run / "trainer")
+        self.recorded = GameRecords(run, settled.seed)
         self.cpu_s: dict[str, float] = {}
 
     def say(self, words: str) -> None:
@@ -122,7 +125,7 @@ class Demo:
             ray = self._ray_pool(ending) if self.settled.ray else None
             processes = ending.enter_context(Processes(self.run / "logs"))
             try:
-                stack = Stack(self.settled, self.run, processes, self.console)
+                stack = DemoStack(self.settled, self.run, processes, self.console)
                 stack.start(ray, resume=resume)
                 self._watch(stack, processes)
             except KeyboardInterrupt:
@@ -135,12 +138,12 @@ class Demo:
                 processes.end(child)
             self.cpu_s = processes.cpu_s
 
-    def _watch(self, stack: Stack, processes: Processes) -> None:
+    def _watch(self, stack: DemoStack, processes: Processes) -> None:
         """Shows how it goes until the trainer has stopped by itself, at the bar or after all steps."""
-        with View(self.console, self.progress, self.settled.steps) as view:
+        with DemoView(self.console, self.progress, self.settled.steps) as view:
             while stack.trainer.code() != 0:
                 processes.check()
-                time.sleep(LOOK_S)
+                time.sleep(REFRESH_S)
                 if self.progress.refresh() or self.console.is_terminal:
                     view.update()
                 self.recorded.keep_first(stack.pool)
@@ -148,6 +151,7 @@ class Demo:
             view.finish()
 
     def verdict(self, seconds: float) -> dict[str, Any]:
+        """What the run came to: the JSON object of the demo's last line."""
         progress = self.progress
         curve = averaged(progress.rewards)
         return {
@@ -167,7 +171,7 @@ class Demo:
         report = f"Report:   {_shown(page)}"
         if self.progress.learned:
             return [
-                f"Learned: reward {reward:.3f}, the mean of {WINDOW} steps, after {steps} steps and "
+                f"Learned: reward {reward:.3f}, the mean of {LEARNED_STEPS} steps, after {steps} steps and "
                 f"{verdict['seconds']:.0f} s.",
                 report,
                 f"Try next: headrace demo --seed {self.settled.seed + 1}, with other weights and numbers",
@@ -178,10 +182,10 @@ class Demo:
             ended, going_on = f"The trainer ended after {steps} of {most} steps", resuming(self.run)
         else:
             ended, going_on = f"{steps} steps were not enough", resuming(self.run, more_steps(self.settled, steps))
-        return [f"{ended}: reward {reward:.2f} of {BAR}; go on with: {going_on}", report]
+        return [f"{ended}: reward {reward:.2f} of {LEARNED_REWARD}; go on with: {going_on}", report]
 
     def _ray_pool(self, ending: ExitStack) -> tuple[str, str]:
-        from headrace.demo.cluster import ray_pool
+        from headrace.demo.stack import ray_pool
 
         self.say("The pool is an actor of a Ray cluster, which is started first")
         return ending.enter_context(ray_pool(ACTOR, self.run / "journal", {"train": channel(self.settled.recipe)}))
@@ -192,20 +196,20 @@ def resuming(run: Path, steps: int | None = None) -> str:
     return f"headrace demo --resume --run {shlex.quote(_shown(run))}" + (f" --steps {steps}" if steps else "")
 
 
-def more_steps(settled: Settled, steps: int) -> int:
+def more_steps(settled: DemoSettings, steps: int) -> int:
     """How far to go where so many steps were not enough: as far as the recipe does, or twice as far."""
     return settled.recipe.steps if settled.recipe.steps > steps else 2 * steps
 
 
-def _begun(options: Options, run: Path) -> Kept:
+def _begun(options: DemoOptions, run: Path) -> DemoState:
     """A new run in an empty folder, settled and written down."""
     if run.exists() and any(run.iterdir()):
         raise InvalidInput(f"--run {run} is not empty; go on with --resume, or name another folder")
     said = options.said()
-    task = said.setdefault("task", TASK)
+    task = said.setdefault("task", DEFAULT_TASK)
     if task not in TASKS:
         raise InvalidInput(f"--task {task!r} is not known; there are {', '.join(TASKS)}")
-    settled = Settled(**{"recipe": RECIPES[task], "steps": RECIPES[task].steps, **said})
+    settled = DemoSettings(**{"recipe": RECIPES[task], "steps": RECIPES[task].steps, **said})
     if (settled.engine == "vllm") != (settled.vllm_addresses is not None):
         raise InvalidInput("--engine vllm and --vllm-addresses go together: the demo starts no vLLM, it uses yours")
     if settled.engine == "vllm" and settled.model is None:
@@ -214,16 +218,16 @@ def _begun(options: Options, run: Path) -> Kept:
             "(python -m headrace.demo.model FOLDER writes one)"
         )
     (run / "logs").mkdir(parents=True, exist_ok=True)
-    kept = Kept(settled)
+    kept = DemoState(settled)
     kept.write(run)
     return kept
 
 
-def _resumed(options: Options, run: Path) -> Kept:
+def _resumed(options: DemoOptions, run: Path) -> DemoState:
     """The run that is in a folder, with as many steps as are asked for. It goes on as it began, or not at all."""
-    if not (run / SETTINGS).exists():
+    if not (run / STATE_FILE).exists():
         raise InvalidInput(f"--resume: {run} holds no demo; without --resume one would begin there")
-    kept = msgspec.json.decode((run / SETTINGS).read_bytes(), type=Kept)
+    kept = msgspec.json.decode((run / STATE_FILE).read_bytes(), type=DemoState)
     said, has = options.said(), msgspec.structs.asdict(kept.settings)
     other = [name for name, value in said.items() if name not in CHANGEABLE and value != has[name]]
     if other:
@@ -234,14 +238,14 @@ def _resumed(options: Options, run: Path) -> Kept:
             + f"; go on with it as it is ({resuming(run)}), or begin another without --resume"
         )
     settled = msgspec.structs.replace(kept.settings, **{name: said[name] for name in CHANGEABLE if name in said})
-    progress = Progress(run, run / "trainer")
+    progress = DemoProgress(run, run / "trainer")
     progress.refresh()
     if kept.ended and settled.steps <= kept.ended and not progress.learned:
         raise InvalidInput(
             f"--resume: the run has made its {kept.ended} steps; go on with: "
             f"{resuming(run, more_steps(settled, kept.ended))}"
         )
-    return Kept(settled, kept.seconds)
+    return DemoState(settled, kept.seconds)
 
 
 def _valued(flag: str, value: Any) -> str:

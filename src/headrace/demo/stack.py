@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +23,17 @@ from headrace.demo.recipe import Recipe, trainer_config
 from headrace.net.server import address_of, listener
 from headrace.processes import Child, Processes
 
-__all__ = ["ACTOR", "CONFIG", "Settled", "Stack", "channel"]
-
 #: Seconds that all processes together may take to be ready. Fifteen is usual on two cores; a machine that is busy with
 #: other things has needed twenty times that.
-START_S = 900.0
+START_TIMEOUT_S = 900.0
 #: Seconds between two looks at what they say.
 POLL_S = 0.05
 #: Seconds after which a group that a crash left incomplete is dropped, and counted as such.
-ABANDONED_S = 60
+GROUP_TIMEOUT_S = 60
 #: The pool's name on Ray.
 ACTOR = "headrace-demo"
 #: The trainer's configuration, in the run's folder.
-CONFIG = "trainer.yaml"
+TRAINER_CONFIG = "trainer.yaml"
 #: What is told of each once it is ready.
 READY = {
     "engine": "serves the model on {}",
@@ -44,7 +42,7 @@ READY = {
 }
 
 
-class Settled(msgspec.Struct, frozen=True, kw_only=True):
+class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What a run goes by from its first start on."""
 
     task: str
@@ -61,10 +59,10 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
 
 def channel(recipe: Recipe) -> dict[str, float]:
     """The options of the pool's channel."""
-    return {"n_rollouts": recipe.rollouts, "group_timeout_s": float(ABANDONED_S)}
+    return {"n_rollouts": recipe.rollouts, "group_timeout_s": float(GROUP_TIMEOUT_S)}
 
 
-class Stack:
+class DemoStack:
     """Engine, gateway, trainer and agents of a run, once `start` has returned."""
 
     trainer: Child
@@ -72,7 +70,7 @@ class Stack:
     #: Where the pool is reached.
     pool: str
 
-    def __init__(self, settled: Settled, run: Path, processes: Processes, console: Console) -> None:
+    def __init__(self, settled: DemoSettings, run: Path, processes: Processes, console: Console) -> None:
         self._settled = settled
         self._run = run
         self._processes = processes
@@ -103,14 +101,14 @@ class Stack:
         return child
 
     def _until(self, met: Callable[[], bool]) -> None:
-        give_up = self._began + START_S
+        give_up = self._began + START_TIMEOUT_S
         while not met():
             self._status.update(f"{self._seconds()}  waiting for {', '.join(self._awaited)}")
             self._processes.check()
             if time.monotonic() > give_up:
                 logs = ", ".join(str(child.log) for child in self._awaited.values())
                 raise HeadraceError(
-                    f"{', '.join(self._awaited)}: not ready within {START_S:g} s; what was said: {logs}"
+                    f"{', '.join(self._awaited)}: not ready within {START_TIMEOUT_S:g} s; what was said: {logs}"
                 )
             time.sleep(POLL_S)
 
@@ -174,7 +172,7 @@ class Stack:
             steps=self._settled.steps,
             sync_mode=self._settled.sync_mode,
         )
-        path = self._run / CONFIG
+        path = self._run / TRAINER_CONFIG
         path.write_text(yaml.safe_dump(config, sort_keys=False))
         return ["train", path, *(["--resume"] if resume else [])]
 
@@ -203,3 +201,26 @@ def _announced(child: Child, words: str) -> str | None:
     """What stands in a child's line `WORDS on ADDRESS` or `WORDS at PROGRESS`; None until it has printed it."""
     found = re.search(rf"^{words} (?:on|at) (.+)$", child.said(), re.MULTILINE)
     return found[1] if found else None
+
+
+@contextmanager
+def ray_pool(name: str, journal: Path, channels: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """A journalled pool on a new local Ray cluster, which lives as long as the run: its address, and the cluster's.
+
+    Gateway and trainer are plain processes that join the cluster by its address and reach the pool by its name; another
+    cluster on the same machine does not matter.
+    """
+    import ray
+
+    from headrace.pool.ray import DEFAULT_NAMESPACE, actor_address, start_pool, stop_pool
+
+    started = ray.init("local", namespace=DEFAULT_NAMESPACE, include_dashboard=False, log_to_driver=False)
+    cluster = str(started.address_info["gcs_address"])
+    try:
+        start_pool(name, journal=journal, channels=channels, durability="os")
+        try:
+            yield actor_address(name, cluster), cluster
+        finally:
+            stop_pool(name)
+    finally:
+        ray.shutdown()

@@ -16,10 +16,8 @@ from rich.text import Text
 
 from headrace.braille import braille
 from headrace.demo.games import Game
-from headrace.demo.progress import Progress, averaged
-from headrace.demo.recipe import BAR, WINDOW
-
-__all__ = ["View"]
+from headrace.demo.progress import DemoProgress, averaged
+from headrace.demo.recipe import LEARNED_REWARD, LEARNED_STEPS
 
 #: Columns of the view: as many as the terminal has, and no more than reads well.
 MOST_WIDTH, LEAST_WIDTH = 100, 40
@@ -30,18 +28,18 @@ TICKS = (1.0, 0.75, 0.5, 0.25, 0.0)
 #: Columns that the axis and its labels take, and the bar's label on the other side.
 LEFT, RIGHT = 6, 5
 #: Elsewhere than in a terminal, every so many steps are told.
-EVERY = 10
+TOLD_EVERY_STEPS = 10
 #: Seconds that a rate is taken over.
 RATE_S = 10.0
 #: Seconds after which the next turn of a game is shown, and for which the whole game then stays.
 TURN_S, STAYS_S = 0.5, 1.5
 
 
-class View:
+class DemoView:
     """Shows a run's progress. `clock` is in seconds."""
 
     def __init__(
-        self, console: Console, progress: Progress, steps: int, clock: Callable[[], float] = time.monotonic
+        self, console: Console, progress: DemoProgress, steps: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._console = console
         self._progress = progress
@@ -50,10 +48,10 @@ class View:
         self._began = clock()
         self._seen = deque([(self._began, progress.counters.calls)])
         self._told = 0
-        self._replay = Replay(clock)
+        self._replay = GameReplay(clock)
         self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> DemoView:
         if self._live is not None:
             self._live.start()
         return self
@@ -69,7 +67,7 @@ class View:
             self._live.update(self.panel(), refresh=True)
             return
         done = len(self._progress.rows)
-        if done // EVERY > self._told // EVERY or (done and not self._told):
+        if done // TOLD_EVERY_STEPS > self._told // TOLD_EVERY_STEPS or (done and not self._told):
             self._tell(done)
 
     def finish(self) -> None:
@@ -144,7 +142,7 @@ class View:
             ),
             self._replay.text(),
         ]
-        title = f"reward, mean of {WINDOW} steps"
+        title = f"reward, mean of {LEARNED_STEPS} steps"
         return Panel(Group(*parts), title=title, title_align="left", width=width, border_style="dim")
 
 
@@ -160,9 +158,9 @@ def curve(values: list[float], width: int) -> list[Text]:
             if letter != "\N{BRAILLE PATTERN BLANK}":
                 line.append(letter, "bold cyan")
             else:
-                line.append("╌" if row == _row(BAR) else " ", "green")
-        if row == _row(BAR):
-            line.append(f" {BAR:g}", "green")
+                line.append("╌" if row == _row(LEARNED_REWARD) else " ", "green")
+        if row == _row(LEARNED_REWARD):
+            line.append(f" {LEARNED_REWARD:g}", "green")
         shown.append(line)
     return [*shown, *(Text(line, style="dim") for line in _steps_axis(len(values), across))]
 
@@ -188,7 +186,7 @@ def _steps_axis(steps: int, across: int) -> tuple[str, str]:
     return " " * (LEFT - 1) + "└" + "".join(line), " " * LEFT + "".join(numbers).rstrip()
 
 
-class Replay:
+class GameReplay:
     """One game after another, turn by turn, so that it can be followed: far more are played than could be shown."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

@@ -1,4 +1,6 @@
-"""What is answered, in vLLM's shapes: the same keys, in the same order, with the same nulls."""
+"""What is answered, in vLLM's shapes: the same keys, in the same order, with the same nulls. Whole answers first,
+route by route; a chat's stream at the end.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +9,22 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from headrace.engine import chat
-from headrace.engine.requests import ChatRequest, CompletionRequest, OpenAI
-from headrace.engine.sequence import Candidates, Sequence
-from headrace.engine.vocabulary import Vocabulary
-from headrace.engine.worker import Delta
+from headrace.engine.requests import ChatRequest, CompletionRequest, OpenAIRequest
+from headrace.engine.sequence import Candidates, EngineSequence
+from headrace.engine.tokenizer import EngineTokenizer, length_before_tool_call, parse_tool_calls
+from headrace.engine.worker import SequenceDelta
 
 Json = dict[str, Any]
 
 
-def usage(sequences: Seq[Sequence], n: int) -> Json:
+def usage(sequences: Seq[EngineSequence], n: int) -> Json:
     """Token counts; a prompt counts once, however many choices answer it."""
     asked = sum(len(sequence.prompt) for sequence in sequences[::n])
     answered = sum(len(sequence.output) for sequence in sequences)
     return {"prompt_tokens": asked, "total_tokens": asked + answered, "completion_tokens": answered}
 
 
-def _whole_usage(sequences: Seq[Sequence], n: int) -> Json:
+def _whole_usage(sequences: Seq[EngineSequence], n: int) -> Json:
     return {**usage(sequences, n), "prompt_tokens_details": None, "completion_tokens_details": None}
 
 
@@ -35,8 +36,9 @@ def now() -> int:
 
 
 def completion(
-    head: Json, asked: CompletionRequest, sequences: Seq[Sequence], words: Vocabulary, fingerprint: str
+    head: Json, asked: CompletionRequest, sequences: Seq[EngineSequence], tokenizer: EngineTokenizer, fingerprint: str
 ) -> Json:
+    """The whole answer of `/v1/completions`."""
     choices = []
     for sequence in sequences:
         ids = asked.return_token_ids
@@ -44,11 +46,11 @@ def completion(
             {
                 "index": sequence.index,
                 "text": sequence.text.value,
-                "logprobs": _completion_logprobs(sequence, 0, len(sequence.output), asked, words, 0)[0],
+                "logprobs": _completion_logprobs(sequence, 0, len(sequence.output), asked, tokenizer, 0)[0],
                 "finish_reason": sequence.finish_reason,
                 "stop_reason": sequence.stop_reason,
                 "token_ids": sequence.output if ids else None,
-                "prompt_logprobs": prompt_logprobs(sequence, words),
+                "prompt_logprobs": prompt_logprobs(sequence, tokenizer),
                 "prompt_token_ids": sequence.prompt if ids else None,
                 "routed_experts": None,
             }
@@ -65,10 +67,12 @@ def completion(
     }
 
 
-def completion_choice(asked: CompletionRequest, delta: Delta, words: Vocabulary, offset: int) -> tuple[Json, int]:
+def completion_choice(
+    asked: CompletionRequest, delta: SequenceDelta, tokenizer: EngineTokenizer, offset: int
+) -> tuple[Json, int]:
     """One chunk's choice, and where the text of the next one's tokens begins."""
     sequence = delta.sequence
-    logprobs, offset = _completion_logprobs(sequence, delta.first, delta.last, asked, words, offset)
+    logprobs, offset = _completion_logprobs(sequence, delta.first, delta.last, asked, tokenizer, offset)
     choice = {
         "index": sequence.index,
         "text": delta.text,
@@ -82,7 +86,7 @@ def completion_choice(asked: CompletionRequest, delta: Delta, words: Vocabulary,
 
 
 def _completion_logprobs(
-    sequence: Sequence, first: int, last: int, asked: CompletionRequest, words: Vocabulary, offset: int
+    sequence: EngineSequence, first: int, last: int, asked: CompletionRequest, tokenizer: EngineTokenizer, offset: int
 ) -> tuple[Json | None, int]:
     if sequence.sampling.logprobs is None:
         return None, offset
@@ -91,9 +95,9 @@ def _completion_logprobs(
         named: dict[str, float] = {}
         for token, value, _ in found[: 1 + (asked.logprobs or 0)]:
             # Two tokens may read alike; the sampled one comes first, and its log-prob is not to be lost.
-            named.setdefault(_name(token, asked, words), value)
+            named.setdefault(_name(token, asked, tokenizer), value)
         top.append(named)
-        tokens.append(_name(found[0][0], asked, words))
+        tokens.append(_name(found[0][0], asked, tokenizer))
         offsets.append(offset)
         offset += len(tokens[-1])
     told = {
@@ -109,8 +113,9 @@ def _completion_logprobs(
 
 
 def chat_completion(
-    head: Json, asked: ChatRequest, sequences: Seq[Sequence], words: Vocabulary, fingerprint: str
+    head: Json, asked: ChatRequest, sequences: Seq[EngineSequence], tokenizer: EngineTokenizer, fingerprint: str
 ) -> Json:
+    """The whole answer of `/v1/chat/completions`."""
     choices = []
     for sequence in sequences:
         message, reason = _message(sequence, asked)
@@ -118,7 +123,7 @@ def chat_completion(
             {
                 "index": sequence.index,
                 "message": message,
-                "logprobs": chat_logprobs(sequence, 0, len(sequence.output), asked, words),
+                "logprobs": chat_logprobs(sequence, 0, len(sequence.output), asked, tokenizer),
                 "finish_reason": reason,
                 "stop_reason": sequence.stop_reason,
                 "token_ids": sequence.output if asked.return_token_ids else None,
@@ -132,7 +137,7 @@ def chat_completion(
         "service_tier": None,
         "system_fingerprint": fingerprint,
         "usage": _whole_usage(sequences, first.sampling.n),
-        "prompt_logprobs": prompt_logprobs(first, words),
+        "prompt_logprobs": prompt_logprobs(first, tokenizer),
         "prompt_token_ids": first.prompt if asked.return_token_ids else None,
         "prompt_text": None,
         "kv_transfer_params": None,
@@ -141,9 +146,9 @@ def chat_completion(
     }
 
 
-def _message(sequence: Sequence, asked: ChatRequest) -> tuple[Json, str | None]:
+def _message(sequence: EngineSequence, asked: ChatRequest) -> tuple[Json, str | None]:
     parse = bool(asked.tools) and asked.tool_choice != "none"
-    content, calls = chat.tool_calls(sequence.text.value) if parse else (sequence.text.value, [])
+    content, calls = parse_tool_calls(sequence.text.value) if parse else (sequence.text.value, [])
     message: Json = {
         "role": asked.role,
         "content": content,
@@ -159,34 +164,39 @@ def _message(sequence: Sequence, asked: ChatRequest) -> tuple[Json, str | None]:
     return message, "tool_calls" if called else sequence.finish_reason
 
 
-def chat_logprobs(sequence: Sequence, first: int, last: int, asked: OpenAI, words: Vocabulary) -> Json | None:
+def chat_logprobs(
+    sequence: EngineSequence, first: int, last: int, asked: OpenAIRequest, tokenizer: EngineTokenizer
+) -> Json | None:
+    """The `logprobs` of a chat's choice, for its tokens [first, last); None where they were not asked for."""
     most = sequence.sampling.logprobs
     if most is None:
         return None
     content = []
     for found in sequence.candidates[first:last]:
-        entries = [_entry(token, value, asked, words) for token, value, _ in found[: max(1, most)]]
+        entries = [_entry(token, value, asked, tokenizer) for token, value, _ in found[: max(1, most)]]
         content.append({**entries[0], "top_logprobs": entries if most else []})
     return {"content": content}
 
 
-def _entry(token: int, value: float, asked: OpenAI | None, words: Vocabulary) -> Json:
-    told = list(words.text(token).encode("utf-8", "replace"))
-    return {"token": _name(token, asked, words), "logprob": value, "bytes": told}
+def _entry(token: int, value: float, asked: OpenAIRequest | None, tokenizer: EngineTokenizer) -> Json:
+    told = list(tokenizer.text(token).encode("utf-8", "replace"))
+    return {"token": _name(token, asked, tokenizer), "logprob": value, "bytes": told}
 
 
-def _name(token: int, asked: OpenAI | None, words: Vocabulary) -> str:
-    return f"token_id:{token}" if asked and asked.return_tokens_as_token_ids else words.text(token)
+def _name(token: int, asked: OpenAIRequest | None, tokenizer: EngineTokenizer) -> str:
+    return f"token_id:{token}" if asked and asked.return_tokens_as_token_ids else tokenizer.text(token)
 
 
-def prompt_logprobs(sequence: Sequence, words: Vocabulary) -> list[Json | None] | None:
+def prompt_logprobs(sequence: EngineSequence, tokenizer: EngineTokenizer) -> list[Json | None] | None:
+    """The prompt's own log-probs, an object for each token and None for the first; None where they were not asked
+    for."""
     if sequence.sampling.prompt_logprobs is None:
         return None
     return [
         None
         if found is None
         else {
-            str(token): {"logprob": value, "rank": rank, "decoded_token": words.text(token)}
+            str(token): {"logprob": value, "rank": rank, "decoded_token": tokenizer.text(token)}
             for token, value, rank in found
         }
         for found in sequence.prompt_candidates
@@ -197,7 +207,7 @@ def prompt_logprobs(sequence: Sequence, words: Vocabulary) -> list[Json | None] 
 
 
 def generate_choice(
-    sequence: Sequence, first: int, last: int, words: Vocabulary, *, end: bool, text: str | None
+    sequence: EngineSequence, first: int, last: int, tokenizer: EngineTokenizer, *, end: bool, text: str | None
 ) -> Json:
     """One choice, or what is new of it; with text (`output_mode` "text") the log-probs tell strings, not ids."""
     return {
@@ -210,32 +220,40 @@ def generate_choice(
         "weight_versions": sequence.versions() if end else None,
         **({} if text is None else {"text": text}),
         "logprobs": generate_logprobs(
-            sequence.candidates[first:last], sequence.sampling.logprobs, None if text is None else words
+            sequence.candidates[first:last], sequence.sampling.logprobs, None if text is None else tokenizer
         ),
     }
 
 
-def generate_logprobs(candidates: Iterable[Candidates], most: int | None, words: Vocabulary | None) -> Json | None:
+def generate_logprobs(
+    candidates: Iterable[Candidates], most: int | None, tokenizer: EngineTokenizer | None
+) -> Json | None:
+    """The `logprobs` of `/inference/v1/generate`; with a tokenizer they name strings, without it ids."""
     if most is None:
         return None
     content = []
     for found in candidates:
         entries = [
-            {"token_id": token, "logprob": value, "rank": rank} if words is None else _entry(token, value, None, words)
+            {"token_id": token, "logprob": value, "rank": rank}
+            if tokenizer is None
+            else _entry(token, value, None, tokenizer)
             for token, value, rank in found[: max(1, most)]
         ]
         content.append({**entries[0], "top_logprobs": entries})
     return {"content": content}
 
 
-def generated(asked_id: str, model: str, sequences: Seq[Sequence], words: Vocabulary, *, ids: bool, mode: str) -> Json:
+def generated(
+    asked_id: str, model: str, sequences: Seq[EngineSequence], tokenizer: EngineTokenizer, *, ids: bool, mode: str
+) -> Json:
+    """The whole answer of `/inference/v1/generate`."""
     first = sequences[0]
     return {
         "request_id": asked_id,
         "model": model,
         "created": now(),
         "usage": _whole_usage(sequences, first.sampling.n),
-        "prompt_logprobs": prompt_logprobs(first, words),
+        "prompt_logprobs": prompt_logprobs(first, tokenizer),
         "prompt_token_id_logprobs": None,
         "prompt_token_ids": first.prompt if ids else None,
         "mm_placeholders": None,
@@ -245,7 +263,12 @@ def generated(asked_id: str, model: str, sequences: Seq[Sequence], words: Vocabu
         "output_mode": mode,
         "choices": [
             generate_choice(
-                sequence, 0, len(sequence.output), words, end=True, text=sequence.text.value if mode == "text" else None
+                sequence,
+                0,
+                len(sequence.output),
+                tokenizer,
+                end=True,
+                text=sequence.text.value if mode == "text" else None,
             )
             for sequence in sequences
         ],
@@ -255,7 +278,7 @@ def generated(asked_id: str, model: str, sequences: Seq[Sequence], words: Vocabu
 # -- /generate ---------------------------------------------------------------------------------------------------------
 
 
-def atropos_generated(prompt: str, sequences: Seq[Sequence]) -> Json:
+def atropos_generated(prompt: str, sequences: Seq[EngineSequence]) -> Json:
     """The answers to one prompt as Atropos' vLLM server tells them: lists side by side, one item an answer.
 
     A token's log-probs are a list of one object, from ids (as JSON's keys: strings) to log-probs, the sampled token
@@ -278,3 +301,63 @@ def atropos_generated(prompt: str, sequences: Seq[Sequence]) -> Json:
 
 def _by_id(candidates: Candidates) -> dict[str, float]:
     return {str(token): value for token, value, _ in candidates}
+
+
+Chunk = dict[str, Any]
+
+
+class ChatChunks:
+    """A chat's stream: turns what is new of each choice into a chunk. The role comes first, then text as it is sampled,
+    and tool calls once they are whole.
+    """
+
+    def __init__(self, head: Chunk, asked: ChatRequest, tokenizer: EngineTokenizer) -> None:
+        self._head, self._asked, self._tokenizer = head, asked, tokenizer
+        self._parse = bool(asked.tools) and asked.tool_choice != "none"
+        #: Of each choice, the text so far and how much of it was sent.
+        self._texts: dict[int, str] = {}
+        self._sent: dict[int, int] = {}
+
+    def opening(self, sequences: list[EngineSequence]) -> list[Chunk]:
+        """The first chunk of each choice, which names its role."""
+        found: list[Chunk] = []
+        for sequence in sequences:
+            delta = {"role": self._asked.role, "content": ""}
+            choice = {"index": sequence.index, "delta": delta, "logprobs": None, "finish_reason": None}
+            ids = sequence.prompt if self._asked.return_token_ids else None
+            found.append({**self._head, "choices": [choice], "prompt_token_ids": ids, "prompt_text": None})
+        return found
+
+    def __call__(self, delta: SequenceDelta) -> Chunk:
+        sequence, reason = delta.sequence, delta.finish_reason
+        new, called = self._new(delta)
+        choice: Chunk = {
+            "index": sequence.index,
+            "delta": new,
+            "logprobs": chat_logprobs(sequence, delta.first, delta.last, self._asked, self._tokenizer),
+            "finish_reason": "tool_calls" if called and reason == "stop" else reason,
+        }
+        if reason is not None:
+            choice["stop_reason"] = sequence.stop_reason
+        choice["token_ids"] = sequence.output[delta.first : delta.last] if self._asked.return_token_ids else None
+        return {**self._head, "choices": [choice]}
+
+    def _new(self, delta: SequenceDelta) -> tuple[Chunk, bool]:
+        if not self._parse:
+            return _said(delta.text), False
+        at = delta.sequence.index
+        text = self._texts[at] = self._texts.get(at, "") + delta.text
+        sent = self._sent.get(at, 0)
+        if delta.finish_reason is None:
+            self._sent[at] = max(sent, length_before_tool_call(text))
+            return _said(text[sent : self._sent[at]]), False
+        content, calls = parse_tool_calls(text)
+        if not calls:
+            return _said(text[sent:]), False
+        new: Chunk = {"tool_calls": [{**call, "index": place} for place, call in enumerate(calls)]}
+        return _said((content or "")[sent:]) | new, True
+
+
+def _said(text: str) -> Chunk:
+    """A delta of text: nothing at all where there is none."""
+    return {"content": text} if text else {}

@@ -1,16 +1,25 @@
-"""Keys and values of what has been computed: one row a running sequence, the running rows first.
-
-Rows are kept dense: the row of a sequence that ends is taken by the last one. A batch of all running sequences is
-therefore a slice, not a gather. Memory grows with what is used, up to `rows` times `length` tokens.
+"""Keys and values of what has been computed: those of running sequences (`KVCache`), and those of beginnings that
+sequences share (`PrefixCache`).
 """
 
 from __future__ import annotations
 
+import sys
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator
+from hashlib import blake2b
+
 import torch
 
 
-class Cache:
-    """`layers` pairs of (row, head, position, width) tensors."""
+class KVCache:
+    """`layers` pairs of (row, head, position, width) tensors: one row for each running sequence, the running rows
+    first.
+
+    Rows are kept dense: the row of a sequence that ends is taken by the last one. A batch of all running sequences is
+    therefore a slice, not a gather. Memory grows with what is used, up to `rows` times `length` tokens.
+    """
 
     FIRST_ROWS, FIRST_LENGTH = 8, 128
 
@@ -63,6 +72,7 @@ class Cache:
         return held[0, rows, :, :length], held[1, rows, :, :length]
 
     def move(self, source: int, target: int, length: int) -> None:
+        """Copies the first `length` keys and values of one row over another's."""
         self._held[:, :, target, :, :length] = self._held[:, :, source, :, :length]
 
     def take(self, rows: list[int], at: list[int], size: int) -> torch.Tensor:
@@ -81,3 +91,95 @@ class Cache:
         device = self._held.device
         where = torch.tensor(at, device=device)[:, None] + torch.arange(size, device=device)
         return torch.tensor(rows, device=device)[:, None], where
+
+
+#: Tokens of a block: few, because a turn of a small game is: what is left over of a block is computed again.
+BLOCK_TOKENS = 4
+#: Bytes of a block's name, a digest: too long for two to be alike.
+NAME_BYTES = 16
+#: Bytes of the index for one block, at most: its name (49), its number (28), and its part of the table (70 to 117: the
+#: table doubles each time that it is full).
+INDEX_BYTES = 200
+
+
+class PrefixCache:
+    """What was computed for the beginnings of earlier sequences, in blocks of (layer, key or value, head, position,
+    width).
+
+    A block holds the keys and values of `BLOCK_TOKENS` tokens and is found by those tokens and all before them. Blocks
+    hold only as long as the weights do. The least recently used ones go first. `size` bounds all that it takes, in
+    bytes: blocks, and the index by which they are found. It takes memory as blocks come, and gives all of it back when
+    cleared.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int, int, int], *, size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        layers, two, heads, width = shape
+        self._each: int = layers * two * heads * BLOCK_TOKENS * width * dtype.itemsize
+        self._most = size // (self._each + INDEX_BYTES)
+        self._shape = (self._most, layers, two, heads, BLOCK_TOKENS, width)
+        self._options = {"dtype": dtype, "device": device}
+        self._blocks = torch.empty(self._shape, **self._options)
+        self._where: OrderedDict[bytes, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that is taken: on a CPU by the blocks that were written, elsewhere by all there is room for."""
+        # A CPU's memory is taken page by page, when it is first written to; places are given from the first on.
+        lazily = self._blocks.device.type == "cpu"
+        blocks = self._each * (len(self._where) if lazily else self._most)
+        entry = sys.getsizeof(bytes(NAME_BYTES)) + sys.getsizeof(self._most)
+        return blocks + sys.getsizeof(self._where) + len(self._where) * entry
+
+    def clear(self) -> None:
+        """Forgets every block, and gives their memory back."""
+        if self._where:
+            self._where = OrderedDict()
+            self._blocks = torch.empty(0, **self._options)  # the old ones go first: there may be no room for both
+            self._blocks = torch.empty(self._shape, **self._options)
+
+    def find(self, tokens: list[int], most: int) -> list[int]:
+        """The blocks that hold the beginning of `tokens`, no more than `most` tokens of it."""
+        found: list[int] = []
+        if self._where:
+            for name in _names(tokens[:most]):
+                block = self._where.get(name)
+                if block is None:
+                    break
+                self._where.move_to_end(name)
+                found.append(block)
+        return found
+
+    def get(self, blocks: list[int]) -> torch.Tensor:
+        """The keys and values of some blocks."""
+        return self._blocks[torch.tensor(blocks, device=self._blocks.device)]
+
+    def place(self, tokens: list[int]) -> dict[int, int]:
+        """A place for each whole block of `tokens` that is not there yet: block by block's number among them."""
+        placed: dict[int, int] = {}
+        if self._most:
+            for at, name in enumerate(_names(tokens)):
+                if name in self._where:
+                    self._where.move_to_end(name)
+                    continue
+                full = len(self._where) >= self._most
+                block = self._where.popitem(last=False)[1] if full else len(self._where)
+                self._where[name] = block
+                placed[block] = at
+        return placed
+
+    def put(self, blocks: list[int], computed: torch.Tensor) -> None:
+        """Writes computed keys and values into the blocks that `place` gave."""
+        self._blocks[torch.tensor(blocks, device=self._blocks.device)] = computed
+
+
+def _names(tokens: list[int]) -> Iterator[bytes]:
+    """A name for each whole block of some tokens: a digest of it and of the one before."""
+    data, name, size = array("i", tokens).tobytes(), b"", BLOCK_TOKENS * 4
+    for at in range(0, len(data) - size + 1, size):
+        name = blake2b(name + data[at : at + size], digest_size=NAME_BYTES).digest()
+        yield name

@@ -16,23 +16,28 @@ from starlette.responses import Response
 
 from headrace.engine import weights
 from headrace.engine.engine import Engine
-from headrace.engine.failures import Refused, broken
-from headrace.engine.requests import checked
-from headrace.engine.routing import body, json
+from headrace.engine.http import EngineRequestError, internal_error, json_response, read_body
+from headrace.engine.requests import check_prompt
 from headrace.engine.weights import BadWeights
 
-MODES = ("abort", "wait", "keep")
+PAUSE_MODES = ("abort", "wait", "keep")
 
 
-class NewVersion(BaseModel):
+class UpdateVersionRequest(BaseModel):
+    """The body of `/update_weight_version`."""
+
     new_version: str
 
 
-class Aborted(BaseModel):
+class AbortRequest(BaseModel):
+    """The body of `/abort_requests`: which requests; all where none are named."""
+
     request_ids: list[str] | None = None
 
 
-class Arguments(BaseModel):
+class ReloadArguments(BaseModel):
+    """The arguments of `reload_weights`: a checkpoint's folder; the engine's own where it is not given."""
+
     weights_path: str | None = None
 
 
@@ -44,7 +49,7 @@ class RemoteCall(BaseModel):
     method: str
 
 
-class Placed(BaseModel):
+class SharedTensor(BaseModel):
     """A tensor in a block of shared memory."""
 
     name: str
@@ -54,60 +59,74 @@ class Placed(BaseModel):
 
 
 class SharedWeights(BaseModel):
+    """The body of `/load_weights_shm`: a block of shared memory, and where its tensors are."""
+
     name: str
-    manifest: list[Placed]
+    manifest: list[SharedTensor]
     #: Becomes the weight version in the same moment.
     version: str | None = None
 
 
-class Scored(BaseModel):
+class ScoreTokensRequest(BaseModel):
+    """The body of `/score_tokens`."""
+
     prompt_token_ids: list[int]
 
 
-class Control:
+class ControlRoutes:
+    """The routes that a trainer calls."""
+
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.worker = engine.worker
 
     async def pause(self, request: Request) -> Response:
+        """Pauses sampling by `mode`: `abort` ends what runs, `wait` lets it end, `keep` freezes it."""
         mode = request.query_params.get("mode", "abort")
-        if mode not in MODES:
-            raise Refused(
-                f"mode must be one of {', '.join(MODES)}, got {mode!r}.", kind="Bad Request", param="query.mode"
+        if mode not in PAUSE_MODES:
+            raise EngineRequestError(
+                f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r}.", kind="Bad Request", param="query.mode"
             )
         await self.worker.pause(mode)
         if mode != "keep" and request.query_params.get("clear_cache", "true").lower() not in ("false", "0"):
             await self.worker.ask(lambda scheduler: scheduler.forget())
-        return json({"status": "paused"})
+        return json_response({"status": "paused"})
 
     async def resume(self, request: Request) -> Response:
+        """Samples again, also what was frozen."""
         await self.worker.ask(lambda scheduler: scheduler.resume())
-        return json({"status": "resumed"})
+        return json_response({"status": "resumed"})
 
     async def is_paused(self, request: Request) -> Response:
-        return json({"is_paused": await self.worker.ask(lambda scheduler: scheduler.paused or scheduler.draining)})
+        return json_response(
+            {"is_paused": await self.worker.ask(lambda scheduler: scheduler.paused or scheduler.draining)}
+        )
 
     async def abort_requests(self, request: Request) -> Response:
-        asked = (await body(request, Aborted)).request_ids
+        """Ends requests, with what they have so far."""
+        asked = (await read_body(request, AbortRequest)).request_ids
         names = {call.request_id for call in self.engine.open} if not asked else _known(self.engine, asked)
         await self.worker.stop_all(lambda sequence: sequence.request_id in names)
-        return json({"status": "aborted", "aborted": len(names)})
+        return json_response({"status": "aborted", "aborted": len(names)})
 
     async def update_weight_version(self, request: Request) -> Response:
-        asked = await body(request, NewVersion)
+        """Says which version the loaded weights are."""
+        asked = await read_body(request, UpdateVersionRequest)
         await self.worker.ask(lambda scheduler: setattr(scheduler, "version", asked.new_version))
-        return json({"success": True, "new_version": asked.new_version})
+        return json_response({"success": True, "new_version": asked.new_version})
 
     async def weight_info(self, request: Request) -> Response:
-        return json({"weight_version": await self.worker.ask(lambda scheduler: scheduler.version)})
+        return json_response({"weight_version": await self.worker.ask(lambda scheduler: scheduler.version)})
 
     async def reset_prefix_cache(self, request: Request) -> Response:
+        """Drops all keys and values; what runs is computed anew."""
         await self.worker.ask(lambda scheduler: scheduler.forget())
-        return json({"success": True})
+        return json_response({"success": True})
 
     async def collective_rpc(self, request: Request) -> Response:
-        asked = await body(request, RemoteCall)
-        given = Arguments.model_validate((asked.model_extra or {}).get("kwargs") or {})
+        """vLLM's call of a worker method: `reload_weights` from a checkpoint's safetensors."""
+        asked = await read_body(request, RemoteCall)
+        given = ReloadArguments.model_validate((asked.model_extra or {}).get("kwargs") or {})
         if asked.method != "reload_weights":
             raise _failed(f"this engine has no method {asked.method!r}; it has 'reload_weights'")
         folder = self.engine.folder if given.weights_path is None else Path(given.weights_path)
@@ -116,32 +135,40 @@ class Control:
             await self.worker.ask(lambda scheduler: scheduler.load(found))
         except BadWeights as error:
             raise _failed(str(error)) from error
-        return json({"results": [None]})
+        return json_response({"results": [None]})
 
     async def load_weights_shm(self, request: Request) -> Response:
-        asked = await body(request, SharedWeights)
+        """Takes weights, and their version, out of a block of shared memory."""
+        asked = await read_body(request, SharedWeights)
         manifest = [placed.model_dump() for placed in asked.manifest]
         try:
             found = await asyncio.to_thread(weights.shared, asked.name, manifest)
             await self.worker.ask(lambda scheduler: scheduler.load(found, asked.version))
             version = await self.worker.ask(lambda scheduler: scheduler.version)
         except BadWeights as error:
-            raise Refused(str(error), param="manifest") from error
-        return json({"success": True, "loaded": len(found), "weight_version": version})
+            raise EngineRequestError(str(error), param="manifest") from error
+        return json_response({"success": True, "loaded": len(found), "weight_version": version})
 
     async def score_tokens(self, request: Request) -> Response:
         """The log-probs of a prompt's own tokens under the weights that are loaded now, paused or not."""
         engine = self.engine
-        ids = checked((await body(request, Scored)).prompt_token_ids, engine.vocabulary, engine.context)
+        ids = check_prompt(
+            (await read_body(request, ScoreTokensRequest)).prompt_token_ids, engine.vocabulary, engine.context
+        )
         logprobs, version, dtype = await self.worker.ask(
             lambda scheduler: (scheduler.score(ids), scheduler.version, scheduler.model.dtype)
         )
-        return json({"logprobs": logprobs, "weight_version": version, "dtype": str(dtype).removeprefix("torch.")})
+        return json_response(
+            {"logprobs": logprobs, "weight_version": version, "dtype": str(dtype).removeprefix("torch.")}
+        )
 
     async def debug_calls(self, request: Request) -> Response:
+        """The last answers, where the engine was started with `--record`."""
         if not self.engine.settings.record:
-            raise Refused("This engine keeps no calls; start it with --record N.", status=404, kind="NotFoundError")
-        return json({"calls": list(self.engine.calls)})
+            raise EngineRequestError(
+                "This engine keeps no calls; start it with --record N.", status=404, kind="NotFoundError"
+            )
+        return json_response({"calls": list(self.engine.calls)})
 
 
 def _known(engine: Engine, asked: list[str]) -> set[str]:
@@ -156,5 +183,5 @@ def _known(engine: Engine, asked: list[str]) -> set[str]:
     }
 
 
-def _failed(reason: str) -> Refused:
-    return broken(f"Call to collective_rpc method failed: {reason}")
+def _failed(reason: str) -> EngineRequestError:
+    return internal_error(f"Call to collective_rpc method failed: {reason}")

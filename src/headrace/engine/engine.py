@@ -14,27 +14,29 @@ import torch
 
 from headrace.checkpoints import checkpoint_folder
 from headrace.data.errors import InvalidInput
-from headrace.engine import chat, tiny
-from headrace.engine.failures import no_such_model
-from headrace.engine.model import Model
-from headrace.engine.requests import ChatRequest, TokenizeRequest, checked
+from headrace.engine import tiny
+from headrace.engine.http import no_such_model
+from headrace.engine.model import EngineModel
+from headrace.engine.requests import ChatRequest, TokenizeRequest, check_prompt
 from headrace.engine.sampler import Sampler
-from headrace.engine.sampling import Sampling
 from headrace.engine.scheduler import Scheduler
-from headrace.engine.sequence import Sequence
-from headrace.engine.text import Text
-from headrace.engine.vocabulary import Vocabulary
+from headrace.engine.sequence import EngineSequence, OutputText, SamplingParams
+from headrace.engine.tokenizer import EngineTokenizer, render_chat
 from headrace.engine.weights import DTYPES
-from headrace.engine.worker import Call, Worker
+from headrace.engine.worker import EngineCall, Worker
 from headrace.version import __version__
 
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 #: Fields of a checkpoint's generation_config.json that a request without them takes.
-DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
-class Settings:
+class EngineSettings:
+    """How an engine is run; `headrace engine`'s flags of the same names. Raises `InvalidInput` where they cannot
+    work.
+    """
+
     model: str = "tiny"
     served_model_name: str | None = None
     max_model_len: int | None = None
@@ -57,26 +59,28 @@ class Settings:
 
 
 class Engine:
-    def __init__(self, settings: Settings) -> None:
+    """A model with its tokenizer, and the worker that samples from it. `start` begins a call, `end` lets go of it."""
+
+    def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self.folder = tiny.folder(settings.seed) if settings.model == "tiny" else checkpoint_folder(settings.model)
         if not (self.folder / "config.json").exists():
             raise InvalidInput(f"model is {settings.model!r}; {self.folder} is no checkpoint: it has no config.json")
         device = torch.device(_device(settings.device))
-        model = Model(self.folder, dtype=_dtype(settings.dtype, self.folder, device), device=device)
+        model = EngineModel(self.folder, dtype=_dtype(settings.dtype, self.folder, device), device=device)
         self.name = settings.served_model_name or settings.model
         self.vocabulary, self.size = model.vocabulary, model.size
         self.context = settings.max_model_len or model.context
         if self.context > model.context:
             raise InvalidInput(f"max_model_len is {self.context}; this model's longest context is {model.context}")
-        self.words = Vocabulary(self.folder)
+        self.tokenizer = EngineTokenizer(self.folder)
         generation = _json(self.folder / "generation_config.json")
-        self.defaults = {name: generation[name] for name in DEFAULTS if generation.get(name) is not None}
+        self.defaults = {name: generation[name] for name in GENERATION_DEFAULTS if generation.get(name) is not None}
         self.default_max_tokens: int | None = generation.get("max_new_tokens")
-        self.eos = _eos(self.words.tokenizer, generation, model.config)
+        self.eos = _eos(self.tokenizer.hf_tokenizer, generation, model.config)
         self.fingerprint = f"headrace-{__version__}-{uuid.uuid4().hex[:8]}"
         self.calls: deque[dict[str, Any]] = deque(maxlen=settings.record or 0)
-        self.open: set[Call] = set()
+        self.open: set[EngineCall] = set()
         self._seeds = random.Random(settings.seed)
         scheduler = Scheduler(
             model,
@@ -94,40 +98,40 @@ class Engine:
 
     def rendered(self, asked: ChatRequest | TokenizeRequest) -> list[int]:
         """The ids of a request's messages, if the model can read them."""
-        ids = chat.render(
-            self.words.tokenizer,
+        ids = render_chat(
+            self.tokenizer.hf_tokenizer,
             asked.messages or [],
             asked.tools,
             add_generation_prompt=asked.add_generation_prompt and not asked.continue_final_message,
             continue_final_message=asked.continue_final_message,
             **(asked.chat_template_kwargs or {}),
         )
-        return checked(ids, self.vocabulary, self.context)
+        return check_prompt(ids, self.vocabulary, self.context)
 
-    def start(self, request_id: str, prompts: list[tuple[list[int], Sampling]], *, stream: bool) -> Call:
+    def start(self, request_id: str, prompts: list[tuple[list[int], SamplingParams]], *, stream: bool) -> EngineCall:
         """Begins the answers to some prompts, `n` to each; choices are numbered through."""
-        sequences: list[Sequence] = []
+        sequences: list[EngineSequence] = []
         for prompt, sampling in prompts:
             seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
             for choice in range(sampling.n):
                 sequences.append(
-                    Sequence(
+                    EngineSequence(
                         request_id,
                         len(sequences),
                         prompt,
                         sampling,
                         seed=seed + choice,
                         eos=self.eos,
-                        text=Text(self.words.inner, prompt, skip_special_tokens=sampling.skip_special_tokens),
+                        text=OutputText(self.tokenizer.inner, prompt, skip_special_tokens=sampling.skip_special_tokens),
                         stream=stream,
                     )
                 )
-        call = Call(request_id, sequences, stream=stream)
+        call = EngineCall(request_id, sequences, stream=stream)
         self.open.add(call)
         self.worker.submit(call)
         return call
 
-    def end(self, call: Call) -> None:
+    def end(self, call: EngineCall) -> None:
         """The request is answered, or nobody waits for it any more."""
         self.open.discard(call)
         if not call.finished:
@@ -136,7 +140,7 @@ class Engine:
     def close(self) -> None:
         self.worker.close()
 
-    def _record(self, sequence: Sequence) -> None:
+    def _record(self, sequence: EngineSequence) -> None:
         self.calls.append(
             {
                 "request_id": sequence.request_id,
@@ -154,7 +158,7 @@ class Engine:
         )
 
 
-def _ignore(sequence: Sequence) -> None:
+def _ignore(sequence: EngineSequence) -> None:
     pass
 
 

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 
 from headrace.data.errors import InvalidInput
-from headrace.engine.cache import Cache
+from headrace.engine.cache import KVCache
 from headrace.engine.weights import EMBED, HEAD, Weights, checkpoint
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
-class Layer:
+class ModelLayer:
     """The tensors of one block, fused, and (in, out) rather than (out, in): small products are much faster so."""
 
     def __init__(self, config: Any, head_dim: int, options: dict[str, Any]) -> None:
@@ -60,7 +60,7 @@ class Layer:
         return found | {f"{prefix}{name}": tensor for name, tensor in rest.items() if tensor is not None}
 
 
-class Model:
+class EngineModel:
     """A checkpoint, ready to compute."""
 
     def __init__(self, folder: Path, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -81,7 +81,7 @@ class Model:
         tied = bool(config.tie_word_embeddings)
         self.head = self.embed.t() if tied else torch.empty(config.hidden_size, self.vocabulary, **options)
         self.norm = torch.empty(config.hidden_size, **options)
-        self.layers = [Layer(config, self.head_dim, options) for _ in range(config.num_hidden_layers)]
+        self.layers = [ModelLayer(config, self.head_dim, options) for _ in range(config.num_hidden_layers)]
         views = {EMBED: self.embed, "model.norm.weight": self.norm}
         for at, layer in enumerate(self.layers):
             views |= layer.views(f"model.layers.{at}.", config, self.head_dim)
@@ -102,8 +102,8 @@ class Model:
     def size(self) -> int:
         return sum(view.numel() for view in self.weights.views.values())
 
-    def cache(self, rows: int, length: int) -> Cache:
-        return Cache(
+    def cache(self, rows: int, length: int) -> KVCache:
+        return KVCache(
             layers=len(self.layers),
             heads=self.kv_heads,
             width=self.head_dim,
@@ -113,7 +113,7 @@ class Model:
             device=self.device,
         )
 
-    def forward(self, cache: Cache, rows: slice, ids: torch.Tensor, start: list[int], new: list[int]) -> torch.Tensor:
+    def forward(self, cache: KVCache, rows: slice, ids: torch.Tensor, start: list[int], new: list[int]) -> torch.Tensor:
         """The last layer's (token, hidden) states of `ids`: `new[i]` tokens of row i after its `start[i]` earlier ones.
 
         Tokens stand one after the other, row after row, and only attention pads them; what the padding sees is thrown

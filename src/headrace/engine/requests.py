@@ -11,8 +11,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from headrace.engine.failures import Refused, not_offered, outside_vocabulary, prompt_too_long, too_many_tokens
-from headrace.engine.sampling import Sampling
+from headrace.engine.http import (
+    EngineRequestError,
+    not_offered,
+    outside_vocabulary,
+    prompt_too_long,
+    too_many_tokens,
+)
+from headrace.engine.sequence import SamplingParams
 
 #: Tokens of an answer whose length was not said, where vLLM's sampling parameters decide; chats may go on to the end of
 #: the context.
@@ -39,11 +45,13 @@ NOT_OFFERED = {
 
 
 class StreamOptions(BaseModel):
+    """What a stream tells of usage."""
+
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
 
-class Asked(BaseModel):
+class SamplingFields(BaseModel):
     """The sampling fields that all routes share."""
 
     model_config = ConfigDict(extra="allow")
@@ -69,7 +77,7 @@ class Asked(BaseModel):
     max_tokens: int | None = None
     response_format: dict[str, Any] | None = None
 
-    def sampling(self, defaults: Mapping[str, Any], *, max_tokens: int, logprobs: int | None) -> Sampling:
+    def sampling(self, defaults: Mapping[str, Any], *, max_tokens: int, logprobs: int | None) -> SamplingParams:
         """What is sampled by: the request's fields, else the model's defaults, else vLLM's."""
         for name, what in NOT_OFFERED.items():
             if (self.model_extra or {}).get(name):
@@ -79,7 +87,7 @@ class Asked(BaseModel):
         given = {**defaults, **{name: getattr(self, name) for name in _DIRECT if getattr(self, name) is not None}}
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         allowed = self.allowed_token_ids
-        return Sampling(
+        return SamplingParams(
             max_tokens=max_tokens,
             logprobs=logprobs,
             stop=tuple(stop),
@@ -108,7 +116,7 @@ _DIRECT = (
 )
 
 
-class OpenAI(Asked):
+class OpenAIRequest(SamplingFields):
     """What both of OpenAI's routes share."""
 
     model: str | None = None
@@ -121,20 +129,24 @@ class OpenAI(Asked):
     def check(self) -> None:
         """What vLLM refuses of fields that do not go together."""
         if self.stream_options is not None and not self.stream:
-            raise Refused(
+            raise EngineRequestError(
                 "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
                 param="stream_options",
             )
 
 
-class CompletionRequest(OpenAI):
+class CompletionRequest(OpenAIRequest):
+    """The body of `/v1/completions`."""
+
     n: int = 1
     prompt: Any = None
     logprobs: int | None = None
     add_special_tokens: bool = True
 
 
-class ChatRequest(OpenAI):
+class ChatRequest(OpenAIRequest):
+    """The body of `/v1/chat/completions`."""
+
     messages: list[Any]
     logprobs: bool | None = False
     top_logprobs: int | None = 0
@@ -153,13 +165,13 @@ class ChatRequest(OpenAI):
     def check(self) -> None:
         super().check()
         if self.top_logprobs and not self.logprobs:
-            raise Refused(
+            raise EngineRequestError(
                 "when using `top_logprobs`, `logprobs` must be set to true. (parameter=top_logprobs)",
                 param="top_logprobs",
             )
 
 
-class GenerateSampling(Asked):
+class GenerateSampling(SamplingFields):
     """vLLM's own parameters: none but those that may be absent may be null, and the model's defaults do not count."""
 
     n: int = 1
@@ -174,6 +186,8 @@ class GenerateSampling(Asked):
 
 
 class GenerateRequest(BaseModel):
+    """The body of `/inference/v1/generate`."""
+
     model_config = ConfigDict(extra="allow")
 
     token_ids: list[int] = Field(min_length=1)
@@ -204,6 +218,8 @@ class AtroposRequest(GenerateSampling):
 
 
 class TokenizeRequest(BaseModel):
+    """The body of `/tokenize`."""
+
     model: str | None = None
     prompt: str | None = None
     messages: list[Any] | None = None
@@ -216,11 +232,13 @@ class TokenizeRequest(BaseModel):
 
 
 class DetokenizeRequest(BaseModel):
+    """The body of `/detokenize`."""
+
     model: str | None = None
     tokens: list[int]
 
 
-def prompts(given: Any) -> list[str | list[int]]:
+def read_prompts(given: Any) -> list[str | list[int]]:
     """The prompts of a completion: one text, one list of ids, or a list of either."""
     if isinstance(given, str):
         return [given]
@@ -231,7 +249,7 @@ def prompts(given: Any) -> list[str | list[int]]:
             return list(given)
         if all(isinstance(part, list) and part for part in given):
             return [_ids(part) for part in given]
-    raise Refused(
+    raise EngineRequestError(
         "prompt must be a string, a list of token ids, or a non-empty list of either, "
         f"got {given!r:.200}. (parameter=prompt)",
         param="prompt",
@@ -241,14 +259,16 @@ def prompts(given: Any) -> list[str | list[int]]:
 def _ids(given: list[Any]) -> list[int]:
     for token in given:
         if type(token) is not int:
-            raise Refused(f"prompt must hold token ids, got {token!r:.200}. (parameter=prompt)", param="prompt")
+            raise EngineRequestError(
+                f"prompt must hold token ids, got {token!r:.200}. (parameter=prompt)", param="prompt"
+            )
     return given
 
 
-def checked(ids: list[int], vocabulary: int, context: int) -> list[int]:
-    """A prompt that the model can read; else `Refused`."""
+def check_prompt(ids: list[int], vocabulary: int, context: int) -> list[int]:
+    """A prompt that the model can read; else `EngineRequestError`."""
     if not ids:
-        raise Refused("The prompt is empty: it has no tokens.", param="prompt")
+        raise EngineRequestError("The prompt is empty: it has no tokens.", param="prompt")
     if len(ids) >= context:
         raise prompt_too_long(len(ids), context)
     if max(ids) >= vocabulary or min(ids) < 0:
@@ -256,13 +276,13 @@ def checked(ids: list[int], vocabulary: int, context: int) -> list[int]:
     return ids
 
 
-def room(asked: int | None, default: int | None, length: int, context: int) -> int:
+def answer_limit(asked: int | None, default: int | None, length: int, context: int) -> int:
     """The most tokens an answer may have: as asked, if that fits; else as many as fit."""
     most = default if asked is None else asked
     return context - length if most is None else min(most, context - length)
 
 
-def within(asked: int | None, context: int) -> int | None:
+def check_max_tokens(asked: int | None, context: int) -> int | None:
     """A length that OpenAI's routes take: more than the whole context is refused."""
     if asked is not None and asked > context:
         raise too_many_tokens(asked, context)

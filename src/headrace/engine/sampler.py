@@ -16,13 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from headrace.engine.sequence import Sequence
+from headrace.engine.sequence import EngineSequence
 
-LOWEST = -9999.0  # what JSON gets for the log-prob of the impossible, as vLLM's answers do
+#: What JSON gets for the log-prob of the impossible, as in vLLM's answers.
+LOWEST_LOGPROB = -9999.0
 
 
 @dataclass(slots=True)
-class Sampled:
+class SampledTokens:
     """One token for each sequence of a batch."""
 
     tokens: list[int]
@@ -34,10 +35,12 @@ class Sampled:
 
 
 class Sampler:
+    """Samples a batch; `processed` says which log-probs it tells."""
+
     def __init__(self, *, processed: bool) -> None:
         self.processed = processed
 
-    def __call__(self, logits: torch.Tensor, batch: Seq[Sequence]) -> Sampled:
+    def __call__(self, logits: torch.Tensor, batch: Seq[EngineSequence]) -> SampledTokens:
         """Samples row i of (row, vocabulary) logits for sequence i."""
         raw = logits
         asked = [sequence.sampling for sequence in batch]
@@ -62,7 +65,7 @@ class Sampler:
         return _result(tokens, logprobs, batch)
 
 
-def _result(tokens: torch.Tensor, logprobs: torch.Tensor, batch: Seq[Sequence]) -> Sampled:
+def _result(tokens: torch.Tensor, logprobs: torch.Tensor, batch: Seq[EngineSequence]) -> SampledTokens:
     chosen = logprobs.gather(-1, tokens[:, None])
     most = max(
         (sequence.sampling.logprobs for sequence in batch if sequence.sampling.logprobs is not None), default=None
@@ -71,17 +74,17 @@ def _result(tokens: torch.Tensor, logprobs: torch.Tensor, batch: Seq[Sequence]) 
     if most is not None:
         ranks = (logprobs >= chosen).sum(-1).tolist()
         if most:
-            top = logprobs.clamp(min=LOWEST).topk(min(most, logprobs.shape[-1]), -1)
-    return Sampled(
+            top = logprobs.clamp(min=LOWEST_LOGPROB).topk(min(most, logprobs.shape[-1]), -1)
+    return SampledTokens(
         tokens.tolist(),
-        chosen[:, 0].clamp(min=LOWEST).tolist(),
+        chosen[:, 0].clamp(min=LOWEST_LOGPROB).tolist(),
         ranks,
         top.indices.tolist() if top else None,
         top.values.tolist() if top else None,
     )
 
 
-def _shaped(logits: torch.Tensor, batch: Seq[Sequence]) -> torch.Tensor:
+def _shaped(logits: torch.Tensor, batch: Seq[EngineSequence]) -> torch.Tensor:
     """Allowed tokens, least length, bias and penalties, row by row: few requests ask for any."""
     for row, sequence in zip(logits, batch, strict=True):
         sampling = sequence.sampling
@@ -99,7 +102,7 @@ def _shaped(logits: torch.Tensor, batch: Seq[Sequence]) -> torch.Tensor:
     return logits
 
 
-def _penalise(row: torch.Tensor, sequence: Sequence) -> None:
+def _penalise(row: torch.Tensor, sequence: EngineSequence) -> None:
     sampling = sequence.sampling
     counts = torch.bincount(torch.tensor(sequence.output, dtype=torch.long), minlength=len(row)).to(row.device)
     seen = counts > 0
@@ -111,7 +114,7 @@ def _penalise(row: torch.Tensor, sequence: Sequence) -> None:
     row -= sampling.frequency_penalty * counts + sampling.presence_penalty * seen
 
 
-def _cut(logits: torch.Tensor, batch: Seq[Sequence]) -> torch.Tensor:
+def _cut(logits: torch.Tensor, batch: Seq[EngineSequence]) -> torch.Tensor:
     """Min-p, then top-k, then top-p; at least the likeliest token of each row stays."""
     asked = [sequence.sampling for sequence in batch]
     device, size = logits.device, logits.shape[-1]
@@ -133,7 +136,7 @@ def _cut(logits: torch.Tensor, batch: Seq[Sequence]) -> torch.Tensor:
     return logits
 
 
-def _draw(logprobs: torch.Tensor, batch: Seq[Sequence]) -> torch.Tensor:
+def _draw(logprobs: torch.Tensor, batch: Seq[EngineSequence]) -> torch.Tensor:
     mass = logprobs.exp().cumsum(-1, dtype=torch.float64)
     places = uniform([sequence.seed for sequence in batch], [len(sequence.output) for sequence in batch])
     at = torch.from_numpy(places).to(logprobs.device)[:, None] * mass[:, -1:]

@@ -3,9 +3,9 @@
 A step admits what waits and fits, computes the prompts of those, gives every running sequence one token, and lets go of
 the ones that ended. It owns the model, the cache and the sampler; it knows no threads and no HTTP.
 
-Prompts that begin as earlier sequences did are not computed again from the start (see `prefix`). New weights drop all
-that was computed with the old ones: a running sequence keeps its tokens, and its next step computes them anew, so that
-every token is sampled from one set of weights over its whole context.
+Prompts that begin as earlier sequences did are not computed again from the start (see `PrefixCache`). New weights drop
+all that was computed with the old ones: a running sequence keeps its tokens, and its next step computes them anew, so
+that every token is sampled from one set of weights over its whole context.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace.engine.model import Model
-from headrace.engine.prefix import BLOCK, PrefixCache
-from headrace.engine.sampler import LOWEST, Sampler
-from headrace.engine.sequence import Candidates, Sequence
+from headrace.engine.cache import BLOCK_TOKENS, PrefixCache
+from headrace.engine.model import EngineModel
+from headrace.engine.sampler import LOWEST_LOGPROB, Sampler
+from headrace.engine.sequence import Candidates, EngineSequence
 
 #: Prompt tokens, padding included, that are computed at once.
 PREFILL_TOKENS = 4096
@@ -29,7 +29,7 @@ DEFAULT_VERSION = "default"
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class EngineMemory:
     """What an engine holds: bytes, but for the tokens whose keys and values the prefix cache has."""
 
     weights: int
@@ -40,8 +40,10 @@ class Memory:
 
 
 class Scheduler:
+    """Which sequences run, wait or are held back, and the step that gives each running one a token."""
+
     def __init__(
-        self, model: Model, sampler: Sampler, *, max_num_seqs: int, max_model_len: int, prefix_bytes: int = 0
+        self, model: EngineModel, sampler: Sampler, *, max_num_seqs: int, max_model_len: int, prefix_bytes: int = 0
     ) -> None:
         self.model, self.sampler = model, sampler
         self.max_num_seqs = max_num_seqs
@@ -50,10 +52,10 @@ class Scheduler:
         self.paused = False
         #: What comes now waits for `resume`; what was there before goes on to its end.
         self.draining = False
-        self.held: list[Sequence] = []
-        self.waiting: deque[Sequence] = deque()
+        self.held: list[EngineSequence] = []
+        self.waiting: deque[EngineSequence] = deque()
         #: Row i of the cache belongs to running[i].
-        self.running: list[Sequence] = []
+        self.running: list[EngineSequence] = []
         self.prefix_bytes = prefix_bytes
         self._cache = model.cache(max_num_seqs, max_model_len)
         self._prefix = PrefixCache(self._cache.shape, size=prefix_bytes, dtype=model.dtype, device=model.device)
@@ -64,13 +66,14 @@ class Scheduler:
         return not self.paused and bool(self.running or self.waiting)
 
     @property
-    def unfinished(self) -> list[Sequence]:
+    def unfinished(self) -> list[EngineSequence]:
         return [*self.running, *self.waiting, *self.held]
 
-    def add(self, sequences: Iterable[Sequence]) -> None:
+    def add(self, sequences: Iterable[EngineSequence]) -> None:
+        """Takes new sequences; while it drains they are held back."""
         (self.held if self.draining else self.waiting).extend(sequences)
 
-    def pause(self, mode: str) -> list[Sequence]:
+    def pause(self, mode: str) -> list[EngineSequence]:
         """Stops: at once with what is there kept (`keep`) or ended (`abort`), or once it has ended by itself (`wait`).
 
         Returns what was ended. With `wait`, `paused` follows `draining` in the step that ends the last sequence.
@@ -84,6 +87,7 @@ class Scheduler:
         return self.abort(lambda _: True) if mode == "abort" else []
 
     def resume(self) -> None:
+        """Steps again, and lets in what was held back."""
         self.paused = False
         self._open()
 
@@ -97,7 +101,7 @@ class Scheduler:
             self.paused = True
             self._open()
 
-    def abort(self, gone: Callable[[Sequence], bool]) -> list[Sequence]:
+    def abort(self, gone: Callable[[EngineSequence], bool]) -> list[EngineSequence]:
         """Ends those of which `gone` is true, with what they have so far."""
         ended = [sequence for sequence in self.unfinished if gone(sequence)]
         for sequence in ended:
@@ -109,7 +113,7 @@ class Scheduler:
         self._drained()
         return ended
 
-    def fail(self, error: str) -> list[Sequence]:
+    def fail(self, error: str) -> list[EngineSequence]:
         """Ends everything that runs with an error."""
         self._prefix.clear()
         ended, self.running = self.running, []
@@ -134,13 +138,13 @@ class Scheduler:
         self.waiting.extendleft(reversed(self.running))
         self.running = []
 
-    def memory(self) -> Memory:
-        return Memory(
+    def memory(self) -> EngineMemory:
+        return EngineMemory(
             weights=self.model.size * self.model.dtype.itemsize,
             kv_cache=self._cache.held_bytes,
             prefix_cache=self._prefix.held_bytes,
             prefix_cache_limit=self.prefix_bytes,
-            prefix_cache_tokens=len(self._prefix) * BLOCK,
+            prefix_cache_tokens=len(self._prefix) * BLOCK_TOKENS,
         )
 
     def score(self, ids: list[int]) -> list[float]:
@@ -158,15 +162,15 @@ class Scheduler:
                 states = self.model.forward(cache, slice(0, 1), part, [done], [len(part)])
                 logprobs = self.model.logits(states).log_softmax(-1)
                 next_ones = tokens[done + 1 : done + 1 + len(part), None]
-                found += logprobs.gather(-1, next_ones)[:, 0].clamp(min=LOWEST).tolist()
+                found += logprobs.gather(-1, next_ones)[:, 0].clamp(min=LOWEST_LOGPROB).tolist()
         return found
 
-    def step(self) -> list[Sequence]:
+    def step(self) -> list[EngineSequence]:
         """Gives every running sequence one more token; all of them, in the order in which they ran."""
         with torch.inference_mode():
             return self._step()
 
-    def _step(self) -> list[Sequence]:
+    def _step(self) -> list[EngineSequence]:
         old = len(self.running)
         new = self._admit()
         logits = []
@@ -192,8 +196,8 @@ class Scheduler:
         self._drained()
         return batch
 
-    def _admit(self) -> list[Sequence]:
-        new: list[Sequence] = []
+    def _admit(self) -> list[EngineSequence]:
+        new: list[EngineSequence] = []
         room = self.max_num_seqs - len(self.running)
         rows: list[int] = []
         at: list[int] = []
@@ -210,7 +214,7 @@ class Scheduler:
             sequence.row = len(self.running)
             self.running.append(sequence)
             rows += [sequence.row] * len(sequence.blocks)
-            at += range(0, BLOCK * len(sequence.blocks), BLOCK)
+            at += range(0, BLOCK_TOKENS * len(sequence.blocks), BLOCK_TOKENS)
             found += sequence.blocks
         if self.running:
             self._cache.reserve(len(self.running), max(sequence.length for sequence in self.running))
@@ -234,24 +238,24 @@ class Scheduler:
                 running[hole] = last
                 last.row = hole
 
-    def _keep(self, ended: list[Sequence]) -> None:
+    def _keep(self, ended: list[EngineSequence]) -> None:
         """Keeps what was computed for these, for those that begin alike."""
         kept: dict[int, tuple[int, int]] = {}
         for sequence in ended:
             assert sequence.row is not None
             # The last token was sampled, not yet read. A place given twice belongs to who got it last.
             for block, at in self._prefix.place(sequence.tokens()[:-1]).items():
-                kept[block] = (sequence.row, at * BLOCK)
+                kept[block] = (sequence.row, at * BLOCK_TOKENS)
         if kept:
             rows = [row for row, _ in kept.values()]
-            self._prefix.put(list(kept), self._cache.take(rows, [at for _, at in kept.values()], BLOCK))
+            self._prefix.put(list(kept), self._cache.take(rows, [at for _, at in kept.values()], BLOCK_TOKENS))
 
-    def _decode(self, batch: list[Sequence]) -> torch.Tensor:
+    def _decode(self, batch: list[EngineSequence]) -> torch.Tensor:
         ids = torch.tensor([sequence.output[-1] for sequence in batch], device=self.model.device)
         start = [sequence.length - 1 for sequence in batch]
         return self.model.logits(self.model.forward(self._cache, slice(0, len(batch)), ids, start, [1] * len(batch)))
 
-    def _prefill(self, new: list[Sequence]) -> list[torch.Tensor]:
+    def _prefill(self, new: list[EngineSequence]) -> list[torch.Tensor]:
         """The logits after each new sequence's last token, some at a time, very long ones in several passes."""
         logits, at = [], 0
         while at < len(new):
@@ -262,10 +266,10 @@ class Scheduler:
             at = end
         return logits
 
-    def _prefill_alike(self, batch: list[Sequence]) -> torch.Tensor:
+    def _prefill_alike(self, batch: list[EngineSequence]) -> torch.Tensor:
         model, first = self.model, batch[0].row
         assert first is not None
-        start = [BLOCK * len(sequence.blocks) for sequence in batch]
+        start = [BLOCK_TOKENS * len(sequence.blocks) for sequence in batch]
         tokens = [sequence.tokens()[known:] for sequence, known in zip(batch, start, strict=True)]
         states: list[list[torch.Tensor]] = [[] for _ in batch]
         asked = [sequence.sampling.prompt_logprobs is not None and not sequence.prompt_candidates for sequence in batch]
@@ -284,7 +288,7 @@ class Scheduler:
                 self._tell(sequence, torch.cat(states[at]))
         return model.logits(torch.cat([parts[-1][-1:] for parts in states]))
 
-    def _tell(self, sequence: Sequence, states: torch.Tensor) -> None:
+    def _tell(self, sequence: EngineSequence, states: torch.Tensor) -> None:
         """The log-probs of a prompt's own tokens: of each but the first, after those before it."""
         wanted = sequence.sampling.prompt_logprobs
         assert wanted is not None
@@ -296,10 +300,10 @@ class Scheduler:
         tokens = torch.tensor(sequence.prompt[1:], device=logprobs.device)
         chosen = logprobs.gather(-1, tokens[:, None])
         ranks = (logprobs >= chosen).sum(-1).tolist()
-        top = logprobs.clamp(min=LOWEST).topk(wanted, -1)
+        top = logprobs.clamp(min=LOWEST_LOGPROB).topk(wanted, -1)
         likely, values = top.indices.tolist(), top.values.tolist()
         for at, (token, value) in enumerate(
-            zip(sequence.prompt[1:], chosen[:, 0].clamp(min=LOWEST).tolist(), strict=True)
+            zip(sequence.prompt[1:], chosen[:, 0].clamp(min=LOWEST_LOGPROB).tolist(), strict=True)
         ):
             rest = zip(likely[at], values[at], range(1, wanted + 1), strict=True)
             sequence.prompt_candidates.append(
@@ -307,6 +311,6 @@ class Scheduler:
             )
 
 
-def _left(sequence: Sequence) -> int:
+def _left(sequence: EngineSequence) -> int:
     """Tokens of a new sequence that must be computed."""
-    return sequence.length - BLOCK * len(sequence.blocks)
+    return sequence.length - BLOCK_TOKENS * len(sequence.blocks)

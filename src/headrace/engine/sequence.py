@@ -1,17 +1,187 @@
-"""One answer in the making: its prompt, what was sampled so far, and how it ended."""
+"""One answer in the making (`EngineSequence`): its prompt, what was asked of the sampler (`SamplingParams`), the tokens
+sampled so far, their text (`OutputText`), and how it ended.
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.engine.sampling import Sampling
-from headrace.engine.text import Text
+from headrace.engine.http import EngineRequestError
+
+#: vLLM's own limits: log-probs of one token, choices of one request, and the temperature below which it is greedy.
+MAX_LOGPROBS = 20
+MAX_CHOICES = 16384
+GREEDY_BELOW = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """What one request asks of the sampler, under vLLM's names. `max_tokens` is no more than the context has room
+    for.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def penalised(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
+    def plain(self) -> bool:
+        """Nothing but a temperature: the batch needs no second look at this one's logits."""
+        return not (
+            self.penalised
+            or self.logit_bias
+            or self.allowed_token_ids is not None
+            or self.min_tokens
+            or self.top_p < 1.0
+            or self.top_k > 0
+            or self.min_p
+        )
+
+    def check(self, vocabulary: int) -> None:
+        """Raises `EngineRequestError` for what no sampler could do."""
+        _within("n", self.n, 1 <= self.n <= MAX_CHOICES, f"n must be between 1 and {MAX_CHOICES}")
+        if self.greedy and self.n > 1:
+            raise EngineRequestError(f"n must be 1 when using greedy sampling, got {self.n}.", param="n")
+        finite = math.isfinite(self.temperature) and self.temperature >= 0
+        _within("temperature", self.temperature, finite, "temperature must be non-negative")
+        _within("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "top_p must be in (0, 1]")
+        _within("top_k", self.top_k, self.top_k >= -1, "top_k must be 0 (disable), or at least 1")
+        _within("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "min_p must be in [0, 1]")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _within(name, value, -2.0 <= value <= 2.0, f"{name} must be in [-2, 2]")
+        good = math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0
+        _within("repetition_penalty", self.repetition_penalty, good, "repetition_penalty must be greater than zero")
+        _within("max_tokens", self.max_tokens, self.max_tokens >= 1, "max_tokens must be at least 1")
+        fits = 0 <= self.min_tokens <= self.max_tokens
+        _within("min_tokens", self.min_tokens, fits, f"min_tokens must be between 0 and max_tokens={self.max_tokens}")
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= MAX_LOGPROBS:
+                raise EngineRequestError(
+                    f"Requested sample {name} of {value}, which is greater than max allowed: {MAX_LOGPROBS}"
+                    if value > 0
+                    else f"{name} must be non-negative, got {value}.",
+                    param=name,
+                )
+        if any(not text for text in self.stop):
+            raise EngineRequestError("stop cannot contain an empty string.", param="stop")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise EngineRequestError("allowed_token_ids is not None and empty!", param="allowed_token_ids")
+        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+            for token in getattr(self, name) or ():
+                if not 0 <= token < vocabulary:
+                    raise EngineRequestError(
+                        f"token_id {token} in {name} is out of vocabulary: the model has {vocabulary} tokens",
+                        param=name,
+                    )
+        for token, bias in self.logit_bias.items():
+            if not math.isfinite(bias):
+                raise EngineRequestError(f"logit_bias of token {token} must be finite, got {bias}.", param="logit_bias")
+
+
+def _within(name: str, value: float, good: bool, says: str) -> None:
+    if not good:
+        raise EngineRequestError(f"{says}, got {value}. (parameter={name}, value={value})", param=name)
+
+
+#: What a tokenizer writes for bytes that are no character (yet).
+REPLACEMENT_CHARACTER = "\ufffd"
+#: Ids of the prompt that stand before the first one, so that it gets the space it has in a text.
+TEXT_CONTEXT_TOKENS = 5
+
+
+class OutputText:
+    """The text of one answer, from its ids. `value` only grows, but for a stop string that is cut off at the end.
+
+    Text is taken only when it can no longer change: bytes that do not yet make a character are held back, and what
+    never becomes one is never text (as in vLLM, where the text of an answer cut inside a character lacks its last
+    bytes). Taking ids one by one or all at once gives the same text.
+    """
+
+    __slots__ = ("_decode", "_ids", "_known", "_read", "_searched", "_skip", "value")
+
+    def __init__(self, tokenizer: Any, prompt: list[int], *, skip_special_tokens: bool = True) -> None:
+        self._decode = tokenizer.decode
+        self._skip = skip_special_tokens
+        self._ids = prompt[-TEXT_CONTEXT_TOKENS:]
+        self._read = len(self._ids)
+        self._known = 0
+        self._searched = 0
+        self.value = ""
+
+    def take(self, output: list[int]) -> None:
+        """Takes what is new in `output`, which only ever grows."""
+        new = output[self._known :]
+        self._known = len(output)
+        if new and not self._push(new):
+            for token in new:
+                self._push([token])
+
+    def _push(self, new: list[int]) -> bool:
+        """Takes some ids as one piece; False, and nothing taken, where several end inside a character."""
+        ids = self._ids
+        before = self._decode(ids[: self._read], skip_special_tokens=self._skip)
+        now = self._decode([*ids, *new], skip_special_tokens=self._skip)
+        whole = not now.endswith(REPLACEMENT_CHARACTER)
+        if len(new) > 1 and not whole:
+            return False
+        ids.extend(new)
+        if whole and len(now) > len(before):
+            self.value += now[len(before) :]
+            # Only what the next piece can depend on is kept: the piece before it.
+            self._ids = ids[self._read :]
+            self._read = len(self._ids)
+        return True
+
+    def pass_over(self) -> None:
+        """No stop string is looked for in the text so far."""
+        self._searched = len(self.value)
+
+    def stopped(self, stops: tuple[str, ...], *, keep: bool) -> str | None:
+        """The stop string that the text now holds, if any, cut off at its beginning (or, to `keep` it, at its end)."""
+        start = max(0, self._searched - max(map(len, stops)) + 1)
+        self._searched = len(self.value)
+        for stop in stops:
+            at = self.value.find(stop, start)
+            if at >= 0:
+                self.value = self.value[: at + len(stop) if keep else at]
+                return stop
+        return None
+
 
 #: A token's candidates, the sampled one first: (token, log-prob, rank).
 Candidates = list[tuple[int, float, int]]
 
 
-class Sequence:
+class EngineSequence:
     """One choice of one request. Changed by the scheduler alone until `finish_reason` is set, by nobody afterwards."""
 
     __slots__ = (
@@ -44,11 +214,11 @@ class Sequence:
         request_id: str,
         index: int,
         prompt: list[int],
-        sampling: Sampling,
+        sampling: SamplingParams,
         *,
         seed: int,
         eos: frozenset[int],
-        text: Text,
+        text: OutputText,
         stream: bool = False,
         call: Any = None,
     ) -> None:
@@ -114,6 +284,7 @@ class Sequence:
         self.finish_reason = reason
 
     def fail(self, error: str) -> None:
+        """Ends the answer with an error in place of a text."""
         self.error = error
         self.finish_reason = "error"
 
@@ -125,4 +296,5 @@ class Sequence:
         return max(0, len(self.text.value) - max(map(len, sampling.stop)) + 1)
 
     def versions(self) -> list[dict[str, Any]]:
+        """Which weight version sampled which tokens, in vLLM's shape."""
         return [{"version": version, "start": start, "end": end} for version, start, end in self.spans]

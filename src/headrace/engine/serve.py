@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.engine.engine import Engine
 
 
-class Loading:
+class LoadingApp:
     """An application that hands requests on once there is one to hand them to."""
 
     def __init__(self, model: str) -> None:
@@ -37,7 +37,7 @@ class Loading:
 
 def run(
     server: Server,
-    front: Loading,
+    front: LoadingApp,
     load: Callable[[], Engine],
     *,
     listening: Callable[[str], None],
@@ -49,7 +49,7 @@ def run(
 
     def loading() -> None:
         try:
-            from headrace.engine.app import create_app
+            from headrace.engine.routes import create_app
 
             engine = load()
             front.app = create_app(engine)

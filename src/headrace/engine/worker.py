@@ -15,29 +15,29 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple, TypeVar
 
 from headrace.engine.scheduler import Scheduler
-from headrace.engine.sequence import Sequence
+from headrace.engine.sequence import EngineSequence
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Delta(NamedTuple):
+class SequenceDelta(NamedTuple):
     """What is new of a sequence: its tokens [first, last), text, and its end if it came."""
 
-    sequence: Sequence
+    sequence: EngineSequence
     first: int
     last: int
     text: str
     finish_reason: str | None
 
 
-class Call:
+class EngineCall:
     """The sequences of one request, and their news for the event loop that waits for them."""
 
-    def __init__(self, request_id: str, sequences: list[Sequence], *, stream: bool) -> None:
+    def __init__(self, request_id: str, sequences: list[EngineSequence], *, stream: bool) -> None:
         self.request_id, self.sequences, self.stream = request_id, sequences, stream
         self.loop = asyncio.get_running_loop()
-        self.news: asyncio.Queue[Delta] = asyncio.Queue()
+        self.news: asyncio.Queue[SequenceDelta] = asyncio.Queue()
         self.done: asyncio.Future[None] = self.loop.create_future()
         self._open = len(sequences)
         for sequence in sequences:
@@ -48,7 +48,8 @@ class Call:
         """Whether every sequence has ended."""
         return not self._open
 
-    def tell(self, delta: Delta) -> None:
+    def tell(self, delta: SequenceDelta) -> None:
+        """Takes what is new of one of its sequences. On the call's event loop."""
         if self.stream:
             self.news.put_nowait(delta)
         if delta.finish_reason is not None:
@@ -58,7 +59,9 @@ class Call:
 
 
 class Worker:
-    def __init__(self, scheduler: Scheduler, ended: Callable[[Sequence], None] = lambda sequence: None) -> None:
+    """The thread, and what other threads and event loops may ask of it."""
+
+    def __init__(self, scheduler: Scheduler, ended: Callable[[EngineSequence], None] = lambda sequence: None) -> None:
         """`ended` is told of every sequence that ends, in the worker's thread."""
         self._scheduler = scheduler
         self._ended = ended
@@ -67,10 +70,12 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="headrace-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, call: Call) -> None:
+    def submit(self, call: EngineCall) -> None:
+        """Has the call's sequences begin."""
         self._inbox.put(lambda scheduler: scheduler.add(call.sequences))
 
-    def abort(self, gone: Callable[[Sequence], bool]) -> None:
+    def abort(self, gone: Callable[[EngineSequence], bool]) -> None:
+        """Ends the sequences of which `gone` is true."""
         self._inbox.put(lambda scheduler: self._tell(scheduler.abort(gone)))
 
     async def ask(self, question: Callable[[Scheduler], T]) -> T:
@@ -89,7 +94,7 @@ class Worker:
         self._inbox.put(run)
         return await answer
 
-    async def stop_all(self, gone: Callable[[Sequence], bool]) -> int:
+    async def stop_all(self, gone: Callable[[EngineSequence], bool]) -> int:
         """Ends the sequences of which `gone` is true; how many they were."""
 
         def end(scheduler: Scheduler) -> int:
@@ -142,8 +147,8 @@ class Worker:
                 tell()
             self._drained.clear()
 
-    def _tell(self, batch: Iterable[Sequence]) -> None:
-        news: defaultdict[asyncio.AbstractEventLoop, list[Delta]] = defaultdict(list)
+    def _tell(self, batch: Iterable[EngineSequence]) -> None:
+        news: defaultdict[asyncio.AbstractEventLoop, list[SequenceDelta]] = defaultdict(list)
         for sequence in batch:
             reason = sequence.finish_reason
             if reason is not None:
@@ -157,14 +162,14 @@ class Worker:
                 pass
 
 
-def _delta(sequence: Sequence) -> Delta:
+def _delta(sequence: EngineSequence) -> SequenceDelta:
     first, shown = sequence.told, sequence.shown
     sequence.told, sequence.shown = len(sequence.output), max(shown, sequence.settled())
     text = sequence.text.value[shown : sequence.shown]
-    return Delta(sequence, first, sequence.told, text, sequence.finish_reason)
+    return SequenceDelta(sequence, first, sequence.told, text, sequence.finish_reason)
 
 
-def _deliver(deltas: list[Delta]) -> None:
+def _deliver(deltas: list[SequenceDelta]) -> None:
     for delta in deltas:
         delta.sequence.call.tell(delta)
 

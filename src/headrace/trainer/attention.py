@@ -24,11 +24,11 @@ from headrace.data.errors import InvalidInput, shown
 #: What models say in `attn_implementation`.
 NAME = "headrace_packed"
 #: Shapes of attention that are computed elsewhere, by the names under which transformers hands them to us.
-REFUSED = ("sliding_window", "softcap", "s_aux", "position_bias")
+UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
 #: What one more call costs, in units of attending one token to one token; measured forward and backward on a CPU.
-CALL = 12_000
+CALL_COST = 12_000
 #: The same of one padding token, besides what it attends to: it is copied to its place and away.
-TOKEN = 30
+PADDING_TOKEN_COST = 30
 
 
 def register() -> str:
@@ -87,14 +87,14 @@ def _checked(
         )
     if dropout:
         raise InvalidInput(f"attention dropout is {dropout}; packed attention has none: set attention_dropout to 0")
-    for name in REFUSED:
+    for name in UNSUPPORTED:
         if rest.get(name) is not None:
             raise InvalidInput(f"this model's attention has {name}={shown(rest[name])}, which packed attention has not")
     return edges
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class StackedSequences:
     """Sequences that are attended to together: `rows` of them, each padded at its end to `length` tokens."""
 
     rows: int
@@ -102,35 +102,35 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class StackPlan:
     """Where the tokens of a row go. Stacks stand one after the other; a place is one token of one of them.
 
     `tokens[place]` is the token at a place (in padding, the sequence's last), `places[token]` the place of a token.
     Both are None where every token is in its place already.
     """
 
-    stacks: tuple[Stack, ...]
+    stacks: tuple[StackedSequences, ...]
     tokens: torch.Tensor | None
     places: torch.Tensor | None
 
 
 @lru_cache(maxsize=16)
-def plan(cuts: tuple[int, ...], device: torch.device) -> Plan:
+def plan_stacks(cuts: tuple[int, ...], device: torch.device) -> StackPlan:
     """How sequences with these cuts are stacked. The same for every layer and both ways, so it is kept for a while."""
     edges, lengths = np.asarray(cuts, np.int64), _lengths(cuts)
     order = np.argsort(-lengths, kind="stable")
     stacks, tokens = [], []
     for members in np.split(order, _borders(lengths[order])):
         length = int(lengths[members[0]])
-        stacks.append(Stack(len(members), length))
+        stacks.append(StackedSequences(len(members), length))
         inside = np.minimum(np.arange(length), lengths[members, None] - 1)  # padding repeats the last token
         tokens.append((edges[members, None] + inside).reshape(-1))
     found = np.concatenate(tokens)
     if np.array_equal(found, np.arange(edges[-1])):
-        return Plan(tuple(stacks), None, None)
+        return StackPlan(tuple(stacks), None, None)
     # Places of one token follow each other, its own first: of equals, `unique` gives the first.
     _, places = np.unique(found, return_index=True)
-    return Plan(tuple(stacks), torch.from_numpy(found).to(device), torch.from_numpy(places).to(device))
+    return StackPlan(tuple(stacks), torch.from_numpy(found).to(device), torch.from_numpy(places).to(device))
 
 
 def _lengths(cuts: tuple[int, ...]) -> npt.NDArray[np.int64]:
@@ -145,11 +145,11 @@ def _borders(lengths: npt.NDArray[np.int64]) -> list[int]:
     """Where to part sequences, sorted by falling length, into stacks so that the sum of their costs is least."""
     firsts = np.flatnonzero(np.diff(lengths, prepend=lengths[0] + 1))  # one of each length: equals stay together
     ends = np.append(firsts[1:], len(lengths))
-    a_row = lengths[firsts] * (lengths[firsts] + TOKEN)
+    a_row = lengths[firsts] * (lengths[firsts] + PADDING_TOKEN_COST)
     least = np.zeros(len(firsts) + 1)  # least[i]: of everything before the i-th length
     before = np.zeros(len(firsts) + 1, np.int64)  # where the last stack of that begins
     for i in range(len(firsts)):
-        costs = least[: i + 1] + CALL + a_row[: i + 1] * (ends[i] - firsts[: i + 1])
+        costs = least[: i + 1] + CALL_COST + a_row[: i + 1] * (ends[i] - firsts[: i + 1])
         before[i + 1] = int(costs.argmin())
         least[i + 1] = costs[before[i + 1]]
     borders, at = [], before[-1]
@@ -210,7 +210,7 @@ def _as_they_stand(
 def _stacked(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cuts: tuple[int, ...], scaling: float | None
 ) -> torch.Tensor:
-    places = plan(cuts, query.device)
+    places = plan_stacks(cuts, query.device)
     groups = query.shape[1] // key.shape[1]
     if groups > 1 and query.is_cuda:  # only its half precision kernels share keys between heads
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)

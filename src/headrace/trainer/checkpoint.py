@@ -20,13 +20,15 @@ import torch
 from headrace.data.errors import HeadraceError
 
 #: What a model folder has beside its weights.
-BESIDE = (
+COPIED_FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
     *("special_tokens_map.json", "vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json"),
 )
 
 
 class BadCheckpoint(HeadraceError, ValueError):
+    """A checkpoint that cannot be read whole."""
+
     code = "bad_checkpoint"
 
 
@@ -58,6 +60,8 @@ class Checkpoints:
         self.folder, self._model, self._keep = run / "checkpoints", model, keep
 
     def save(self, progress: Progress, weights: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Path:
+        """Writes the checkpoint of a step, deletes the oldest beyond `keep`, and returns its folder. It is on disk
+        when this returns."""
         from safetensors.torch import save_file
 
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +73,7 @@ class Checkpoints:
         save_file(tensors, made / "model.safetensors", {"format": "pt"})
         torch.save(state, made / "trainer.pt")
         (made / "progress.json").write_bytes(msgspec.json.encode(progress))
-        for name in BESIDE:
+        for name in COPIED_FILES:
             if (self._model / name).exists():
                 shutil.copyfile(self._model / name, made / name)
         for file in made.iterdir():
@@ -85,10 +89,12 @@ class Checkpoints:
 
     @property
     def latest(self) -> Path | None:
+        """The folder of the newest checkpoint; None where there is none."""
         found = self._all()
         return found[-1] if found else None
 
     def load(self, place: Path) -> tuple[Progress, dict[str, torch.Tensor], dict[str, Any]]:
+        """What `save` was given. Raises `BadCheckpoint` where a file is missing or broken."""
         from safetensors.torch import load_file
 
         try:
@@ -104,18 +110,20 @@ class Checkpoints:
         return sorted(path for path in self.folder.iterdir() if path.name.isdigit())
 
 
-class Leases:
+class LeaseFile:
     """The leases that a run holds, on disk, so that its next life can give them back."""
 
     def __init__(self, run: Path) -> None:
         self._file = run / "leases.json"
 
     def write(self, leases: list[str]) -> None:
+        """Replaces the file, so that a reader sees the old list or the new one."""
         made = self._file.with_suffix(".part")
         made.write_text(json.dumps(leases))
         made.rename(self._file)
 
     def read(self) -> list[str]:
+        """The leases of the run's last life; none where the file is missing or broken."""
         try:
             found = json.loads(self._file.read_text())
         except (OSError, ValueError):

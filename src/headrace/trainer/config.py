@@ -23,6 +23,8 @@ Aggregation = Literal["token", "sequence", "step", "constant"]
 
 
 class Section(BaseModel):
+    """A part of the configuration: frozen, and a field that it does not have is refused."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -105,6 +107,8 @@ class ValidationConfig(Section):
 
 
 class CheckpointConfig(Section):
+    """How often a checkpoint is written, and how many stay."""
+
     every: int = Field(10, ge=1, description="steps between; batches are acknowledged once their step is in one")
     keep: int = Field(2, ge=1)
 
@@ -117,6 +121,8 @@ class LogConfig(Section):
 
 
 class TrainerConfig(Section):
+    """All of a run's configuration, as `headrace train CONFIG.yaml` reads it."""
+
     model: Path = Field(description="the checkpoint to begin with: a folder as transformers writes it, or a hub name")
     run: Path = Field(description="the folder of this run: checkpoints, metrics.jsonl")
     steps: int = Field(1000, ge=1, description="most steps")

@@ -13,25 +13,25 @@ import torch
 import yaml
 
 from headrace.pool.errors import NotFound, PoolUnreachable
-from headrace.trainer import model as models
+from headrace.trainer.batches import unreachable_reason
 from headrace.trainer.checkpoint import Checkpoints
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.examples import examples_of
-from headrace.trainer.patience import plain
-from headrace.trainer.sync.errors import ServerFailed
-from headrace.trainer.sync.http import Http
+from headrace.trainer.policy import check_model, model_load_error
+from headrace.trainer.sync.http import ServerFailed, ServerHttp
 from headrace.trainer.trainer import device_of
 
 GIB = 1 << 30
 #: A weight, its gradient and AdamW's two averages, in float32.
-LEARNING = 16
+TRAINING_BYTES_A_WEIGHT = 16
 #: A look at a batch is over within this.
-LEASE_S = 60.0
+PEEK_LEASE_S = 60.0
 #: Seconds that a gateway may take to answer: one that is well takes milliseconds.
-ANSWER_S = 5.0
+GATEWAY_TIMEOUT_S = 5.0
 
 
 def dry_run(config: TrainerConfig) -> str:
+    """What the run would be, as text for people: one YAML document a part."""
     parts = {
         "configuration": config.shown(),
         "memory": memory(config),
@@ -45,11 +45,11 @@ def memory(config: TrainerConfig) -> dict[str, Any]:
     """GiB by what they are for. Activations are an estimate: what a layer of a Llama keeps of each token."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    models.check(config.model)
+    check_model(config.model)
     try:
         model = AutoConfig.from_pretrained(config.model)
     except (OSError, ValueError) as error:
-        raise models.not_loaded(config.model, error) from error
+        raise model_load_error(config.model, error) from error
     with torch.device("meta"):
         weights = AutoModelForCausalLM.from_config(model).num_parameters()
     width = 2 if config.dtype == "bfloat16" else 4
@@ -58,12 +58,12 @@ def memory(config: TrainerConfig) -> dict[str, Any]:
     logits = 3 * 4 * model.vocab_size
     tokens = config.optimizer.tokens
     found = {
-        "weights, gradients, optimizer": weights * LEARNING,
+        "weights, gradients, optimizer": weights * TRAINING_BYTES_A_WEIGHT,
         "activations (about)": tokens * kept,
         "logits (at most)": min(tokens * logits, 3 * 4 << 28),
         "the copy that is published": weights * 4 if config.sync is not None else 0,
         "reference": weights * 4 if config.algorithm.kl else 0,
-        "critic": weights * LEARNING if config.algorithm.advantage == "gae" else 0,
+        "critic": weights * TRAINING_BYTES_A_WEIGHT if config.algorithm.advantage == "gae" else 0,
     }
     rows: dict[str, Any] = {name: f"{size / GIB:.2f} GiB" for name, size in found.items() if size}
     return {
@@ -99,7 +99,7 @@ def plan(config: TrainerConfig) -> dict[str, Any]:
 
 def _gateway(address: str, key: str | None) -> str:
     try:
-        Http(address, key=key, timeout_s=ANSWER_S).get("/ready")
+        ServerHttp(address, key=key, timeout_s=GATEWAY_TIMEOUT_S).get("/ready")
     except ServerFailed as error:
         return f"is not ready: {error.reason} (the run would wait for it)"
     return "is ready"
@@ -111,10 +111,10 @@ def first_batch(config: TrainerConfig) -> dict[str, Any]:
     try:
         pool = wanted.connected(retry_s=0.0)
         batch = pool.fetch_batch(
-            wanted.batch_size, n_rollouts=wanted.n_rollouts, channel=wanted.channel, lease_s=LEASE_S, timeout=0
+            wanted.batch_size, n_rollouts=wanted.n_rollouts, channel=wanted.channel, lease_s=PEEK_LEASE_S, timeout=0
         )
     except (PoolUnreachable, NotFound) as error:
-        return {"groups": f"not looked at: the pool {wanted.address} does not answer: {plain(error)}"}
+        return {"groups": f"not looked at: the pool {wanted.address} does not answer: {unreachable_reason(error)}"}
     if batch is None:
         ready = pool.stats(wanted.channel)["groups"]["ready"]
         return {"groups": f"{ready} of the {wanted.batch_size} that a batch takes are ready in {wanted.channel!r}"}
@@ -129,7 +129,7 @@ def first_batch(config: TrainerConfig) -> dict[str, Any]:
             "targets": found.targets,
             "longest": lengths[-1] if lengths else 0,
             "reward": sum(found.rewards) / len(found.rewards) if found.rewards else None,
-            "left out": {name: count for name, count in vars(found.left).items() if count},
+            "left out": {name: count for name, count in vars(found.skipped).items() if count},
         }
     finally:
         batch.nack()

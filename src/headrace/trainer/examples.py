@@ -1,23 +1,103 @@
-"""From a batch of groups to what is learned from: sequences with advantages, and a count of what was left out.
+"""From a batch of groups to what is learned from: sequences with advantages, and a count of what was skipped. Rewards
+that trajectories did not bring are asked of the gateway's `/compute_reward` before.
 
-Nothing is left out in silence: every trajectory of a batch is either among the sequences or in `Left`.
+Nothing is skipped in silence: every trajectory of a batch is either among the sequences or in `SkippedCounts`.
 """
 
 from __future__ import annotations
 
+import urllib.error
+import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+import orjson
 
+from headrace.data.errors import HeadraceError
 from headrace.data.sequence import Sequence
 from headrace.data.trajectory import Group, Trajectory
-from headrace.trainer.advantages import of_groups
 from headrace.trainer.config import AlgorithmConfig
+from headrace.trainer.losses import group_advantages
+
+#: How long one reward may take: a judge model answers within it.
+SCORE_TIMEOUT_S = 120.0
+#: The code with which a gateway says that it has no reward worker.
+NO_WORKER_CODE = b"no_reward_worker"
+#: What is sent to find that out.
+_TRIED = {"prompt_ids": [0], "response_ids": [0]}
+
+
+class NotScored(HeadraceError):
+    """A reward that was asked for did not come."""
+
+    code = "not_scored"
+
+
+class GatewayScorer:
+    """Asks a gateway's `/compute_reward` for rewards."""
+
+    def __init__(self, gateway: str, key: str | None = None) -> None:
+        self._url = gateway.rstrip("/") + "/compute_reward"
+        self._headers = {"content-type": "application/json"}
+        if key:
+            self._headers["authorization"] = f"Bearer {key}"
+
+    def check(self) -> None:
+        """Raises `NotScored` where the gateway says that nobody scores there: a run would wait for rewards in vain."""
+        request = urllib.request.Request(self._url, orjson.dumps(_TRIED), self._headers)
+        try:
+            urllib.request.urlopen(request, timeout=SCORE_TIMEOUT_S).close()
+        except urllib.error.HTTPError as error:
+            said = error.read(2000)
+            if NO_WORKER_CODE in said:
+                raise NotScored(
+                    f"score_unrewarded needs a gateway with a reward worker, and {self._url} has none: leave it out, "
+                    "and set rewards before trajectories are completed"
+                ) from error
+        except OSError:
+            pass  # it may come up before there is anything to score
+
+    def scores(self, trajectories: Iterable[Trajectory]) -> dict[str, float]:
+        """By trajectory uid, the rewards of those that have none and have something to score."""
+        found = {}
+        for trajectory in trajectories:
+            if trajectory.reward is None:
+                body = _body(trajectory)
+                if body is not None:
+                    found[trajectory.uid] = self._score(trajectory.uid, body)
+        return found
+
+    def _score(self, uid: str, body: dict[str, Any]) -> float:
+        request = urllib.request.Request(self._url, orjson.dumps(body), self._headers)
+        try:
+            with urllib.request.urlopen(request, timeout=SCORE_TIMEOUT_S) as answer:
+                return float(orjson.loads(answer.read())["reward_score"])
+        except urllib.error.HTTPError as error:
+            said = error.read(2000).decode(errors="replace")
+            raise NotScored(f"{self._url} answered {error.code} for trajectory {uid}: {said}") from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise NotScored(f"{self._url} gave no reward for trajectory {uid}: {error}") from error
+
+
+def _body(trajectory: Trajectory) -> dict[str, Any] | None:
+    """The trajectory's last path: what came before the first sampled token, and all after it."""
+    sequences = trajectory.sequences()
+    if not sequences:
+        return None
+    last = sequences[-1]
+    begin = min(span.start for span in last.spans)
+    return {
+        "prompt_ids": np.asarray(last.tokens[:begin]).tolist(),
+        "response_ids": np.asarray(last.tokens[begin:]).tolist(),
+        "dataset_fields": trajectory.metadata,
+        "num_turns": len(last.spans),
+    }
 
 
 @dataclass
-class Left:
+class SkippedCounts:
     """What a batch brought and was not learned from: groups, trajectories, sequences, answers."""
 
     zero_variance: int = 0
@@ -30,14 +110,17 @@ class Left:
 
 @dataclass
 class Examples:
+    """What one batch gives to learn from, and counts of what it does not."""
+
     sequences: list[Sequence]
-    #: One a trajectory, of all that were rewarded, those of left-out groups too.
+    #: One for each trajectory, of all that were rewarded, those of skipped groups too.
     rewards: list[float]
     groups: int
-    left: Left = field(default_factory=Left)
+    skipped: SkippedCounts = field(default_factory=SkippedCounts)
 
     @property
     def targets(self) -> int:
+        """How many tokens are trained on."""
         return sum(int(sequence.loss_mask.sum()) for sequence in self.sequences)
 
 
@@ -53,26 +136,26 @@ def examples_of(
     """
     scores = scores or {}
     found = Examples([], [], 0)
-    left = found.left
+    skipped = found.skipped
     rewarded: list[tuple[list[Trajectory], list[float]]] = []
     for group in groups:
         found.groups += 1
         every = [(member, scores.get(member.uid, member.reward)) for member in group.trajectories]
         known = [(member, reward) for member, reward in every if reward is not None]
-        left.unrewarded += len(every) - len(known)
+        skipped.unrewarded += len(every) - len(known)
         if known:
             rewarded.append(([member for member, _ in known], [float(reward) for _, reward in known]))
     found.rewards = [reward for _, rewards in rewarded for reward in rewards]
     critic = config.advantage == "gae"
     rewards = [rewards for _, rewards in rewarded]
-    advantages = [np.zeros(len(group)) for group in rewards] if critic else of_groups(rewards, config.advantage)
-    for (members, earned), group_advantages in zip(rewarded, advantages, strict=True):
-        if not critic and config.skip_zero_variance and not group_advantages.any():
-            left.zero_variance += 1
+    advantages = [np.zeros(len(group)) for group in rewards] if critic else group_advantages(rewards, config.advantage)
+    for (members, earned), members_advantages in zip(rewarded, advantages, strict=True):
+        if not critic and config.skip_zero_variance and not members_advantages.any():
+            skipped.zero_variance += 1
             continue
-        for trajectory, reward, advantage in zip(members, earned, group_advantages, strict=True):
-            kept = list(_sequences(trajectory, reward, float(advantage), config, max_length, left))
-            left.untrainable += not kept
+        for trajectory, reward, advantage in zip(members, earned, members_advantages, strict=True):
+            kept = list(_sequences(trajectory, reward, float(advantage), config, max_length, skipped))
+            skipped.untrainable += not kept
             found.sequences += kept
     return found
 
@@ -83,14 +166,14 @@ def _sequences(
     advantage: float,
     config: AlgorithmConfig,
     max_length: int | None,
-    left: Left,
+    skipped: SkippedCounts,
 ) -> Iterable[Sequence]:
     for sequence in trajectory.sequences():
         if sequence.multi_modal_data is not None:
-            left.media += 1  # its tokens mean nothing without its images, which models here do not read
+            skipped.media += 1  # its tokens mean nothing without its images, which models here do not read
             continue
         if max_length is not None and len(sequence) > max_length:
-            left.long += 1
+            skipped.long += 1
             continue
         mask = sequence.loss_mask.copy()
         mask[:1] = False  # nothing comes before it, so nothing predicts it
@@ -98,7 +181,7 @@ def _sequences(
             for span in sequence.spans:
                 if span.trained and span.finish_reason == "length":
                     mask[span.start : span.end] = False
-                    left.truncated += 1
+                    skipped.truncated += 1
         if mask.any():
             advantages = np.where(mask, np.float32(advantage), np.float32(0))
             yield replace(sequence, loss_mask=mask, advantages=advantages, reward=reward)

@@ -1,4 +1,4 @@
-"""One batch in, better weights out. What stands between a token and its gradient is all here.
+"""One batch in, better weights out. What stands between a token and its gradient is all here, and in `losses`.
 
 A batch is gone through `epochs` times, in `minibatches` updates each; a minibatch is computed in packed forward passes
 of at most `tokens` tokens, whose gradients add up to what one pass over all of it would give.
@@ -18,17 +18,15 @@ from torch import Tensor
 
 from headrace.data.sequence import Sequence
 from headrace.trainer import losses
-from headrace.trainer.advantages import EPS, gae
-from headrace.trainer.backends.packed import Packed, PackedBackend
+from headrace.trainer.backends.tensors import Packed, PackedBackend
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.examples import rewards_at
-from headrace.trainer.meter import Meter
+from headrace.trainer.losses import EPS, gae, token_weights
 from headrace.trainer.policy import Critic, Policy
-from headrace.trainer.weighting import weights_of
 
 
 @dataclass
-class Before:
+class FixedTensors:
     """What holds while a batch is learned from: of each sequence, one entry a target."""
 
     old: list[Tensor]
@@ -43,15 +41,15 @@ class Learner:
 
     def __init__(self, config: TrainerConfig, device: str) -> None:
         self.config, self.device = config, device
-        self._rule, self._cut = config.algorithm, config.optimizer
+        self._algorithm, self._optimizer_config = config.algorithm, config.optimizer
         self.policy = Policy(config.model, dtype=config.dtype, device=device)
         self.optimizer = self._adamw(self.policy.parameters(), config.optimizer.lr)
         self.reference: Policy | None = None
-        if self._rule.kl:
-            self.reference = Policy(self._rule.reference or config.model, dtype=config.dtype, device=device)
+        if self._algorithm.kl:
+            self.reference = Policy(self._algorithm.reference or config.model, dtype=config.dtype, device=device)
         self.critic: Critic | None = None
         self.critic_optimizer: torch.optim.Optimizer | None = None
-        if self._rule.advantage == "gae":
+        if self._algorithm.advantage == "gae":
             self.critic = Critic(config.model, dtype=config.dtype, device=device)
             self.critic_optimizer = self._adamw(list(self.critic.parameters()), config.critic.lr)
         self._pack = PackedBackend()
@@ -59,21 +57,21 @@ class Learner:
     def learn(self, sequences: list[Sequence], step: int, version: int) -> dict[str, float]:
         """Learns from a batch. `step` counts from 0 and decides the shuffle and the rate; `version` is what the policy
         was published as before."""
-        meter = Meter()
+        meter = MetricAccumulator()
         with torch.no_grad():
-            before, sequences = self._before(sequences)
+            fixed, sequences = self._fixed(sequences)
         rate = self._rate(step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         for number, minibatch in enumerate(self._minibatches(len(sequences), step)):
             chosen = [sequences[at] for at in minibatch]
-            weights = weights_of(chosen, self._rule.weighting, self._rule.constant_length)
-            for part in self._parts(chosen):
+            weights = token_weights(chosen, self._algorithm.weighting, self._algorithm.constant_length)
+            for part in self._micro_batches(chosen):
                 packed = self._packed([chosen[at] for at in part], [weights[at] for at in part])
                 which = [minibatch[at] for at in part]
-                self._policy_loss(packed, before, which, meter, version, first=number == 0).backward()
+                self._policy_loss(packed, fixed, which, meter, version, first=number == 0).backward()
                 if self.critic is not None:
-                    self._critic_loss(packed, before, which, meter).backward()
+                    self._critic_loss(packed, fixed, which, meter).backward()
             if step >= self.config.critic.warmup_steps or self.critic is None:
                 meter.last("grad_norm", self._update(self.optimizer, meter))
             else:
@@ -86,31 +84,40 @@ class Learner:
     # -- losses --------------------------------------------------------------------------------------------------------
 
     def _policy_loss(
-        self, packed: Packed, before: Before, which: list[int], meter: Meter, version: int, *, first: bool
+        self,
+        packed: Packed,
+        fixed: FixedTensors,
+        which: list[int],
+        meter: MetricAccumulator,
+        version: int,
+        *,
+        first: bool,
     ) -> Tensor:
-        rule = self._rule
-        low, high = rule.clip, rule.clip_high or rule.clip
-        log_probs, entropy = self.policy.log_probs(packed, entropy_learns=rule.entropy > 0)
-        old, weights, advantages = _chosen(before.old, which), packed.weights, packed.advantages
-        if rule.loss == "ppo":
-            importance = _chosen(before.importance, which) if before.importance is not None else None
+        algorithm = self._algorithm
+        low, high = algorithm.clip, algorithm.clip_high or algorithm.clip
+        log_probs, entropy = self.policy.log_probs(packed, entropy_learns=algorithm.entropy > 0)
+        old, weights, advantages = _select(fixed.old, which), packed.weights, packed.advantages
+        if algorithm.loss == "ppo":
+            importance = _select(fixed.importance, which) if fixed.importance is not None else None
             loss = losses.ppo(log_probs, old, advantages, weights, low=low, high=high, importance=importance)
-            meter.mean("clip_fraction", losses.clipped(log_probs.detach(), old, advantages, low=low, high=high))
+            meter.mean("clip_fraction", losses.is_clipped(log_probs.detach(), old, advantages, low=low, high=high))
         else:
-            loss = losses.tis(log_probs, old, advantages, weights, cap=rule.cap)
-            meter.mean("clip_fraction", torch.exp(log_probs.detach() - old) > rule.cap)
-        if rule.entropy:
-            loss = loss - rule.entropy * (weights * entropy).sum()
-        if before.reference is not None:
-            distance = losses.kl(log_probs, _chosen(before.reference, which), rule.kl_estimator)
-            loss = loss + rule.kl * (weights * distance).sum()
+            loss = losses.tis(log_probs, old, advantages, weights, cap=algorithm.cap)
+            meter.mean("clip_fraction", torch.exp(log_probs.detach() - old) > algorithm.cap)
+        if algorithm.entropy:
+            loss = loss - algorithm.entropy * (weights * entropy).sum()
+        if fixed.reference is not None:
+            distance = losses.kl(log_probs, _select(fixed.reference, which), algorithm.kl_estimator)
+            loss = loss + algorithm.kl * (weights * distance).sum()
             meter.mean("reference_kl", distance)
         meter.add("loss", loss)
         meter.mean("entropy", entropy)
         self._measure(packed, log_probs.detach(), meter, version, first=first)
         return loss
 
-    def _measure(self, packed: Packed, log_probs: Tensor, meter: Meter, version: int, *, first: bool) -> None:
+    def _measure(
+        self, packed: Packed, log_probs: Tensor, meter: MetricAccumulator, version: int, *, first: bool
+    ) -> None:
         """How far the policy is from the one that sampled."""
         known = ~torch.isnan(packed.log_probs)
         moved = (log_probs - packed.log_probs)[known]
@@ -122,44 +129,47 @@ class Learner:
             meter.most("ratio_first_max", (ratio - 1).abs())
             meter.most("on_policy_gap", moved[packed.versions[known] == version].abs())
 
-    def _critic_loss(self, packed: Packed, before: Before, which: list[int], meter: Meter) -> Tensor:
+    def _critic_loss(self, packed: Packed, fixed: FixedTensors, which: list[int], meter: MetricAccumulator) -> Tensor:
         assert self.critic is not None
-        assert before.values is not None
-        assert before.returns is not None
-        values, returns = self.critic(packed), _chosen(before.returns, which)
+        assert fixed.values is not None
+        assert fixed.returns is not None
+        values, returns = self.critic(packed), _select(fixed.returns, which)
         clip = self.config.critic.clip
-        loss = losses.value(values, _chosen(before.values, which), returns, packed.weights, clip=clip)
+        loss = losses.value_loss(values, _select(fixed.values, which), returns, packed.weights, clip=clip)
         meter.add("value_loss", loss)
         meter.mean("value", values)
         meter.mean("return", returns)
         return loss
 
-    # -- what holds before ---------------------------------------------------------------------------------------------
+    # -- fixed while a batch is learned from ---------------------------------------------------------------------------
 
-    def _before(self, sequences: list[Sequence]) -> tuple[Before, list[Sequence]]:
-        rule = self._rule
+    def _fixed(self, sequences: list[Sequence]) -> tuple[FixedTensors, list[Sequence]]:
+        algorithm = self._algorithm
         recorded = [torch.from_numpy(sequence.log_probs[sequence.loss_mask]).to(self.device) for sequence in sequences]
-        before = Before(recorded)
-        if rule.old == "proximal" or any(torch.isnan(log_probs).any() for log_probs in recorded):
-            proximal = self._of_each(sequences, lambda packed: self.policy.log_probs(packed)[0])
+        fixed = FixedTensors(recorded)
+        if algorithm.old == "proximal" or any(torch.isnan(log_probs).any() for log_probs in recorded):
+            proximal = self._per_sequence(sequences, lambda packed: self.policy.log_probs(packed)[0])
             # A token without a recorded log-prob counts as sampled by the weights before this batch.
             recorded = [torch.where(torch.isnan(r), p, r) for r, p in zip(recorded, proximal, strict=True)]
-            before.old = recorded
-            if rule.old == "proximal" and rule.loss == "ppo":
+            fixed.old = recorded
+            if algorithm.old == "proximal" and algorithm.loss == "ppo":
                 pairs = zip(proximal, recorded, strict=True)
-                before.old, before.importance = proximal, [losses.truncated(p, r, rule.cap) for p, r in pairs]
+                fixed.old, fixed.importance = (
+                    proximal,
+                    [losses.truncated_importance(p, r, algorithm.cap) for p, r in pairs],
+                )
         if self.reference is not None:
             reference = self.reference
-            before.reference = self._of_each(sequences, lambda packed: reference.log_probs(packed)[0])
+            fixed.reference = self._per_sequence(sequences, lambda packed: reference.log_probs(packed)[0])
         if self.critic is not None:
-            before.values = self._of_each(sequences, self.critic)
-            sequences, before.returns = self._estimated(sequences, before.values)
-        return before, sequences
+            fixed.values = self._per_sequence(sequences, self.critic)
+            sequences, fixed.returns = self._with_gae(sequences, fixed.values)
+        return fixed, sequences
 
-    def _estimated(self, sequences: list[Sequence], values: list[Tensor]) -> tuple[list[Sequence], list[Tensor]]:
+    def _with_gae(self, sequences: list[Sequence], values: list[Tensor]) -> tuple[list[Sequence], list[Tensor]]:
         """The sequences with GAE's advantages, which have mean 0 and spread 1 over the batch; and the returns."""
         found = [
-            gae(rewards_at(s)[s.loss_mask], v.double().cpu().numpy(), self._rule.gamma, self._rule.lam)
+            gae(rewards_at(s)[s.loss_mask], v.double().cpu().numpy(), self._algorithm.gamma, self._algorithm.lam)
             for s, v in zip(sequences, values, strict=True)
         ]
         every = np.concatenate([advantages for advantages, _ in found])
@@ -172,29 +182,31 @@ class Learner:
         returns = [torch.from_numpy(returns).float().to(self.device) for _, returns in found]
         return done, returns
 
-    def _of_each(self, sequences: list[Sequence], compute: Callable[[Packed], Tensor]) -> list[Tensor]:
+    def _per_sequence(self, sequences: list[Sequence], compute: Callable[[Packed], Tensor]) -> list[Tensor]:
         found: list[Tensor | None] = [None] * len(sequences)
-        for part in self._parts(sequences):
+        for part in self._micro_batches(sequences):
             chosen = [sequences[at] for at in part]
             sizes = [int(sequence.loss_mask.sum()) for sequence in chosen]
             for at, values in zip(part, compute(self._packed(chosen)).split(sizes), strict=True):
                 found[at] = values
         return [values for values in found if values is not None]
 
-    # -- cutting -------------------------------------------------------------------------------------------------------
+    # -- minibatches ---------------------------------------------------------------------------------------------------
 
     def _minibatches(self, count: int, step: int) -> Iterator[list[int]]:
         """Which sequences learn together, in turn. A step's shuffle is its own, so a resumed run repeats it."""
-        for epoch in range(self._cut.epochs):
+        for epoch in range(self._optimizer_config.epochs):
             order = np.random.default_rng([self.config.seed, step, epoch]).permutation(count)
-            yield from (part.tolist() for part in np.array_split(order, self._cut.minibatches) if len(part))
+            yield from (
+                part.tolist() for part in np.array_split(order, self._optimizer_config.minibatches) if len(part)
+            )
 
-    def _parts(self, sequences: Seq[Sequence]) -> Iterator[list[int]]:
+    def _micro_batches(self, sequences: Seq[Sequence]) -> Iterator[list[int]]:
         """Forward passes of at most so many tokens (or of one sequence), like lengths together."""
         part: list[int] = []
         size = 0
         for at in sorted(range(len(sequences)), key=lambda at: len(sequences[at])):
-            if part and size + len(sequences[at]) > self._cut.tokens:
+            if part and size + len(sequences[at]) > self._optimizer_config.tokens:
                 yield part
                 part, size = [], 0
             part.append(at)
@@ -208,14 +220,14 @@ class Learner:
     # -- optimizers ----------------------------------------------------------------------------------------------------
 
     def _adamw(self, parameters: list[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        cut = self._cut
+        config = self._optimizer_config
         return torch.optim.AdamW(
-            parameters, lr=lr, betas=cut.betas, eps=cut.eps, weight_decay=cut.weight_decay, fused=True
+            parameters, lr=lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
         )
 
-    def _update(self, optimizer: torch.optim.Optimizer, meter: Meter) -> Tensor:
+    def _update(self, optimizer: torch.optim.Optimizer, meter: MetricAccumulator) -> Tensor:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self._cut.max_grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self._optimizer_config.max_grad_norm)
         if torch.isfinite(norm):
             optimizer.step()
         else:
@@ -224,15 +236,15 @@ class Learner:
         return norm
 
     def _rate(self, step: int) -> float:
-        cut = self._cut
-        if step < cut.warmup_steps:
-            return cut.lr * (step + 1) / cut.warmup_steps
-        if cut.schedule == "constant":
-            return cut.lr
-        done = min((step - cut.warmup_steps) / max(self.config.steps - cut.warmup_steps, 1), 1.0)
-        return cut.lr * ((1 - done) if cut.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
+        config = self._optimizer_config
+        if step < config.warmup_steps:
+            return config.lr * (step + 1) / config.warmup_steps
+        if config.schedule == "constant":
+            return config.lr
+        done = min((step - config.warmup_steps) / max(self.config.steps - config.warmup_steps, 1), 1.0)
+        return config.lr * ((1 - done) if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
 
-    # -- keeping -------------------------------------------------------------------------------------------------------
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """All that learning depends on beside the policy's weights."""
@@ -242,6 +254,7 @@ class Learner:
         return found
 
     def restore(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Takes what a checkpoint has: the policy's weights, and what `state` returned."""
         self.policy.restore(weights)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.critic is not None and self.critic_optimizer is not None:
@@ -249,5 +262,67 @@ class Learner:
             self.critic_optimizer.load_state_dict(state["critic_optimizer"])
 
 
-def _chosen(of_each: list[Tensor], which: list[int]) -> Tensor:
-    return torch.cat([of_each[at] for at in which])
+def _select(per_sequence: list[Tensor], which: list[int]) -> Tensor:
+    return torch.cat([per_sequence[at] for at in which])
+
+
+class MetricAccumulator:
+    """Numbers of one step, gathered over its forward passes and read once at the end, so that no pass waits for
+    them.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[Tensor]] = {}
+        self._means: dict[str, list[tuple[Tensor, int]]] = {}
+        self._most: dict[str, list[Tensor]] = {}
+        self._last: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+        self._updates = 0
+
+    def add(self, name: str, value: Tensor) -> None:
+        """A part of what an update sums up; read as the mean over updates."""
+        self._sums.setdefault(name, []).append(value.detach())
+
+    def mean(self, name: str, values: Tensor) -> None:
+        """Every value counts alike, whichever pass it is of."""
+        if values.numel():
+            self._means.setdefault(name, []).append((values.detach().float().sum(), values.numel()))
+
+    def most(self, name: str, values: Tensor) -> None:
+        """Read as the largest of all values."""
+        if values.numel():
+            self._most.setdefault(name, []).append(values.detach().max())
+
+    def range(self, name: str, values: Tensor) -> None:
+        """Read as `NAME_min` and `NAME_max`."""
+        self.most(f"{name}_max", values)
+        self.most(f"{name}_min", -values)
+
+    def last(self, name: str, value: Tensor) -> None:
+        """Read as the value that was given last."""
+        self._last[name] = value.detach()
+
+    def count(self, name: str) -> None:
+        """Read as how often it was called."""
+        self._counts[name] = self._counts.get(name, 0) + 1
+
+    def updated(self) -> None:
+        """An update of the weights is done: sums begin anew."""
+        self._updates += 1
+
+    def read(self) -> dict[str, float]:
+        """Every number by its name, and `updates`."""
+        updates = max(self._updates, 1)
+        found = {name: float(torch.stack(values).sum()) / updates for name, values in self._sums.items()}
+        for name, parts in self._means.items():
+            total = torch.stack([part for part, _ in parts]).sum()
+            found[name] = float(total) / sum(count for _, count in parts)
+        for name, values in self._most.items():
+            most = float(torch.stack(values).max())
+            found[name] = -most if name.endswith("_min") else most
+        return {
+            **found,
+            **{name: float(value) for name, value in self._last.items()},
+            **self._counts,
+            "updates": self._updates,
+        }

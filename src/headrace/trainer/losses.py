@@ -1,4 +1,8 @@
-"""The losses: pure functions of tensors over target tokens, each a weighted sum (see `weighting`).
+"""From rewards to a loss: advantages, how much each token counts, and the losses. Pure functions of arrays and tensors.
+
+A trajectory counts once in its group, however many branches it has. A loss is a plain sum over target tokens, weighted
+by `token_weights`, which are laid down for a whole minibatch before it is cut into forward passes: accumulating over
+several passes gives the same gradient as one.
 
 `ratio` is exp(log-prob now - log-prob then): then is when the token was sampled (`old: rollout`), or the weights before
 this batch (`old: proximal`, with an importance weight for the rest of the way).
@@ -6,8 +10,122 @@ this batch (`old: proximal`, with an importance weight for the rest of the way).
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from headrace.data.errors import InvalidInput, shown
+from headrace.data.sequence import Sequence
+
+Floats = npt.NDArray[np.float64]
+
+#: Keeps the division by a spread of nearly nothing finite.
+EPS = 1e-6
+
+
+def group_advantages(rewards: Seq[Seq[float]], how: str) -> list[Floats]:
+    """One advantage for each trajectory, group by group. What is compared with what: the trajectories of one group, or
+    with `reinforce` all of the batch.
+
+    - `grpo`: (r - mean) / (std + eps), with the sample's standard deviation;
+    - `dr_grpo`: r - mean;
+    - `rloo`: r - the mean of the others;
+    - `reinforce`: r - the mean of the batch.
+
+    A group of one is compared with the batch, in the same way, where the batch has more than one trajectory.
+    """
+    if how not in ADVANTAGES:
+        raise InvalidInput(f"advantage is {shown(how)}; it is one of {', '.join(ADVANTAGES)}")
+    groups = [np.asarray(group, np.float64) for group in rewards]
+    batch = np.concatenate(groups) if groups else np.zeros(0)
+    if how == "reinforce":
+        return [group - batch.mean() for group in groups]
+    compare = ADVANTAGES[how]
+    # Groups of one stand among all trajectories of the batch; what they get is their place there.
+    alone = compare(batch) if any(len(group) == 1 for group in groups) else batch
+    ends = np.cumsum([len(group) for group in groups])
+    return [compare(group) if len(group) > 1 else alone[end - 1 : end] for group, end in zip(groups, ends, strict=True)]
+
+
+def _centred(rewards: Floats) -> Floats:
+    rewards = rewards - rewards[:1]  # so that equal rewards give 0, and no rounding of their mean
+    return np.asarray(rewards - rewards.mean())
+
+
+def _grpo(rewards: Floats) -> Floats:
+    if len(rewards) < 2:
+        return np.zeros_like(rewards)
+    centred = _centred(rewards)
+    return np.asarray(centred / (centred.std(ddof=1) + EPS))
+
+
+def _rloo(rewards: Floats) -> Floats:
+    return _centred(rewards) * (len(rewards) / max(len(rewards) - 1, 1))
+
+
+ADVANTAGES = {"grpo": _grpo, "dr_grpo": _centred, "rloo": _rloo, "reinforce": _centred}
+
+
+def gae(rewards: Floats, values: Floats, gamma: float, lam: float) -> tuple[Floats, Floats]:
+    """Advantages and returns of one sequence's sampled tokens.
+
+    `rewards[t]` comes after token t, `values[t]` is the critic's guess before it; the sequence ends with its last
+    token. Context between two answers takes no time.
+    """
+    advantages = np.zeros_like(values)
+    ahead = 0.0
+    for t in range(len(values) - 1, -1, -1):
+        after = values[t + 1] if t + 1 < len(values) else 0.0
+        ahead = rewards[t] + gamma * after - values[t] + gamma * lam * ahead
+        advantages[t] = ahead
+    return advantages, advantages + values
+
+
+Float32s = npt.NDArray[np.float32]
+
+
+def token_weights(sequences: Seq[Sequence], how: str, constant_length: int = 1024) -> list[Float32s]:
+    """How much each token counts: one array for each sequence, one entry for each token, 0 where it is no target.
+
+    - `token`: every target counts alike;
+    - `sequence`: every sequence counts alike, and within it every target;
+    - `step`: every LLM call counts alike, and within it every target;
+    - `constant`: a sum over targets, divided by the number of sequences and a fixed length (Dr. GRPO's).
+    """
+    masks = [sequence.loss_mask for sequence in sequences]
+    if how == "token":
+        total = max(sum(int(mask.sum()) for mask in masks), 1)
+        return [np.float32(1 / total) * mask for mask in masks]
+    if how == "sequence":
+        count = max(sum(bool(mask.any()) for mask in masks), 1)
+        return [np.float32(1 / (count * max(int(mask.sum()), 1))) * mask for mask in masks]
+    if how == "step":
+        steps = [_steps(sequence) for sequence in sequences]
+        count = max(sum(len(np.unique(found[found >= 0])) for found in steps), 1)
+        return [_even(found) / np.float32(count) for found in steps]
+    if how == "constant":
+        return [np.float32(1 / (len(masks) * constant_length)) * mask for mask in masks]
+    raise InvalidInput(f"aggregation is {shown(how)}; it is one of token, sequence, step, constant")
+
+
+def _steps(sequence: Sequence) -> npt.NDArray[np.int64]:
+    """For each target the number of its span; -1 elsewhere."""
+    found = np.full(len(sequence), -1, np.int64)
+    for at, span in enumerate(sequence.spans):
+        found[span.start : span.end] = at
+    return np.where(sequence.loss_mask, found, -1)
+
+
+def _even(steps: npt.NDArray[np.int64]) -> Float32s:
+    """Weights that sum to 1 over the targets of each step."""
+    weights = np.zeros(len(steps), np.float32)
+    for step in np.unique(steps[steps >= 0]):
+        here = steps == step
+        weights[here] = 1 / here.sum()
+    return weights
 
 
 def ppo(
@@ -34,7 +152,7 @@ def tis(log_probs: Tensor, old: Tensor, advantages: Tensor, weights: Tensor, *, 
     return -(weights * importance * advantages * log_probs).sum()
 
 
-def truncated(proximal: Tensor, rollout: Tensor, cap: float) -> Tensor:
+def truncated_importance(proximal: Tensor, rollout: Tensor, cap: float) -> Tensor:
     """How much likelier a token was under the weights before this batch than when it was sampled, at most `cap`."""
     return torch.exp(proximal - rollout).clamp(max=cap)
 
@@ -50,13 +168,13 @@ def kl(log_probs: Tensor, reference: Tensor, estimator: str) -> Tensor:
     return torch.exp(difference) - 1 - difference
 
 
-def value(values: Tensor, old: Tensor, returns: Tensor, weights: Tensor, *, clip: float) -> Tensor:
+def value_loss(values: Tensor, old: Tensor, returns: Tensor, weights: Tensor, *, clip: float) -> Tensor:
     """The critic's squared error, PPO's way: the worse of the value and the value held near its old one."""
     held = old + (values - old).clamp(-clip, clip)
     return 0.5 * (weights * torch.maximum((values - returns).square(), (held - returns).square())).sum()
 
 
-def clipped(log_probs: Tensor, old: Tensor, advantages: Tensor, *, low: float, high: float) -> Tensor:
+def is_clipped(log_probs: Tensor, old: Tensor, advantages: Tensor, *, low: float, high: float) -> Tensor:
     """Which tokens the clip leaves without a gradient."""
     ratio = torch.exp(log_probs - old)
     return ((ratio > 1 + high) & (advantages > 0)) | ((ratio < 1 - low) & (advantages < 0))

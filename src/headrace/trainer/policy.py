@@ -1,4 +1,5 @@
-"""The models that learn: a causal LM over packed sequences, and a critic of the same architecture.
+"""The models that learn: a causal LM over packed sequences, and a critic of the same architecture; both from a
+checkpoint's folder, or a name on the hub that transformers takes its models from.
 
 Weights are float32; `dtype` is what the products are computed in. A token's log-prob is that of the logits divided by
 the temperature at which it was sampled.
@@ -14,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from headrace.checkpoints import HUB_NAME
 from headrace.data.errors import InvalidInput
 from headrace.trainer import attention
-from headrace.trainer import model as models
-from headrace.trainer.backends.packed import Packed
+from headrace.trainer.backends.tensors import Packed
 
 #: Logits that are held at once: beyond that they are computed in parts, and again on the way back.
-LOGITS = 1 << 28
+MAX_LOGITS = 1 << 28
 
 
 class Policy:
@@ -101,13 +102,13 @@ def _load(folder: Path, *, causal: bool) -> Any:
     from transformers import AutoModel, AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    models.check(folder)
+    check_model(folder)
     disable_progress_bar()
     kind = AutoModelForCausalLM if causal else AutoModel
     try:
         model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention.register())
     except (OSError, ValueError) as error:
-        raise models.not_loaded(folder, error) from error
+        raise model_load_error(folder, error) from error
     return model.train()  # nothing drops out: `attention` refuses a model that would
 
 
@@ -119,8 +120,8 @@ def _states(decoder: Any, ids: Tensor, positions: Tensor, cuts: list[int]) -> Te
 
 
 def _in_parts(part: Callable[..., tuple[Tensor, Tensor]], vocabulary: int, *given: Tensor) -> tuple[Tensor, Tensor]:
-    """`part` of as many rows at a time as `LOGITS` allows. Where that is less than all, logits are not kept."""
-    rows = max(LOGITS // vocabulary, 1)
+    """`part` of as many rows at a time as `MAX_LOGITS` allows. Where that is less than all, logits are not kept."""
+    rows = max(MAX_LOGITS // vocabulary, 1)
     if len(given[0]) <= rows:
         return part(*given)
     found = list(_each_part(part, rows, given))
@@ -133,3 +134,29 @@ def _each_part(
     for begin in range(0, len(given[0]), rows):
         cut = [tensor[begin : begin + rows] for tensor in given]
         yield checkpoint(part, *cut, use_reentrant=False) if torch.is_grad_enabled() else part(*cut)
+
+
+MODEL_HINT = "give the folder of a checkpoint (config.json, *.safetensors), or a hub name such as Qwen/Qwen3-0.6B"
+
+
+def check_model(model: Path) -> None:
+    """Raises `InvalidInput` where a model is neither a folder with a checkpoint nor what could be a hub name."""
+    if (model / "config.json").is_file():
+        return
+    if model.is_dir():
+        raise InvalidInput(f"model {model}: the folder {model.absolute()} has no config.json; {MODEL_HINT}")
+    if model.exists():
+        raise InvalidInput(f"model {model} is a file; {MODEL_HINT}")
+    if not HUB_NAME.fullmatch(str(model)):
+        raise InvalidInput(f"model {model}: there is no folder {model.absolute()}; {MODEL_HINT}")
+
+
+def model_load_error(model: Path, error: Exception) -> InvalidInput:
+    """What to say where transformers could not load a model that `check_model` let pass."""
+    if model.is_dir():
+        return InvalidInput(f"model {model} cannot be loaded: {error}")
+    why = str(error).strip().splitlines()
+    return InvalidInput(
+        f"model {model}: there is no folder {model.absolute()}, and as a hub name it cannot be loaded: "
+        f"{why[0] if why else type(error).__name__}; {MODEL_HINT}"
+    )

@@ -1,4 +1,4 @@
-"""How a run is ended from outside: one `Stop` that every wait of the run ends with, and the signals that set it.
+"""How a run is ended from outside: one `StopSignal` that every wait of the run ends with, and the signals that set it.
 
 A wait is a future that is waited for together with the stop. Work that blocks (an HTTP call, a pool's answer) is done
 in daemon threads, so a server that hangs keeps neither the run nor the process from ending.
@@ -12,27 +12,29 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from headrace.command_line import INTERRUPTED
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 #: Seconds that a process which ends at once has for its last words: a terminal that is held (Ctrl-S) takes none.
 LAST_WORDS_S = 0.5
 #: Seconds that a worker which is closed may take to end: one that has nothing to do ends at once, one whose call hangs
 #: is left to itself.
-CLOSING_S = 0.5
+THREAD_END_S = 0.5
 
 
 class Stopped(Exception):
     """The run was told to stop, and what was waited for had not come."""
 
 
-class Stop:
+class StopSignal:
     """Set once, by whoever wants the run to end; `by` says who. Any thread may set it or wait."""
 
     def __init__(self) -> None:
@@ -71,7 +73,7 @@ class Stop:
         return self.result(in_thread(work))
 
 
-class Worker:
+class TaskThread:
     """One daemon thread that does what it is given, in order."""
 
     def __init__(self, name: str) -> None:
@@ -80,6 +82,7 @@ class Worker:
         self._thread.start()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
+        """Has the thread do some work after what it was given before; what it comes to."""
         future: Future[T] = Future()
         self._given.put(lambda: _into(future, work))
         return future
@@ -88,7 +91,7 @@ class Worker:
         """The thread ends after what it was given, and is waited for a moment: a process that ends while a thread frees
         tensors is aborted."""
         self._given.put(_end)
-        self._thread.join(CLOSING_S)
+        self._thread.join(THREAD_END_S)
 
     def _run(self) -> None:
         while (work := self._given.get()) is not _end:
@@ -104,7 +107,7 @@ def in_thread(work: Callable[[], T], name: str = "headrace-call") -> Future[T]:
 
 
 def _end() -> None:
-    """What ends a `Worker`."""
+    """What ends a `TaskThread`."""
 
 
 def _into(future: Future[T], work: Callable[[], T]) -> None:
@@ -188,8 +191,18 @@ class Outage:
         return now - since
 
     def answered(self) -> None:
+        """It answers; ends the outage where there was one."""
         with self._lock:
             since, self._since, self.reason = self._since, None, ""
         if since is not None:
             self._log(f"{self.what} answers again after {time.monotonic() - since:.0f} s")
             self._changed(None)
+
+
+def for_each_in_threads(work: Callable[[A], T], items: Collection[A]) -> list[T]:
+    """What each came to, in their order. Returns, or raises the first error, when all have ended."""
+    if len(items) < 2:
+        return [work(item) for item in items]
+    futures = [in_thread(partial(work, item), "headrace-sync") for item in items]
+    wait(futures)
+    return [future.result() for future in futures]

@@ -21,40 +21,49 @@ import torch
 
 from headrace.data.errors import InvalidInput
 from headrace.pool.errors import PoolUnreachable
-from headrace.trainer import metrics
-from headrace.trainer.checkpoint import Checkpoints, Leases, Progress
+from headrace.trainer import reporting
+from headrace.trainer.batches import BatchFeed, FetchedBatch, RetryingPool
+from headrace.trainer.checkpoint import Checkpoints, LeaseFile, Progress
 from headrace.trainer.config import TrainerConfig
-from headrace.trainer.feed import Feed, Fetched
+from headrace.trainer.examples import GatewayScorer
 from headrace.trainer.learner import Learner
-from headrace.trainer.outcome import Outcome
-from headrace.trainer.patience import PatientPool
-from headrace.trainer.scoring import GatewayScorer
-from headrace.trainer.stopping import Outage, Stop, Stopped, Worker, on_signals
-from headrace.trainer.sync import Probe, Publisher, Report, SyncFailed
-from headrace.trainer.watch import AWAITING_BATCH, Watcher
+from headrace.trainer.reporting import AWAITING_BATCH, RunOutcome, RunWatcher
+from headrace.trainer.stopping import (
+    Outage,
+    Stopped,
+    StopSignal,
+    TaskThread,
+    on_signals,
+)
+from headrace.trainer.sync import (
+    Probe,
+    Publisher,
+    SyncFailed,
+    SyncReport,
+)
 
 log = logging.getLogger(__name__)
 
 #: Longest beginning of a sequence that a server is probed with.
-PROBE = 256
+PROBE_TOKENS = 256
 #: Seconds that servers may take to load and verify the weights that they are given when the run is told to stop: so
 #: long a small or middling model takes. Beyond that what hangs is cut short, which takes servers out of the gateway.
 LAST_SYNC_S = 10.0
 #: Seconds that a publish that was cut short may take to let calls go on.
-SETTLE_S = 5.0
+CUT_SYNC_S = 5.0
 
 
 class Trainer:
     """One run. `run()` returns once all steps are done, the channel is shut down and empty, or `stop()` was called."""
 
     def __init__(
-        self, config: TrainerConfig, *, resume: bool = False, pool: Any = None, watcher: Watcher | None = None
+        self, config: TrainerConfig, *, resume: bool = False, pool: Any = None, watcher: RunWatcher | None = None
     ) -> None:
         self.config = config
-        self._watcher = watcher or Watcher()
+        self._watcher = watcher or RunWatcher()
         self._watcher.doing(f"loading {config.model}")
-        self._stop = Stop()
-        self.outcome = Outcome()
+        self._stop = StopSignal()
+        self.outcome = RunOutcome()
         self.checkpoints = Checkpoints(config.run, config.model, config.checkpoint.keep)
         if not resume and self.checkpoints.latest is not None:
             raise InvalidInput(f"{config.run} holds a run already; go on with --resume, or name another folder")
@@ -76,22 +85,22 @@ class Trainer:
             self.publisher = Publisher(config.sync, gateway)
             if config.sync.gateway == config.pool.address.rstrip("/"):
                 outage = gateway  # the pool is the gateway's own: what is down is down once
-        self.pool = PatientPool(given, outage, self._stop, config.pool.patience_s)
-        self._publishing = Worker("headrace-publish")
-        self._published: Future[Report] | None = None
+        self.pool = RetryingPool(given, outage, self._stop, config.pool.patience_s)
+        self._publishing = TaskThread("headrace-publish")
+        self._published: Future[SyncReport] | None = None
         self._handed_over = 0
-        self._report: Report | None = None
+        self._report: SyncReport | None = None
         self._probe = _first_probe(self.learner.policy.model.config.vocab_size)
         self._times: dict[str, float] = {}
-        self._told = time.monotonic()
+        self._last_report_at = time.monotonic()
         latest = self.checkpoints.latest
         if latest is not None:
             self.progress, weights, state = self.checkpoints.load(latest)
             self.learner.restore(weights, state)
-        metrics.cut(config.run, self.progress.step)
-        self.metrics = metrics.Metrics(config.run, config.log, config.shown())
-        self.feed = Feed(
-            *(self.pool, config, Leases(config.run), self.progress.repeats, scorer),
+        reporting.truncate_metrics(config.run, self.progress.step)
+        self.metrics = reporting.RunMetrics(config.run, config.log, config.shown())
+        self.feed = BatchFeed(
+            *(self.pool, config, LeaseFile(config.run), self.progress.repeats, scorer),
             stop=self._stop,
             watcher=self._watcher,
         )
@@ -104,7 +113,7 @@ class Trainer:
             except (Stopped, SyncFailed, PoolUnreachable):
                 if not self._stop.is_set():
                     raise  # else it is what was waited for and had not come
-            self._keep(always=True)
+            self._checkpoint(always=True)
             self._await_published()
             self.outcome.ended(self.progress, self._stop.by, self._watcher.standing)
             return self.progress
@@ -112,14 +121,14 @@ class Trainer:
             self._close()
 
     def _learn(self) -> None:
-        if self.progress.step >= self.config.steps or self._reached():
+        if self.progress.step >= self.config.steps or self._goal_reached():
             self.outcome.nothing_to_do = True
         self.feed.recover(self.progress.leases)
         self.progress.leases = {}
-        self._begin()
+        self._publish_first()
         self._watcher.ready(self.progress)
-        self._told = time.monotonic()
-        while self.progress.step < self.config.steps and not self._stop.is_set() and not self._reached():
+        self._last_report_at = time.monotonic()
+        while self.progress.step < self.config.steps and not self._stop.is_set() and not self._goal_reached():
             self._watcher.doing(AWAITING_BATCH)
             with self._timed("wait"):
                 began = time.monotonic()
@@ -128,13 +137,13 @@ class Trainer:
             if batch is None:
                 self.outcome.shut_down = not self._stop.is_set()
                 break
-            self._times["idle"] = _without((began, ended), batch.starved, batch.converted)
+            self._times["idle"] = _idle_seconds((began, ended), batch.starved, batch.converted)
             self._step(batch)
 
     def _outage(self, service: str, address: str) -> Outage:
         return Outage(f"the {service} {address}", log.warning, partial(self._watcher.down, service))
 
-    def _reached(self) -> bool:
+    def _goal_reached(self) -> bool:
         """Whether the reward is where it was asked to be."""
         goal, rewards = self.config.stop_at_reward, self.progress.rewards
         return goal is not None and len(rewards) == self.config.stop_window and float(np.mean(rewards)) >= goal
@@ -147,14 +156,14 @@ class Trainer:
             if self.publisher is not None:
                 self.publisher.stop()
 
-    def _step(self, batch: Fetched) -> None:
+    def _step(self, batch: FetchedBatch) -> None:
         progress, examples = self.progress, batch.examples
         learned: dict[str, float] = {}
         self._watcher.doing(f"learning from {examples.groups} groups")
         with self._timed("learn"):
             if examples.sequences:
                 learned = self.learner.learn(examples.sequences, progress.step, progress.version)
-        row = {**self._about(batch), **learned, "queue": batch.queue}
+        row = {**self._batch_metrics(batch), **learned, "queue": batch.queue}
         progress.step += 1
         progress.leases[batch.lease_id] = batch.trajectories
         progress.batches += 1
@@ -165,22 +174,22 @@ class Trainer:
         with self._timed("publish"):
             if learned.get("updates"):
                 progress.version += 1
-                self._publish(examples.sequences[0].tokens[:PROBE].tolist())
-        row |= {"step": progress.step, "version": progress.version, **self._sync()}
+                self._publish(examples.sequences[0].tokens[:PROBE_TOKENS].tolist())
+        row |= {"step": progress.step, "version": progress.version, **self._sync_metrics()}
         if self.config.validation.every and progress.step % self.config.validation.every == 0:
             self._watcher.doing(f"validating on channel {self.config.validation.channel}")
             row["validation"] = self._validate()
         self._times["convert"] = batch.converted[1] - batch.converted[0]
-        self._tell(row)
+        self._report_step(row)
         self.outcome.add(row)
         with self._timed("checkpoint"):
-            self._keep()
+            self._checkpoint()
 
-    def _tell(self, row: dict[str, Any]) -> None:
+    def _report_step(self, row: dict[str, Any]) -> None:
         """Writes a step down, with all that came since the last one, its checkpoint too. Before the next checkpoint: so
         every step that is in one has its line."""
         now = time.monotonic()
-        seconds, self._told = now - self._told, now
+        seconds, self._last_report_at = now - self._last_report_at, now
         self.progress.seconds += seconds
         row |= {"seconds": seconds, "tokens_s": row["sequence_tokens"] / seconds, "times": self._times}
         self.metrics.write(row)
@@ -189,7 +198,7 @@ class Trainer:
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def _publish_first(self) -> None:
         """Brings every server to this run's weights before the first batch is asked for."""
         if self.publisher is not None:
             publisher, model = self.publisher, self.learner.policy.model.config
@@ -222,7 +231,7 @@ class Trainer:
         probe = Probe(ids, policy.raw_log_probs(ids), dtype=self.config.dtype)
         weights = {name: tensor.clone() for name, tensor in policy.weights().items()}
 
-        def publish() -> Report:
+        def publish() -> SyncReport:
             publisher.await_reachable()
             return publisher.publish(weights, version, probe)
 
@@ -238,24 +247,24 @@ class Trainer:
         try:
             self._report = self._stop.result(self._published, grace_s=LAST_SYNC_S)
         except Stopped:
-            self._cut_short()
+            self._cancel_publish()
         except SyncFailed as error:
             if not self._stop.is_set():
                 raise
             log.warning("%s", error)
             self._published = None
 
-    def _cut_short(self) -> None:
+    def _cancel_publish(self) -> None:
         """Ends a publish that hangs: calls must not stay held when this process is gone."""
         if self._published is not None and not self._published.done():
             assert self.publisher is not None
             log.warning("the servers did not take version %d in time; the publish is cut short", self._handed_over)
             self.publisher.cut()
-            wait_for([self._published], timeout=SETTLE_S)
+            wait_for([self._published], timeout=CUT_SYNC_S)
         self._published = None
 
-    def _sync(self) -> dict[str, Any]:
-        """What the last exchange of weights that has ended tells."""
+    def _sync_metrics(self) -> dict[str, Any]:
+        """What the last publish that has ended tells."""
         if self._published is not None and self._published.done():
             self._await_published()
         report = self._report
@@ -268,9 +277,9 @@ class Trainer:
             "sync": {**sync, "seconds": report.seconds, "failed": report.failed},
         }
 
-    # -- keeping -------------------------------------------------------------------------------------------------------
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def _keep(self, *, always: bool = False) -> None:
+    def _checkpoint(self, *, always: bool = False) -> None:
         """A checkpoint, where one is due; then what it learned from is acknowledged."""
         progress = self.progress
         if not (always or progress.step % self.config.checkpoint.every == 0):
@@ -287,10 +296,10 @@ class Trainer:
             log.warning("%d batches are in the checkpoint and not acknowledged: --resume does it", len(progress.leases))
         progress.leases = {}
 
-    # -- telling -------------------------------------------------------------------------------------------------------
+    # -- metrics -------------------------------------------------------------------------------------------------------
 
-    def _about(self, batch: Fetched) -> dict[str, Any]:
-        examples, left = batch.examples, batch.examples.left
+    def _batch_metrics(self, batch: FetchedBatch) -> dict[str, Any]:
+        examples, skipped = batch.examples, batch.examples.skipped
         sampled = [sequence.versions[sequence.loss_mask] for sequence in examples.sequences]
         versions, counts = np.unique(np.concatenate(sampled), return_counts=True) if sampled else ([0], [0])
         staleness = self.progress.version - np.repeat(versions, counts)
@@ -305,13 +314,13 @@ class Trainer:
             "staleness_mean": float(staleness.mean()) if len(staleness) else 0.0,
             "staleness_max": int(staleness.max(initial=0)),
             "versions": {str(version): int(count) for version, count in zip(versions, counts, strict=True) if count},
-            "skipped_zero_variance": left.zero_variance,
-            "skipped_unrewarded": left.unrewarded,
-            "skipped_untrainable": left.untrainable,
-            "skipped_long": left.long,
-            "skipped_media": left.media,
+            "skipped_zero_variance": skipped.zero_variance,
+            "skipped_unrewarded": skipped.unrewarded,
+            "skipped_untrainable": skipped.untrainable,
+            "skipped_long": skipped.long,
+            "skipped_media": skipped.media,
             "skipped_repeated": batch.repeated,
-            "masked_truncated": left.truncated,
+            "masked_truncated": skipped.truncated,
             "replayed": batch.replayed,
         }
 
@@ -344,7 +353,7 @@ class Trainer:
             self.publisher.stop()
         if self._published is not None:
             wait_for([self._published], timeout=LAST_SYNC_S)
-            self._cut_short()
+            self._cancel_publish()
         self.feed.close()
         self.pool.close()
         self._publishing.close()
@@ -353,10 +362,10 @@ class Trainer:
         self.metrics.close()
 
 
-def train(config: TrainerConfig, *, resume: bool = False, watcher: Watcher | None = None) -> Outcome:
+def train(config: TrainerConfig, *, resume: bool = False, watcher: RunWatcher | None = None) -> RunOutcome:
     """A run from the command line. SIGTERM and SIGINT end it after the step under way, with a checkpoint, and at once
     where it only waits; a Ctrl-C after that ends the process there and then."""
-    watcher = watcher or Watcher()
+    watcher = watcher or RunWatcher()
     trainer = Trainer(config, resume=resume, watcher=watcher)
     with on_signals(trainer.stop, watcher.ending_at_once):
         trainer.run()
@@ -364,6 +373,7 @@ def train(config: TrainerConfig, *, resume: bool = False, watcher: Watcher | Non
 
 
 def device_of(name: str) -> str:
+    """The device that `auto` stands for: a GPU where there is one."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
@@ -372,7 +382,7 @@ def _first_probe(vocabulary: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(0).integers(0, vocabulary, 32)]
 
 
-def _without(wait: tuple[float, float], *others: tuple[float, float]) -> float:
+def _idle_seconds(wait: tuple[float, float], *others: tuple[float, float]) -> float:
     """How much of a wait was for nothing of these: want of data, or work."""
     began, ended = wait
     return max(ended - began - sum(max(min(ended, b) - max(began, a), 0.0) for a, b in others), 0.0)

@@ -20,19 +20,19 @@ from rich.text import Text
 from headrace.braille import braille
 from headrace.trainer.checkpoint import Progress
 from headrace.trainer.config import TrainerConfig
-from headrace.trainer.watch import AWAITING_BATCH, Watcher
+from headrace.trainer.reporting import AWAITING_BATCH, RunWatcher
 
 #: Letters that the curve takes, and that the panel does.
 WIDTH, HEIGHT, PANEL = 60, 6, 100
 #: Pictures a second of the live view: what it waits for is seen to move.
-PICTURES_S = 4
+FRAMES_PER_S = 4
 #: Elsewhere than in a terminal, every so many steps are told, and at least one in so many seconds.
-EVERY_STEPS, EVERY_S = 10, 60.0
+TOLD_EVERY_STEPS, TOLD_EVERY_S = 10, 60.0
 #: Seconds that a batch may be waited for before that is told in a line; and between two such lines.
-PATIENCE_S, AGAIN_S = 5.0, 60.0
+BATCH_WAIT_TOLD_AFTER_S, BATCH_WAIT_TOLD_EVERY_S = 5.0, 60.0
 
 
-class View(Watcher):
+class TrainView(RunWatcher):
     """Shows a run. Used as a context, it also shows the program's log: above the live view, which would be torn by it,
     or on stderr."""
 
@@ -51,11 +51,11 @@ class View(Watcher):
         self._stopping = ""
         self._live: Live | None = None
         if console.is_terminal:
-            self._live = Live(console=console, get_renderable=self._panel, refresh_per_second=PICTURES_S)
+            self._live = Live(console=console, get_renderable=self._panel, refresh_per_second=FRAMES_PER_S)
         self._logs: logging.Handler = _Above(self) if self._live is not None else logging.StreamHandler()
         self._logs.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> TrainView:
         root = logging.getLogger()
         self._level = root.level
         root.setLevel(logging.INFO)
@@ -87,10 +87,12 @@ class View(Watcher):
     def groups(self, words: str) -> None:
         super().groups(words)
         now = self._clock()
-        if self._live is not None or self._doing != AWAITING_BATCH or now - self._since < PATIENCE_S:
+        if self._live is not None or self._doing != AWAITING_BATCH or now - self._since < BATCH_WAIT_TOLD_AFTER_S:
             return
         with self._lock:
-            if words == self._told_groups or (self._told_groups and now - self._told_groups_at < AGAIN_S):
+            if words == self._told_groups or (
+                self._told_groups and now - self._told_groups_at < BATCH_WAIT_TOLD_EVERY_S
+            ):
                 return
             self._told_groups, self._told_groups_at = words, now
         self.say(self.standing)
@@ -105,9 +107,9 @@ class View(Watcher):
             self._curve.append(sum(self._recent) / len(self._recent))
         if self._live is None and (
             not self._told_step
-            or self._done - self._told_step >= EVERY_STEPS
+            or self._done - self._told_step >= TOLD_EVERY_STEPS
             or self._done == self._config.steps
-            or self._clock() - self._told_at >= EVERY_S
+            or self._clock() - self._told_at >= TOLD_EVERY_S
         ):
             self._told_step, self._told_at = self._done, self._clock()
             figures = ", ".join(f"{name} {value}" for name, value in self._figures())
@@ -191,7 +193,7 @@ class View(Watcher):
 class _Above(logging.Handler):
     """Shows log lines above the live view."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: TrainView) -> None:
         super().__init__()
         self._view = view
 

@@ -16,8 +16,7 @@ from tests.trainer.sync.kit import Between, Stream, Trained, address, between, p
 from headrace import DataPool
 from headrace.data.errors import InvalidInput
 from headrace.trainer.sync import Probe, SyncFailed
-from headrace.trainer.sync.delivery import Delivery
-from headrace.trainer.sync.probe import Gap, tolerance
+from headrace.trainer.sync.weights import Gap, WeightDelivery, tolerance
 
 #: Nothing listens there.
 DEAD = "http://127.0.0.1:9"
@@ -305,4 +304,4 @@ def test_log_probs_that_are_no_numbers_are_a_gap_without_bounds() -> None:
 
 def test_weights_that_no_server_takes_are_refused_before_anything_is_held(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="float64"):
-        Delivery({"a": torch.zeros(2, dtype=torch.float64)}, 1, shared=True, files=False, folder=None)
+        WeightDelivery({"a": torch.zeros(2, dtype=torch.float64)}, 1, shared=True, files=False, folder=None)

@@ -1,14 +1,23 @@
-"""`headrace bench envs`: an environment's machinery, held against the same rollouts with nothing around them."""
+"""`headrace bench envs`: an environment's machinery, held against the same rollouts with nothing around them.
+
+The load is made three ways, each of which tells its seconds: under a bare semaphore, through `serve`, and through
+`process`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import asyncio
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
-from headrace.bench.envs import load as loads
-from headrace.bench.envs.sides import gathered, processed, served
-from headrace.bench.gateway.child import Child
-from headrace.bench.report import Bar, Part, Report
+from headrace.bench.report import Bar, BenchReport, Figures
+from headrace.bench.server_process import ServerProcess
 from headrace.bench.timing import in_turn, median
+from headrace.envs import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataItem
+from headrace.envs.process import process
 
 BARS = {
     "overhead_vs_gather": Bar(
@@ -18,21 +27,151 @@ BARS = {
 }
 
 
-def measure(quick: bool = False) -> Report:
-    return measure_load(loads.QUICK if quick else loads.FULL)
+def measure(quick: bool = False) -> BenchReport:
+    return measure_load(QUICK if quick else FULL)
 
 
-def measure_load(load: loads.Load) -> Report:
-    report = Report("envs", BARS, details={"load": asdict(load)})
-    with Child("headrace.bench.envs.stub") as api:
+def measure_load(load: RolloutLoad) -> BenchReport:
+    report = BenchReport("envs", BARS, details={"load": asdict(load)})
+    with ServerProcess("headrace.bench.envs.stub") as api:
         address = api.address
-        serve, bare = map(median, in_turn(lambda: served(load, address), lambda: gathered(load), load.rounds))
+        serve_s, bare_s = map(median, in_turn(lambda: served(load, address), lambda: gathered(load), load.rounds))
     report.add(
-        Part(
-            {"overhead_vs_gather": serve / bare},
-            {"serve_rollouts_s": load.rollouts / serve, "gather_rollouts_s": load.rollouts / bare},
+        Figures(
+            {"overhead_vs_gather": serve_s / bare_s},
+            {"serve_rollouts_s": load.rollouts / serve_s, "gather_rollouts_s": load.rollouts / bare_s},
         )
     )
-    process, bare = map(median, in_turn(lambda: processed(load), lambda: gathered(load), load.rounds))
-    report.add(Part({"process_parallel": process / bare}, {"process_rollouts_s": load.rollouts / process}))
+    process_s, bare_s = map(median, in_turn(lambda: processed(load), lambda: gathered(load), load.rounds))
+    report.add(Figures({"process_parallel": process_s / bare_s}, {"process_rollouts_s": load.rollouts / process_s}))
     return report
+
+
+#: A server that is never asked: a rollout only takes its time.
+SERVER = APIServerConfig(base_url="http://127.0.0.1:9/v1", model_name="none", api_key="x", health_check=False)
+TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutLoad:
+    """`rollouts` of `rollout_s` each, `concurrency` at a time, in groups of `group_size`; sides measured in turn."""
+
+    rollouts: int
+    rounds: int
+    rollout_s: float = 0.02
+    concurrency: int = 32
+    group_size: int = 4
+
+    @property
+    def groups(self) -> int:
+        return self.rollouts // self.group_size
+
+
+FULL = RolloutLoad(rollouts=2048, rounds=5)
+QUICK = RolloutLoad(rollouts=512, rounds=3)
+
+
+async def rollout(load: RolloutLoad, number: int) -> ScoredDataItem:
+    """One rollout: it waits as if for a model, and has tokens as if of one."""
+    await asyncio.sleep(load.rollout_s)
+    tokens = [number % 1000, *range(1, TOKENS)]
+    return {
+        "tokens": tokens,
+        "masks": [-100] * (TOKENS // 2) + tokens[TOKENS // 2 :],
+        "scores": float(number % 2),
+        "inference_logprobs": [1.0] * (TOKENS // 2) + [-0.5] * (TOKENS // 2),
+        "messages": [{"role": "user", "content": "go"}, {"role": "assistant", "content": "gone"}],
+    }
+
+
+class BenchEnv(BaseEnv):
+    """Makes the load's groups and stops. `begun` is its first rollout's start, `ended` a side's end."""
+
+    name = "bench"
+
+    def __init__(self, load: RolloutLoad, **fields: Any) -> None:
+        workers = load.concurrency // load.group_size
+        config = BaseEnvConfig(group_size=load.group_size, max_num_workers=workers, use_wandb=False, **fields)
+        super().__init__(config, [SERVER])
+        self._load = load
+        self._items = iter(range(load.groups))
+        self._made = 0
+        self.begun = self.ended = 0.0
+
+    async def setup(self) -> None:
+        return
+
+    async def get_next_item(self) -> int | None:
+        item = next(self._items, None)
+        if item is None and self.manager is not None and not self.manager.stop.asked.is_set():
+            self.manager.stop.request()
+        return item
+
+    async def collect_trajectory(self, item: int) -> tuple[ScoredDataItem, list[Any]]:
+        self.begun = self.begun or time.perf_counter()
+        self._made += 1
+        return await rollout(self._load, self._made), []
+
+    async def evaluate(self, *args: Any, **kwargs: Any) -> None:
+        return
+
+
+def gathered(load: RolloutLoad) -> float:
+    """What the rollouts take with nothing around them."""
+
+    async def run() -> float:
+        places = asyncio.Semaphore(load.concurrency)
+
+        async def one(number: int) -> None:
+            async with places:
+                await rollout(load, number)
+
+        begun = time.perf_counter()
+        await asyncio.gather(*map(one, range(load.rollouts)))
+        return time.perf_counter() - begun
+
+    return asyncio.run(run())
+
+
+class ServedEnv(BenchEnv):
+    async def disconnect_env(self) -> None:
+        """Comes when the last group was acknowledged."""
+        self.ended = time.perf_counter()
+        await super().disconnect_env()
+
+
+def served(load: RolloutLoad, address: str) -> float:
+    """From the first rollout's start to the last acknowledgement."""
+
+    async def run() -> float:
+        env = ServedEnv(load, rollout_server_url=address)
+        await env.env_manager()
+        _all_made(env, load)
+        return env.ended - env.begun
+
+    return asyncio.run(run())
+
+
+class ProcessedEnv(BenchEnv):
+    async def close(self) -> None:
+        """Comes when the last group was written."""
+        self.ended = time.perf_counter()
+        await super().close()
+
+
+def processed(load: RolloutLoad) -> float:
+    """From the first rollout's start to the last line of the file."""
+
+    async def run(folder: str) -> float:
+        env = ProcessedEnv(load, data_path_to_save_groups=str(Path(folder) / "groups.jsonl"))
+        await process(env, load.groups)
+        _all_made(env, load)
+        return env.ended - env.begun
+
+    with TemporaryDirectory(prefix="headrace-bench-") as folder:
+        return asyncio.run(run(folder))
+
+
+def _all_made(env: BenchEnv, load: RolloutLoad) -> None:
+    if env.counts.groups != load.groups or env.counts.failed:
+        raise RuntimeError(f"{env.counts.groups} of {load.groups} groups came through: {env.counts}")

@@ -1,4 +1,5 @@
-"""The agents: black-box conversations over HTTP, one after the other or many at once.
+"""The agents of `headrace bench gateway`: how much they do, what they say, how they write it down, and the
+conversations themselves, over HTTP, one after the other or many at once.
 
 An agent that gets anything but what it should is an error: a figure of a run in which calls failed means nothing.
 """
@@ -7,20 +8,153 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 import orjson
 import uvloop
 
-from headrace.bench.gateway.sizes import Sizes
-from headrace.bench.gateway.text import speech, words_from
-from headrace.bench.gateway.wire import Chat, Wire
 from headrace.bench.timing import median
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySizes:
+    """The sizes of a conversation belong to the meaning of the figures; rounds only make medians steadier.
+
+    A word is a token, and a turn adds about ten more of the chat format's.
+    """
+
+    name: str
+    turns: int = 4
+    first_words: int = 490
+    more_words: int = 24
+    sampled: int = 128
+
+    many_callers: int = 64
+    some_callers: int = 16
+    trajectories_a_caller: int = 2
+    throughput_rounds: int = 15
+
+    lone_trajectories: int = 10
+    lone_rounds: int = 15
+
+    short_words: int = 590
+    long_history: int = 32_000
+    long_turn_words: int = 500
+    history_calls: int = 4
+    history_rounds: int = 9
+
+    ray_rounds: int = 15
+
+    first_token_ms: float = 20
+    streams: int = 5
+    stream_rounds: int = 9
+
+
+FULL = GatewaySizes("full")
+QUICK = GatewaySizes(
+    "quick",
+    throughput_rounds=5,
+    lone_rounds=5,
+    history_rounds=5,
+    ray_rounds=5,
+    stream_rounds=5,
+)
+
+
+SOURCE = """\
+A mill needs two things from the river: enough water, and water that comes when the wheel can use it. So the people who
+built the first mills did not put their wheel into the stream itself. They dug a channel beside it, closed it with a
+small gate, and let in only as much as they wanted. When the river was high they sent the rest over a weir, and when it
+was low they kept what came during the night in a pond above the house. The wheel went round at its own speed, and the
+stones ground the corn at theirs. Each part of the work had a place where it could wait for the other, and nobody had to
+run from one end of the valley to the other to ask whether the next load was ready. If you look at the plan of such a
+place you can read how it was used: where carts stood in line, where sacks were counted and marked, who opened the gate
+in the morning and which door they closed behind them before dark. First find out how many people bring grain each day.
+Then take that number, think about the largest cart, and leave room for one more. Let me check this step by step: what
+arrives must be stored or ground, what is ground must be taken away, and nothing should be left on the floor. That is
+the answer, as far as I know; write it down, count again tomorrow, and change only what did not work.
+"""
+#: Each of them a token.
+WORDS = [word.strip(".,:;") for word in SOURCE.split()]
+#: Agents speak from here, each from a place of its own, so that hardly two prompts are alike.
+SPEECH_WORDS = 1 << 16
+
+
+def speech(seed: int = 0) -> list[str]:
+    """A long run of words in no order."""
+    return random.Random(seed).choices(WORDS, k=SPEECH_WORDS)
+
+
+def words_from(speech: list[str], at: int, count: int) -> str:
+    """So many words of a speech, from a place that depends on `at`."""
+    begin = at * 7919 % (len(speech) - count)
+    return " ".join(speech[begin : begin + count])
+
+
+Json = dict[str, Any]
+
+SYSTEM = "You are a helpful assistant."
+
+
+@dataclass(frozen=True, slots=True)
+class AgentAnswer:
+    """An answer: what the history keeps of it, its text, and how many tokens its prompt had."""
+
+    kept: list[Json]
+    text: str
+    prompt_tokens: int
+
+
+class AgentDialect(Protocol):
+    """One dialect: its route, its request for a history, and its answer."""
+
+    path: str
+
+    def request(self, history: list[Json], most: int) -> Json: ...
+
+    def heard(self, answer: Json) -> AgentAnswer: ...
+
+
+class ChatAgentDialect:
+    path = "/chat/completions"
+
+    def request(self, history: list[Json], most: int) -> Json:
+        messages = [{"role": "system", "content": SYSTEM}, *history]
+        return {"model": "default", "messages": messages, "temperature": 1.0, "max_tokens": most}
+
+    def heard(self, answer: Json) -> AgentAnswer:
+        text = answer["choices"][0]["message"]["content"]
+        return AgentAnswer([{"role": "assistant", "content": text}], text, answer["usage"]["prompt_tokens"])
+
+
+class ResponsesAgentDialect:
+    path = "/responses"
+
+    def request(self, history: list[Json], most: int) -> Json:
+        asked = {"model": "default", "instructions": SYSTEM, "input": history}
+        return {**asked, "temperature": 1.0, "max_output_tokens": most}
+
+    def heard(self, answer: Json) -> AgentAnswer:
+        text = answer["output"][0]["content"][0]["text"]
+        return AgentAnswer(answer["output"], text, answer["usage"]["input_tokens"])
+
+
+class MessagesAgentDialect:
+    path = "/messages"
+
+    def request(self, history: list[Json], most: int) -> Json:
+        return {"model": "default", "system": SYSTEM, "messages": history, "temperature": 1.0, "max_tokens": most}
+
+    def heard(self, answer: Json) -> AgentAnswer:
+        kept = {"role": "assistant", "content": answer["content"]}
+        return AgentAnswer([kept], answer["content"][0]["text"], answer["usage"]["input_tokens"])
+
 
 R = TypeVar("R")
 JSON = {"content-type": "application/json"}
@@ -29,16 +163,16 @@ KEEP_ALIVE_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class LoadTarget:
     """Where agents call, and how: a gateway, which has trajectories, or a server that has none."""
 
     url: str
     trajectories: bool = True
-    wire: Wire = field(default_factory=Chat)
+    wire: AgentDialect = field(default_factory=ChatAgentDialect)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RoundTimes:
     """What a round found: seconds of each call to the model, and of all of them together."""
 
     latencies: list[float]
@@ -53,15 +187,15 @@ class Found:
         return median(self.latencies)
 
 
-class Load:
+class GatewayLoad:
     """A loop and its connections, from which agents call. Every agent says something else."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: GatewaySizes) -> None:
         self.sizes = sizes
         self.speech = speech()
         self.numbers = itertools.count()
 
-    def __enter__(self) -> Load:
+    def __enter__(self) -> GatewayLoad:
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self.session = self.run(_open())
         return self
@@ -73,17 +207,17 @@ class Load:
     def run(self, doing: Coroutine[Any, Any, R]) -> R:
         return self._runner.run(doing)
 
-    def round(self, target: Target, callers: int, trajectories: int) -> Found:
+    def round(self, target: LoadTarget, callers: int, trajectories: int) -> RoundTimes:
         """So many trajectories, spread over so many callers at once."""
         return self.run(self._round(target, callers, trajectories))
 
-    async def _round(self, target: Target, callers: int, trajectories: int) -> Found:
+    async def _round(self, target: LoadTarget, callers: int, trajectories: int) -> RoundTimes:
         latencies: list[float] = []
         waiting = iter(range(trajectories))
 
         async def caller() -> None:
             for _ in waiting:
-                agent = Agent(self, target)
+                agent = BenchAgent(self, target)
                 await agent.begin()
                 for turn in range(self.sizes.turns):
                     words = self.sizes.more_words if turn else self.sizes.first_words
@@ -93,18 +227,18 @@ class Load:
         await asyncio.gather(*[self._connect(target) for _ in range(callers)])
         start = time.perf_counter()
         await asyncio.gather(*[caller() for _ in range(callers)])
-        return Found(latencies, time.perf_counter() - start)
+        return RoundTimes(latencies, time.perf_counter() - start)
 
-    async def _connect(self, target: Target) -> None:
+    async def _connect(self, target: LoadTarget) -> None:
         """Opens a connection and leaves it for a caller to use."""
         async with self.session.get(target.url + "/health") as answer:
             await answer.read()
 
 
-class Agent:
+class BenchAgent:
     """One conversation."""
 
-    def __init__(self, load: Load, target: Target) -> None:
+    def __init__(self, load: GatewayLoad, target: LoadTarget) -> None:
         self.prompt_tokens = 0  # of the last call, as the server counted them
         self._load = load
         self._target = target
@@ -114,6 +248,7 @@ class Agent:
         self._calls = 0
 
     async def begin(self) -> None:
+        """Opens a trajectory where the target has any."""
         if self._target.trajectories:
             made = await self._post(self._target.url + "/init_trajectory", {})
             self._base = made["base_url"] + "/v1"
@@ -149,6 +284,7 @@ class Agent:
         return took
 
     async def end(self) -> None:
+        """Completes the trajectory; raises where it has not one step for each call."""
         if self._target.trajectories:
             done = await self._post(self._base + "/complete_trajectory", {"reward": 1.0})
             if done["steps"] != self._calls:

@@ -1,29 +1,72 @@
-"""The steps that are sent: standard ones, and trajectories whose every prompt extends the last."""
+"""How much `headrace bench pool` measures, and the steps that it sends: standard ones, and trajectories whose every
+prompt extends the last.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.bench.pool.sizes import Sizes
 from headrace.data.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSizes:
+    """The sizes of a step and of a queue belong to the meaning of the figures; rounds only make medians steadier."""
+
+    name: str
+    prompt: int = 1024
+    response: int = 256
+    submit: int = 64
+
+    writers: int = 8
+    submits_a_writer: int = 12
+    durable_rounds: int = 21
+
+    few_groups: int = 10_000
+    many_groups: int = 100_000
+    fetch_groups: int = 32
+    flat_rounds: int = 400
+
+    recovered_steps: int = 100_000
+    recover_rounds: int = 5
+
+    trajectories: int = 200
+    turns: int = 50
+    final_tokens: int = 32_768
+
+    rollouts: int = 8
+    http_rounds: int = 40
+
+    ray_submits: int = 50
+    naive_calls: int = 400
+    ray_rounds: int = 7
+
+
+FULL = PoolSizes("full")
+QUICK = PoolSizes(
+    "quick", durable_rounds=11, flat_rounds=100, recover_rounds=3, http_rounds=15, naive_calls=200, ray_rounds=3
+)
+
 
 VOCABULARY = 150_000
 #: Rows of tokens that steps are cut from: more than a processor's caches hold, little enough to make at once.
-ROWS = 8192
+TOKEN_ROWS = 8192
 
 
-class Load:
-    """Standard steps, each a trajectory of its own, `rollouts` of them a group. Tokens repeat after `ROWS` steps, uids
-    never do."""
+class StepSource:
+    """Standard steps, each a trajectory of its own, `rollouts` of them a group. Tokens repeat after `TOKEN_ROWS`
+    steps, uids never do.
+    """
 
-    def __init__(self, sizes: Sizes, *, rollouts: int = 1, seed: int = 0) -> None:
+    def __init__(self, sizes: PoolSizes, *, rollouts: int = 1, seed: int = 0) -> None:
         self.sizes = sizes
         self.rollouts = rollouts
         random = np.random.default_rng(seed)
-        self._ids = random.integers(0, VOCABULARY, (ROWS, sizes.prompt + sizes.response), dtype=np.int32)
-        self._log_probs = -random.random((ROWS, sizes.response), dtype=np.float32)
+        self._ids = random.integers(0, VOCABULARY, (TOKEN_ROWS, sizes.prompt + sizes.response), dtype=np.int32)
+        self._log_probs = -random.random((TOKEN_ROWS, sizes.response), dtype=np.float32)
         self._made = 0
 
     def steps(self, count: int) -> list[Step]:
@@ -31,7 +74,7 @@ class Load:
         cut = self.sizes.prompt
         made: list[Step] = []
         for at in range(self._made, self._made + count):
-            ids, log_probs = self._ids[at % ROWS], self._log_probs[at % ROWS]
+            ids, log_probs = self._ids[at % TOKEN_ROWS], self._log_probs[at % TOKEN_ROWS]
             made.append(
                 Step(
                     prompt_ids=ids[:cut],
@@ -52,10 +95,10 @@ class Load:
         return [self.steps(self.sizes.submit) for _ in range(count)]
 
 
-class Conversations:
+class ConversationSource:
     """Trajectories of many turns: each turn's prompt is all that was said before and something new."""
 
-    def __init__(self, sizes: Sizes, seed: int = 1) -> None:
+    def __init__(self, sizes: PoolSizes, seed: int = 1) -> None:
         self.sizes = sizes
         random = np.random.default_rng(seed)
         shape = (sizes.trajectories, sizes.final_tokens)

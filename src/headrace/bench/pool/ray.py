@@ -9,16 +9,16 @@ child process starts and ends.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
 
-from headrace.bench.apart import apart
-from headrace.bench.pool.load import Load
-from headrace.bench.pool.sizes import Sizes
-from headrace.bench.report import Part
-from headrace.bench.timing import in_turn, median, seconds
+from headrace.bench.pool.load import PoolSizes, StepSource
+from headrace.bench.report import Figures
+from headrace.bench.timing import in_own_process, in_turn, median, seconds
 from headrace.data.step import Step
 from headrace.pool.connect import connect
 from headrace.pool.ray import start_pool, stop_pool
@@ -36,28 +36,32 @@ class BareActor:
         self.steps.append(step)
 
 
-def measure(sizes: Sizes, folder: Path) -> Part:
-    return apart(in_own_cluster, sizes, folder)
-
-
-def in_own_cluster(sizes: Sizes, folder: Path) -> Part:
-    ray.init(
+@contextmanager
+def local_cluster_pool(journal: Path | None = None) -> Iterator[str]:
+    """A cluster of its own with the pool's actor, `NAME` in `NAMESPACE`, until the block ends; the cluster's
+    address.
+    """
+    started = ray.init(
         "local", namespace=NAMESPACE, num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False
     )
     try:
-        start_pool(NAME, namespace=NAMESPACE, journal=folder / "journal")
+        start_pool(NAME, namespace=NAMESPACE, journal=journal)
         try:
-            return _measure(sizes)
+            yield started.address_info["gcs_address"]
         finally:
             stop_pool(NAME, namespace=NAMESPACE)
     finally:
         ray.shutdown()
 
 
-def _measure(sizes: Sizes) -> Part:
-    load = Load(sizes)
-    bare = ray.remote(BareActor).remote()
-    with connect(f"ray-actor://{NAME}?namespace={NAMESPACE}") as pool:
+def through_ray(sizes: PoolSizes, folder: Path) -> Figures:
+    return in_own_process(in_own_cluster, sizes, folder)
+
+
+def in_own_cluster(sizes: PoolSizes, folder: Path) -> Figures:
+    load = StepSource(sizes)
+    with local_cluster_pool(folder / "journal"), connect(f"ray-actor://{NAME}?namespace={NAMESPACE}") as pool:
+        bare = ray.remote(BareActor).remote()
 
         def packed() -> float:
             work = load.submits(sizes.ray_submits)
@@ -70,7 +74,7 @@ def _measure(sizes: Sizes) -> Part:
         packed_s, naive_s = map(median, in_turn(packed, naive, sizes.ray_rounds))
     packed_rate = sizes.ray_submits * sizes.submit / packed_s
     naive_rate = sizes.naive_calls / naive_s
-    return Part(
+    return Figures(
         {"ray_vs_naive": packed_rate / naive_rate},
         {"ray_steps_per_s": packed_rate, "naive_ray_steps_per_s": naive_rate},
     )

@@ -8,48 +8,27 @@ no hook for it.
 from __future__ import annotations
 
 import ctypes
-import os
+import runpy
 import signal
-import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 
-READY = "pool ready on "
+from headrace.bench.server_process import ServerProcess
+
 TRIMMED = "trimmed"
 
 
-class Served:
-    """The child. `address` is where it answers."""
+class ServedPool(ServerProcess):
+    """The child; `args` are those of `headrace pool serve`."""
 
     def __init__(self, *args: str | Path) -> None:
-        command = [sys.executable, "-m", "headrace.bench.pool.served", "--port", "0", *map(str, args)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self.address = self._line(READY)
-
-    def _line(self, start: str) -> str:
-        """The rest of the next line that begins so."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith(start):
-                return line[len(start) :].strip()
-        raise RuntimeError(f"the server ended with code {self._process.wait()} before it said {start!r}")
+        super().__init__("headrace.bench.pool.served", "--port", 0, *args)
 
     def memory(self) -> int:
         """Bytes of resident memory after a `malloc_trim`."""
-        self._process.send_signal(signal.SIGUSR1)
-        self._line(TRIMMED)
-        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-
-    def __enter__(self) -> Served:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._process.terminate()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self.send_signal(signal.SIGUSR1)
+        self.read_line(TRIMMED, "trimmed its memory")
+        return super().memory()
 
 
 def _trim(*_: object) -> None:
@@ -58,7 +37,6 @@ def _trim(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    from headrace.cli import main
-
     signal.signal(signal.SIGUSR1, _trim)
-    main(["pool", "serve", *sys.argv[1:]])
+    sys.argv = ["headrace", "pool", "serve", *sys.argv[1:]]
+    runpy.run_module("headrace", run_name="__main__")

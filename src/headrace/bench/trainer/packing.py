@@ -26,7 +26,7 @@ SHORTEST, LONGEST = 32, 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PackingLoad:
     """The lengths' range and the model belong to the meaning of the figure; rounds only make medians steadier."""
 
     sequences: int = 24
@@ -38,11 +38,11 @@ class Load:
     seed: int = 0
 
 
-FULL = Load()
-QUICK = Load(sequences=12)
+FULL = PackingLoad()
+QUICK = PackingLoad(sequences=12)
 
 
-def packed_vs_padded(load: Load = FULL) -> dict[str, float]:
+def packed_vs_padded(load: PackingLoad = FULL) -> dict[str, float]:
     """Medians over rounds in turn: `packed_tokens_s`, `padded_tokens_s` and the one over the other."""
     sequences = _sequences(load)
     tokens = sum(len(sequence) for sequence in sequences)
@@ -66,7 +66,7 @@ def packed_vs_padded(load: Load = FULL) -> dict[str, float]:
     }
 
 
-def _sequences(load: Load) -> list[Sequence]:
+def _sequences(load: PackingLoad) -> list[Sequence]:
     """The last half of each is trained on."""
     rng = np.random.default_rng(load.seed)
     lengths = np.exp(rng.uniform(np.log(SHORTEST), np.log(LONGEST), load.sequences)).astype(int)
@@ -98,7 +98,7 @@ def _parts(sequences: list[Sequence], places: int, size: Callable[[list[int]], i
     yield part
 
 
-def _model(load: Load, attention: str) -> Any:
+def _model(load: PackingLoad, attention: str) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(load.seed)

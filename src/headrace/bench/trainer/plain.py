@@ -26,12 +26,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from headrace.demo.progress import averaged
-from headrace.demo.recipe import BAR, RECIPES, WINDOW, Recipe
+from headrace.demo.recipe import LEARNED_REWARD, LEARNED_STEPS, RECIPES, Recipe
 from headrace.demo.tasks import TASKS, NumberTask
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class TemplateIds:
     """The template's ids: up to the first reply, between two replies by the hint, and the guesses by their token."""
 
     opening: list[int]
@@ -39,7 +39,7 @@ class Words:
     guesses: dict[int, str]
 
     @classmethod
-    def of(cls, folder: Path, task: NumberTask) -> Words:
+    def of(cls, folder: Path, task: NumberTask) -> TemplateIds:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -56,7 +56,7 @@ class Words:
 
 
 @dataclass(slots=True)
-class Played:
+class PlayedGames:
     """The games of one step, one a row: `sampled` says which of the ids were, with which log-prob."""
 
     ids: Tensor
@@ -69,14 +69,14 @@ class Played:
         return int(self.sampled.sum())
 
 
-class Loop:
+class PlainLoop:
     """Plays and learns; everything random in it follows from the seed."""
 
     def __init__(self, recipe: Recipe, task: NumberTask, folder: Path, seed: int) -> None:
         from transformers import LlamaForCausalLM
 
         self.recipe, self.task, self.seed = recipe, task, seed
-        self.words = Words.of(folder, task)
+        self.words = TemplateIds.of(folder, task)
         self.model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=recipe.lr, betas=recipe.betas, weight_decay=0.0, fused=True
@@ -84,7 +84,7 @@ class Loop:
         self._rng = torch.Generator().manual_seed(seed)
         self._groups = 0
 
-    def play(self, model: Any) -> Played:
+    def play(self, model: Any) -> PlayedGames:
         """All games of one step, turn by turn. A game that is over goes on as padding, which nothing looks at."""
         rollouts, groups = self.recipe.rollouts, range(self._groups, self._groups + self.recipe.groups)
         self._groups = groups.stop
@@ -107,9 +107,9 @@ class Loop:
                     more[at, 1:] = torch.tensor(self.words.between[games[at].messages[-1]["content"]])
             ids, sampled = torch.cat([ids, more], 1), torch.cat([sampled, mask], 1)
             log_probs = torch.cat([log_probs, chosen], 1)
-        return Played(ids, sampled, log_probs, torch.tensor([game.reward for game in games]))
+        return PlayedGames(ids, sampled, log_probs, torch.tensor([game.reward for game in games]))
 
-    def learn(self, played: Played) -> None:
+    def learn(self, played: PlayedGames) -> None:
         """The epochs of one step: GRPO's advantages, PPO's clipped loss, a mean over tokens."""
         recipe = self.recipe
         groups = played.rewards.view(-1, recipe.rollouts)
@@ -134,7 +134,7 @@ class Loop:
                 self.optimizer.step()
                 self.optimizer.zero_grad(set_to_none=True)
 
-    def run(self, steps: int, lag: int = 0) -> Iterator[Played]:
+    def run(self, steps: int, lag: int = 0) -> Iterator[PlayedGames]:
         """Step after step."""
         players: deque[Any] = deque(maxlen=lag + 1)
         for _ in range(steps):
@@ -149,14 +149,14 @@ def measure(recipe: Recipe, *, task: str = "number", seed: int = 0, lag: int = 0
     from headrace.demo.model import build
 
     with tempfile.TemporaryDirectory() as scratch:
-        loop = Loop(recipe, TASKS[task], model or build(Path(scratch) / "model", seed), seed)
+        loop = PlainLoop(recipe, TASKS[task], model or build(Path(scratch) / "model", seed), seed)
     began = time.perf_counter()
     rewards: list[float] = []
     calls, learned = 0, False
     for played in loop.run(recipe.steps, lag):
         calls += played.calls
         rewards.append(float(played.rewards.mean()))
-        learned = len(rewards) >= WINDOW and averaged(rewards[-WINDOW:])[-1] >= BAR
+        learned = len(rewards) >= LEARNED_STEPS and averaged(rewards[-LEARNED_STEPS:])[-1] >= LEARNED_REWARD
         if learned:
             break
     return {

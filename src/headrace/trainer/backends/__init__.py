@@ -1,8 +1,6 @@
 """What a trainer learns from, in the form that it computes with: packed tensors, padded ones, or verl's `DataProto`."""
 
-from headrace.trainer.backends.base import TrainingBackend
-from headrace.trainer.backends.packed import Packed, PackedBackend
-from headrace.trainer.backends.padded import Padded, PaddedBackend
+from headrace.trainer.backends.tensors import Packed, PackedBackend, Padded, PaddedBackend, TrainingBackend
 from headrace.trainer.backends.verl import VerlBackend
 
 __all__ = ["TrainingBackend", "Packed", "PackedBackend", "Padded", "PaddedBackend", "VerlBackend"]

@@ -21,7 +21,12 @@ from headrace.data.errors import HeadraceError, InvalidInput, shown
 from headrace.data.sequence import Sequence
 from headrace.data.step import check_count
 from headrace.pool.batch import Batch
-from headrace.trainer.backends.base import TrainingBackend, sequences_in, targets_of, temperatures_of
+from headrace.trainer.backends.tensors import (
+    TrainingBackend,
+    sequences_in,
+    targets_of,
+    temperatures_of,
+)
 from headrace.trainer.examples import rewards_at
 
 if TYPE_CHECKING:
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class VerlRow:
     """A Sequence whose mask holds what may be trained on, and where its response begins."""
 
     sequence: Sequence
@@ -68,10 +73,10 @@ class VerlBackend(TrainingBackend["DataProto"]):
             },
         )
 
-    def _fits(self, row: Row) -> bool:
+    def _fits(self, row: VerlRow) -> bool:
         return row.first <= self.prompt_length and len(row.sequence) - row.first <= self.response_length
 
-    def _tensors(self, rows: list[Row], added: int) -> dict[str, npt.NDArray[Any]]:
+    def _tensors(self, rows: list[VerlRow], added: int) -> dict[str, npt.NDArray[Any]]:
         shape = len(rows) + added, self.prompt_length + self.response_length
         cut = self.prompt_length
         ids = np.full(shape, self.pad_id, np.int64)
@@ -100,15 +105,15 @@ class VerlBackend(TrainingBackend["DataProto"]):
         return {name: np.ascontiguousarray(array) for name, array in found.items()}
 
 
-def _row(sequence: Sequence) -> Row | None:
+def _row(sequence: Sequence) -> VerlRow | None:
     """None where nothing is trained on: there is no response then. None where it holds images, which no row does."""
     mask = targets_of(sequence)
     if sequence.multi_modal_data is not None:
         return None
-    return Row(replace(sequence, loss_mask=mask), int(mask.argmax())) if mask.any() else None
+    return VerlRow(replace(sequence, loss_mask=mask), int(mask.argmax())) if mask.any() else None
 
 
-def _temperature(rows: list[Row]) -> float:
+def _temperature(rows: list[VerlRow]) -> float:
     """The one that verl divides the logits of a whole batch by."""
     found = {float(t) for row in rows for t in temperatures_of(row.sequence)[row.sequence.loss_mask]}
     if len(found) > 1:
@@ -119,7 +124,7 @@ def _temperature(rows: list[Row]) -> float:
     return found.pop() if found else 1.0
 
 
-def _about(rows: list[Row], added: int) -> dict[str, npt.NDArray[Any]]:
+def _about(rows: list[VerlRow], added: int) -> dict[str, npt.NDArray[Any]]:
     """What verl keeps beside tensors: one entry a row. `uid` names the prompt, by which verl groups."""
     versions = [row.sequence.versions[row.sequence.loss_mask] for row in rows] + [np.zeros(1, np.int32)] * added
     turns = [sum(span.trained for span in row.sequence.spans) for row in rows] + [0] * added

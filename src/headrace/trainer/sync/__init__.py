@@ -8,9 +8,8 @@ report = publisher.publish(model.state_dict(), 7, Probe(ids, log_probs))
 """
 
 from headrace.trainer.sync.config import SyncConfig
-from headrace.trainer.sync.errors import SyncFailed
-from headrace.trainer.sync.probe import Probe
-from headrace.trainer.sync.publisher import Publisher
-from headrace.trainer.sync.report import Report
+from headrace.trainer.sync.http import SyncFailed
+from headrace.trainer.sync.publisher import Publisher, SyncReport
+from headrace.trainer.sync.weights import Probe
 
-__all__ = ["Publisher", "SyncConfig", "Probe", "Report", "SyncFailed"]
+__all__ = ["Publisher", "SyncConfig", "Probe", "SyncReport", "SyncFailed"]

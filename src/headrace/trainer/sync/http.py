@@ -1,4 +1,5 @@
-"""One HTTP server, asked one question at a time. What is not an answer with 200 is `ServerFailed`, with its words.
+"""One HTTP server, asked one question at a time, and the errors of a sync. An answer other than 200 is `ServerFailed`,
+with the server's words: one server's failure takes that server out; without any server left, it is `SyncFailed`.
 
 A question is waited for until it is answered, its time is over, or the sync is cut short; then only what settles it is
 still asked, and briefly.
@@ -7,27 +8,49 @@ still asked, and briefly.
 from __future__ import annotations
 
 import http.client
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
 
-from headrace.data.errors import shown
-from headrace.trainer.stopping import Stop, Stopped, in_thread
-from headrace.trainer.sync.errors import ServerFailed
+from headrace.data.errors import HeadraceError, shown
+from headrace.trainer.stopping import Stopped, StopSignal, in_thread
+
+
+class SyncFailed(HeadraceError):
+    """No rollout server samples from the new weights; `reasons` has each one's, by address."""
+
+    code = "sync_failed"
+
+    def __init__(self, message: str, reasons: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.reasons = dict(reasons or {})
+
+
+class ServerFailed(HeadraceError):
+    """A server that did not do what it was asked; `status` is its answer's, where there was one. `reason` is the
+    message without the address."""
+
+    code = "server_failed"
+
+    def __init__(self, message: str, status: int | None = None, *, reason: str = "") -> None:
+        super().__init__(message)
+        self.status, self.reason = status, reason or message
+
 
 #: Seconds that a question may take once a sync is cut short: what is well answers in far less, and somebody waits for
 #: the process to end.
-CUT_S = 1.0
+CUT_ANSWER_S = 1.0
 
 
-class Http:
+class ServerHttp:
     """Blocking, without state: many threads may ask at once."""
 
-    def __init__(self, address: str, *, key: str | None, timeout_s: float, cut: Stop | None = None) -> None:
+    def __init__(self, address: str, *, key: str | None, timeout_s: float, cut: StopSignal | None = None) -> None:
         """`cut`, once it is set, ends every question that is not answered."""
         self.address = address
-        self._cut = cut or Stop()
+        self._cut = cut or StopSignal()
         parts = urlsplit(address)
         self._make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._host, self._prefix = parts.netloc, parts.path
@@ -35,19 +58,21 @@ class Http:
         self._timeout_s = timeout_s
 
     def get(self, path: str, within_s: float | None = None) -> Any:
+        """`ask` without a body."""
         return self.ask("GET", path, None, within_s)
 
     def post(self, path: str, body: Any = None, within_s: float | None = None) -> Any:
+        """`ask` with `body` as JSON."""
         return self.ask("POST", path, body, within_s)
 
     def ask(self, method: str, path: str, body: Any = None, within_s: float | None = None) -> Any:
         """The answer's JSON; None where it is empty."""
         timeout_s = self._timeout_s if within_s is None else min(within_s, self._timeout_s)
         if self._cut.is_set():
-            timeout_s = min(timeout_s, CUT_S)
+            timeout_s = min(timeout_s, CUT_ANSWER_S)
         asked = in_thread(lambda: self._ask(method, path, body, timeout_s), "headrace-ask")
         try:
-            return self._cut.result(asked, grace_s=CUT_S)
+            return self._cut.result(asked, grace_s=CUT_ANSWER_S)
         except Stopped:
             route = path.partition("?")[0]
             raise ServerFailed(f"{self.address} had not answered {route} when the run was stopped") from None

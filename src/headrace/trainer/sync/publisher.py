@@ -1,7 +1,8 @@
 """Publishing one version to every rollout server, so that nothing is sampled from weights that nobody checked.
 
-The weights are copied out before anything is held; what happens while calls are held is `exchange`. A server that
-failed is taken out, named and tried again at every publish: it is brought in once it has the newest weights.
+The weights are copied out before anything is held; then, while calls are held, they are loaded and verified
+(`WeightUpdate`). A server that failed is taken out, named and tried again at every publish: it is brought in once it
+has the newest weights.
 """
 
 from __future__ import annotations
@@ -10,22 +11,39 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.data.errors import InvalidInput
 from headrace.data.step import INT32_MAX, check_count
-from headrace.trainer.stopping import Outage, Stop
+from headrace.trainer.stopping import Outage, StopSignal, for_each_in_threads
 from headrace.trainer.sync.config import Mode, SyncConfig
-from headrace.trainer.sync.delivery import NO_FOLDER, Delivery
-from headrace.trainer.sync.errors import ServerFailed, SyncFailed
-from headrace.trainer.sync.exchange import Exchange
-from headrace.trainer.sync.front import front_of
-from headrace.trainer.sync.http import Http
-from headrace.trainer.sync.probe import Probe
-from headrace.trainer.sync.report import Report
+from headrace.trainer.sync.gateway_control import CallControl, call_control
+from headrace.trainer.sync.http import ServerFailed, ServerHttp, SyncFailed
 from headrace.trainer.sync.servers import HeadraceEngine, RolloutServer, Vllm, identify
-from headrace.trainer.sync.threads import at_once
+from headrace.trainer.sync.weights import NO_FOLDER, Gap, Probe, WeightDelivery, tolerance
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """One publish, as it ended.
+
+    seconds     in all, the weights' copy before the pause included
+    hold_s      from the pause asked for to the resume answered: the longest that a call was held
+    gap_max     largest difference of a log-prob between a server and the trainer; None where it was not verified
+    gap_mean    the mean over tokens and servers
+    failed      servers that were taken out, each with the reason
+    """
+
+    version: int
+    mode: str
+    seconds: float
+    hold_s: float
+    gap_max: float | None = None
+    gap_mean: float | None = None
+    failed: dict[str, str] = field(default_factory=dict)
+
 
 if TYPE_CHECKING:
     import torch
@@ -39,19 +57,19 @@ class Publisher:
     def __init__(self, config: SyncConfig, outage: Outage | None = None) -> None:
         """`outage` is told where the gateway does not answer; by default that is logged."""
         self.config = config
-        self._cut = Stop()
-        self._stopped = self._exchanging = False
+        self._cut = StopSignal()
+        self._stopped = self._updating = False
         self._lock = threading.Lock()
         outage = outage or Outage(f"the gateway {config.gateway}", log.warning)
-        self._front = front_of(config, self._cut, outage)
+        self._control = call_control(config, self._cut, outage)
         self._key = config.server_key or os.environ.get("HEADRACE_UPSTREAM_KEY")
         #: Servers that were taken out, by address, with the reason.
-        self._out: dict[str, str] = {}
+        self._taken_out: dict[str, str] = {}
 
     def check(self, model_config: Any) -> None:
         """Raises `SyncFailed` unless every server can be published to; `model_config` is the trained model's."""
-        self._front.await_ready()
-        servers, failed = self._reached(self._front.addresses())
+        self._control.await_ready()
+        servers, failed = self._reached(self._control.addresses())
         for server in servers:
             if isinstance(server, Vllm):
                 tied = server.tied()
@@ -75,14 +93,14 @@ class Publisher:
 
     def await_reachable(self) -> None:
         """Waits for a gateway that does not answer, for at most `timeout_s`; then it is `SyncFailed`."""
-        self._front.await_reachable()
+        self._control.await_reachable()
 
     def stop(self) -> None:
         """Nothing more is published, and a publish that holds no calls yet ends at once. One that does goes on: half
         of it would leave the gateway without servers."""
         with self._lock:
             self._stopped = True
-            if not self._exchanging:
+            if not self._updating:
                 self._cut.set("stop")
 
     def cut(self) -> None:
@@ -90,25 +108,25 @@ class Publisher:
         on."""
         self._cut.set("cut")
 
-    def publish(self, weights: Mapping[str, torch.Tensor], version: int, probe: Probe) -> Report:
+    def publish(self, weights: Mapping[str, torch.Tensor], version: int, probe: Probe) -> SyncReport:
         """Brings every server to these weights. Raises `SyncFailed` where none could be, or where `stop` came before
         it had begun."""
         began = time.monotonic()
-        newest = self._front.newest()
+        newest = self._control.newest()
         if check_count(version, "version", most=INT32_MAX) < newest:
             raise InvalidInput(f"version is {version}; the gateway is at {newest}, and versions do not go back")
-        known = self._front.addresses()
-        servers, failed = self._reached([*known, *(address for address in self._out if address not in known)])
+        known = self._control.addresses()
+        servers, failed = self._reached([*known, *(address for address in self._taken_out if address not in known)])
         with self._lock:
             if self._stopped:
                 raise SyncFailed(f"the run was stopped before version {version} was published")
-            self._exchanging = True
+            self._updating = True
         try:
-            return self._exchange(weights, version, probe, known, servers, failed, began)
+            return self._update_servers(weights, version, probe, known, servers, failed, began)
         finally:
-            self._exchanging = False
+            self._updating = False
 
-    def _exchange(
+    def _update_servers(
         self,
         weights: Mapping[str, torch.Tensor],
         version: int,
@@ -117,31 +135,31 @@ class Publisher:
         servers: list[RolloutServer],
         failed: dict[str, str],
         began: float,
-    ) -> Report:
+    ) -> SyncReport:
         for address, reason in failed.items():  # before the pause, which would wait for them
-            self._front.take_out(address)
+            self._control.remove_server(address)
             self._note(address, reason)
         if not servers:
             raise SyncFailed(_none("no rollout server has the new weights", failed), failed)
         ways = {server.shared for server in servers}
-        delivery = Delivery(weights, version, shared=True in ways, files=False in ways, folder=self.config.folder)
-        exchange = Exchange(self._front, servers, known, self._mode(servers), delivery)
+        delivery = WeightDelivery(weights, version, shared=True in ways, files=False in ways, folder=self.config.folder)
+        update = WeightUpdate(self._control, servers, known, self._mode(servers), delivery)
         try:
-            exchange.run(probe if self.config.verify else None, self.config.tolerance)
+            update.run(probe if self.config.verify else None, self.config.tolerance)
         finally:
             delivery.close()
-            for address, reason in exchange.failed.items():
+            for address, reason in update.failed.items():
                 self._note(address, reason)
-        failed |= exchange.failed
-        if not exchange.gaps:
+        failed |= update.failed
+        if not update.gaps:
             raise SyncFailed(_none("no rollout server has the new weights", failed), failed)
-        self._bring_in([address for address in exchange.gaps if address not in known], version)
-        gaps = [gap for gap in exchange.gaps.values() if gap is not None]
-        return Report(
+        self._add_back([address for address in update.gaps if address not in known], version)
+        gaps = [gap for gap in update.gaps.values() if gap is not None]
+        return SyncReport(
             version=version,
             mode=self._mode(servers),
             seconds=time.monotonic() - began,
-            hold_s=exchange.hold_s,
+            hold_s=update.hold_s,
             gap_max=max((gap.largest for gap in gaps), default=None),
             gap_mean=sum(gap.mean for gap in gaps) / len(gaps) if gaps else None,
             failed=failed,
@@ -155,13 +173,13 @@ class Publisher:
 
         def reach(address: str) -> RolloutServer | ServerFailed:
             try:
-                http = Http(address, key=self._key, timeout_s=self.config.timeout_s, cut=self._cut)
+                http = ServerHttp(address, key=self._key, timeout_s=self.config.timeout_s, cut=self._cut)
                 return identify(http, self.config.via)
             except ServerFailed as error:
                 return error
 
         asked = list(addresses)
-        found = dict(zip(asked, at_once(reach, asked), strict=True))
+        found = dict(zip(asked, for_each_in_threads(reach, asked), strict=True))
         failed = {address: str(error) for address, error in found.items() if isinstance(error, ServerFailed)}
         return [server for server in found.values() if isinstance(server, RolloutServer)], failed
 
@@ -172,15 +190,112 @@ class Publisher:
 
     def _note(self, address: str, reason: str) -> None:
         log.error("rollout server taken out: %s", reason)
-        self._out[address] = reason
+        self._taken_out[address] = reason
 
-    def _bring_in(self, addresses: Iterable[str], version: int) -> None:
+    def _add_back(self, addresses: Iterable[str], version: int) -> None:
         for address in addresses:
-            self._front.bring_in(address)
-            self._front.tell(address, version)
+            self._control.add_server(address)
+            self._control.set_version(address, version)
             log.warning("rollout server %s is back, with version %d", address, version)
-            del self._out[address]
+            del self._taken_out[address]
 
 
 def _none(what: str, failed: Mapping[str, str]) -> str:
     return f"{what}: {'; '.join(failed.values()) or 'there is no rollout server'}"
+
+
+class WeightUpdate:
+    """From the pause to the resume: all servers at once load and verify one version; then those that failed are taken
+    out. `run` once; then `gaps` has the servers that took it, `failed` the others.
+
+    However it ends, calls go on only to servers that are known to have the new weights. Where none is left they go on
+    too: a gateway without servers samples nothing, and its 503 tells an agent more than silence would.
+    """
+
+    def __init__(
+        self,
+        control: CallControl,
+        servers: Sequence[RolloutServer],
+        held: dict[str, bool],
+        mode: Mode,
+        delivery: WeightDelivery,
+    ) -> None:
+        """`held` has the servers that the control knows, and whether its pause holds what they have in flight."""
+        self._control, self._servers, self._held = control, servers, held
+        self._mode, self._delivery = mode, delivery
+        self.gaps: dict[str, Gap | None] = {}
+        self.failed: dict[str, str] = {}
+        self.hold_s = 0.0
+
+    def run(self, probe: Probe | None, most: float | None) -> None:
+        """Verifies by `probe` where there is one; `most` is the largest gap allowed, if not the precision's own."""
+        began = time.monotonic()
+        self._control.pause(self._mode, self._servers)
+        try:
+            for_each_in_threads(lambda server: self._load_and_verify(server, probe, most), self._servers)
+        finally:
+            self._remove_failed_and_resume()
+            self.hold_s = time.monotonic() - began
+        for_each_in_threads(self._resume, self._verified())
+
+    def _load_and_verify(self, server: RolloutServer, probe: Probe | None, most: float | None) -> None:
+        known = server.address in self._held
+        try:
+            if not self._held.get(server.address):
+                server.pause("abort")
+            server.load(self._delivery)
+            gap = None
+            if probe is not None:
+                if not server.scores_paused:
+                    if known and self._mode == "keep":  # what was frozen goes on here, and is of this version
+                        self._control.set_version(server.address, self._delivery.version)
+                    server.resume()
+                gap = self._gap(server, probe, most)
+        except ServerFailed as error:
+            self.failed[server.address] = str(error)
+            return
+        if known:
+            self._control.set_version(server.address, self._delivery.version)
+        self.gaps[server.address] = gap
+
+    def _gap(self, server: RolloutServer, probe: Probe, most: float | None) -> Gap:
+        found, dtype = server.score(list(probe.ids))
+        gap = probe.gap(found)
+        allowed = Gap(most, most) if most is not None else tolerance(self._delivery.dtype, probe.dtype, dtype)
+        if not gap.within(allowed):
+            raise ServerFailed(
+                f"{server.address} does not have the weights it was given: a log-prob is {gap.largest:.2g} off the "
+                f"trainer's, {gap.mean:.2g} in the mean, where {allowed.largest:g} and {allowed.mean:g} are allowed "
+                "(sync.tolerance; tied embeddings on vLLM and another --dtype are the usual reasons)"
+            )
+        return gap
+
+    def _remove_failed_and_resume(self) -> None:
+        wrong = [server for server in self._servers if server.address not in self.gaps]
+        for server in wrong:
+            self.failed.setdefault(server.address, f"{server.address} was being loaded when the sync was interrupted")
+        for_each_in_threads(_discard, wrong)
+        try:
+            for server in wrong:
+                self._control.remove_server(server.address)
+            self._control.resume(self._verified())
+        except BaseException:
+            for_each_in_threads(self._resume, self._verified())  # they may go on, whatever became of the gateway
+            raise
+
+    def _verified(self) -> list[RolloutServer]:
+        return [server for server in self._servers if server.address in self.gaps]
+
+    def _resume(self, server: RolloutServer) -> None:
+        """A gateway resumes what it paused itself; one that was started anew meanwhile knows of nothing."""
+        try:
+            server.resume()
+        except ServerFailed as error:
+            log.warning("%s", error)
+
+
+def _discard(server: RolloutServer) -> None:
+    try:
+        server.discard()
+    except ServerFailed as error:
+        log.info("%s", error)  # it cannot even be told: nothing of it is waited for

@@ -14,14 +14,13 @@ from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from headrace.data.errors import shown
-from headrace.trainer.sync.delivery import Delivery
-from headrace.trainer.sync.errors import ServerFailed
-from headrace.trainer.sync.http import Http
+from headrace.trainer.sync.http import ServerFailed, ServerHttp
+from headrace.trainer.sync.weights import WeightDelivery
 
 #: Questions that any server that is well answers at once.
-QUICK_S = 10.0
+STATUS_TIMEOUT_S = 10.0
 #: vLLM looks at its whole machine before it says what it was started with.
-INFO_S = 60.0
+VLLM_INFO_TIMEOUT_S = 60.0
 #: What a server is told its weights are when they are not what they should be: no number, so that no gateway takes it.
 UNVERIFIED = "unverified"
 
@@ -34,14 +33,14 @@ class RolloutServer(ABC):
     #: Whether it can score tokens while it is paused.
     scores_paused: ClassVar[bool]
 
-    def __init__(self, http: Http, model: str, root: str | None, *, shared: bool) -> None:
+    def __init__(self, http: ServerHttp, model: str, root: str | None, *, shared: bool) -> None:
         self.http, self.model, self.root = http, model, root
         self.address = http.address
         #: Weights come by shared memory, not by files.
         self.shared = shared
 
     @abstractmethod
-    def load(self, delivery: Delivery) -> None:
+    def load(self, delivery: WeightDelivery) -> None:
         """Takes the weights, drops what was computed with others, and takes the version."""
 
     @abstractmethod
@@ -49,6 +48,7 @@ class RolloutServer(ABC):
         """The log-probs of each of these tokens but the first, and the precision that they were computed in."""
 
     def pause(self, mode: Literal["keep", "wait", "abort"]) -> None:
+        """Holds what is in flight (`keep`), waits for its end (`wait`), or ends it (`abort`)."""
         self.http.post(f"/pause?mode={mode}")
 
     def resume(self) -> None:
@@ -56,14 +56,14 @@ class RolloutServer(ABC):
 
     def discard(self) -> None:
         """Ends what is in flight, and says that its weights are none that anybody knows."""
-        self.http.post("/pause?mode=abort", within_s=QUICK_S)
-        self.http.post("/update_weight_version", {"new_version": UNVERIFIED}, within_s=QUICK_S)
+        self.http.post("/pause?mode=abort", within_s=STATUS_TIMEOUT_S)
+        self.http.post("/update_weight_version", {"new_version": UNVERIFIED}, within_s=STATUS_TIMEOUT_S)
 
-    def _from_files(self, delivery: Delivery) -> None:
+    def _from_files(self, delivery: WeightDelivery) -> None:
         asked = {"method": "reload_weights", "kwargs": {"weights_path": str(delivery.folder)}}
         self.http.post("/collective_rpc", asked)
 
-    def _version(self, delivery: Delivery) -> None:
+    def _version(self, delivery: WeightDelivery) -> None:
         self.http.post("/update_weight_version", {"new_version": str(delivery.version)})
 
 
@@ -72,7 +72,7 @@ class HeadraceEngine(RolloutServer):
 
     scores_paused = True
 
-    def load(self, delivery: Delivery) -> None:
+    def load(self, delivery: WeightDelivery) -> None:
         if not self.shared:
             self._from_files(delivery)
             self._version(delivery)
@@ -90,11 +90,11 @@ class Vllm(RolloutServer):
 
     scores_paused = False
 
-    def __init__(self, http: Http, model: str, root: str | None, dtype: str | None) -> None:
+    def __init__(self, http: ServerHttp, model: str, root: str | None, dtype: str | None) -> None:
         super().__init__(http, model, root, shared=False)
         self.dtype = dtype
 
-    def load(self, delivery: Delivery) -> None:
+    def load(self, delivery: WeightDelivery) -> None:
         self._from_files(delivery)
         # What was frozen is computed anew: its tokens stay, its keys and values were the old weights'.
         found = self.http.post("/reset_prefix_cache?reset_running_requests=true")
@@ -117,12 +117,12 @@ class Vllm(RolloutServer):
         return None if self.root is None else ties(Path(self.root))
 
 
-def identify(http: Http, via: Via) -> RolloutServer:
+def identify(http: ServerHttp, via: Via) -> RolloutServer:
     """Who answers at an address, with its control routes there, and how weights reach it."""
-    found = http.get("/version", QUICK_S)
+    found = http.get("/version", STATUS_TIMEOUT_S)
     version = found.get("version") if isinstance(found, dict) else None
     try:
-        http.get("/is_paused", QUICK_S)
+        http.get("/is_paused", STATUS_TIMEOUT_S)
     except ServerFailed as error:
         if error.status != 404:
             raise
@@ -130,7 +130,7 @@ def identify(http: Http, via: Via) -> RolloutServer:
             f"{http.address} has no control routes (no /is_paused); start vLLM with VLLM_SERVER_DEV_MODE=1", 404
         ) from None
     try:
-        card = http.get("/v1/models", QUICK_S)["data"][0]
+        card = http.get("/v1/models", STATUS_TIMEOUT_S)["data"][0]
         model, root = str(card["id"]), card.get("root")
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ServerFailed(f"{http.address} names no model in /v1/models") from error
@@ -144,10 +144,10 @@ def identify(http: Http, via: Via) -> RolloutServer:
     return Vllm(http, model, root, _precision(http))
 
 
-def _precision(http: Http) -> str | None:
+def _precision(http: ServerHttp) -> str | None:
     """What a vLLM computes in, where it says so."""
     try:
-        found: Any = http.get("/server_info?config_format=json", INFO_S)
+        found: Any = http.get("/server_info?config_format=json", VLLM_INFO_TIMEOUT_S)
         return str(found["vllm_config"]["model_config"]["dtype"]).removeprefix("torch.")
     except (ServerFailed, KeyError, TypeError):
         return None

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.trainer.sync.delivery import EMBED, HEAD
 from headrace.trainer.sync.servers import ties
+from headrace.trainer.sync.weights import EMBED, HEAD
 
 #: Files that hold tensors, or say which file holds which.
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth")

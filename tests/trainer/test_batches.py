@@ -10,11 +10,10 @@ from tests.trainer.kit import pool_of
 
 from headrace import DataPool
 from headrace.trainer import TrainerConfig
-from headrace.trainer.checkpoint import Leases
-from headrace.trainer.feed import Feed
-from headrace.trainer.patience import PatientPool
-from headrace.trainer.stopping import Outage, Stop
-from headrace.trainer.watch import Watcher
+from headrace.trainer.batches import BatchFeed, RetryingPool
+from headrace.trainer.checkpoint import LeaseFile
+from headrace.trainer.reporting import RunWatcher
+from headrace.trainer.stopping import Outage, StopSignal
 
 
 @pytest.fixture
@@ -23,18 +22,20 @@ def pool() -> DataPool:
 
 
 @pytest.fixture
-def feed(pool: DataPool, tmp_path: Path) -> Iterator[Feed]:
+def feed(pool: DataPool, tmp_path: Path) -> Iterator[BatchFeed]:
     given = {"model": tmp_path, "run": tmp_path, "pool": {"batch_size": 1, "prefetch": False}}
-    stop = Stop()
-    patient = PatientPool(pool, Outage("the pool", print), stop, 300.0)
-    found = Feed(patient, TrainerConfig.model_validate(given), Leases(tmp_path), stop=stop, watcher=Watcher())
+    stop = StopSignal()
+    patient = RetryingPool(pool, Outage("the pool", print), stop, 300.0)
+    found = BatchFeed(
+        patient, TrainerConfig.model_validate(given), LeaseFile(tmp_path), stop=stop, watcher=RunWatcher()
+    )
     yield found
     stop.set("the test")
     found.close()
     patient.close()
 
 
-def test_a_batch_whose_lease_ran_out_is_not_learned_from_again(feed: Feed, pool: DataPool) -> None:
+def test_a_batch_whose_lease_ran_out_is_not_learned_from_again(feed: BatchFeed, pool: DataPool) -> None:
     first = feed.next()
     assert first is not None
     pool.nack(first.lease_id)  # as when it had run out: its group stands first in line again
@@ -43,7 +44,7 @@ def test_a_batch_whose_lease_ran_out_is_not_learned_from_again(feed: Feed, pool:
     assert set(second.trajectories).isdisjoint(first.trajectories)
 
 
-def test_what_came_again_is_consumed_once_a_checkpoint_holds_it(feed: Feed, pool: DataPool) -> None:
+def test_what_came_again_is_consumed_once_a_checkpoint_holds_it(feed: BatchFeed, pool: DataPool) -> None:
     first = feed.next()
     assert first is not None
     pool.nack(first.lease_id)
@@ -54,7 +55,7 @@ def test_what_came_again_is_consumed_once_a_checkpoint_holds_it(feed: Feed, pool
     assert pool.stats("train")["ledger"]["consumed"] == len(first.trajectories) + len(second.trajectories)
 
 
-def test_a_batch_that_is_given_back_may_come_again(feed: Feed, pool: DataPool) -> None:
+def test_a_batch_that_is_given_back_may_come_again(feed: BatchFeed, pool: DataPool) -> None:
     first = feed.next()
     assert first is not None
     feed.recover({})  # which gives back whatever no checkpoint learned from

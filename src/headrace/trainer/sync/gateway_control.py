@@ -1,26 +1,26 @@
-"""What stands before the rollout servers and holds calls: a gateway, or nothing but the servers themselves."""
+"""Holding and releasing calls while weights change: through the gateway, or, without one, in the servers themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import Any, Literal, Protocol
 
-from headrace.trainer.stopping import Outage, Stop
+from headrace.trainer.stopping import Outage, StopSignal, for_each_in_threads
 from headrace.trainer.sync.config import Mode, SyncConfig
-from headrace.trainer.sync.errors import ServerFailed, SyncFailed
-from headrace.trainer.sync.http import Http
-from headrace.trainer.sync.servers import QUICK_S, RolloutServer
-from headrace.trainer.sync.threads import at_once
+from headrace.trainer.sync.http import ServerFailed, ServerHttp, SyncFailed
+from headrace.trainer.sync.servers import STATUS_TIMEOUT_S, RolloutServer
 
 #: Seconds between two questions to a gateway that is not ready.
 READY_POLL_S = 0.25
 #: How many times as long as one answer may take a pause lasts that its trainer does not end.
-PAUSE_LEASE = 3
+PAUSE_LEASE_ANSWERS = 3
 #: A server's own word for what becomes of calls in flight.
-PAUSES: dict[Mode, Literal["keep", "wait", "abort"]] = {"keep": "keep", "drain": "wait", "abort-resume": "abort"}
+PAUSE_MODES: dict[Mode, Literal["keep", "wait", "abort"]] = {"keep": "keep", "drain": "wait", "abort-resume": "abort"}
 
 
-class Front(Protocol):
+class CallControl(Protocol):
+    """Who can hold calls, and knows which servers there are."""
+
     def await_ready(self) -> None:
         """Returns once the servers can be asked for; `SyncFailed` where that takes too long, or the sync is cut."""
 
@@ -39,22 +39,22 @@ class Front(Protocol):
     def resume(self, servers: Collection[RolloutServer]) -> None:
         """Lets calls go on, to these servers."""
 
-    def tell(self, address: str, version: int) -> None:
+    def set_version(self, address: str, version: int) -> None:
         """What a server samples with from now on."""
 
-    def take_out(self, address: str) -> None:
+    def remove_server(self, address: str) -> None:
         """Nothing is sampled from a server through here any more."""
 
-    def bring_in(self, address: str) -> None:
+    def add_server(self, address: str) -> None:
         """A server that was taken out is used again."""
 
 
-class Gateway:
+class GatewayControl:
     """Headrace's gateway. It pauses and resumes the servers that it uses."""
 
-    def __init__(self, config: SyncConfig, cut: Stop, outage: Outage) -> None:
+    def __init__(self, config: SyncConfig, cut: StopSignal, outage: Outage) -> None:
         assert config.gateway is not None
-        self._http = Http(config.gateway, key=config.presented_key, timeout_s=config.timeout_s, cut=cut)
+        self._http = ServerHttp(config.gateway, key=config.presented_key, timeout_s=config.timeout_s, cut=cut)
         self._timeout_s, self._cut, self._outage = config.timeout_s, cut, outage
 
     def await_ready(self) -> None:
@@ -69,7 +69,7 @@ class Gateway:
         """Asks until it answers, over and over where it answers with a status that passes; None: with nothing."""
         while True:
             try:
-                self._ask("GET", path, within_s=QUICK_S)
+                self._ask("GET", path, within_s=STATUS_TIMEOUT_S)
                 self._outage.answered()
                 return
             except SyncFailed as error:
@@ -80,19 +80,19 @@ class Gateway:
                     raise
 
     def addresses(self) -> dict[str, bool]:
-        found = self._ask("GET", "/servers", within_s=QUICK_S)["servers"]
+        found = self._ask("GET", "/servers", within_s=STATUS_TIMEOUT_S)["servers"]
         # One that is leaving ends its calls under the weights that they began with.
         return {server["address"]: server["state"] == "up" for server in found if server["state"] != "leaving"}
 
     def newest(self) -> int:
-        return int(self._ask("GET", "/policy_version", within_s=QUICK_S)["version"])
+        return int(self._ask("GET", "/policy_version", within_s=STATUS_TIMEOUT_S)["version"])
 
     def pause(self, mode: Mode, servers: Collection[RolloutServer]) -> None:
         try:
-            self._ask("POST", f"/pause?mode={mode}&lease_s={PAUSE_LEASE * self._timeout_s:g}")
+            self._ask("POST", f"/pause?mode={mode}&lease_s={PAUSE_LEASE_ANSWERS * self._timeout_s:g}")
         except BaseException:
             try:
-                self._ask("POST", "/resume", within_s=QUICK_S)
+                self._ask("POST", "/resume", within_s=STATUS_TIMEOUT_S)
             except SyncFailed:
                 pass  # the first error says more
             raise
@@ -100,13 +100,13 @@ class Gateway:
     def resume(self, servers: Collection[RolloutServer]) -> None:
         self._ask("POST", "/resume")
 
-    def tell(self, address: str, version: int) -> None:
+    def set_version(self, address: str, version: int) -> None:
         self._ask("POST", "/policy_version", {"version": version, "server": address})
 
-    def take_out(self, address: str) -> None:
+    def remove_server(self, address: str) -> None:
         self._ask("DELETE", "/servers", {"address": address}, unless=404)  # it has none of this address
 
-    def bring_in(self, address: str) -> None:
+    def add_server(self, address: str) -> None:
         self._ask("POST", "/servers", {"address": address})
 
     def _ask(
@@ -124,7 +124,7 @@ class Gateway:
             raise SyncFailed(f"the gateway {error}{way_out.get(error.status or 0, '')}") from error
 
 
-class Direct:
+class DirectControl:
     """The servers alone. Calls wait inside them, an answer that is cut stays cut, and one taken out stays paused."""
 
     def __init__(self, config: SyncConfig) -> None:
@@ -144,23 +144,23 @@ class Direct:
 
     def pause(self, mode: Mode, servers: Collection[RolloutServer]) -> None:
         try:
-            at_once(lambda server: server.pause(PAUSES[mode]), servers)
+            for_each_in_threads(lambda server: server.pause(PAUSE_MODES[mode]), servers)
         except BaseException as error:
-            at_once(_try_resume, servers)
+            for_each_in_threads(_try_resume, servers)
             if isinstance(error, ServerFailed):
                 raise SyncFailed(f"no pause: {error}") from error
             raise
 
     def resume(self, servers: Collection[RolloutServer]) -> None:
-        at_once(_try_resume, servers)
+        for_each_in_threads(_try_resume, servers)
 
-    def tell(self, address: str, version: int) -> None:
+    def set_version(self, address: str, version: int) -> None:
         pass  # the server itself was told
 
-    def take_out(self, address: str) -> None:
+    def remove_server(self, address: str) -> None:
         pass  # it was left paused
 
-    def bring_in(self, address: str) -> None:
+    def add_server(self, address: str) -> None:
         pass
 
 
@@ -171,6 +171,6 @@ def _try_resume(server: RolloutServer) -> None:
         pass  # it is gone: the next publish says so
 
 
-def front_of(config: SyncConfig, cut: Stop, outage: Outage) -> Front:
+def call_control(config: SyncConfig, cut: StopSignal, outage: Outage) -> CallControl:
     """`cut` ends every wait for it; `outage` is told where it does not answer."""
-    return Direct(config) if config.gateway is None else Gateway(config, cut, outage)
+    return DirectControl(config) if config.gateway is None else GatewayControl(config, cut, outage)

@@ -1,15 +1,15 @@
-"""The number game: a hidden number, so many guesses, each answered "higher" or "lower".
+"""The demo's tasks: what an agent plays. A game knows messages and a reward, and nothing of tokens or of Headrace.
 
-The reward is 1 for a hit and 0 for everything else. A reply is one guess and must be the number alone: anything else
-ends the game, so that a player who knows nothing yet is found out in one call.
+The number game: a hidden number, so many guesses, each answered "higher" or "lower". The reward is 1 for a hit and 0
+for everything else. A reply is one guess and must be the number alone: anything else ends the game, so that a player
+who knows nothing yet is found out in one call. Every game of a group is the same one: what is hidden depends on the
+seed and the group alone.
 """
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-
-__all__ = ["NumberGame", "NumberTask"]
 
 Message = dict[str, str]
 
@@ -48,3 +48,15 @@ class NumberGame:
             self.reward = float(guess == self.hidden)
         else:
             self.messages.append({"role": "user", "content": "higher" if guess < self.hidden else "lower"})
+
+
+#: By name. Both are chosen so that a policy can improve from wherever it is. With 7 numbers in three guesses only one
+#: first guess wins every game, and a policy that is sure of one beside it wins 6 in 7 and stays there; with 6 numbers
+#: two of them do, and with 3 in three guesses every one.
+TASKS = {
+    task.name: task
+    for task in (
+        NumberTask("number", numbers=6, guesses=3),
+        NumberTask("number3", numbers=3, guesses=3),
+    )
+}

@@ -13,11 +13,11 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 
-#: How long a server may take until it answers that it is ready.
-PATIENCE_S = 120.0
+#: How long a server may take until it answers that it is ready: on busy cores, loading a tokenizer takes a minute.
+READY_TIMEOUT_S = 120.0
 
 
-class Child:
+class ServerProcess:
     """`python -m MODULE ARGS`, which prints `... ready on ADDRESS` once it listens, unless that is known before. What
     it says on stderr is told only when it does not do what it should."""
 
@@ -33,22 +33,27 @@ class Child:
     def address(self) -> str:
         """Where it answers; waits for the line that says so."""
         if not self._address:
-            assert self._process.stdout is not None
-            for line in self._process.stdout:
-                _, found, address = line.partition(" ready on ")
-                if found:
-                    self._address = address.strip()
-                    break
-            else:
-                raise self._failed(f"ended with code {self._process.wait()} before it was ready")
+            self._address = self.read_line(" ready on ", "was ready")
         return self._address
+
+    def read_line(self, marker: str, meaning: str) -> str:
+        """What follows `marker` in the next line that has it. Raises where the server ends before: it `meaning`."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            _, found, rest = line.partition(marker)
+            if found:
+                return rest.strip()
+        raise self._failed(f"ended with code {self._process.wait()} before it {meaning}")
+
+    def send_signal(self, number: int) -> None:
+        self._process.send_signal(number)
 
     def wait_until(self, path: str) -> None:
         """Asks for `path` until the answer is 200."""
-        give_up = time.monotonic() + PATIENCE_S
+        give_up = time.monotonic() + READY_TIMEOUT_S
         while True:
             try:
-                with urllib.request.urlopen(self.address + path, timeout=PATIENCE_S) as answer:
+                with urllib.request.urlopen(self.address + path, timeout=READY_TIMEOUT_S) as answer:
                     if answer.status == 200:
                         return
                     said = f"{answer.status}"
@@ -59,7 +64,7 @@ class Child:
                 if (code := self._process.poll()) is not None:
                     raise self._failed(f"ended with code {code} before it was ready") from None
             if time.monotonic() > give_up:
-                raise self._failed(f"still answers {path} with {said} after {PATIENCE_S:g} s")
+                raise self._failed(f"still answers {path} with {said} after {READY_TIMEOUT_S:g} s")
             time.sleep(0.05)
 
     def _failed(self, what: str) -> RuntimeError:
@@ -79,7 +84,7 @@ class Child:
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> ServerProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -1,4 +1,5 @@
-"""Batches, as the trainer wants them: leased, scored, made into examples, the next one while this one is learned from.
+"""Batches from the pool, as the trainer wants them: leased, scored, made into examples, the next one while this one is
+learned from; and the pool's client, which calls again while the pool does not answer.
 
 A lease is prolonged for as long as its batch is held. What was learned from, in this life of the run or an earlier one,
 and is handed out again because its lease ran out before it was acknowledged, is passed over: no trajectory is learned
@@ -10,37 +11,107 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from headrace.data.trajectory import Group, Trajectory
 from headrace.pool.batch import Batch
-from headrace.pool.errors import LeaseLost, PoolUnreachable
-from headrace.trainer.checkpoint import Leases
+from headrace.pool.errors import LeaseLost, PoolClosed, PoolUnreachable
+from headrace.pool.remote import RemotePool
+from headrace.trainer.checkpoint import LeaseFile
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.examples import Examples, examples_of
-from headrace.trainer.patience import PatientPool
-from headrace.trainer.stopping import Stop, Stopped, Worker
-from headrace.trainer.watch import Watcher
+from headrace.trainer.reporting import RunWatcher
+from headrace.trainer.stopping import (
+    Outage,
+    Stopped,
+    StopSignal,
+    TaskThread,
+)
+
+#: Seconds between two tries at a pool that does not answer: the second comes soon, for a connection that was lost.
+RETRY_DELAYS_S = (0.05, 0.2, 0.5, 1.0)
+#: Seconds that a call which ends a run (an acknowledgement, a batch given back) may take: somebody waits for the end,
+#: and a busy machine takes a while to answer.
+LAST_CALL_S = 5.0
+LEASE_ENDING_CALLS = frozenset({"ack", "nack"})
+
+
+class RetryingPool:
+    """Every call is one of the pool's by name. It returns the pool's answer, raises what the pool refuses it with,
+    `PoolUnreachable` once there was no answer for `patience_s`, and `Stopped` where the run is told to stop first.
+
+    The pool given must not try again by itself. A call can be repeated without doing a thing twice: a fetch has a
+    request id, and every other call comes to the same when it is sent again.
+    """
+
+    def __init__(self, pool: Any, outage: Outage, stop: StopSignal, patience_s: float) -> None:
+        self.pool, self.outage = pool, outage
+        self._stop, self._patience_s = stop, patience_s
+        # An ended channel is told in answers; that a pool is closed, by its process on the way out.
+        self._down = (PoolUnreachable, PoolClosed) if isinstance(pool, RemotePool) else PoolUnreachable
+        self._worker = TaskThread("headrace-pool")
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """From the main thread: it is left as soon as the run is told to stop, also where the pool hangs; what ends a
+        lease is then still tried once, where the pool was there."""
+        if self._stop.is_set() and self.outage.is_down:
+            raise Stopped
+        future = self._worker.submit(lambda: self.inline(name, *args, **kwargs))
+        return self._stop.result(future, grace_s=LAST_CALL_S if name in LEASE_ENDING_CALLS else 0.0)
+
+    def inline(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """From a thread that nobody needs to wait for."""
+        if name == "fetch_batch":
+            kwargs.setdefault("request_id", uuid.uuid4().hex)
+        tries = 0
+        while True:
+            try:
+                found = getattr(self.pool, name)(*args, **kwargs)
+            except self._down as error:
+                reason = unreachable_reason(error)
+                down_s = self.outage.failed(reason)
+                if down_s > self._patience_s:
+                    raise PoolUnreachable(f"{self.outage.what} did not answer for {down_s:.0f} s: {reason}") from error
+                if self._stop.wait(RETRY_DELAYS_S[min(tries, len(RETRY_DELAYS_S) - 1)]):
+                    raise Stopped from None
+                tries += 1
+            else:
+                self.outage.answered()
+                return found
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+def unreachable_reason(error: Exception) -> str:
+    """Why a pool did not answer, in words: `ConnectionRefusedError: [Errno 111] Connection refused` says it twice."""
+    lost = error.__cause__
+    refused = lost.__cause__ if lost is not None else None
+    return refused.strerror.lower() if isinstance(refused, OSError) and refused.strerror else str(lost or error)
+
 
 log = logging.getLogger(__name__)
 
 #: Seconds that one wait in the pool lasts; between two, a stop is noticed, and it is told how far the batch is.
-PIECE_S = 0.5
+FETCH_WAIT_S = 0.5
 #: Seconds that a fetch under way is waited for when the run ends, so that its batch can be given back: one wait in the
 #: pool and an answer. Where it takes longer, the lease runs out, or the run's next life gives the batch back.
 LAST_FETCH_S = 2.0
 
 
 class Scorer(Protocol):
+    """Rewards by trajectory uid, for trajectories that brought none."""
+
     def scores(self, trajectories: Iterable[Trajectory]) -> dict[str, float]: ...
 
 
 @dataclass
-class Fetched:
+class FetchedBatch:
     """A batch that is ready to be learned from."""
 
     examples: Examples
@@ -57,17 +128,20 @@ class Fetched:
     converted: tuple[float, float]
 
 
-class Feed:
+class BatchFeed:
+    """The batches of one run. One thread fetches and converts, another prolongs leases; every other method is the main
+    thread's. `close` gives back what was not learned from."""
+
     def __init__(
         self,
-        pool: PatientPool,
+        pool: RetryingPool,
         config: TrainerConfig,
-        leases: Leases,
+        leases: LeaseFile,
         repeats: Iterable[str] = (),
         scorer: Scorer | None = None,
         *,
-        stop: Stop,
-        watcher: Watcher,
+        stop: StopSignal,
+        watcher: RunWatcher,
     ) -> None:
         self._pool, self._config, self._leases, self._scorer = pool, config, leases, scorer
         self._stop, self._watcher = stop, watcher
@@ -78,26 +152,28 @@ class Feed:
         #: What was taken and not acknowledged yet, by lease: it comes again where the lease runs out.
         self._taken: dict[str, list[str]] = {}
         #: Leases on nothing but what was taken before: they end when a checkpoint holds it.
-        self._again: list[str] = []
+        self._repeat_leases: list[str] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._worker = Worker("headrace-feed")
-        self._ahead: Future[Fetched | None] | None = None
-        self._keeper = threading.Thread(target=self._keep, name="headrace-leases", daemon=True)
+        self._worker = TaskThread("headrace-feed")
+        self._prefetched: Future[FetchedBatch | None] | None = None
+        self._keeper = threading.Thread(target=self._extend_leases, name="headrace-leases", daemon=True)
         self._keeper.start()
 
-    def next(self, *, last: bool = False) -> Fetched | None:
+    def next(self, *, last: bool = False) -> FetchedBatch | None:
         """The next batch; None once the channel is shut down and has too little. `last`: no other will be asked for.
         Raises `Stopped` where the run is told to stop before there is one."""
-        self._ahead = self._ahead or self._worker.submit(self._fetch)
-        fetched = self._stop.result(self._ahead)
-        self._ahead = self._worker.submit(self._fetch) if self._config.pool.prefetch and not last and fetched else None
+        self._prefetched = self._prefetched or self._worker.submit(self._fetch)
+        fetched = self._stop.result(self._prefetched)
+        self._prefetched = (
+            self._worker.submit(self._fetch) if self._config.pool.prefetch and not last and fetched else None
+        )
         return fetched
 
     def ack(self, leases: Mapping[str, list[str]]) -> None:
         """These batches are in a checkpoint. Where a lease was lost, its trajectories will come again: they are
         remembered, and passed over then."""
-        again, self._again = self._again, []
+        again, self._repeat_leases = self._repeat_leases, []
         lost: list[str] = []
         for lease, trajectories in {**leases, **{lease: [] for lease in again}}.items():
             try:
@@ -106,7 +182,7 @@ class Feed:
                 lost.append(str(error))
                 self.repeats.update(trajectories)
             self._taken.pop(lease, None)
-            self._hold(lease, held=False)
+            self._record_lease(lease, held=False)
         if lost:
             log.warning("%d batches were not ours any more when they were acknowledged: %s", len(lost), lost[0])
 
@@ -115,9 +191,13 @@ class Feed:
         self._closed.set()
         try:
             self._keeper.join(LAST_FETCH_S)
-            if self._ahead is not None and not self._pool.outage.is_down:
-                wait_for([self._ahead], timeout=LAST_FETCH_S)
-                fetched = self._ahead.result() if self._ahead.done() and self._ahead.exception() is None else None
+            if self._prefetched is not None and not self._pool.outage.is_down:
+                wait_for([self._prefetched], timeout=LAST_FETCH_S)
+                fetched = (
+                    self._prefetched.result()
+                    if self._prefetched.done() and self._prefetched.exception() is None
+                    else None
+                )
                 if fetched is not None:
                     self._give_back(fetched.lease_id)
         finally:
@@ -132,7 +212,7 @@ class Feed:
 
     # -- in the background ---------------------------------------------------------------------------------------------
 
-    def _fetch(self) -> Fetched | None:
+    def _fetch(self) -> FetchedBatch | None:
         wanted = self._config.pool
         starved = (0.0, 0.0)
         while True:
@@ -142,14 +222,14 @@ class Feed:
                 while batch is None:
                     if self._stop.is_set():
                         return None
-                    batch = self._take(timeout=PIECE_S)
+                    batch = self._take(timeout=FETCH_WAIT_S)
                     if batch is None and not self._wait_on():
                         return None
                 starved = (began, time.monotonic())
             began = time.monotonic()
-            groups = [group for group in batch.groups if not self._seen(group)]
+            groups = [group for group in batch.groups if not self._was_learned_from(group)]
             if not groups:
-                self._again.append(str(batch.lease_id))
+                self._repeat_leases.append(str(batch.lease_id))
                 continue
             trajectories = [trajectory for group in groups for trajectory in group.trajectories]
             self._taken[str(batch.lease_id)] = [trajectory.uid for trajectory in trajectories]
@@ -160,7 +240,7 @@ class Feed:
                 return None
             examples = examples_of(groups, self._config.algorithm, self._config.max_length, scores)
             queue = self._pool.inline("stats", wanted.channel)["groups"]["ready"]
-            return Fetched(
+            return FetchedBatch(
                 examples=examples,
                 lease_id=str(batch.lease_id),
                 trajectories=[trajectory.uid for trajectory in trajectories],
@@ -197,10 +277,10 @@ class Feed:
             timeout=timeout,
         )
         if batch is not None:
-            self._hold(str(batch.lease_id), held=True)
+            self._record_lease(str(batch.lease_id), held=True)
         return batch
 
-    def _seen(self, group: Group) -> bool:
+    def _was_learned_from(self, group: Group) -> bool:
         """Whether a group was learned from before; a replay of the channel's history is meant to be."""
         uids = {trajectory.uid for trajectory in group.trajectories}
         if group.replayed:
@@ -213,7 +293,7 @@ class Feed:
 
     # -- leases --------------------------------------------------------------------------------------------------------
 
-    def _hold(self, lease: str, *, held: bool) -> None:
+    def _record_lease(self, lease: str, *, held: bool) -> None:
         with self._lock:
             if held:
                 self._held.append(lease)
@@ -232,9 +312,9 @@ class Feed:
             log.warning("a batch could not be given back: its lease runs out, or --resume gives it back")
             return
         self._taken.pop(lease, None)
-        self._hold(lease, held=False)
+        self._record_lease(lease, held=False)
 
-    def _keep(self) -> None:
+    def _extend_leases(self) -> None:
         every = self._config.pool.lease_s / 3
         lost: set[str] = set()
         while not self._closed.wait(every):

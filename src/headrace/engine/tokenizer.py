@@ -1,32 +1,65 @@
-"""Messages to ids by the model's own chat template, and tool calls out of its text (Hermes' form)."""
+"""The model's tokenizer: the text of single tokens, messages to ids by the model's own chat template, and tool calls
+out of its text (Hermes' form).
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import uuid
+from pathlib import Path
 from typing import Any
 
-from headrace.engine.failures import Refused
+from headrace.engine.http import EngineRequestError
+
+
+class EngineTokenizer:
+    """`hf_tokenizer` is transformers'; `inner` decodes faster where there is a Rust one behind it."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer
+
+        self.hf_tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self.inner: Any = getattr(self.hf_tokenizer, "backend_tokenizer", self.hf_tokenizer)
+        self._texts: dict[int, str] = {}
+
+    def text(self, token: int) -> str:
+        found = self._texts.get(token)
+        if found is None:
+            found = self._texts[token] = str(self.inner.decode([token], skip_special_tokens=False))
+        return found
+
+    def encode(self, text: str, *, special: bool) -> list[int]:
+        found: list[int] = self.hf_tokenizer.encode(text, add_special_tokens=special)
+        return found
+
+    def decode(self, tokens: list[int]) -> str:
+        return str(self.inner.decode(tokens, skip_special_tokens=False))
+
+    def pieces(self, tokens: list[int]) -> list[str]:
+        """The tokens as the vocabulary spells them."""
+        found: list[str] = self.hf_tokenizer.convert_ids_to_tokens(tokens)
+        return found
+
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _CALL = re.compile(rf"{OPEN}\s*(.*?)\s*(?:{CLOSE}|\Z)", re.DOTALL)
 
 
-def render(tokenizer: Any, messages: list[Any], tools: list[Any] | None, **options: Any) -> list[int]:
+def render_chat(tokenizer: Any, messages: list[Any], tools: list[Any] | None, **options: Any) -> list[int]:
     """The ids of a conversation, as the template writes it."""
     if not getattr(tokenizer, "chat_template", None):
-        raise Refused("This model's tokenizer has no chat template; use /v1/completions.", param="messages")
+        raise EngineRequestError("This model's tokenizer has no chat template; use /v1/completions.", param="messages")
     if not messages:
-        raise Refused("messages must not be empty.", param="messages")
+        raise EngineRequestError("messages must not be empty.", param="messages")
     try:
         text = tokenizer.apply_chat_template(
             [_message(message, at) for at, message in enumerate(messages)], tools=tools, tokenize=False, **options
         )
-    except Refused:
+    except EngineRequestError:
         raise
     except Exception as error:  # whatever the template's author raised: the request is what does not fit it
-        raise Refused(f"The chat template refuses these messages: {error}", param="messages") from error
+        raise EngineRequestError(f"The chat template refuses these messages: {error}", param="messages") from error
     found: list[int] = tokenizer.encode(text, add_special_tokens=False)
     return found
 
@@ -35,19 +68,19 @@ def _message(message: Any, at: int) -> dict[str, Any]:
     """One message as templates expect it: text as a string, arguments as an object."""
     where = f"messages.{at}"
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise Refused(f"{where} must be an object with a role, got {message!r:.200}.", param=where)
+        raise EngineRequestError(f"{where} must be an object with a role, got {message!r:.200}.", param=where)
     found = dict(message)
     content = found.get("content")
     if isinstance(content, list):
         found["content"] = "\n".join(_part(part, where) for part in content)
     elif content is not None and not isinstance(content, str):
-        raise Refused(f"{where}.content must be a string or a list of parts.", param=f"{where}.content")
+        raise EngineRequestError(f"{where}.content must be a string or a list of parts.", param=f"{where}.content")
     calls = found.get("tool_calls")
     if calls is None:
         found.pop("tool_calls", None)
         return found
     if not isinstance(calls, list):
-        raise Refused(f"{where}.tool_calls must be a list.", param=f"{where}.tool_calls")
+        raise EngineRequestError(f"{where}.tool_calls must be a list.", param=f"{where}.tool_calls")
     found["tool_calls"] = [_called(call, f"{where}.tool_calls") for call in calls]
     return found
 
@@ -60,7 +93,7 @@ def _part(part: Any, where: str) -> str:
         if isinstance(text, str):
             return text
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise Refused(
+    raise EngineRequestError(
         f"{where}.content has a part of type {kind!r}; this engine takes text only.", param=f"{where}.content"
     )
 
@@ -68,17 +101,17 @@ def _part(part: Any, where: str) -> str:
 def _called(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise Refused(f"{where} must hold objects with function.name.", param=where)
+        raise EngineRequestError(f"{where} must hold objects with function.name.", param=where)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments else {}
         except ValueError as error:
-            raise Refused(f"{where}.function.arguments is not JSON: {error}.", param=where) from error
+            raise EngineRequestError(f"{where}.function.arguments is not JSON: {error}.", param=where) from error
     return {**call, "function": {**function, "arguments": arguments if arguments is not None else {}}}
 
 
-def tool_calls(text: str) -> tuple[str | None, list[dict[str, Any]]]:
+def parse_tool_calls(text: str) -> tuple[str | None, list[dict[str, Any]]]:
     """The text before the first call, and the calls; an answer with anything that is no call is text as it stands."""
     if OPEN not in text:
         return text, []
@@ -96,7 +129,7 @@ def tool_calls(text: str) -> tuple[str | None, list[dict[str, Any]]]:
     return text[: text.index(OPEN)] or None, calls
 
 
-def plain(text: str) -> int:
+def length_before_tool_call(text: str) -> int:
     """How much of a text that still grows is certainly no tool call: all before a mark, or what may become one."""
     at = text.find(OPEN)
     if at >= 0:

@@ -1,0 +1,221 @@
+"""What a run tells: where it stands while it goes on (`RunWatcher`), a row of metrics for each step (`RunMetrics`), and
+what it came to at its end (`RunOutcome`): what was learned from, what was skipped and, where nothing was learned, why.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from headrace.data.errors import HeadraceError
+from headrace.metrics import (
+    JsonLines,
+    Row,
+    TensorBoard,
+    Wandb,
+    Writer,
+)
+from headrace.trainer.checkpoint import Progress
+from headrace.trainer.config import LogConfig
+
+#: What the loop does when it has no batch; `RunWatcher.groups` then says how far that is.
+AWAITING_BATCH = "waiting for a batch"
+
+
+class RunWatcher:
+    """Is told by any of the run's threads, and must return at once. This one remembers where the run stands."""
+
+    def __init__(self) -> None:
+        self._doing = "starting"
+        self._groups = ""
+        self._down: dict[str, str] = {}
+
+    @property
+    def standing(self) -> str:
+        """What the run waits for, or else does, in words."""
+        if self._down:
+            return "waiting for " + "; ".join(self._down.values())
+        if self._doing == AWAITING_BATCH and self._groups:
+            return f"{self._doing}: {self._groups}"
+        return self._doing
+
+    def ready(self, progress: Progress) -> None:
+        """The servers have this run's weights; the first batch is asked for next."""
+
+    def doing(self, words: str) -> None:
+        """What the loop does from here on."""
+        self._doing = words
+
+    def groups(self, words: str) -> None:
+        """How much of the next batch is there, while it is not all."""
+        self._groups = words
+
+    def down(self, service: str, words: str | None) -> None:
+        """A service (`pool`, `gateway`) does not answer, and why; None: it answers again."""
+        self._down = {name: why for name, why in self._down.items() if name != service}
+        if words is not None:
+            self._down = {**self._down, service: words}
+
+    def step(self, row: dict[str, Any]) -> None:
+        """A step's row of the metrics."""
+        self._groups = ""
+
+    def stopping(self, by: str) -> None:
+        """The run was told to stop."""
+
+    def ending_at_once(self) -> None:
+        """The process is ended when this returns."""
+
+
+log = logging.getLogger(__name__)
+
+#: What a row of the metrics counts as left out, by its name there: what it is, and why.
+SKIPPED = {
+    "skipped_zero_variance": ("group", "with equal rewards only"),
+    "skipped_unrewarded": ("trajectory", "without a reward"),
+    "skipped_untrainable": ("trajectory", "without a token to learn from"),
+    "skipped_long": ("sequence", "longer than max_length"),
+    "skipped_media": ("sequence", "with images or other media"),
+    "skipped_repeated": ("group", "learned from before"),
+}
+#: What to do about it.
+REMEDIES = {
+    "skipped_zero_variance": (
+        "with equal rewards no answer is better than another: use tasks that the model solves sometimes, a reward with "
+        "more than two values, or larger groups (algorithm.skip_zero_variance: false learns from them nevertheless)"
+    ),
+    "skipped_unrewarded": "set rewards before a trajectory is completed",
+    "skipped_long": "raise max_length",
+}
+#: Of steps in a row that learned nothing, these are told: the first, and then ever more rarely.
+WARNED_STEP_COUNTS = frozenset({1, 10, 100, 1_000, 10_000, 100_000})
+
+
+class NothingLearned(HeadraceError):
+    """A run ended without having learned from a single token."""
+
+    code = "nothing_learned"
+
+
+class RunOutcome:
+    """Counts over this life of a run, which an earlier life's are no part of."""
+
+    def __init__(self) -> None:
+        self.steps = self.groups = self.tokens = 0
+        self.skipped: dict[str, int] = dict.fromkeys(SKIPPED, 0)
+        #: All steps were done before.
+        self.nothing_to_do = False
+        #: The channel was shut down, and had too little for another batch.
+        self.shut_down = False
+        self.progress = Progress()
+        #: Who stopped the run; empty where nobody did. And what it did or waited for at its end.
+        self.stopped_by = self.standing = ""
+        self._steps_without_learning = 0
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Counts a step by its row of the metrics, and warns where nothing was learned in it."""
+        self.steps += 1
+        self.groups += row["groups"]
+        self.tokens += row["tokens"]
+        for name in self.skipped:
+            self.skipped[name] += row[name]
+        if row["tokens"]:
+            if self._steps_without_learning:
+                log.info(
+                    "step %d learns again, after %d in which nothing was learned",
+                    row["step"],
+                    self._steps_without_learning,
+                )
+            self._steps_without_learning = 0
+            return
+        self._steps_without_learning += 1
+        if self._steps_without_learning in WARNED_STEP_COUNTS:
+            which = (
+                "step"
+                if self._steps_without_learning == 1
+                else f"{self._steps_without_learning} steps in a row, the last"
+            )
+            log.warning("nothing was learned in %s %d: %s", which, row["step"], explain_skipped(row))
+
+    def ended(self, progress: Progress, stopped_by: str, standing: str) -> None:
+        """Takes how the run ended: how far it got, who stopped it, and what it did or waited for then."""
+        self.progress, self.stopped_by, self.standing = progress, stopped_by, standing
+
+    def check(self) -> None:
+        """Raises `NothingLearned`, with the reason, where this life of the run learned nothing and could have."""
+        if self.tokens or self.nothing_to_do:
+            return
+        if self.steps:
+            raise NothingLearned(
+                f"nothing was learned in {_number(self.steps, 'step')}: {explain_skipped(self.skipped)}"
+            )
+        if self.shut_down:
+            raise NothingLearned(f"nothing was learned: the channel was shut down, {self.standing}")
+        raise NothingLearned(f"nothing was learned: stopped by {self.stopped_by} while {self.standing}")
+
+    def sentences(self) -> list[str]:
+        """How it ended, for people."""
+        done = self.progress
+        said = [f"{done.step} steps, version {done.version}, {done.trajectories} trajectories, {done.tokens} tokens"]
+        if any(self.skipped.values()):
+            said.append(f"left out of {_number(self.groups, 'group')}: {count_skipped(self.skipped)}")
+        if self.nothing_to_do:
+            said.append("there was nothing to do: all steps were done before")
+        elif self.shut_down:
+            said.append("the channel was shut down and has too few groups for another batch")
+        return said
+
+
+def count_skipped(counts: dict[str, Any]) -> str:
+    """What was skipped, in words: `3 groups with equal rewards only, 1 trajectory without a reward`."""
+    return ", ".join(f"{_number(counts[name], what)} {why}" for name, (what, why) in SKIPPED.items() if counts[name])
+
+
+def explain_skipped(counts: dict[str, Any]) -> str:
+    """What was left out, and what would help."""
+    found = [name for name in SKIPPED if counts[name]]
+    ways = [REMEDIES[name] for name in found if name in REMEDIES]
+    return "; ".join([f"left out were {count_skipped(counts)}" if found else "the batches were empty", *ways])
+
+
+def _number(count: int, what: str) -> str:
+    if count == 1:
+        return f"1 {what}"
+    return f"{count} {what.removesuffix('y')}ies" if what.endswith("y") else f"{count} {what}s"
+
+
+class RunMetrics:
+    """Every writer of a run, as one."""
+
+    def __init__(self, run: Path, config: LogConfig, settings: Row) -> None:
+        self._writers: list[Writer] = [JsonLines(run / "metrics.jsonl")]
+        if config.tensorboard:
+            self._writers.append(TensorBoard(run / "tensorboard"))
+        if config.wandb is not None:
+            self._writers.append(Wandb(config.wandb, run, name=run.name, config=settings))
+
+    def write(self, row: Row) -> None:
+        for writer in self._writers:
+            writer.write(row)
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
+
+
+def truncate_metrics(run: Path, step: int) -> None:
+    """Drops the lines after a step, and one that was not written to its end."""
+    path = run / "metrics.jsonl"
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            if line.endswith(b"\n") and orjson.loads(line)["step"] <= step:
+                kept.append(line)
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            continue
+    path.write_bytes(b"".join(kept))
