@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from headrace.api.settings import Settings
 from headrace.cli.common import pool_key, say
 from headrace.cli.pool.run import PoolOptions
+from headrace.commands import CommandModel, command
 from headrace.data.errors import HeadraceError
 from headrace.pool import KEY_VARIABLE
 from headrace.serving import loopback
@@ -28,7 +29,7 @@ RAY = "ray"
 KEY = "HEADRACE_API_KEY"
 
 
-class ApiCommand(Settings, PoolOptions):
+class ApiCommand(Settings, PoolOptions, CommandModel):
     """Serve Atropos' Trajectory API, until SIGTERM or Ctrl-C: environments post scored groups, trainers take batches.
     Prints one line with its address as soon as it serves.
 
@@ -49,7 +50,7 @@ class ApiCommand(Settings, PoolOptions):
             raise ValueError("--journal is for a pool in this process, and --pool names one elsewhere; give one")
         return self
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         from headrace.api.app import create_app
         from headrace.serving import LocalOnly, Server, settle_memory, usual_host
 
@@ -94,3 +95,6 @@ def _address(pool: str) -> str:
     from headrace.pool.ray import actor_address
 
     return actor_address("data_pool")
+
+
+api_app = command("api", ApiCommand)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import orjson
-from pydantic import BaseModel, Field, field_validator
-from pydantic_settings import CliPositionalArg
+from pydantic import Field, field_validator
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +16,7 @@ from rich.text import Text
 
 from headrace.cli.common import on_terminal
 from headrace.command_line import FAILED, Usage
+from headrace.commands import CommandModel, Positional, command
 
 if TYPE_CHECKING:
     from headrace.checkup import Report
@@ -27,12 +27,12 @@ KEYS = {"api_key": "HEADRACE_API_KEY", "admin_key": "HEADRACE_ADMIN_KEY"}
 ALL = "chat,completions,responses,messages"
 
 
-class CheckGateway(BaseModel):
+class CheckGatewayCommand(CommandModel):
     """Ask a gateway, or any OpenAI-compatible server, whether what it samples can be trained on, token for token. Exit
     code 0: exactly so; 1: not so, and the findings say why; 2: it could not be asked.
     """
 
-    url: CliPositionalArg[str] = Field(description="http://HOST:PORT, with or without /v1")
+    url: Positional[str] = Field(description="http://HOST:PORT, with or without /v1")
     model: str | None = Field(None, description="the model to ask; otherwise the first that is served")
     api_key: str | None = Field(None, description=f"the key of an agent (or set {KEYS['api_key']})")
     admin_key: str | None = Field(
@@ -61,7 +61,7 @@ class CheckGateway(BaseModel):
             raise ValueError(f"no dialect {unknown[0]!r}; there are {ALL}")
         return value
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         from headrace.checkup import OutOfReach, checkup
 
         given = {name: getattr(self, name) or os.environ.get(variable) for name, variable in KEYS.items()}
@@ -106,3 +106,6 @@ def show(report: Report) -> None:
     console = Console()
     console.print(table)
     console.print(Text(verdict, "green" if report.exact else "red"))
+
+
+check_gateway_app = command("check-gateway", CheckGatewayCommand)

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from pydantic import BaseModel, Field
-from pydantic_settings import CliPositionalArg
+from pydantic import Field
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from headrace.command_line import Usage
+from headrace.commands import CommandModel, Positional
 from headrace.data.json import to_json
 from headrace.pool import KEY_VARIABLE
 
@@ -32,19 +32,19 @@ EMPTY = "-"
 SCHEMES = ("http", "https", "ray-actor")
 
 
-class OnTarget(BaseModel):
-    """A command about one pool."""
+class TargetCommand(CommandModel):
+    """A command about one pool: a journal's folder, or a pool that runs."""
 
-    target: CliPositionalArg[str] = Field(
+    target: Positional[str] = Field(
         description="a journal's folder, http://HOST:PORT or ray-actor://NAME?namespace=NAMESPACE"
     )
     key: str | None = Field(None, description=f"the pool's key over HTTP (or set {KEY_VARIABLE})")
 
 
-class OnFolder(BaseModel):
+class FolderCommand(CommandModel):
     """A command about a journal that no pool has open."""
 
-    target: CliPositionalArg[str] = Field(description="a journal's folder")
+    target: Positional[str] = Field(description="a journal's folder")
 
     @property
     def folder(self) -> Path:
@@ -73,7 +73,7 @@ def folder_of(target: str) -> Path | None:
 
 
 @contextmanager
-def reading(on: OnTarget) -> Iterator[DataPool | RemotePool]:
+def reading(on: TargetCommand) -> Iterator[DataPool | RemotePool]:
     """The pool at a TARGET, to read. A folder is not changed by it."""
     folder = folder_of(on.target)
     if folder is None:
@@ -87,7 +87,7 @@ def reading(on: OnTarget) -> Iterator[DataPool | RemotePool]:
 
 
 @contextmanager
-def connected(on: OnTarget) -> Iterator[RemotePool]:
+def connected(on: TargetCommand) -> Iterator[RemotePool]:
     from headrace.pool.connect import connect
 
     with connect(on.target, key=pool_key(on.key), retry_s=RETRY_S) as pool:

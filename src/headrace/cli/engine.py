@@ -6,9 +6,10 @@ import logging
 import os
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from headrace.checkpoints import local_folder
+from headrace.commands import CommandModel, command
 from headrace.data.errors import HeadraceError
 from headrace.extras import require_for
 
@@ -29,7 +30,7 @@ def check_model(model: str) -> None:
         local_folder(model)
 
 
-class EngineCommand(BaseModel):
+class EngineCommand(CommandModel):
     """Serve a model with vLLM's wire, for the laptop and the tests, until SIGTERM or Ctrl-C. Says where it listens, and
     when its model is loaded: until then it answers 503. Whoever reaches it can use it and change its weights: keep
     it on loopback.
@@ -59,7 +60,7 @@ class EngineCommand(BaseModel):
     prefix_cache_mb: float = Field(256, ge=0, description="memory for beginnings that prompts share; 0: none")
     record: int = Field(0, ge=0, description="keep the last N answers under /debug/calls, for tests")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         from headrace.engine.serve import Loading, run
         from headrace.serving import LocalOnly, Server, loopback
 
@@ -84,3 +85,6 @@ class EngineCommand(BaseModel):
         engine = Engine(Settings(**self.model_dump(exclude={"host", "port", "threads"})))
         torch.set_num_threads(self.threads or (1 if engine.size < SMALL else os.cpu_count() or 1))
         return engine
+
+
+engine_app = command("engine", EngineCommand)

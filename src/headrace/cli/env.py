@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from pydantic import BaseModel, Field
-from pydantic_settings import CliPositionalArg
+from pydantic import Field
 
 from headrace.command_line import OK, Usage, exit_code
+from headrace.commands import CommandModel, Positional, command
 
 PROG = "headrace env"
 HELP = """\
@@ -29,12 +29,12 @@ has several and does not run one of them itself.
 """
 
 
-class EnvCommand(BaseModel):
+class EnvCommand(CommandModel):
     """Run an environment. What follows FILE is its own command line: see `headrace env --help`."""
 
-    file: CliPositionalArg[str] = Field(description="a file, a module or an environment that ships")
+    file: Positional[str] = Field(description="a file, a module or an environment that ships")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         raise Usage(f"{PROG} {self.file} what? serve, process, evaluate or probe (see {PROG} --help)")
 
 
@@ -71,3 +71,6 @@ def _class_of(args: list[str]) -> tuple[str | None, list[str]]:
                 raise Usage("--class needs a NAME")
             return args[at + 1], args[:at] + args[at + 2 :]
     return None, args
+
+
+env_app = command("env", EnvCommand)

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from headrace.cli.common import pool_key, say
 from headrace.cli.engine import check_model
 from headrace.cli.pool.run import PoolOptions
+from headrace.commands import CommandModel, command
 from headrace.data.errors import HeadraceError
 from headrace.extras import require_for
 from headrace.gateway.settings import Settings
@@ -32,7 +33,7 @@ VARIABLES = {
 RAY_FORM = ("tokenizer_path", "prompt_length", "response_length")
 
 
-class GatewayCommand(Settings, PoolOptions):
+class GatewayCommand(Settings, PoolOptions, CommandModel):
     """Forward agents' LLM calls to rollout servers and record every call as one step, until SIGTERM or Ctrl-C. Says
     where it listens, what it waits for (a rollout server that is not up yet, the tokenizer), and when it is ready.
 
@@ -64,7 +65,7 @@ class GatewayCommand(Settings, PoolOptions):
                 raise ValueError("--data-pool-name and --pool-address name two pools; give one")
         return self
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         self._run(self.settings())
 
     def _run(self, settings: Settings, watch: Callable[[Process], None] = lambda process: None) -> None:
@@ -141,9 +142,9 @@ class ServeCommand(GatewayCommand):
             raise ValueError("--engine starts a rollout server, but every model of --models has addresses of its own")
         return self
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         if self.engine is None:
-            super().cli_cmd()
+            super().execute()
             return
         from headrace.gateway.own_engine import OwnEngine
 
@@ -164,3 +165,7 @@ class _Console:
 
     def ready(self, address: str) -> None:
         print(f"gateway ready on {address}", flush=True)
+
+
+gateway_app = command("gateway", GatewayCommand)
+serve_app = command("serve", ServeCommand)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
-from pydantic_settings import CliPositionalArg
 from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
-from headrace.cli.common import OnTarget, cell, megabytes, on_terminal, print_json, print_rows, reading, say
+from headrace.cli.common import TargetCommand, cell, megabytes, on_terminal, print_json, print_rows, reading, say
 from headrace.command_line import Usage
+from headrace.commands import Positional, command
 from headrace.data.step import Step
 from headrace.data.trajectory import Trajectory
 from headrace.pool.config import DEFAULT_CHANNEL
@@ -21,13 +21,13 @@ from headrace.pool.config import DEFAULT_CHANNEL
 LEDGER = ("submitted", "queued", "leased", "consumed", "dropped", "quarantined")
 
 
-class Stats(OnTarget):
+class PoolStatsCommand(TargetCommand):
     """The ledger (where every step that was ever submitted is now), the queues and how safe they are."""
 
     channel: str | None = Field(None, description="one channel only")
     as_json: bool = Field(False, alias="json", description="print JSON")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         with reading(self) as pool:
             found = pool.stats(self.channel)
         if self.as_json:
@@ -50,10 +50,10 @@ class Stats(OnTarget):
             print(f"journal\t{found['journal']}\t{megabytes(found['journal_bytes'])}")
 
 
-class Ls(OnTarget):
+class PoolLsCommand(TargetCommand):
     """List what a channel holds, oldest first, a page at a time."""
 
-    what: CliPositionalArg[Literal["groups", "trajectories", "steps"]] = Field(
+    what: Positional[Literal["groups", "trajectories", "steps"]] = Field(
         "groups", description="groups, trajectories or steps"
     )
     channel: str = Field(DEFAULT_CHANNEL, description="the channel")
@@ -71,7 +71,7 @@ class Ls(OnTarget):
     all_pages: bool = Field(False, alias="all", description="every page, one after the other")
     as_json: bool = Field(False, alias="json", description="print JSON")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         filters = self._filters()
         with reading(self) as pool:
             ask = {"groups": pool.list_groups, "trajectories": pool.list_trajectories, "steps": pool.list_steps}[
@@ -100,15 +100,15 @@ class Ls(OnTarget):
         return given
 
 
-class Show(OnTarget):
+class PoolShowCommand(TargetCommand):
     """One trajectory: which step continues which, what each cost in tokens and what it earned."""
 
-    trajectory_uid: CliPositionalArg[str] = Field(description="the trajectory")
+    trajectory_uid: Positional[str] = Field(description="the trajectory")
     channel: str | None = Field(None, description="the channel; without one all are searched")
     tokens: bool = Field(False, description="also the token ids that each step added")
     as_json: bool = Field(False, alias="json", description="print JSON")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         with reading(self) as pool:
             found: Trajectory = pool.trajectory(self.trajectory_uid, self.channel)
         rows = list(_steps(found, self.tokens))
@@ -133,7 +133,7 @@ class Show(OnTarget):
                 print("  " * (row["depth"] + 1) + _line(row))
 
 
-class Export(OnTarget):
+class PoolExportCommand(TargetCommand):
     """Write what a channel holds, queued and leased, to a file: .parquet (needs the extra export) or .jsonl.
 
     steps: one row a step, with every field of Step. sequences: one row a root-to-leaf path, as a trainer gets it.
@@ -143,7 +143,7 @@ class Export(OnTarget):
     channel: str = Field(DEFAULT_CHANNEL, description="the channel")
     what: Literal["steps", "sequences"] = Field("steps", description="what a row is")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         from headrace.pool.export import export
 
         with reading(self) as pool:
@@ -260,3 +260,9 @@ def _tree(head: dict[str, Any], rows: list[dict[str, Any]]) -> Tree:
         del branches[row["depth"] + 1 :]
         branches.append(branches[-1].add(escape(_line(row))))
     return tree
+
+
+stats_app = command("stats", PoolStatsCommand)
+ls_app = command("ls", PoolLsCommand)
+show_app = command("show", PoolShowCommand)
+export_app = command("export", PoolExportCommand)

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 from pydantic import BaseModel, Field
-from pydantic_settings import CliPositionalArg
 
 from headrace.cli.common import pool_key, say
 from headrace.command_line import Usage
+from headrace.commands import CommandModel, Positional, command
 from headrace.data.errors import HeadraceError
 from headrace.extras import require_for
 from headrace.files import read
@@ -63,7 +63,7 @@ class PoolOptions(BaseModel):
         return given
 
 
-class Serve(PoolOptions):
+class PoolServeCommand(PoolOptions, CommandModel):
     """Run a pool as an HTTP service, until SIGTERM or Ctrl-C. Prints one line with its address once it is ready."""
 
     host: str = Field("127.0.0.1", description="address to listen on")
@@ -74,7 +74,7 @@ class Serve(PoolOptions):
         None, description="folder below which `pool backup` may copy the journal; without one it is refused"
     )
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         from headrace.pool.embedded import DataPool
         from headrace.pool.http import Server
 
@@ -95,7 +95,7 @@ class Serve(PoolOptions):
             server.run(_announce)
 
 
-class Start(PoolOptions):
+class PoolStartCommand(PoolOptions, CommandModel):
     """Run a pool as a detached, named actor of a Ray cluster. Ray restarts it when it dies; with a journal it then
     comes back with everything that was acknowledged.
 
@@ -109,7 +109,7 @@ class Start(PoolOptions):
     shared_journal: bool = Field(False, description="every node sees the journal's folder: the actor may move")
     num_cpus: float = Field(0, ge=0, description="CPUs that Ray sets aside for it")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         require_for("pool start")
         from headrace.pool.ray import actor_address, start_pool
 
@@ -125,12 +125,12 @@ class Start(PoolOptions):
         _announce(actor_address(self.name, self.ray_address, self.namespace))
 
 
-class Stop(BaseModel):
+class PoolStopCommand(CommandModel):
     """End a pool that runs as a Ray actor, for good. Its journal stays."""
 
-    target: CliPositionalArg[str] = Field(description="ray-actor://NAME?namespace=NAMESPACE")
+    target: Positional[str] = Field(description="ray-actor://NAME?namespace=NAMESPACE")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         parts = urllib.parse.urlsplit(self.target)
         if parts.scheme != "ray-actor" or not parts.netloc:
             raise Usage(
@@ -195,3 +195,8 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def _announce(address: str) -> None:
     print(f"pool ready on {address}", flush=True)
+
+
+serve_app = command("serve", PoolServeCommand)
+start_app = command("start", PoolStartCommand)
+stop_app = command("stop", PoolStopCommand)

@@ -7,12 +7,13 @@ from typing import Any
 
 from pydantic import Field
 
-from headrace.cli.common import OnFolder, OnTarget, connected, folder_of, megabytes, print_json
+from headrace.cli.common import FolderCommand, TargetCommand, connected, folder_of, megabytes, print_json
 from headrace.command_line import FAILED
+from headrace.commands import command
 from headrace.pool.journal.scan import Scan
 
 
-class Verify(OnFolder):
+class PoolVerifyCommand(FolderCommand):
     """Read all of a journal and say what was found. Nothing is changed. Damage makes the exit code 1.
 
     A torn tail is not damage: it is what a crash in the middle of a write leaves, and nothing acknowledged is in it.
@@ -20,7 +21,7 @@ class Verify(OnFolder):
 
     as_json: bool = Field(False, alias="json", description="print JSON")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         from headrace.pool.journal.repair import verify
         from headrace.pool.readonly import JournalView, hold, release
 
@@ -46,10 +47,10 @@ class Verify(OnFolder):
             raise SystemExit(FAILED)
 
 
-class Repair(OnFolder):
+class PoolRepairCommand(FolderCommand):
     """Put what reads back of a damaged journal in its place. The damaged files are moved to its folder `damaged`."""
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         from headrace.pool.journal.repair import DAMAGED, repair
         from headrace.pool.readonly import JournalView, hold, release
 
@@ -70,10 +71,10 @@ class Repair(OnFolder):
         print(f"repaired: what reads back is in place; the damaged files are in {self.folder / DAMAGED}")
 
 
-class Compact(OnTarget):
+class PoolCompactCommand(TargetCommand):
     """Rewrite a journal as a snapshot of what lives, and delete the rest."""
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         folder = folder_of(self.target)
         if folder is None:
             with connected(self) as pool:
@@ -88,14 +89,14 @@ class Compact(OnTarget):
         print(f"compacted {self.target}: {megabytes(before)} before, {megabytes(after)} now")
 
 
-class Backup(OnTarget):
+class PoolBackupCommand(TargetCommand):
     """Copy a journal, as it is now, to an empty folder, and check the copy. A pool that runs goes on meanwhile; the
     folder is then one on its machine, and over HTTP one below what the server has as --backups.
     """
 
     to: Path = Field(description="the folder to copy to; it must be new or empty")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         folder = folder_of(self.target)
         if folder is None:
             with connected(self) as pool:
@@ -150,3 +151,9 @@ def _tell(report: dict[str, Any]) -> None:
         if report["lost"]:
             print(f"note       {report['lost']} steps were lost in an earlier repair; the ledger is set right")
     print("sound" if report["sound"] else "damaged: `headrace pool repair` puts what reads back in place")
+
+
+verify_app = command("verify", PoolVerifyCommand)
+repair_app = command("repair", PoolRepairCommand)
+compact_app = command("compact", PoolCompactCommand)
+backup_app = command("backup", PoolBackupCommand)
