@@ -82,7 +82,7 @@ def command(name: str, model: type[CommandModel]) -> App:
         made.execute()
 
     execute.__signature__ = signature  # type: ignore[attr-defined]
-    optional = [_label(path, field) for path, field in fields.values() if _is_positional(field, required=False)]
+    optional = [labels[path] for path, field in fields.values() if _is_positional(field) and not field.is_required()]
     app = _app(name, _HelpPage(inspect.getdoc(model) or "", optional))
     app.default(execute)
     return app
@@ -144,8 +144,8 @@ def _fields(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tup
             yield path, field
 
 
-def _is_positional(field: FieldInfo, *, required: bool | None = None) -> bool:
-    return _POSITIONAL in field.metadata and required in (None, field.is_required())
+def _is_positional(field: FieldInfo) -> bool:
+    return _POSITIONAL in field.metadata
 
 
 def _label(path: tuple[str, ...], field: FieldInfo) -> str:
@@ -172,7 +172,7 @@ def _parameter(key: str, path: tuple[str, ...], field: FieldInfo) -> inspect.Par
         help=field.description,
         converter=_typed if literal is not None else None,
         metavar=next((_PLACEHOLDERS[kind] for kind in types if kind in _PLACEHOLDERS), "TEXT"),
-        negative=f"--no-{path[-1].replace('_', '-')}" if toggles else (),
+        negative=_label(path, field).replace("--", "--no-", 1) if toggles else (),
         show_default=str(default) if default not in (None, "", []) and default is not False else False,
         allow_repeating=True,
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from headrace.api.settings import Settings
-from headrace.cli.common import pool_key, say
+from headrace.cli.common import pool_key, remark
 from headrace.cli.pool.run import PoolOptions
 from headrace.commands import CommandModel, command
 from headrace.data.errors import HeadraceError
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from headrace.pool.embedded import DataPool
     from headrace.pool.remote import RemotePool
 
-#: The word for the actor that `headrace pool start` makes where nothing else is said.
-RAY = "ray"
-KEY = "HEADRACE_API_KEY"
+#: What `--pool` takes for the actor that `headrace pool start` makes by default.
+DEFAULT_ACTOR = "ray"
+#: The environment variable of `--api-key`.
+KEY_OF_API = "HEADRACE_API_KEY"
 
 
 class ApiCommand(Settings, PoolOptions, CommandModel):
@@ -40,8 +41,8 @@ class ApiCommand(Settings, PoolOptions, CommandModel):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: a free one")
     pool: str | None = Field(
         None,
-        description="a pool that runs elsewhere: http://HOST:8200 (its key is in "
-        f"{KEY_VARIABLE}), ray-actor://NAME?namespace=NAMESPACE, or {RAY}: the actor of `headrace pool start`",
+        description=f"a pool that runs elsewhere: http://HOST:8200 (its key is in {KEY_VARIABLE}), "
+        f"ray-actor://NAME?namespace=NAMESPACE, or {DEFAULT_ACTOR}: the actor of `headrace pool start`",
     )
 
     @model_validator(mode="after")
@@ -56,12 +57,12 @@ class ApiCommand(Settings, PoolOptions, CommandModel):
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         settings = Settings(**{name: getattr(self, name) for name in Settings.model_fields})
-        settings.api_key = settings.api_key or os.environ.get(KEY) or None
+        settings.api_key = settings.api_key or os.environ.get(KEY_OF_API) or None
         host = self.host or usual_host(keyed=settings.api_key is not None)
         if settings.api_key is None and not loopback(host):
-            say(
+            remark(
                 f"warning: {host} can be reached from other machines and there is no key: whoever reaches it can "
-                f"post, take and reset. Set {KEY} or --api-key"
+                f"post, take and reset. Set {KEY_OF_API} or --api-key"
             )
         with self._opened() as pool:
             try:
@@ -76,6 +77,7 @@ class ApiCommand(Settings, PoolOptions, CommandModel):
 
     @contextmanager
     def _opened(self) -> Iterator[DataPool | RemotePool]:
+        """The pool that is served: its own, or the one of `--pool`. Raises where that does not answer."""
         if self.pool is None:
             from headrace.pool.embedded import DataPool
 
@@ -85,12 +87,12 @@ class ApiCommand(Settings, PoolOptions, CommandModel):
         from headrace.pool.connect import connect
 
         with connect(_address(self.pool), key=pool_key(None)) as remote:
-            remote.desk_status()  # a pool that is not there is said now, not at the first call
+            remote.desk_status()  # so that a pool that is not there is told now, not at the first call
             yield remote
 
 
 def _address(pool: str) -> str:
-    if pool != RAY:
+    if pool != DEFAULT_ACTOR:
         return pool
     from headrace.pool.ray import actor_address
 

@@ -13,6 +13,7 @@ from headrace.command_line import FAILED, Usage
 from headrace.commands import CommandModel, command
 from headrace.extras import require_for
 
+#: Where runs are, each a folder, unless `--run` names another.
 RUNS = Path("runs")
 
 
@@ -56,6 +57,7 @@ class DemoCommand(CommandModel):
             raise SystemExit(FAILED)
 
     def _folder(self) -> Path:
+        """The run's folder. Raises `Usage` where there is none to resume."""
         if self.run is not None:
             return self.run
         if not self.resume:

@@ -44,11 +44,11 @@ LIBRARIES = (
     *("aiohttp", "fastapi", "msgspec", "numpy", "pydantic", "starlette", "uvicorn"),
     *("torch", "transformers", "tokenizers", "safetensors", "renderers", "ray", "pyarrow", "math-verify"),
 )
-#: A driver that does not answer within so many seconds is as good as none.
+#: Seconds that the GPU's driver may take to answer: one that hangs counts as none.
 GPU_ANSWER_S = 10.0
-#: Below this much free disk, in GB, a demo's journal and checkpoints, or an installation, may not fit.
+#: Free GB below which a demo's journal and checkpoints, or an installation, may not fit.
 LEAST_DISK_GB = 5.0
-#: What listens where, unless it is told otherwise.
+#: The commands that listen on a port by default, by how the report names them.
 LISTENING: dict[str, type[CommandModel]] = {
     "api": ApiCommand,
     "engine": EngineCommand,
@@ -56,7 +56,7 @@ LISTENING: dict[str, type[CommandModel]] = {
     "pool serve": PoolServeCommand,
 }
 #: The commands that need nothing but Headrace itself; the others are in `headrace.extras.NEEDS`.
-PLAIN = ("api", "pool", "check-gateway", "bench envs", "bench api", "doctor")
+CORE_COMMANDS = ("api", "pool", "check-gateway", "bench envs", "bench api", "doctor")
 
 
 class DoctorCommand(CommandModel):
@@ -68,7 +68,7 @@ class DoctorCommand(CommandModel):
 
     def execute(self) -> None:
         ports = {model.model_fields["port"].default: name for name, model in LISTENING.items()}
-        report = examine(ports, PLAIN)
+        report = examine(ports, CORE_COMMANDS)
         if self.as_json:
             print_json(msgspec.to_builtins(report))
         else:
@@ -77,7 +77,9 @@ class DoctorCommand(CommandModel):
             raise SystemExit(FAILED)
 
 
-class Library(msgspec.Struct, frozen=True):
+class LibraryVersion(msgspec.Struct, frozen=True):
+    """A library, and its version where it is installed."""
+
     name: str
     installed: str | None
     #: The version in constraints.txt.
@@ -93,7 +95,7 @@ class CommandNeeds(msgspec.Struct, frozen=True):
     install: str | None
 
 
-class Port(msgspec.Struct, frozen=True):
+class DefaultPort(msgspec.Struct, frozen=True):
     """A port that a command listens on unless it is told another."""
 
     port: int
@@ -102,18 +104,24 @@ class Port(msgspec.Struct, frozen=True):
 
 
 class Gpu(msgspec.Struct, frozen=True):
+    """An NVIDIA GPU."""
+
     name: str
-    #: None where it shares the machine's.
+    #: None where it shares the machine's memory.
     memory_gb: float | None
     driver: str
 
 
 class Disk(msgspec.Struct, frozen=True):
+    """A folder that Headrace writes to, and what is free on its disk."""
+
     folder: str
     free_gb: float
 
 
 class DoctorReport(msgspec.Struct, frozen=True):
+    """What was found: what `--json` prints."""
+
     headrace: str
     location: str
     python: str
@@ -123,10 +131,10 @@ class DoctorReport(msgspec.Struct, frozen=True):
     memory_gb: float | None
     gpus: list[Gpu]
     disks: list[Disk]
-    ports: list[Port]
+    ports: list[DefaultPort]
     #: Whether Ray would present a token to a cluster; None without Ray.
     ray_token: str | None
-    libraries: list[Library]
+    libraries: list[LibraryVersion]
     commands: list[CommandNeeds]
     #: What every command needs and is not there: with any of these nothing can be relied on.
     broken: list[str]
@@ -137,10 +145,10 @@ class DoctorReport(msgspec.Struct, frozen=True):
 def examine(ports: Mapping[int, str], commands: Iterable[str]) -> DoctorReport:
     """Looks at this machine. `ports` has what listens on each by default; `commands` are the names of all commands."""
     tested = tested_versions()
-    libraries = [Library(name, version_of(name), tested.get(name)) for name in LIBRARIES]
+    libraries = [LibraryVersion(name, version_of(name), tested.get(name)) for name in LIBRARIES]
     gpus = find_gpus()
     disks = [Disk(str(folder), shutil.disk_usage(folder).free / 1e9) for folder in _folders()]
-    looked = [Port(port, by, is_free(port)) for port, by in sorted(ports.items())]
+    looked = [DefaultPort(port, by, is_free(port)) for port, by in sorted(ports.items())]
     return DoctorReport(
         headrace=__version__,
         location=str(clone() or Path(__file__).parents[1]),
@@ -161,6 +169,7 @@ def examine(ports: Mapping[int, str], commands: Iterable[str]) -> DoctorReport:
 
 
 def _command(name: str) -> CommandNeeds:
+    """What one command lacks here."""
     needs = NEEDS.get(name, ())
     lacking = missing(needs)
     extras = [extra for extra in needs if missing([extra])]
@@ -168,7 +177,7 @@ def _command(name: str) -> CommandNeeds:
 
 
 def _broken() -> list[str]:
-    """Requirements of the core that are not installed."""
+    """A sentence for each requirement of the core that is not installed."""
     try:
         core = [line for line in requires("headrace") or [] if "extra ==" not in line]
     except PackageNotFoundError:
@@ -177,7 +186,9 @@ def _broken() -> list[str]:
     return [f"{name} is not installed, and every command needs it" for name in names if version_of(name) is None]
 
 
-def _warnings(libraries: list[Library], gpus: list[Gpu], disks: list[Disk], ports: list[Port]) -> list[str]:
+def _warnings(
+    libraries: list[LibraryVersion], gpus: list[Gpu], disks: list[Disk], ports: list[DefaultPort]
+) -> list[str]:
     found = []
     oldest, newest = PYTHONS
     if not oldest <= sys.version_info[:2] <= newest:
@@ -203,6 +214,7 @@ def _warnings(libraries: list[Library], gpus: list[Gpu], disks: list[Disk], port
 
 
 def version_of(name: str) -> str | None:
+    """The installed version of a library; None where it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -234,7 +246,7 @@ def is_free(port: int) -> bool:
 
 
 def find_gpus() -> list[Gpu]:
-    """NVIDIA's GPUs, as their driver tells of them."""
+    """The GPUs that `nvidia-smi` lists; none where it is not there or does not answer."""
     command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=GPU_ANSWER_S, check=True).stdout
@@ -256,13 +268,14 @@ def ray_token(variables: Mapping[str, str], home: Path) -> str:
 
 
 def _folders() -> list[Path]:
-    """The current folder and, where it is on another disk, the one of caches."""
+    """The folders whose disks are looked at: the current one and, where it is on another disk, that of caches."""
     here, cache = Path.cwd(), cache_folder()
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
     return [here] if existing.stat().st_dev == here.stat().st_dev else [here, existing]
 
 
 def _memory_gb() -> float | None:
+    """The machine's memory; None where the system does not tell."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
     except (ValueError, OSError):
@@ -273,7 +286,7 @@ def _memory_gb() -> float | None:
 
 
 def show(report: DoctorReport) -> None:
-    """The findings for people: what the machine is, what works, and at the end what is worth a look."""
+    """Prints the findings for people: the machine, the commands, the libraries, and last what needs attention."""
     console = Console(soft_wrap=True)
     console.print(_grid(_facts(report)))
     _print_commands(report, console)

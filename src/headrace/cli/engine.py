@@ -16,15 +16,15 @@ from headrace.extras import require_for
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
 
-#: Models below this many weights are slower with threads than without.
-SMALL = 20_000_000
+#: Weights below which a model is slower with several CPU threads than with one.
+ONE_THREAD_WEIGHTS = 20_000_000
 
-#: The model that is built on the spot.
+#: The name of the model that is built on the spot, with random weights.
 TINY = "tiny"
 
 
 def check_model(model: str) -> None:
-    """Refuses, before anything is loaded, what could not be served: for want of an extra, or of a folder."""
+    """Raises `MissingExtra` or `InvalidInput` for what could not be served, before anything is loaded."""
     require_for("engine")
     if model != TINY:
         local_folder(model)
@@ -83,7 +83,7 @@ class EngineCommand(CommandModel):
         from headrace.engine.engine import Engine, Settings
 
         engine = Engine(Settings(**self.model_dump(exclude={"host", "port", "threads"})))
-        torch.set_num_threads(self.threads or (1 if engine.size < SMALL else os.cpu_count() or 1))
+        torch.set_num_threads(self.threads or (1 if engine.size < ONE_THREAD_WEIGHTS else os.cpu_count() or 1))
         return engine
 
 

@@ -1,4 +1,4 @@
-"""`headrace pool verify`, `repair`, `compact` and `backup`."""
+"""`headrace pool verify`, `repair`, `compact` and `backup`: looking after a pool's journal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PoolVerifyCommand(FolderCommand):
         finally:
             release(held)
         if report["sound"]:
-            # What reads back must also add up: it is replayed, as a pool would, and the ledger is looked at.
+            # What can be read must also add up: it is replayed, as a pool would, and the ledger is checked.
             with JournalView(self.folder) as view:
                 stats = view.stats()
                 report["ledger"], report["balanced"] = stats["ledger"], stats["balanced"]
@@ -42,7 +42,7 @@ class PoolVerifyCommand(FolderCommand):
         if self.as_json:
             print_json(report)
         else:
-            _tell(report)
+            _print_report(report)
         if not report["sound"]:
             raise SystemExit(FAILED)
 
@@ -62,8 +62,8 @@ class PoolRepairCommand(FolderCommand):
         for damage in found.damage:
             print(f"damage: {damage}")
         with JournalView(self.folder) as view:
-            told = [event for event in view.events() if event.kind == "damage" and "lost" in event.detail]
-        for event in told:
+            losses = [event for event in view.events() if event.kind == "damage" and "lost" in event.detail]
+        for event in losses:
             where, what = (f"channel {event.channel}", "steps") if event.channel else ("desk", "groups")
             print(f"{where}: {event.detail['lost']} {what} are lost", end="")
             returned = event.detail["returned"]
@@ -108,7 +108,7 @@ class PoolBackupCommand(TargetCommand):
 
 
 def _opened(folder: Path) -> Any:
-    """A pool on a journal that is there; a folder without one is an error, and not a new journal."""
+    """A pool on a journal that exists. Raises `HeadraceError` where the folder has none, and makes no new one."""
     from headrace.pool.embedded import DataPool
     from headrace.pool.readonly import hold, release
 
@@ -117,6 +117,7 @@ def _opened(folder: Path) -> Any:
 
 
 def _report(found: Scan) -> dict[str, Any]:
+    """What a scan found, as `--json` prints it."""
     return {
         "sound": not found.damage,
         "snapshot": found.layout.snapshot.name if found.layout.snapshot is not None else None,
@@ -133,7 +134,8 @@ def _report(found: Scan) -> dict[str, Any]:
     }
 
 
-def _tell(report: dict[str, Any]) -> None:
+def _print_report(report: dict[str, Any]) -> None:
+    """The same for people, with the verdict as the last line."""
     print(f"snapshot   {report['snapshot'] or 'none'}")
     print(f"segments   {len(report['segments'])}, {report['commits']} commits, {megabytes(report['bytes'])}")
     for damage in report["damage"]:

@@ -1,4 +1,4 @@
-"""`headrace pool serve`, `start` and `stop`."""
+"""`headrace pool serve`, `start` and `stop`, and the options of every command that makes a pool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 from pydantic import BaseModel, Field
 
-from headrace.cli.common import pool_key, say
+from headrace.cli.common import pool_key, remark
 from headrace.command_line import Usage
 from headrace.commands import CommandModel, Positional, command
 from headrace.data.errors import HeadraceError
@@ -20,11 +20,12 @@ from headrace.pool import KEY_VARIABLE
 from headrace.pool.config import ChannelConfig, Limits
 from headrace.serving import loopback
 
+#: What a file of `--config` may hold.
 CONFIG_KEYS = ("channels", "defaults", "limits")
 
 
 class PoolOptions(BaseModel):
-    """What a pool is made of, however it is reached."""
+    """The options of a pool that a command makes."""
 
     journal: Path | None = Field(
         None, description="folder in which what was acknowledged is found again; without one the pool lives in memory"
@@ -81,7 +82,7 @@ class PoolServeCommand(PoolOptions, CommandModel):
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         key = pool_key(self.key)
         if key is None and not loopback(self.host):
-            say(
+            remark(
                 f"warning: {self.host} can be reached from other machines and there is no key: whoever reaches it can "
                 f"read and change this pool. Set {KEY_VARIABLE} or --key"
             )
@@ -149,7 +150,9 @@ class PoolStopCommand(CommandModel):
 
 
 def channel_spec(text: str) -> tuple[str, dict[str, Any]]:
-    """`train:n_rollouts=8,overflow=reject` as the channel's name and its options."""
+    """The channel's name and its options, of text such as `train:n_rollouts=8,overflow=reject`. Raises `Usage` or
+    `InvalidInput` where it is not of that form, or an option is unknown or wrong.
+    """
     name, _, rest = text.partition(":")
     if not name:
         raise Usage(f"--channel {text!r}: it begins with the channel's name, as in train:n_rollouts=8")
@@ -164,7 +167,7 @@ def channel_spec(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _value(text: str) -> Any:
-    """A number, true, false or none where it reads as one; text otherwise."""
+    """An option's value: a number, true, false or none where the text is one, else the text itself."""
     if text.lower() in ("none", "null"):
         return None
     try:
@@ -175,7 +178,9 @@ def _value(text: str) -> Any:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A configuration file's channels, defaults and limits, each checked by name and value."""
+    """The channels, defaults and limits of a configuration file. Raises `Usage` or `InvalidInput` for an unknown key or
+    a value that cannot be.
+    """
     found = read(path)
     if not all(isinstance(value, dict) for value in found.values()):
         raise Usage(f"--config {path}: it may hold {', '.join(CONFIG_KEYS)}, each an object")
@@ -194,6 +199,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _announce(address: str) -> None:
+    """Prints the one line that programs wait for."""
     print(f"pool ready on {address}", flush=True)
 
 
