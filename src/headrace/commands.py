@@ -167,15 +167,6 @@ def _parameter(key: str, path: tuple[str, ...], field: FieldInfo) -> inspect.Par
     literal = next((kind for kind in types if get_origin(kind) is Literal), None)
     default = None if field.is_required() else field.get_default(call_default_factory=True)
     toggles = bool in types and default is not False
-    settings = Parameter(
-        name=_label(path, field),
-        help=field.description,
-        converter=_typed if literal is not None else None,
-        metavar=next((_PLACEHOLDERS[kind] for kind in types if kind in _PLACEHOLDERS), "TEXT"),
-        negative=_label(path, field).replace("--", "--no-", 1) if toggles else (),
-        show_default=str(default) if default not in (None, "", []) and default is not False else False,
-        allow_repeating=True,
-    )
     hint: Any = str
     if bool in types:
         hint = bool
@@ -185,6 +176,15 @@ def _parameter(key: str, path: tuple[str, ...], field: FieldInfo) -> inspect.Par
         hint = literal
     elif Path in types:
         hint = Path
+    settings = Parameter(
+        name=_label(path, field),
+        help=field.description,
+        converter=_typed if hint in (Path, literal) else None,
+        metavar=next((_PLACEHOLDERS[kind] for kind in types if kind in _PLACEHOLDERS), "TEXT"),
+        negative=_label(path, field).replace("--", "--no-", 1) if toggles else (),
+        show_default=str(default) if default not in (None, "", []) and default is not False else False,
+        allow_repeating=True,
+    )
     return inspect.Parameter(
         key,
         inspect.Parameter.POSITIONAL_ONLY if _is_positional(field) else inspect.Parameter.KEYWORD_ONLY,
@@ -194,7 +194,7 @@ def _parameter(key: str, path: tuple[str, ...], field: FieldInfo) -> inspect.Par
 
 
 def _typed(hint: Any, tokens: Sequence[Any]) -> str:
-    """A value as it was typed."""
+    """A converter that leaves a value as it was typed."""
     return str(tokens[-1].value)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,14 @@ def test_help_says_what_flags_mean_in_words(headrace: Command) -> None:
 def test_the_version_is_the_package_s() -> None:
     done = spawn("--version")
     assert (done.code, done.out) == (0, f"headrace {__version__}\n")
+
+
+def test_a_command_s_modules_are_imported_only_when_it_is_asked_for() -> None:
+    code = "import atexit, sys; atexit.register(lambda: print(*sys.modules)); from headrace.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "pool", "--help"], capture_output=True, text=True, check=True)
+    loaded = done.stdout.splitlines()[-1].split()
+    assert "headrace.cli.pool" in loaded
+    assert not [name for name in loaded if name.startswith(("headrace.pool", "headrace.gateway", "headrace.api"))]
 
 
 @pytest.mark.parametrize("args", [(), ("pool",)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from pydantic import Field
@@ -34,7 +35,7 @@ has several and does not run one of them itself.
 class EnvCommand(CommandModel):
     """Run an environment. What follows FILE is its own command line: see `headrace env --help`."""
 
-    file: Positional[str] = Field(description="a file, a module or an environment that ships")
+    file: Positional[Path] = Field(description="a file, a module or an environment that ships")
 
     def execute(self) -> None:
         raise Usage(f"{PROG} {self.file} what? serve, process, evaluate or probe (see {PROG} --help)")
