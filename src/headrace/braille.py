@@ -1,4 +1,4 @@
-"""Curves for a terminal."""
+"""Curves drawn with braille characters, for a terminal."""
 
 from __future__ import annotations
 

@@ -20,11 +20,13 @@ OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 class Usage(Exception):
-    """What was asked for cannot be: the command ends with `BAD_USAGE`."""
+    """A command line that cannot be carried out: the command ends with `BAD_USAGE`, and this as its line."""
 
 
 def exit_code(prog: str, command: Callable[[], object]) -> int:
-    """Carries out a command and says what went wrong in a line that begins with `prog`."""
+    """Runs a command and returns its exit code. What went wrong is one line on stderr that begins with `prog`; an error
+    that is no failure of the command (a bug) is raised.
+    """
     try:
         command()
         sys.stdout.flush()

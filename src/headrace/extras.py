@@ -76,7 +76,7 @@ def require_for(command: str) -> None:
 
 
 def extra_of(module: str) -> str | None:
-    """The smallest extra that brings a module, by its own name or one inside it."""
+    """The smallest extra that brings a module, given by its name or that of one inside it; None where no extra does."""
     top = module.partition(".")[0]
     found = [extra for extra, modules in EXTRAS.items() if top in modules]
     return min(found, key=lambda extra: len(EXTRAS[extra]), default=None)

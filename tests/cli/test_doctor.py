@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.cli.command import Command
 
-from headrace.doctor import examine, find_gpus, ray_token
+from headrace.cli.doctor import examine, find_gpus, ray_token
 from headrace.extras import install_command
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def test_it_names_what_commands_lack_and_the_command_that_installs_it(
 def test_what_every_command_needs_and_is_not_there_is_broken(
     headrace: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headrace.doctor.requires", lambda name: ["no-such-library>=1", 'torch; extra == "train"'])
+    monkeypatch.setattr("headrace.cli.doctor.requires", lambda name: ["no-such-library>=1", 'torch; extra == "train"'])
     done = headrace("doctor")
     assert done.code == 1
     assert "broken: no-such-library is not installed" in done.out

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel, Field
-from pydantic_settings import CliSubCommand
+from pydantic import BaseModel
 from tests.cli.command import Command, spawn
 
-from headrace.cli.parser import Commands, run
 from headrace.cli.pool.run import channel_spec, read_config
 from headrace.command_line import Usage
+from headrace.commands import CommandModel, command, run
 from headrace.version import __version__
 
 POOL = ("serve", "start", "stop", "stats", "ls", "show", "export", "verify", "repair", "compact", "backup")
@@ -38,6 +39,14 @@ def test_help_says_what_flags_mean_in_words(headrace: Command) -> None:
 def test_the_version_is_the_package_s() -> None:
     done = spawn("--version")
     assert (done.code, done.out) == (0, f"headrace {__version__}\n")
+
+
+def test_a_command_s_modules_are_imported_only_when_it_is_asked_for() -> None:
+    code = "import atexit, sys; atexit.register(lambda: print(*sys.modules)); from headrace.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "pool", "--help"], capture_output=True, text=True, check=True)
+    loaded = done.stdout.splitlines()[-1].split()
+    assert "headrace.cli.pool" in loaded
+    assert not [name for name in loaded if name.startswith(("headrace.pool", "headrace.gateway", "headrace.api"))]
 
 
 @pytest.mark.parametrize("args", [(), ("pool",)])
@@ -104,31 +113,28 @@ def test_underscores_in_flags_are_read_as_dashes(headrace: Command, journal: Pat
     assert [row["trajectory_uid"] for row in done.rows] == ["a-1"]
 
 
-class Env(BaseModel):
+class EnvSettings(BaseModel):
     group_size: int = 4
 
 
-class Serving(BaseModel):
-    """Serves."""
+class ServeEnv(CommandModel):
+    """Serves, with nested settings, as environments have them."""
 
-    env: Env = Env()
+    env: EnvSettings = EnvSettings()
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         print(self.env.group_size)
 
 
-class Root(Commands):
-    """A command line with nested settings, as environments have them."""
-
-    serving: CliSubCommand[Serving] = Field(description="serve")
+serve_env_app = command("root", ServeEnv)
 
 
 @pytest.mark.parametrize("flag", ["--env.group_size", "--env.group-size"])
 def test_nested_settings_have_dotted_flags(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run(Root, ["serving", flag, "16"], prog="root", version="1")
+    run(serve_env_app, [flag, "16"])
     assert capsys.readouterr().out == "16\n"
     with pytest.raises(Usage, match=r"^--env\.group-size: Input should be a valid integer"):
-        run(Root, ["serving", flag, "many"], prog="root", version="1")
+        run(serve_env_app, [flag, "many"])
 
 
 def test_only_the_command_line_sets_flags(headrace: Command, journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from headrace.api.settings import TrajectoryApiSettings
-from headrace.cli.common import pool_key, say
+from headrace.cli.common import pool_key, remark
 from headrace.cli.pool.run import PoolOptions
+from headrace.commands import CommandModel, command
 from headrace.data.errors import HeadraceError
 from headrace.net.server import loopback
 from headrace.pool import KEY_VARIABLE
@@ -23,12 +24,13 @@ if TYPE_CHECKING:
     from headrace.pool.embedded import DataPool
     from headrace.pool.remote import RemotePool
 
-#: The word for the actor that `headrace pool start` makes where nothing else is said.
-RAY = "ray"
-KEY = "HEADRACE_API_KEY"
+#: What `--pool` takes for the actor that `headrace pool start` makes by default.
+DEFAULT_ACTOR = "ray"
+#: The environment variable of `--api-key`.
+KEY_OF_API = "HEADRACE_API_KEY"
 
 
-class ApiCommand(TrajectoryApiSettings, PoolOptions):
+class ApiCommand(TrajectoryApiSettings, PoolOptions, CommandModel):
     """Serve Atropos' Trajectory API, until SIGTERM or Ctrl-C: environments post scored groups, trainers take batches.
     Prints one line with its address as soon as it serves.
 
@@ -39,8 +41,8 @@ class ApiCommand(TrajectoryApiSettings, PoolOptions):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0: a free one")
     pool: str | None = Field(
         None,
-        description="a pool that runs elsewhere: http://HOST:8200 (its key is in "
-        f"{KEY_VARIABLE}), ray-actor://NAME?namespace=NAMESPACE, or {RAY}: the actor of `headrace pool start`",
+        description=f"a pool that runs elsewhere: http://HOST:8200 (its key is in {KEY_VARIABLE}), "
+        f"ray-actor://NAME?namespace=NAMESPACE, or {DEFAULT_ACTOR}: the actor of `headrace pool start`",
     )
 
     @model_validator(mode="after")
@@ -49,7 +51,7 @@ class ApiCommand(TrajectoryApiSettings, PoolOptions):
             raise ValueError("--journal is for a pool in this process, and --pool names one elsewhere; give one")
         return self
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         from headrace.api.app import create_app
         from headrace.net.server import (
             LocalOnly,
@@ -60,12 +62,12 @@ class ApiCommand(TrajectoryApiSettings, PoolOptions):
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         settings = TrajectoryApiSettings(**{name: getattr(self, name) for name in TrajectoryApiSettings.model_fields})
-        settings.api_key = settings.api_key or os.environ.get(KEY) or None
+        settings.api_key = settings.api_key or os.environ.get(KEY_OF_API) or None
         host = self.host or usual_host(keyed=settings.api_key is not None)
         if settings.api_key is None and not loopback(host):
-            say(
+            remark(
                 f"warning: {host} can be reached from other machines and there is no key: whoever reaches it can "
-                f"post, take and reset. Set {KEY} or --api-key"
+                f"post, take and reset. Set {KEY_OF_API} or --api-key"
             )
         with self._opened() as pool:
             try:
@@ -80,6 +82,7 @@ class ApiCommand(TrajectoryApiSettings, PoolOptions):
 
     @contextmanager
     def _opened(self) -> Iterator[DataPool | RemotePool]:
+        """The pool that is served: its own, or the one of `--pool`. Raises where that does not answer."""
         if self.pool is None:
             from headrace.pool.embedded import DataPool
 
@@ -89,13 +92,16 @@ class ApiCommand(TrajectoryApiSettings, PoolOptions):
         from headrace.pool.connect import connect
 
         with connect(_address(self.pool), key=pool_key(None)) as remote:
-            remote.desk_status()  # a pool that is not there is said now, not at the first call
+            remote.desk_status()  # so that a pool that is not there is told now, not at the first call
             yield remote
 
 
 def _address(pool: str) -> str:
-    if pool != RAY:
+    if pool != DEFAULT_ACTOR:
         return pool
     from headrace.pool.ray import actor_address
 
     return actor_address("data_pool")
+
+
+api_app = command("api", ApiCommand)

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import BaseModel, Field
-from pydantic_settings import CliPositionalArg
+from pydantic import Field
 
+from headrace.commands import CommandModel, Positional, command
 from headrace.extras import NEEDS, require_for
 
 
-class Bench(BaseModel):
+class BenchCommand(CommandModel):
     """Measure a part of Headrace, and print ratios against a named limit or peer measured in the same run."""
 
-    name: CliPositionalArg[str] = Field(description="what to measure: pool, gateway, trainer, envs, api")
+    name: Positional[str] = Field(description="what to measure: pool, gateway, trainer, envs, api")
     quick: bool = Field(False, description="smaller sizes: ends within two minutes on two cores")
     runs: int | None = Field(None, ge=1, description="trainer: run the demo so often, seed by seed; who learned?")
     busy: int = Field(0, ge=0, description="trainer: so many of the runs, the last, on cores that are kept busy")
     json_path: Path | None = Field(None, alias="json", description="write the figures to this file as JSON")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         from headrace import bench
 
         if f"bench {self.name}" in NEEDS:
@@ -27,3 +27,6 @@ class Bench(BaseModel):
         code = bench.run(self.name, quick=self.quick, json_path=self.json_path, runs=self.runs, busy=self.busy)
         if code:
             raise SystemExit(code)
+
+
+bench_app = command("bench", BenchCommand)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import orjson
-from pydantic import BaseModel, Field, field_validator
-from pydantic_settings import CliPositionalArg
+from pydantic import Field, field_validator
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -17,28 +16,33 @@ from rich.text import Text
 
 from headrace.cli.common import on_terminal
 from headrace.command_line import FAILED, Usage
+from headrace.commands import CommandModel, Positional, command
 
 if TYPE_CHECKING:
     from headrace.checkup import CheckReport
 
+#: Colours of the verdicts.
 STYLES = {"ok": "green", "note": "yellow", "bad": "red"}
 COLUMNS = ("dialect", "check", "verdict", "cause", "said")
-KEYS = {"api_key": "HEADRACE_API_KEY", "admin_key": "HEADRACE_ADMIN_KEY"}
-ALL = "chat,completions,responses,messages"
+#: The environment variables of keys.
+KEY_VARIABLES = {"api_key": "HEADRACE_API_KEY", "admin_key": "HEADRACE_ADMIN_KEY"}
+ALL_DIALECTS = "chat,completions,responses,messages"
 
 
-class CheckGateway(BaseModel):
+class CheckGatewayCommand(CommandModel):
     """Ask a gateway, or any OpenAI-compatible server, whether what it samples can be trained on, token for token. Exit
     code 0: exactly so; 1: not so, and the findings say why; 2: it could not be asked.
     """
 
-    url: CliPositionalArg[str] = Field(description="http://HOST:PORT, with or without /v1")
+    url: Positional[str] = Field(description="http://HOST:PORT, with or without /v1")
     model: str | None = Field(None, description="the model to ask; otherwise the first that is served")
-    api_key: str | None = Field(None, description=f"the key of an agent (or set {KEYS['api_key']})")
+    api_key: str | None = Field(None, description=f"the key of an agent (or set {KEY_VARIABLES['api_key']})")
     admin_key: str | None = Field(
-        None, description=f"the key that opens a gateway's trajectories, where it has one (or set {KEYS['admin_key']})"
+        None,
+        description="the key that opens a gateway's trajectories, where it has one "
+        f"(or set {KEY_VARIABLES['admin_key']})",
     )
-    dialects: str = Field(ALL, description="which to try, separated by commas")
+    dialects: str = Field(ALL_DIALECTS, description="which to try, separated by commas")
     tokenizer_path: Path | None = Field(
         None, description="the served model's folder: names causes of drift where the server has no /detokenize"
     )
@@ -56,15 +60,15 @@ class CheckGateway(BaseModel):
     @field_validator("dialects")
     @classmethod
     def _known(cls, value: str) -> str:
-        unknown = [name for name in value.split(",") if name not in ALL.split(",")]
+        unknown = [name for name in value.split(",") if name not in ALL_DIALECTS.split(",")]
         if unknown:
-            raise ValueError(f"no dialect {unknown[0]!r}; there are {ALL}")
+            raise ValueError(f"no dialect {unknown[0]!r}; there are {ALL_DIALECTS}")
         return value
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         from headrace.checkup import OutOfReach, checkup
 
-        given = {name: getattr(self, name) or os.environ.get(variable) for name, variable in KEYS.items()}
+        given = {name: getattr(self, name) or os.environ.get(variable) for name, variable in KEY_VARIABLES.items()}
         try:
             report = asyncio.run(
                 checkup(
@@ -89,7 +93,7 @@ class CheckGateway(BaseModel):
 
 
 def show(report: CheckReport) -> None:
-    """A table on a terminal; elsewhere a line a finding, its parts separated by tabs. The verdict comes last."""
+    """Prints the findings, as a table on a terminal and as lines with tabs elsewhere, and the verdict last."""
     rows = [[getattr(finding, name) for name in COLUMNS] for finding in report.findings]
     said = "trainable exactly" if report.exact else "not trainable exactly"
     verdict = f"{report.url} ({report.kind}, {report.model}): {said}"
@@ -106,3 +110,6 @@ def show(report: CheckReport) -> None:
     console = Console()
     console.print(table)
     console.print(Text(verdict, "green" if report.exact else "red"))
+
+
+check_gateway_app = command("check-gateway", CheckGatewayCommand)

@@ -1,4 +1,4 @@
-"""What the commands share: a pool by its TARGET, and output for terminals, pipes and programs."""
+"""What the commands share: the pool that a TARGET names, and output for terminals, pipes and programs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from pydantic import BaseModel, Field
-from pydantic_settings import CliPositionalArg
+from pydantic import Field
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from headrace.command_line import Usage
+from headrace.commands import CommandModel, Positional
 from headrace.data.json import to_json
 from headrace.pool import KEY_VARIABLE
 
@@ -25,29 +25,32 @@ if TYPE_CHECKING:
     from headrace.pool.embedded import DataPool
     from headrace.pool.remote import RemotePool
 
-#: A command gives up on a pool that does not answer sooner than a producer would.
+#: Seconds for which a command tries to reach a pool: someone waits for it, while a producer goes on with its work.
 RETRY_S = 3.0
 
-EMPTY = "-"
-SCHEMES = ("http", "https", "ray-actor")
+#: What a table shows where there is no value.
+EMPTY_CELL = "-"
+#: The schemes of a TARGET that names a pool that runs.
+POOL_SCHEMES = ("http", "https", "ray-actor")
 
 
-class OnTarget(BaseModel):
-    """A command about one pool."""
+class TargetCommand(CommandModel):
+    """A command about one pool: a journal's folder, or a pool that runs."""
 
-    target: CliPositionalArg[str] = Field(
+    target: Positional[str] = Field(
         description="a journal's folder, http://HOST:PORT or ray-actor://NAME?namespace=NAMESPACE"
     )
     key: str | None = Field(None, description=f"the pool's key over HTTP (or set {KEY_VARIABLE})")
 
 
-class OnFolder(BaseModel):
+class FolderCommand(CommandModel):
     """A command about a journal that no pool has open."""
 
-    target: CliPositionalArg[str] = Field(description="a journal's folder")
+    target: Positional[str] = Field(description="a journal's folder")
 
     @property
     def folder(self) -> Path:
+        """The journal's folder. Raises `Usage` where TARGET names a pool that runs."""
         found = folder_of(self.target)
         if found is None:
             raise Usage(
@@ -57,15 +60,16 @@ class OnFolder(BaseModel):
 
 
 def pool_key(given: str | None) -> str | None:
+    """The key of `--key`, or of the environment; None where neither has one."""
     return given or os.environ.get(KEY_VARIABLE) or None
 
 
 def folder_of(target: str) -> Path | None:
-    """The folder that a TARGET names; None where it names a pool that runs."""
+    """The folder that a TARGET names; None where it names a pool that runs. Raises `Usage` for any other scheme."""
     scheme, separator, _ = target.partition("://")
     if not separator:
         return Path(target)
-    if scheme not in SCHEMES:
+    if scheme not in POOL_SCHEMES:
         raise Usage(
             f"TARGET is {target!r}; it is a journal's folder, http://HOST:PORT or ray-actor://NAME?namespace=NAMESPACE"
         )
@@ -73,8 +77,8 @@ def folder_of(target: str) -> Path | None:
 
 
 @contextmanager
-def reading(on: OnTarget) -> Iterator[DataPool | RemotePool]:
-    """The pool at a TARGET, to read. A folder is not changed by it."""
+def opened_to_read(on: TargetCommand) -> Iterator[DataPool | RemotePool]:
+    """The pool at a TARGET. A journal's folder is read as it lies there, and not changed."""
     folder = folder_of(on.target)
     if folder is None:
         with connected(on) as pool:
@@ -87,7 +91,8 @@ def reading(on: OnTarget) -> Iterator[DataPool | RemotePool]:
 
 
 @contextmanager
-def connected(on: OnTarget) -> Iterator[RemotePool]:
+def connected(on: TargetCommand) -> Iterator[RemotePool]:
+    """A connection to the pool that runs at a TARGET, over HTTP or Ray."""
     from headrace.pool.connect import connect
 
     with connect(on.target, key=pool_key(on.key), retry_s=RETRY_S) as pool:
@@ -109,7 +114,7 @@ def print_json(value: Any) -> None:
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
     """A table on a terminal, without columns that are empty; elsewhere names and then rows, separated by tabs."""
     if on_terminal():
-        shown = [name for name in columns if any(cell(row.get(name)) != EMPTY for row in rows)] or columns
+        shown = [name for name in columns if any(cell(row.get(name)) != EMPTY_CELL for row in rows)] or columns
         table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
         for name in shown:
             numeric = all(isinstance(row.get(name), int | float | None) for row in rows)
@@ -123,25 +128,26 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Non
         print("\t".join(cell(row.get(name)).replace("\t", " ").replace("\n", " ") for name in columns))
 
 
-def say(*parts: Any) -> None:
-    """A remark: on stderr, so that stdout stays what was asked for."""
+def remark(*parts: Any) -> None:
+    """Prints on stderr, so that stdout holds nothing but what was asked for."""
     print(*parts, file=sys.stderr)
 
 
 def cell(value: Any) -> str:
-    """A value as it stands in a table."""
+    """A value as a table shows it."""
     if value is None:
-        return EMPTY
+        return EMPTY_CELL
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):
-        return " ".join(f"{name}={cell(item)}" for name, item in value.items()) or EMPTY
+        return " ".join(f"{name}={cell(item)}" for name, item in value.items()) or EMPTY_CELL
     if isinstance(value, list | tuple):
-        return ",".join(map(cell, value)) or EMPTY
+        return ",".join(map(cell, value)) or EMPTY_CELL
     return str(value)
 
 
 def megabytes(size: float) -> str:
+    """A size in bytes as text: in MB, or in kB where that would be below 0.1."""
     return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"

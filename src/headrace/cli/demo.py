@@ -7,15 +7,17 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from headrace.command_line import FAILED, Usage
+from headrace.commands import CommandModel, command
 from headrace.extras import require_for
 
+#: Where runs are, each a folder, unless `--run` names another.
 RUNS = Path("runs")
 
 
-class Demo(BaseModel):
+class DemoCommand(CommandModel):
     """Watch agents learn from nothing. A two-layer transformer with random weights is served by the engine; agents that
     know no more than a base URL play a number game against it through the gateway; the trainer learns from what the
     pool recorded and publishes the weights.
@@ -42,7 +44,7 @@ class Demo(BaseModel):
         description="go on, as it began, with the run in --run or with the latest one in runs/; --steps may differ",
     )
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         require_for("demo --ray" if self.ray else "demo")
         from headrace.demo.run import DemoOptions, play
 
@@ -55,6 +57,7 @@ class Demo(BaseModel):
             raise SystemExit(FAILED)
 
     def _folder(self) -> Path:
+        """The run's folder. Raises `Usage` where there is none to resume."""
         if self.run is not None:
             return self.run
         if not self.resume:
@@ -63,3 +66,6 @@ class Demo(BaseModel):
         if not found:
             raise Usage(f"--resume: there is no demo in {RUNS}; name its folder with --run")
         return found[-1]
+
+
+demo_app = command("demo", DemoCommand)

@@ -6,30 +6,31 @@ import logging
 import os
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from headrace.checkpoints import local_folder
+from headrace.commands import CommandModel, command
 from headrace.data.errors import HeadraceError
 from headrace.extras import require_for
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
 
-#: Models below this many weights are slower with threads than without.
-SMALL = 20_000_000
+#: Weights below which a model is slower with several CPU threads than with one.
+ONE_THREAD_WEIGHTS = 20_000_000
 
-#: The model that is built on the spot.
+#: The name of the model that is built on the spot, with random weights.
 TINY = "tiny"
 
 
 def check_model(model: str) -> None:
-    """Refuses, before anything is loaded, what could not be served: for want of an extra, or of a folder."""
+    """Raises `MissingExtra` or `InvalidInput` for what could not be served, before anything is loaded."""
     require_for("engine")
     if model != TINY:
         local_folder(model)
 
 
-class EngineCommand(BaseModel):
+class EngineCommand(CommandModel):
     """Serve a model with vLLM's wire, for the laptop and the tests, until SIGTERM or Ctrl-C. Says where it listens, and
     when its model is loaded: until then it answers 503. Whoever reaches it can use it and change its weights: keep
     it on loopback.
@@ -59,7 +60,7 @@ class EngineCommand(BaseModel):
     prefix_cache_mb: float = Field(256, ge=0, description="memory for beginnings that prompts share; 0: none")
     record: int = Field(0, ge=0, description="keep the last N answers under /debug/calls, for tests")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         from headrace.engine.serve import LoadingApp, run
         from headrace.net.server import LocalOnly, Server, loopback
 
@@ -82,5 +83,8 @@ class EngineCommand(BaseModel):
         from headrace.engine.engine import Engine, EngineSettings
 
         engine = Engine(EngineSettings(**self.model_dump(exclude={"host", "port", "threads"})))
-        torch.set_num_threads(self.threads or (1 if engine.size < SMALL else os.cpu_count() or 1))
+        torch.set_num_threads(self.threads or (1 if engine.size < ONE_THREAD_WEIGHTS else os.cpu_count() or 1))
         return engine
+
+
+engine_app = command("engine", EngineCommand)

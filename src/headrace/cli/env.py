@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
-from pydantic import BaseModel, Field
-from pydantic_settings import CliPositionalArg
+from pydantic import Field
 
-from headrace.command_line import OK, Usage, exit_code
+from headrace.command_line import BAD_USAGE, OK, Usage, exit_code
+from headrace.commands import CommandModel, Positional, command
 
+#: How messages and help name this command line.
 PROG = "headrace env"
+#: Its help page: what follows FILE belongs to the environment, which is not known yet.
 HELP = """\
 usage: headrace env FILE [--class NAME] COMMAND [--config FILE] [--env.NAME VALUE]... [--openai.NAME VALUE]...
 
@@ -29,12 +32,12 @@ has several and does not run one of them itself.
 """
 
 
-class EnvCommand(BaseModel):
+class EnvCommand(CommandModel):
     """Run an environment. What follows FILE is its own command line: see `headrace env --help`."""
 
-    file: CliPositionalArg[str] = Field(description="a file, a module or an environment that ships")
+    file: Positional[Path] = Field(description="a file, a module or an environment that ships")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         raise Usage(f"{PROG} {self.file} what? serve, process, evaluate or probe (see {PROG} --help)")
 
 
@@ -42,25 +45,25 @@ def run(args: Sequence[str]) -> NoReturn:
     """Runs an environment's command line and exits with its code."""
     if not args or args[0] in ("-h", "--help"):
         print(HELP, end="", file=sys.stdout if args else sys.stderr)
-        sys.exit(OK if args else 2)
-    code = exit_code(PROG, lambda: _run(args[0], list(args[1:])))
-    sys.exit(code)
+        sys.exit(OK if args else BAD_USAGE)
+    sys.exit(exit_code(PROG, lambda: _run(args[0], list(args[1:]))))
 
 
 def _run(target: str, rest: list[str]) -> None:
+    """Finds the environment and runs the rest of the line as its command line."""
     from headrace.compat.atropos import finder
     from headrace.envs.cli import main
     from headrace.envs.find import find
     from headrace.envs.probe import ProbeSubcommand
 
     finder.install()
-    named, rest = _class_of(rest)
-    sys.argv = [target, *rest]  # for a file that reads it
-    env_cls = find(target, named)
+    class_name, rest = _without_class(rest)
+    sys.argv = [target, *rest]  # files of environments may read it
+    env_cls = find(target, class_name)
     main(env_cls, rest, prog=f"{PROG} {target}", more={"probe": ProbeSubcommand.of(env_cls)})
 
 
-def _class_of(args: list[str]) -> tuple[str | None, list[str]]:
+def _without_class(args: list[str]) -> tuple[str | None, list[str]]:
     """The value of --class, and the arguments without it."""
     for at, arg in enumerate(args):
         flag, equals, value = arg.partition("=")
@@ -71,3 +74,6 @@ def _class_of(args: list[str]) -> tuple[str | None, list[str]]:
                 raise Usage("--class needs a NAME")
             return args[at + 1], args[:at] + args[at + 2 :]
     return None, args
+
+
+env_app = command("env", EnvCommand)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from headrace.cli.common import pool_key, say
+from headrace.cli.common import pool_key, remark
 from headrace.cli.engine import check_model
 from headrace.cli.pool.run import PoolOptions
+from headrace.commands import CommandModel, command
 from headrace.data.errors import HeadraceError
 from headrace.extras import require_for
 from headrace.gateway.settings import GatewaySettings
@@ -21,18 +22,18 @@ from headrace.pool import KEY_VARIABLE
 if TYPE_CHECKING:
     from headrace.gateway.process import GatewayProcess
 
-#: Where a key may come from beside its flag, so that it is in no process list.
-VARIABLES = {
+#: The environment variables of keys: what is given there is in no process list.
+KEY_VARIABLES = {
     "api_key": "HEADRACE_API_KEY",
     "reward_key": "HEADRACE_REWARD_KEY",
     "admin_key": "HEADRACE_ADMIN_KEY",
     "upstream_key": "HEADRACE_UPSTREAM_KEY",
 }
-#: What a gateway on a Ray pool needs to be told.
-RAY_FORM = ("tokenizer_path", "prompt_length", "response_length")
+#: The settings that must be given with `--data-pool-name`.
+NEEDED_WITH_RAY = ("tokenizer_path", "prompt_length", "response_length")
 
 
-class GatewayCommand(GatewaySettings, PoolOptions):
+class GatewayCommand(GatewaySettings, PoolOptions, CommandModel):
     """Forward agents' LLM calls to rollout servers and record every call as one step, until SIGTERM or Ctrl-C. Says
     where it listens, what it waits for (a rollout server that is not up yet, the tokenizer), and when it is ready.
 
@@ -56,7 +57,7 @@ class GatewayCommand(GatewaySettings, PoolOptions):
     def _ray_form(self) -> GatewayCommand:
         if self.data_pool_name is not None:
             own = ("tokenizer_path",) if self.models is not None else ()  # each model of a file may have its own
-            missing = [name for name in RAY_FORM if getattr(self, name) is None and name not in own]
+            missing = [name for name in NEEDED_WITH_RAY if getattr(self, name) is None and name not in own]
             if missing:
                 flags = ", ".join("--" + name.replace("_", "-") for name in missing)
                 raise ValueError(f"with --data-pool-name, {flags} must be given too")
@@ -64,18 +65,18 @@ class GatewayCommand(GatewaySettings, PoolOptions):
                 raise ValueError("--data-pool-name and --pool-address name two pools; give one")
         return self
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         self._run(self.settings())
 
     def _run(self, settings: GatewaySettings, watch: Callable[[GatewayProcess], None] = lambda process: None) -> None:
-        """Serves until it is told to end; `watch` is told of the process before."""
+        """Serves until it is told to end; `watch` is called with the process before it starts."""
         from headrace.gateway.process import GatewayProcess
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         require_for("gateway")
         host = self.host or usual_host(keyed=settings.keyed)
         if not settings.keyed and not loopback(host):
-            say(
+            remark(
                 f"warning: {host} can be reached from other machines and there is no key: whoever reaches it can "
                 "call models, pay trajectories and read the pool. Set --api-key, --reward-key and --admin-key"
             )
@@ -92,18 +93,18 @@ class GatewayCommand(GatewaySettings, PoolOptions):
         )
         watch(process)
         try:
-            process.run(_Console())
+            process.run(_StartOutput())
         except OSError as error:
             raise HeadraceError(f"cannot listen on {host} port {self.port}: {error.strerror or error}") from error
 
     def settings(self, **own: Any) -> GatewaySettings:
-        """What the gateway itself needs; keys from the environment where no flag gave them. `own` overrides flags."""
+        """The gateway's own settings, with keys from the environment where no flag gave them. `own` overrides flags."""
         given: dict[str, Any] = {name: getattr(self, name) for name in GatewaySettings.model_fields} | own
-        given |= {name: os.environ.get(variable) for name, variable in VARIABLES.items() if not given[name]}
+        given |= {name: os.environ.get(variable) for name, variable in KEY_VARIABLES.items() if not given[name]}
         return GatewaySettings(**given)
 
     def _pool(self) -> str | None:
-        """The address of a pool elsewhere."""
+        """The address of a pool that runs elsewhere; None where it is embedded."""
         if self.data_pool_name is not None:
             from headrace.pool.ray import actor_address
 
@@ -141,26 +142,30 @@ class ServeCommand(GatewayCommand):
             raise ValueError("--engine starts a rollout server, but every model of --models has addresses of its own")
         return self
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         if self.engine is None:
-            super().cli_cmd()
+            super().execute()
             return
         from headrace.gateway.own_engine import OwnEngine
 
         check_model(self.engine)
         with OwnEngine(self.engine, raw=self.logprobs_mode == "raw") as engine:
-            say(f"starting an engine with {self.engine}; its log is {engine.log}")
+            remark(f"starting an engine with {self.engine}; its log is {engine.log}")
             self._run(self.settings(vllm_addresses=engine.listening()), engine.watch)
 
 
-class _Console:
-    """Says how the start goes: on stdout what programs read, on stderr what it waits for."""
+class _StartOutput:
+    """Prints how the start goes: what programs read on stdout, what it waits for on stderr."""
 
     def listening(self, address: str) -> None:
         print(f"gateway listening on {address}", flush=True)
 
     def waiting(self, reason: str) -> None:
-        say(reason)
+        remark(reason)
 
     def ready(self, address: str) -> None:
         print(f"gateway ready on {address}", flush=True)
+
+
+gateway_app = command("gateway", GatewayCommand)
+serve_app = command("serve", ServeCommand)

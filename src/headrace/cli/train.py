@@ -5,22 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, Field
-from pydantic_settings import CliPositionalArg
+from pydantic import Field
 
+from headrace.commands import CommandModel, Positional, command
 from headrace.extras import require_for
 
 if TYPE_CHECKING:
     from headrace.trainer.config import TrainerConfig
 
 
-class Train(BaseModel):
+class TrainCommand(CommandModel):
     """Train a model from a pool, and publish its weights to the rollout servers, as a YAML file says. SIGTERM or Ctrl-C
     ends it after the step under way, with a checkpoint, and at once where it only waits; a second Ctrl-C does not wait
     for the step. --resume goes on from the last checkpoint.
     """
 
-    config: CliPositionalArg[Path] = Field(description="the YAML file; docs/trainer.md has every field")
+    config: Positional[Path] = Field(description="the YAML file; docs/trainer.md has every field")
     resume: bool = Field(False, description="go on from the run's last checkpoint")
     dry_run: bool = Field(
         False,
@@ -30,7 +30,7 @@ class Train(BaseModel):
     steps: int | None = Field(None, ge=1, description="in place of the file's")
     run: Path | None = Field(None, description="the run's folder, in place of the file's")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         require_for("train")
         from headrace.trainer.config import load
 
@@ -56,3 +56,6 @@ class Train(BaseModel):
         if outcome.stopped_by:
             print(f"stopped by {outcome.stopped_by}; go on with: headrace train {self.config} --resume")
         outcome.check()
+
+
+train_app = command("train", TrainCommand)

@@ -1,35 +1,29 @@
-"""`headrace pool`: run one (`run`), read one (`read`), look after its journal (`care`)."""
+"""`headrace pool`: run one (`run`), read one (`read`), look after its journal (`journal`)."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
-from pydantic_settings import CliApp, CliSubCommand
+from headrace.commands import group
 
-from headrace.cli.pool.care import Backup, Compact, Repair, Verify
-from headrace.cli.pool.read import Export, Ls, Show, Stats
-from headrace.cli.pool.run import Serve, Start, Stop
+PAGE = """\
+Start, read and look after a pool.
 
-__all__ = ["Pool"]
+TARGET is a journal's folder (read as it lies there; no pool may have it open), http://HOST:PORT or
+ray-actor://NAME?namespace=NAMESPACE."""
 
-
-class Pool(BaseModel):
-    """Start, read and look after a pool.
-
-    TARGET is a journal's folder (read as it lies there; no pool may have it open), http://HOST:PORT or
-    ray-actor://NAME?namespace=NAMESPACE.
-    """
-
-    serve: CliSubCommand[Serve] = Field(description="run a pool as an HTTP service")
-    start: CliSubCommand[Start] = Field(description="run a pool as a detached Ray actor")
-    stop: CliSubCommand[Stop] = Field(description="end a Ray actor's pool; its journal stays")
-    stats: CliSubCommand[Stats] = Field(description="the ledger and the queues")
-    ls: CliSubCommand[Ls] = Field(description="list groups, trajectories or steps")
-    show: CliSubCommand[Show] = Field(description="one trajectory: its tree, steps and rewards")
-    export: CliSubCommand[Export] = Field(description="write steps or sequences to Parquet or JSONL")
-    verify: CliSubCommand[Verify] = Field(description="check a journal and say what was found")
-    repair: CliSubCommand[Repair] = Field(description="put what reads back of a damaged journal in its place")
-    compact: CliSubCommand[Compact] = Field(description="rewrite a journal as what lives")
-    backup: CliSubCommand[Backup] = Field(description="copy a journal to an empty folder")
-
-    def cli_cmd(self) -> None:
-        CliApp.run_subcommand(self)
+pool_app = group(
+    "pool",
+    PAGE,
+    {
+        "serve": ("headrace.cli.pool.run:serve_app", "run a pool as an HTTP service"),
+        "start": ("headrace.cli.pool.run:start_app", "run a pool as a detached Ray actor"),
+        "stop": ("headrace.cli.pool.run:stop_app", "end a Ray actor's pool; its journal stays"),
+        "stats": ("headrace.cli.pool.read:stats_app", "the ledger and the queues"),
+        "ls": ("headrace.cli.pool.read:ls_app", "list groups, trajectories or steps"),
+        "show": ("headrace.cli.pool.read:show_app", "one trajectory: its tree, steps and rewards"),
+        "export": ("headrace.cli.pool.read:export_app", "write steps or sequences to Parquet or JSONL"),
+        "verify": ("headrace.cli.pool.journal:verify_app", "check a journal and say what was found"),
+        "repair": ("headrace.cli.pool.journal:repair_app", "put what reads back of a damaged journal in its place"),
+        "compact": ("headrace.cli.pool.journal:compact_app", "rewrite a journal as what lives"),
+        "backup": ("headrace.cli.pool.journal:backup_app", "copy a journal to an empty folder"),
+    },
+)

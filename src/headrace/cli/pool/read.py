@@ -1,4 +1,4 @@
-"""`headrace pool stats`, `ls`, `show` and `export`."""
+"""`headrace pool stats`, `ls`, `show` and `export`: reading a pool, without changing it."""
 
 from __future__ import annotations
 
@@ -7,34 +7,44 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
-from pydantic_settings import CliPositionalArg
 from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
-from headrace.cli.common import OnTarget, cell, megabytes, on_terminal, print_json, print_rows, reading, say
+from headrace.cli.common import (
+    TargetCommand,
+    cell,
+    megabytes,
+    on_terminal,
+    opened_to_read,
+    print_json,
+    print_rows,
+    remark,
+)
 from headrace.command_line import Usage
+from headrace.commands import Positional, command
 from headrace.data.step import Step
 from headrace.data.trajectory import Trajectory
 from headrace.pool.config import DEFAULT_CHANNEL
 
+#: The counts of a channel's ledger, in the order in which they are shown.
 LEDGER = ("submitted", "queued", "leased", "consumed", "dropped", "quarantined")
 
 
-class Stats(OnTarget):
+class PoolStatsCommand(TargetCommand):
     """The ledger (where every step that was ever submitted is now), the queues and how safe they are."""
 
     channel: str | None = Field(None, description="one channel only")
     as_json: bool = Field(False, alias="json", description="print JSON")
 
-    def cli_cmd(self) -> None:
-        with reading(self) as pool:
+    def execute(self) -> None:
+        with opened_to_read(self) as pool:
             found = pool.stats(self.channel)
         if self.as_json:
             print_json(found)
             return
         channels = found["channels"] if self.channel is None else {self.channel: found}
-        rows = [{"channel": name, **_flat(stats)} for name, stats in channels.items()]
+        rows = [{"channel": name, **_stats_row(stats)} for name, stats in channels.items()]
         if on_terminal():
             # A channel has more numbers than a terminal has columns: they stand below each other.
             names = [name for name in (rows[0] if rows else {}) if name != "channel"]
@@ -43,17 +53,17 @@ class Stats(OnTarget):
         else:
             print_rows(rows, list(rows[0]) if rows else ["channel"])
         if self.channel is None and found["desk"]["posted"]:
-            places = ", ".join(f"{found['desk'][name]} {name}" for name in ("queued", "buffered", "out", "served"))
-            print(f"desk\t{places}")
+            counts = ", ".join(f"{found['desk'][name]} {name}" for name in ("queued", "buffered", "out", "served"))
+            print(f"desk\t{counts}")
         print(f"durability\t{found['durability']}")
         if found["journal"] is not None:
             print(f"journal\t{found['journal']}\t{megabytes(found['journal_bytes'])}")
 
 
-class Ls(OnTarget):
+class PoolLsCommand(TargetCommand):
     """List what a channel holds, oldest first, a page at a time."""
 
-    what: CliPositionalArg[Literal["groups", "trajectories", "steps"]] = Field(
+    what: Positional[Literal["groups", "trajectories", "steps"]] = Field(
         "groups", description="groups, trajectories or steps"
     )
     channel: str = Field(DEFAULT_CHANNEL, description="the channel")
@@ -71,9 +81,9 @@ class Ls(OnTarget):
     all_pages: bool = Field(False, alias="all", description="every page, one after the other")
     as_json: bool = Field(False, alias="json", description="print JSON")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         filters = self._filters()
-        with reading(self) as pool:
+        with opened_to_read(self) as pool:
             ask = {"groups": pool.list_groups, "trajectories": pool.list_trajectories, "steps": pool.list_steps}[
                 self.what
             ]
@@ -87,10 +97,10 @@ class Ls(OnTarget):
             return
         print_rows(rows, COLUMNS[self.what])
         if page["next"] is not None:
-            say(f"more with --cursor {page['next']}, or --all")
+            remark(f"more with --cursor {page['next']}, or --all")
 
     def _filters(self) -> dict[str, Any]:
-        """The filters that were given; one that means nothing for what is listed is an error."""
+        """The filters that were given. Raises `Usage` for one that what is listed does not have."""
         given = {name: getattr(self, name) for name in sorted({name for names in FILTERS.values() for name in names})}
         given = {name: value for name, value in given.items() if value is not None}
         for name in given:
@@ -100,18 +110,18 @@ class Ls(OnTarget):
         return given
 
 
-class Show(OnTarget):
+class PoolShowCommand(TargetCommand):
     """One trajectory: which step continues which, what each cost in tokens and what it earned."""
 
-    trajectory_uid: CliPositionalArg[str] = Field(description="the trajectory")
+    trajectory_uid: Positional[str] = Field(description="the trajectory")
     channel: str | None = Field(None, description="the channel; without one all are searched")
     tokens: bool = Field(False, description="also the token ids that each step added")
     as_json: bool = Field(False, alias="json", description="print JSON")
 
-    def cli_cmd(self) -> None:
-        with reading(self) as pool:
+    def execute(self) -> None:
+        with opened_to_read(self) as pool:
             found: Trajectory = pool.trajectory(self.trajectory_uid, self.channel)
-        rows = list(_steps(found, self.tokens))
+        rows = list(_step_rows(found, self.tokens))
         head = {
             "trajectory_uid": found.uid,
             "prompt_uid": found.prompt_uid,
@@ -133,7 +143,7 @@ class Show(OnTarget):
                 print("  " * (row["depth"] + 1) + _line(row))
 
 
-class Export(OnTarget):
+class PoolExportCommand(TargetCommand):
     """Write what a channel holds, queued and leased, to a file: .parquet (needs the extra export) or .jsonl.
 
     steps: one row a step, with every field of Step. sequences: one row a root-to-leaf path, as a trainer gets it.
@@ -143,23 +153,24 @@ class Export(OnTarget):
     channel: str = Field(DEFAULT_CHANNEL, description="the channel")
     what: Literal["steps", "sequences"] = Field("steps", description="what a row is")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         from headrace.pool.export import export
 
-        with reading(self) as pool:
+        with opened_to_read(self) as pool:
             done = export(pool, self.to, self.channel, self.what)
         print(f"{done.rows} {self.what} of {done.trajectories} trajectories in {self.to} ({megabytes(done.bytes)})")
         if done.gone:
-            say(f"{done.gone} trajectories left the pool while it was read, and are not in the file")
+            remark(f"{done.gone} trajectories left the pool while it was read, and are not in the file")
 
 
-#: Which filters mean something where; the pool refuses the others too, but does not know the flags' names.
+#: The filters of each list. The pool refuses others too, but does not know the flags' names.
 FILTERS: dict[str, tuple[str, ...]] = {
     "groups": ("state", "prompt_uid"),
     "trajectories": ("state", "prompt_uid", "complete", "min_reward", "max_reward"),
     "steps": ("prompt_uid", "trajectory_uid", "trainable", "tag", "quarantined"),
 }
 
+#: The columns of each list.
 COLUMNS: dict[str, tuple[str, ...]] = {
     "groups": (
         "prompt_uid", "state", "n_rollouts", "trajectories", "complete", "steps", "oldest_version", "deliveries",
@@ -172,7 +183,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def _flat(stats: dict[str, Any]) -> dict[str, Any]:
+def _stats_row(stats: dict[str, Any]) -> dict[str, Any]:
     """One channel's numbers in one row."""
     return {
         **{name: stats["ledger"][name] for name in LEDGER},
@@ -185,11 +196,12 @@ def _flat(stats: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flag(name: str) -> str:
+    """A filter as it is typed."""
     return f"--{name.replace('_', '-')}"
 
 
-def _steps(trajectory: Trajectory, tokens: bool) -> Iterator[dict[str, Any]]:
-    """The steps, parents before children, each with its depth and without what its parent holds."""
+def _step_rows(trajectory: Trajectory, tokens: bool) -> Iterator[dict[str, Any]]:
+    """A row for each step, parents before children, with its depth in the tree and the tokens that it added."""
     steps = {step.step_index: step for step in trajectory.steps}
     parents = trajectory.parents
 
@@ -229,7 +241,7 @@ def _step_row(step: Step, parent: int, depth: int, known: int, tokens: bool) -> 
 
 
 def _line(row: dict[str, Any]) -> str:
-    """A step on one line: the numbers first, then whatever is not as usual."""
+    """A step on one line: tokens and version first, then only what differs from an ordinary step."""
     parts = [
         f"step {row['step_index']}: {row['prompt_tokens']} prompt (+{row['new_prompt_tokens']}) "
         f"+ {row['response_tokens']} response tokens, version {row['policy_version']}"
@@ -254,9 +266,16 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _tree(head: dict[str, Any], rows: list[dict[str, Any]]) -> Tree:
+    """A trajectory for a terminal: each step below the one that it continues."""
     tree = Tree(escape("  ".join(f"{name} {cell(value)}" for name, value in head.items() if value not in (None, {}))))
     branches = [tree]
     for row in rows:
         del branches[row["depth"] + 1 :]
         branches.append(branches[-1].add(escape(_line(row))))
     return tree
+
+
+stats_app = command("stats", PoolStatsCommand)
+ls_app = command("ls", PoolLsCommand)
+show_app = command("show", PoolShowCommand)
+export_app = command("export", PoolExportCommand)

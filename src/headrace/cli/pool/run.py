@@ -1,4 +1,4 @@
-"""`headrace pool serve`, `start` and `stop`."""
+"""`headrace pool serve`, `start` and `stop`, and the options of every command that makes a pool."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import msgspec
 from pydantic import BaseModel, Field
-from pydantic_settings import CliPositionalArg
 
-from headrace.cli.common import pool_key, say
+from headrace.cli.common import pool_key, remark
 from headrace.command_line import Usage
+from headrace.commands import CommandModel, Positional, command
 from headrace.data.errors import HeadraceError
 from headrace.extras import require_for
 from headrace.files import read
@@ -20,11 +20,12 @@ from headrace.net.server import loopback
 from headrace.pool import KEY_VARIABLE
 from headrace.pool.config import ChannelConfig, Limits
 
+#: What a file of `--config` may hold.
 CONFIG_KEYS = ("channels", "defaults", "limits")
 
 
 class PoolOptions(BaseModel):
-    """What a pool is made of, however it is reached."""
+    """The options of a pool that a command makes."""
 
     journal: Path | None = Field(
         None, description="folder in which what was acknowledged is found again; without one the pool lives in memory"
@@ -63,7 +64,7 @@ class PoolOptions(BaseModel):
         return given
 
 
-class Serve(PoolOptions):
+class PoolServeCommand(PoolOptions, CommandModel):
     """Run a pool as an HTTP service, until SIGTERM or Ctrl-C. Prints one line with its address once it is ready."""
 
     host: str = Field("127.0.0.1", description="address to listen on")
@@ -74,14 +75,14 @@ class Serve(PoolOptions):
         None, description="folder below which `pool backup` may copy the journal; without one it is refused"
     )
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         from headrace.pool.embedded import DataPool
         from headrace.pool.http import PoolServer
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         key = pool_key(self.key)
         if key is None and not loopback(self.host):
-            say(
+            remark(
                 f"warning: {self.host} can be reached from other machines and there is no key: whoever reaches it can "
                 f"read and change this pool. Set {KEY_VARIABLE} or --key"
             )
@@ -97,7 +98,7 @@ class Serve(PoolOptions):
             server.run(_announce)
 
 
-class Start(PoolOptions):
+class PoolStartCommand(PoolOptions, CommandModel):
     """Run a pool as a detached, named actor of a Ray cluster. Ray restarts it when it dies; with a journal it then
     comes back with everything that was acknowledged.
 
@@ -111,7 +112,7 @@ class Start(PoolOptions):
     shared_journal: bool = Field(False, description="every node sees the journal's folder: the actor may move")
     num_cpus: float = Field(0, ge=0, description="CPUs that Ray sets aside for it")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         require_for("pool start")
         from headrace.pool.ray import actor_address, start_pool
 
@@ -127,12 +128,12 @@ class Start(PoolOptions):
         _announce(actor_address(self.name, self.ray_address, self.namespace))
 
 
-class Stop(BaseModel):
+class PoolStopCommand(CommandModel):
     """End a pool that runs as a Ray actor, for good. Its journal stays."""
 
-    target: CliPositionalArg[str] = Field(description="ray-actor://NAME?namespace=NAMESPACE")
+    target: Positional[str] = Field(description="ray-actor://NAME?namespace=NAMESPACE")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         parts = urllib.parse.urlsplit(self.target)
         if parts.scheme != "ray-actor" or not parts.netloc:
             raise Usage(
@@ -151,7 +152,9 @@ class Stop(BaseModel):
 
 
 def channel_spec(text: str) -> tuple[str, dict[str, Any]]:
-    """`train:n_rollouts=8,overflow=reject` as the channel's name and its options."""
+    """The channel's name and its options, of text such as `train:n_rollouts=8,overflow=reject`. Raises `Usage` or
+    `InvalidInput` where it is not of that form, or an option is unknown or wrong.
+    """
     name, _, rest = text.partition(":")
     if not name:
         raise Usage(f"--channel {text!r}: it begins with the channel's name, as in train:n_rollouts=8")
@@ -166,7 +169,7 @@ def channel_spec(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _value(text: str) -> Any:
-    """A number, true, false or none where it reads as one; text otherwise."""
+    """An option's value: a number, true, false or none where the text is one, else the text itself."""
     if text.lower() in ("none", "null"):
         return None
     try:
@@ -177,7 +180,9 @@ def _value(text: str) -> Any:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A configuration file's channels, defaults and limits, each checked by name and value."""
+    """The channels, defaults and limits of a configuration file. Raises `Usage` or `InvalidInput` for an unknown key or
+    a value that cannot be.
+    """
     found = read(path)
     if not all(isinstance(value, dict) for value in found.values()):
         raise Usage(f"--config {path}: it may hold {', '.join(CONFIG_KEYS)}, each an object")
@@ -196,4 +201,10 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _announce(address: str) -> None:
+    """Prints the one line that programs wait for."""
     print(f"pool ready on {address}", flush=True)
+
+
+serve_app = command("serve", PoolServeCommand)
+start_app = command("start", PoolStartCommand)
+stop_app = command("stop", PoolStopCommand)

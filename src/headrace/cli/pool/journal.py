@@ -1,4 +1,4 @@
-"""`headrace pool verify`, `repair`, `compact` and `backup`."""
+"""`headrace pool verify`, `repair`, `compact` and `backup`: looking after a pool's journal."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 from pydantic import Field
 
-from headrace.cli.common import OnFolder, OnTarget, connected, folder_of, megabytes, print_json
+from headrace.cli.common import FolderCommand, TargetCommand, connected, folder_of, megabytes, print_json
 from headrace.command_line import FAILED
+from headrace.commands import command
 from headrace.pool.journal.scan import Scan
 
 
-class Verify(OnFolder):
+class PoolVerifyCommand(FolderCommand):
     """Read all of a journal and say what was found. Nothing is changed. Damage makes the exit code 1.
 
     A torn tail is not damage: it is what a crash in the middle of a write leaves, and nothing acknowledged is in it.
@@ -20,7 +21,7 @@ class Verify(OnFolder):
 
     as_json: bool = Field(False, alias="json", description="print JSON")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         from headrace.pool.journal.repair import verify
         from headrace.pool.readonly import JournalView, lock_shared, unlock
 
@@ -30,7 +31,7 @@ class Verify(OnFolder):
         finally:
             unlock(held)
         if report["sound"]:
-            # What reads back must also add up: it is replayed, as a pool would, and the ledger is looked at.
+            # What can be read must also add up: it is replayed, as a pool would, and the ledger is checked.
             with JournalView(self.folder) as view:
                 stats = view.stats()
                 report["ledger"], report["balanced"] = stats["ledger"], stats["balanced"]
@@ -41,15 +42,15 @@ class Verify(OnFolder):
         if self.as_json:
             print_json(report)
         else:
-            _tell(report)
+            _print_report(report)
         if not report["sound"]:
             raise SystemExit(FAILED)
 
 
-class Repair(OnFolder):
+class PoolRepairCommand(FolderCommand):
     """Put what reads back of a damaged journal in its place. The damaged files are moved to its folder `damaged`."""
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         from headrace.pool.journal.repair import DAMAGED, repair
         from headrace.pool.readonly import JournalView, lock_shared, unlock
 
@@ -61,8 +62,8 @@ class Repair(OnFolder):
         for damage in found.damage:
             print(f"damage: {damage}")
         with JournalView(self.folder) as view:
-            told = [event for event in view.events() if event.kind == "damage" and "lost" in event.detail]
-        for event in told:
+            losses = [event for event in view.events() if event.kind == "damage" and "lost" in event.detail]
+        for event in losses:
             where, what = (f"channel {event.channel}", "steps") if event.channel else ("desk", "groups")
             print(f"{where}: {event.detail['lost']} {what} are lost", end="")
             returned = event.detail["returned"]
@@ -70,10 +71,10 @@ class Repair(OnFolder):
         print(f"repaired: what reads back is in place; the damaged files are in {self.folder / DAMAGED}")
 
 
-class Compact(OnTarget):
+class PoolCompactCommand(TargetCommand):
     """Rewrite a journal as a snapshot of what lives, and delete the rest."""
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         folder = folder_of(self.target)
         if folder is None:
             with connected(self) as pool:
@@ -88,14 +89,14 @@ class Compact(OnTarget):
         print(f"compacted {self.target}: {megabytes(before)} before, {megabytes(after)} now")
 
 
-class Backup(OnTarget):
+class PoolBackupCommand(TargetCommand):
     """Copy a journal, as it is now, to an empty folder, and check the copy. A pool that runs goes on meanwhile; the
     folder is then one on its machine, and over HTTP one below what the server has as --backups.
     """
 
     to: Path = Field(description="the folder to copy to; it must be new or empty")
 
-    def cli_cmd(self) -> None:
+    def execute(self) -> None:
         folder = folder_of(self.target)
         if folder is None:
             with connected(self) as pool:
@@ -107,7 +108,7 @@ class Backup(OnTarget):
 
 
 def _opened(folder: Path) -> Any:
-    """A pool on a journal that is there; a folder without one is an error, and not a new journal."""
+    """A pool on a journal that exists. Raises `HeadraceError` where the folder has none, and makes no new one."""
     from headrace.pool.embedded import DataPool
     from headrace.pool.readonly import lock_shared, unlock
 
@@ -116,6 +117,7 @@ def _opened(folder: Path) -> Any:
 
 
 def _report(found: Scan) -> dict[str, Any]:
+    """What a scan found, as `--json` prints it."""
     return {
         "sound": not found.damage,
         "snapshot": found.layout.snapshot.name if found.layout.snapshot is not None else None,
@@ -132,7 +134,8 @@ def _report(found: Scan) -> dict[str, Any]:
     }
 
 
-def _tell(report: dict[str, Any]) -> None:
+def _print_report(report: dict[str, Any]) -> None:
+    """The same for people, with the verdict as the last line."""
     print(f"snapshot   {report['snapshot'] or 'none'}")
     print(f"segments   {len(report['segments'])}, {report['commits']} commits, {megabytes(report['bytes'])}")
     for damage in report["damage"]:
@@ -150,3 +153,9 @@ def _tell(report: dict[str, Any]) -> None:
         if report["lost"]:
             print(f"note       {report['lost']} steps were lost in an earlier repair; the ledger is set right")
     print("sound" if report["sound"] else "damaged: `headrace pool repair` puts what reads back in place")
+
+
+verify_app = command("verify", PoolVerifyCommand)
+repair_app = command("repair", PoolRepairCommand)
+compact_app = command("compact", PoolCompactCommand)
+backup_app = command("backup", PoolBackupCommand)
