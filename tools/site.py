@@ -9,6 +9,7 @@ and without a server.
 
 from __future__ import annotations
 
+import inspect
 import posixpath
 import re
 from pathlib import Path
@@ -17,11 +18,15 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from headrace.pool.calls import BlockingPool
+
 ROOT = Path(__file__).resolve().parents[1]
 #: A link or an image of Markdown to a place within the repo: its opening, its path, its anchor.
 LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)#\s]+)((?:#[^)\s]*)?\))")
 #: What the theme would fetch for search in pages that are opened from a folder; docs/assets/worker.js stands in for it.
 REMOTE_WORKER = re.compile(r"https://[\w.]+/iframe-worker/shim")
+#: Where the reference has the pool's calls, which are made from a table that no reader of source finds them in.
+CALLS = "<!-- the pool's calls -->"
 CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -45,6 +50,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Points a page's links to where their targets stand in the site."""
     path = _repo_path(page.file.src_uri)
+    markdown = markdown.replace(CALLS, "\n\n".join(_pool_calls()))
 
     def rewritten(link: re.Match[str]) -> str:
         target = _site_path(_resolved(path, link[2]))
@@ -63,6 +69,20 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
 def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
     """Likewise of the page that stands for one that is not there."""
     return REMOTE_WORKER.sub("assets/worker.js", output_content)
+
+
+def _pool_calls() -> list[str]:
+    """A section for each call of a pool: its name, signature and meaning. Scored groups' are the Trajectory API's."""
+    calls = {name: call for name, call in vars(BlockingPool).items() if not name.startswith(("_", "desk_"))}
+    sections = []
+    for name, call in calls.items():
+        if not (inspect.isfunction(call) and call.__doc__):
+            continue
+        _, *parameters = inspect.signature(call).parameters.values()
+        shown = inspect.signature(call).replace(parameters=parameters)
+        told = inspect.cleandoc(call.__doc__)
+        sections.append(f"### {name} {{#headrace.DataPool.{name}}}\n\n```python\n{name}{shown}\n```\n\n{told}")
+    return sections
 
 
 def _targets(path: str) -> list[str]:

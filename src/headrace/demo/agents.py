@@ -34,7 +34,7 @@ class TryAgain(Exception):
     """No answer, or one that says to try again later."""
 
 
-class CallRefused(Exception):
+class GatewayRefused(Exception):
     """An answer that would be the same another time."""
 
 
@@ -76,7 +76,7 @@ class GatewayConnection:
         if status == 200:
             return orjson.loads(data)
         said = f"{path} was answered {status}: {data[:300].decode(errors='replace')}"
-        raise TryAgain(said) if status >= 500 or status == 429 else CallRefused(said)
+        raise TryAgain(said) if status >= 500 or status == 429 else GatewayRefused(said)
 
     async def _exchange(self, request: bytes) -> tuple[int, bytes]:
         loop = asyncio.get_running_loop()
@@ -234,7 +234,7 @@ class Agents:
             group, uid = games.group_uid(self._seed, number), games.trajectory_uid(self._seed, number, rollout)
             try:
                 await agent.play(game, f"/{uid}/{group}")
-            except (TryAgain, CallRefused) as error:
+            except (TryAgain, GatewayRefused) as error:
                 self.counters.given_up += 1
                 print(f"gave up game {rollout} of group {group}: {error}", flush=True)
                 self._supply.ended(number, kept=False)
@@ -249,7 +249,7 @@ class Agents:
         """Groups that are ready and not taken yet. A pool that does not answer takes none."""
         try:
             stats = await self._asking.get("/pool/stats?channel=train")
-        except (TryAgain, CallRefused):
+        except (TryAgain, GatewayRefused):
             await asyncio.sleep(COUNTERS_WRITE_S)
             return self._at_once
         return int(stats["groups"]["ready"])

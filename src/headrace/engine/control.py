@@ -73,7 +73,7 @@ class ScoreTokensRequest(BaseModel):
     prompt_token_ids: list[int]
 
 
-class ControlRoutes:
+class TrainerRoutes:
     """The routes that a trainer calls."""
 
     def __init__(self, engine: Engine) -> None:

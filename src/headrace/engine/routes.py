@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from headrace.engine import answers
 from headrace.engine.answers import ChatChunks
-from headrace.engine.control import ControlRoutes
+from headrace.engine.control import TrainerRoutes
 from headrace.engine.engine import Engine
 from headrace.engine.http import (
     EngineRequestError,
@@ -316,7 +316,7 @@ class InfoRoutes:
 
 def create_app(engine: Engine) -> Starlette:
     """Every route of the engine. The engine is not closed with the application: whoever made it closes it."""
-    service, info, control = SamplingRoutes(engine), InfoRoutes(engine), ControlRoutes(engine)
+    service, info, control = SamplingRoutes(engine), InfoRoutes(engine), TrainerRoutes(engine)
     posts: dict[str, Handler] = {
         "/v1/completions": service.completions,
         "/v1/chat/completions": service.chat,

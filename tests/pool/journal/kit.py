@@ -93,7 +93,7 @@ def _desk(d: ScoredGroups) -> dict[str, Any]:
     return {
         **{name: getattr(d, name) for name in (*plain, *numbers)},
         "batching": d.batching.state(),
-        "pieces": {number: d.shelf.piece(number) for number in d.batching.numbers()},
+        "pieces": {number: d.pieces.piece(number) for number in d.batching.numbers()},
         "leases": {id: msgspec.structs.astuple(lease) for id, lease in d.leases.items()},
         "requests": {request: lease.id for request, lease in d.requests.items()},
         "latest": d.latest and load(d.latest),
@@ -170,7 +170,7 @@ def check_rules(state: State) -> None:
 def _check_desk(d: ScoredGroups) -> None:
     assert d.balanced, d.stats()
     assert not d.lost()
-    assert sum(d.batching.places().values()) == len(d.shelf)
+    assert sum(d.batching.places().values()) == len(d.pieces)
     out = [number for lease in d.leases.values() for number in lease.groups if d.batching.knows(number)]
     assert len(out) == len(set(out)) == d.batching.places()["out"]
     assert all(d.batching.is_out(number) for number in out)
