@@ -27,6 +27,7 @@ from headrace.data.scored import (
     read_group,
     read_groups,
 )
+from headrace.net.exposition import CONTENT_TYPE, exposition
 from headrace.net.front_page import KIND as PAGE
 from headrace.pool.calls import AsyncPool
 from headrace.pool.errors import NotFound, NotRegistered
@@ -285,7 +286,7 @@ class Routes:
 
     async def metrics(self, request: Request) -> ApiResponse:
         stats = await self._pool.stats()
-        return ApiResponse(metrics.prometheus(stats["desk"]).encode(), content_type=metrics.CONTENT_TYPE)
+        return ApiResponse(exposition(metrics.families(stats["desk"])), content_type=CONTENT_TYPE.encode())
 
     async def openapi(self, request: Request) -> ApiResponse:
         return json_response(openapi())

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+from prometheus_client.metrics_core import Metric
+
+from headrace.net.exposition import family, histogram
+
+#: How the names of a gateway's metrics begin.
+PREFIX = "headrace_gateway_"
 #: Each counter: what it counts, and the names of its labels.
 COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "calls": ("calls that were answered, by route and status", ("route", "status")),
@@ -68,36 +74,11 @@ class GatewayCounters:
         """Every count with its name and labels."""
         return [(name, labels, count) for (name, labels), count in self._counts.items()]
 
-    def prometheus(self, gauges: Mapping[str, tuple[str, Iterable[tuple[dict[str, str], float]]]]) -> str:
-        """The text that a Prometheus server scrapes; `gauges` by name: what they say, and their samples."""
-        lines: list[str] = []
+    def families(self) -> Iterator[Metric]:
+        """What is counted, as Prometheus' metrics."""
         for name, (meaning, names) in COUNTERS.items():
-            full = f"headrace_gateway_{name}_total"
-            lines += [f"# HELP {full} {meaning}", f"# TYPE {full} counter"]
             found = [(labels, n) for (held, labels), n in sorted(self._counts.items()) if held == name]
-            lines += [f"{full}{_labels(dict(zip(names, labels, strict=True)))} {n}" for labels, n in found]
-            if not names and not found:
-                lines.append(f"{full} 0")
-        for name, (meaning, samples) in gauges.items():
-            full = f"headrace_gateway_{name}"
-            lines += [f"# HELP {full} {meaning}", f"# TYPE {full} gauge"]
-            lines += [f"{full}{_labels(labels)} {value:g}" for labels, value in samples]
-        return "\n".join([*lines, *self._histogram()]) + "\n"
-
-    def _histogram(self) -> list[str]:
-        name = "headrace_gateway_call_seconds"
-        lines = [f"# HELP {name} how long answered calls took", f"# TYPE {name} histogram"]
-        below = 0
-        for most, count in zip((*map(str, BUCKETS), "+Inf"), self._buckets, strict=True):
-            below += count
-            lines.append(f'{name}_bucket{{le="{most}"}} {below}')
-        return [*lines, f"{name}_sum {self._seconds:g}", f"{name}_count {below}"]
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    escaped = {
-        name: value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for name, value in labels.items()
-    }
-    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped.items()) + "}"
+            samples = [(dict(zip(names, labels, strict=True)), n) for labels, n in found]
+            yield family(PREFIX + name, "counter", meaning, samples if names or samples else [({}, 0)])
+        seconds = PREFIX + "call_seconds"
+        yield histogram(seconds, "how long answered calls took", BUCKETS, self._buckets, self._seconds)

@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from prometheus_client.metrics_core import Metric
 from starlette.requests import Request
 
 from headrace.data.errors import HeadraceError
 from headrace.gateway.access import Access, Caller
 from headrace.gateway.call.ask import CallReader
 from headrace.gateway.call.executor import CallExecutor
-from headrace.gateway.counters import GatewayCounters
+from headrace.gateway.counters import PREFIX, GatewayCounters
 from headrace.gateway.errors import RETRY_AFTER_S, Refusal
 from headrace.gateway.models.models import Models
 from headrace.gateway.models.served_model import RendererCache, ServedModel, SharedServices
@@ -31,6 +32,7 @@ from headrace.gateway.sessions import Session, Sessions
 from headrace.gateway.settings import GatewaySettings
 from headrace.gateway.startup import LogObserver, StartupObserver, observe_startup
 from headrace.gateway.upstream import Upstream
+from headrace.net.exposition import family
 from headrace.net.server import BodyTooLarge, read_body
 from headrace.net.supervised import Supervised
 from headrace.pool.embedded import DataPool
@@ -268,8 +270,9 @@ class Gateway:
             "servers": self.models.servers(),
         }
 
-    def metrics(self) -> str:
-        """Counters and gauges as Prometheus reads them."""
+    def metrics(self) -> Iterator[Metric]:
+        """Counters and gauges as Prometheus' metrics."""
+        yield from self.counters.families()
         one = {
             "in_flight": ("calls under way", self.in_flight),
             "held": ("calls that wait for a resume", sum(policy.upstream.waiting for policy in self.models)),
@@ -280,7 +283,7 @@ class Gateway:
             "ready": ("1 where calls are taken", int(self.why_not_ready is None)),
             "degraded": ("1 where steps wait for the pool or are lost, or a task fails", int(self.trouble is not None)),
         }
-        gauges: dict[str, tuple[str, list[tuple[dict[str, str], float]]]] = {
-            name: (meaning, [({}, float(value))]) for name, (meaning, value) in one.items()
-        }
-        return self.counters.prometheus({**gauges, **self.models.gauges()})
+        for name, (meaning, value) in one.items():
+            yield family(PREFIX + name, "gauge", meaning, [({}, value)])
+        for name, (meaning, samples) in self.models.gauges().items():
+            yield family(PREFIX + name, "gauge", meaning, samples)

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.gateway.errors import Refusal
 from headrace.gateway.http import refusal_response
+from headrace.net.exposition import joined_by_worker
 from headrace.net.server import BodyTooLarge, read_body
 
 SECRET_HEADER = "x-headrace-hub"
@@ -194,7 +195,7 @@ async def _handed_on(request: Request) -> tuple[str, dict[str, str], bytes]:
 def join_answers(path: str, answers: list[tuple[int, str, bytes]]) -> bytes:
     """One answer out of every worker's."""
     if path == "/metrics":
-        return join_metrics([data.decode() for _, _, data in answers]).encode()
+        return joined_by_worker(data.decode() for _, _, data in answers)
     found = [orjson.loads(data) for _, _, data in answers]
     if path == "/stats":
         return orjson.dumps(
@@ -213,26 +214,6 @@ def sum_counts(values: list[Any]) -> Any:
         names = list(dict.fromkeys(name for value in values for name in value))
         return {name: sum_counts([value[name] for value in values if name in value]) for name in names}
     return next((value for value in values if value is not None), None)
-
-
-def join_metrics(texts: list[str]) -> str:
-    """Prometheus' text with each sample's worker among its labels."""
-    heads: dict[str, list[str]] = {}
-    samples: dict[str, list[str]] = {}
-    for number, text in enumerate(texts):
-        name = ""
-        for line in text.splitlines():
-            if line.startswith("# "):
-                name = line.split()[2]
-                kept = heads.setdefault(name, [])
-                if line not in kept:
-                    kept.append(line)
-                continue
-            metric, _, value = line.rpartition(" ")
-            label = f'worker="{number}"'
-            metric = f"{metric[:-1]},{label}}}" if metric.endswith("}") else f"{metric}{{{label}}}"
-            samples.setdefault(name, []).append(f"{metric} {value}")
-    return "\n".join(line for name in heads for line in (*heads[name], *samples.get(name, ()))) + "\n"
 
 
 def control_app(control: WorkerControl, pool_routes: list[BaseRoute]) -> Starlette:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
@@ -21,19 +22,13 @@ class _Families(Collector):
         return self.families
 
 
-def counter(name: str, meaning: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    """A counter, written as `NAME_total`; each sample has the values of its labels, in their order, and its count."""
-    found = CounterMetricFamily(name, meaning, labels=labels)
-    for values, count in samples:
-        found.add_metric(values, count)
-    return found
-
-
-def gauge(name: str, meaning: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    """Likewise a gauge."""
-    found = GaugeMetricFamily(name, meaning, labels=labels)
-    for values, value in samples:
-        found.add_metric(values, value)
+def family(
+    name: str, kind: Literal["counter", "gauge"], meaning: str, samples: Iterable[tuple[Mapping[str, str], float]]
+) -> Metric:
+    """A metric and its samples, each with its labels. A counter's name is without `_total`, which is written."""
+    found = Metric(name, meaning, kind)
+    for labels, value in samples:
+        found.add_sample(f"{name}_total" if kind == "counter" else name, dict(labels), value)
     return found
 
 
@@ -54,10 +49,12 @@ def exposition(families: Iterable[Metric]) -> bytes:
 
 def joined_by_worker(texts: Iterable[str]) -> bytes:
     """The texts of several worker processes as one, each sample with its worker's number as the label `worker`."""
-    families: dict[str, Metric] = {}
+    families: dict[tuple[str, str], Metric] = {}
     for number, text in enumerate(texts):
-        for family in text_string_to_metric_families(text):
-            joined = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-            for sample in family.samples:
+        for found in text_string_to_metric_families(text):
+            # A counter and a gauge may differ by `_total` alone, which a family's name does not have.
+            key = found.name, found.type
+            joined = families.setdefault(key, Metric(found.name, found.documentation, found.type))
+            for sample in found.samples:
                 joined.add_sample(sample.name, {**sample.labels, "worker": str(number)}, sample.value)
     return exposition(families.values())

@@ -5,13 +5,14 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.api.metrics import prometheus
+from headrace.api import metrics as scored_metrics
 from headrace.data.errors import InvalidInput, shown
 from headrace.gateway.access import Role
 from headrace.gateway.errors import Refusal
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.http import DropSessionBody, PolicyVersionBody, ServerBody, decode_body, json_response
 from headrace.gateway.upstream.pause import MAX_PAUSE_LEASE_S, PAUSE_LEASE_S
+from headrace.net.exposition import CONTENT_TYPE, exposition
 from headrace.pool.embedded import DataPool
 
 
@@ -113,10 +114,10 @@ class ControlRoutes:
     async def metrics(self, request: Request) -> Response:
         """For Prometheus."""
         self.gateway.access.check(request, Role.ADMIN)
-        said = self.gateway.metrics()
+        found = list(self.gateway.metrics())
         if isinstance(self.gateway.pool, DataPool):  # one that runs elsewhere may be away, and this must not wait
-            said += prometheus((await self.gateway.pool.aio.stats())["desk"])
-        return Response(said, media_type="text/plain; version=0.0.4")
+            found += scored_metrics.families((await self.gateway.pool.aio.stats())["desk"])
+        return Response(exposition(found), headers={"content-type": CONTENT_TYPE})
 
 
 def _lease_s(given: str | None) -> float:
