@@ -160,11 +160,12 @@ class BatchFeed:
         self._keeper = threading.Thread(target=self._extend_leases, name="headrace-leases", daemon=True)
         self._keeper.start()
 
-    def next(self, *, last: bool = False) -> FetchedBatch | None:
+    def next(self, *, last: bool = False, publishing: Future[Any] | None = None) -> FetchedBatch | None:
         """The next batch; None once the channel is shut down and has too little. `last`: no other will be asked for.
-        Raises `Stopped` where the run is told to stop before there is one."""
+        Raises `Stopped` where the run is told to stop before there is one, and what `publishing` raised where the
+        weights could not be published: without servers, nobody samples what is waited for."""
         self._prefetched = self._prefetched or self._worker.submit(self._fetch)
-        fetched = self._stop.result(self._prefetched)
+        fetched = self._stop.result(self._prefetched, unless=publishing)
         self._prefetched = (
             self._worker.submit(self._fetch) if self._config.pool.prefetch and not last and fetched else None
         )

@@ -57,10 +57,18 @@ class StopSignal:
         wait([self._told], timeout=seconds)
         return self._told.done()
 
-    def result(self, future: Future[T], *, grace_s: float = 0.0) -> T:
-        """What a future comes to. Raises `Stopped` where it has not come `grace_s` after the stop was set."""
-        either: list[Future[Any]] = [future, self._told]
-        wait(either, return_when=FIRST_COMPLETED)
+    def result(self, future: Future[T], *, grace_s: float = 0.0, unless: Future[Any] | None = None) -> T:
+        """What a future comes to. Raises `Stopped` where it has not come `grace_s` after the stop was set, and where
+        `unless` fails before it has come, what that raised."""
+        either: set[Future[Any]] = {future, self._told}
+        if unless is not None:
+            either.add(unless)
+        while not (future.done() or self._told.done()):
+            wait(either, return_when=FIRST_COMPLETED)
+            if unless is not None and unless in either and unless.done():
+                if (error := unless.exception()) is not None and not future.done():
+                    raise error
+                either.remove(unless)
         if not future.done():
             wait([future], timeout=grace_s)
             if not future.done():

@@ -132,7 +132,8 @@ class Trainer:
             self._watcher.doing(AWAITING_BATCH)
             with self._timed("wait"):
                 began = time.monotonic()
-                batch = self.feed.next(last=self.progress.step + 1 == self.config.steps)
+                last = self.progress.step + 1 == self.config.steps
+                batch = self.feed.next(last=last, publishing=self._published)
                 ended = time.monotonic()
             if batch is None:
                 self.outcome.shut_down = not self._stop.is_set()

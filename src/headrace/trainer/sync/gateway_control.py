@@ -66,10 +66,14 @@ class GatewayControl:
         self._await("/policy_version", None)
 
     def _await(self, path: str, *passing: int | None) -> None:
-        """Asks until it answers, over and over where it answers with a status that passes; None: with nothing."""
+        """Asks until it answers: see `_ask_again`."""
+        self._ask_again("GET", path, None, *passing)
+
+    def _ask_again(self, method: str, path: str, body: Any, *passing: int | None) -> None:
+        """Asks over and over while the answer's status passes (None: there is no answer), for at most `timeout_s`."""
         while True:
             try:
-                self._ask("GET", path, within_s=STATUS_TIMEOUT_S)
+                self._ask(method, path, body, within_s=STATUS_TIMEOUT_S)
                 self._outage.answered()
                 return
             except SyncFailed as error:
@@ -101,7 +105,9 @@ class GatewayControl:
         self._ask("POST", "/resume")
 
     def set_version(self, address: str, version: int) -> None:
-        self._ask("POST", "/policy_version", {"version": version, "server": address})
+        # The gateway tells its pool, which may be started anew just now: no reason to give a server up that has the
+        # weights. Telling it twice changes nothing.
+        self._ask_again("POST", "/policy_version", {"version": version, "server": address}, None, 503)
 
     def remove_server(self, address: str) -> None:
         self._ask("DELETE", "/servers", {"address": address}, unless=404)  # it has none of this address
