@@ -259,3 +259,21 @@ def test_a_second_ctrl_c_ends_the_process_whatever_it_does() -> None:
     child.send_signal(signal.SIGINT)
     assert child.stdout.read() == "at once\n"
     assert child.wait(120) == 130
+
+
+def test_what_is_waited_for_in_vain_once_something_else_failed_is_not_waited_for() -> None:
+    batch, published = Future[str](), Future[str]()
+    published.set_exception(SyncFailed("no rollout server has the new weights"))
+    with pytest.raises(SyncFailed, match="no rollout server"):
+        StopSignal().result(batch, unless=published)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_did_not_fail_ends_no_wait(ended: bool) -> None:
+    batch, published = Future[str](), Future[str]()
+    if ended:
+        published.set_result("version 3")
+    waiting = threading.Timer(0, lambda: batch.set_result("batch"))
+    waiting.start()
+    assert StopSignal().result(batch, unless=published) == "batch"
+    waiting.join()

@@ -15,6 +15,8 @@ from tests.trainer.sync.kit import Between, Stream, Trained, address, between, p
 
 from headrace import DataPool
 from headrace.data.errors import InvalidInput
+from headrace.pool.errors import PoolUnreachable
+from headrace.pool.operation import Operation
 from headrace.trainer.sync import Probe, SyncFailed
 from headrace.trainer.sync.weights import Gap, WeightDelivery, tolerance
 
@@ -125,6 +127,24 @@ def test_where_no_server_is_left_agents_are_told_at_once(
         answer = chat(gateway, gateway.init()["base_url"], "hi")
         error_of(answer, 503)
         assert "retry-after" in answer.headers
+
+
+def test_a_gateway_whose_pool_is_away_for_a_while_keeps_its_servers(
+    pool: DataPool, engine: Client, folder: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute_async, refused = pool.execute_async, []
+
+    async def away(operation: Operation[Any], *rest: Any, **options: Any) -> Any:
+        if operation.name == "set_version" and len(refused) < 2:
+            refused.append(operation)
+            raise PoolUnreachable("the pool is being started anew")
+        return await execute_async(operation, *rest, **options)
+
+    with running_gateway(pool, address(engine), folder) as gateway, publisher(gateway) as found:
+        monkeypatch.setattr(pool, "execute_async", away)
+        assert found.publish(trained.weights, 7, trained.probe).failed == {}
+        assert len(refused) == 2
+        assert states(gateway) == {address(engine): ("up", 7)}
 
 
 def test_a_server_that_comes_back_is_brought_in_with_the_newest_weights(
