@@ -15,8 +15,8 @@ from tests.pool.servers import ServedPool, serving
 
 from headrace import DataPool, Step, connect
 from headrace.data.errors import FrameError, InvalidInput
-from headrace.pool.connect import HttpTransport
 from headrace.pool.errors import PoolUnreachable, Unauthorized
+from headrace.pool.http_transport import HttpTransport
 from headrace.pool.wire import decode_reply, encode_call
 
 
