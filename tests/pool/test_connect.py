@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -62,3 +64,9 @@ async def test_it_can_be_awaited_too(served: DataPool, address: str) -> None:
 def test_a_socket_that_nobody_listens_on_is_named() -> None:
     with connect("unix:///nowhere/pool.sock", retry_s=0) as pool, pytest.raises(PoolUnreachable, match="/nowhere/pool"):
         pool.stats()
+
+
+def test_a_client_that_was_not_asked_for_loads_no_transport() -> None:
+    loaded = "import sys; import headrace.pool.connect; print([m for m in ('aiohttp', 'ray') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
 """What every server and client of Headrace stands on: sockets and requests, long-lived tasks, pages and metrics.
 
-Nothing here knows the pool, the gateway or an environment.
+Nothing here imports the pool, the gateway or an environment.
 """

@@ -68,8 +68,8 @@ class DataPool(JournaledState, BlockingPool):
         if journal is not None:
             opened = Journal(journal, durability=safety, segment_mb=segment_mb, quota_mb=quota_mb, files=files)
         base = defaults if isinstance(defaults, ChannelConfig) else ChannelConfig().changed(dict(defaults or {}))
-        steady = monotonic or (time.monotonic if clock is time.time else None)
-        super().__init__(State(base, limits or Limits()), opened, MonotonicClock(clock, steady))
+        passing = monotonic or (time.monotonic if clock is time.time else None)
+        super().__init__(State(base, limits or Limits()), opened, MonotonicClock(clock, passing))
         self.durability = safety
         self._waiters: dict[str, set[Callable[[], None]]] = {}
         self._syncer: ThreadPoolExecutor | None = None

@@ -18,6 +18,8 @@ from headrace.data.tree import TokenTree
 
 OPEN = -2  # Trajectory.last before its end is known
 FULL = 0  # the bucket of groups with all the trajectories they want
+#: Why steps or groups are gone that a journal had and lost.
+DAMAGED = "damaged"
 DIGEST = 4  # bytes of a step's fingerprint in a tombstone
 
 

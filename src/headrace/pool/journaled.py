@@ -20,15 +20,15 @@ from headrace.pool import recovery
 from headrace.pool.apply import apply
 from headrace.pool.clock import MonotonicClock
 from headrace.pool.errors import DiskFull, JournalError, PoolClosed
+from headrace.pool.groups import DAMAGED
 from headrace.pool.journal.journal import Journal
 from headrace.pool.journal.records import decode_commit
 from headrace.pool.journal.repair import backup
 from headrace.pool.journal.snapshot import capture, live_bytes
 from headrace.pool.policies import expiry
-from headrace.pool.scored import facts as desk_facts
-from headrace.pool.scored.groups import DAMAGED
+from headrace.pool.scored import facts as scored_facts
 from headrace.pool.scored.piece_store import ScratchFiles
-from headrace.pool.scored.plans import due as desk_due
+from headrace.pool.scored.plans import due as scored_due
 from headrace.pool.state import State
 
 log = logging.getLogger("headrace.pool")
@@ -98,7 +98,7 @@ class JournaledState:
                 self._settle_one(f.Recounted(name, now, queued, leased))
         if lost := self._state.scored.lost():
             log.warning("journal %s: %d scored groups are lost", journal.directory, len(lost))
-            self._settle_one(desk_facts.GroupsDropped("", now, tuple(lost), DAMAGED, "the journal lost it"))
+            self._settle_one(scored_facts.GroupsDropped("", now, tuple(lost), DAMAGED, "the journal lost it"))
 
     def _settle_one(self, fact: f.Fact) -> None:
         """Carries out what opening the journal called for; where it is full, so will opening it the next time."""
@@ -155,7 +155,7 @@ class JournaledState:
 
     def _due(self, name: str, now: float) -> Iterable[f.Fact]:
         if not name:
-            return desk_due(self._state, now)
+            return scored_due(self._state, now)
         channel = self._state.channels.get(name)
         return expiry.due(channel, now) if channel is not None else ()
 

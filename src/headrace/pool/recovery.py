@@ -10,7 +10,7 @@ from heapq import heappush
 
 from headrace.data.block import Record, StepHead
 from headrace.pool.channel import Channel
-from headrace.pool.groups import OPEN, GroupState, Lease, TrajectoryState, reconcile
+from headrace.pool.groups import DAMAGED, OPEN, GroupState, Lease, TrajectoryState, reconcile
 
 # -- from a snapshot ---------------------------------------------------------------------------------------------------
 
@@ -85,7 +85,7 @@ def fits(channel: Channel, head: StepHead) -> bool:
 def lose(channel: Channel, steps: int) -> None:
     """Counts steps that were taken and are lost."""
     channel.ledger.submitted += steps
-    channel.ledger.dropped["damaged"] += steps
+    channel.ledger.dropped[DAMAGED] += steps
 
 
 def end_leases_of(channel: Channel, group: GroupState) -> None:
@@ -112,7 +112,7 @@ def settle(channel: Channel, submitted: int, consumed: int, live: int) -> tuple[
     ledger.submitted = found.submitted
     ledger.consumed += found.consumed
     if found.lost:
-        ledger.dropped["damaged"] += found.lost
+        ledger.dropped[DAMAGED] += found.lost
     return found.lost, max(0, here - live)
 
 
@@ -122,7 +122,7 @@ def recount(channel: Channel, queued: int, leased: int) -> int:
     lost = ledger.queued + ledger.leased - queued - leased
     ledger.queued, ledger.leased = queued, leased
     if lost > 0:
-        ledger.dropped["damaged"] += lost
+        ledger.dropped[DAMAGED] += lost
     else:
         ledger.submitted -= lost  # their arrival was lost, they were not
     return lost

@@ -82,7 +82,7 @@ class TrajectoryRoutes:
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
-        self.beside = PerModelTrajectories(gateway)
+        self.per_model = PerModelTrajectories(gateway)
         self._completions = RememberedCompletions()
 
     async def init_trajectory(self, request: Request) -> Response:
@@ -139,7 +139,7 @@ class TrajectoryRoutes:
             raise Refusal(f"trajectory {uid!r} is complete; choose another uid", 409, code="trajectory_complete")
         channel = session.channel if session is not None and asked.channel is None else usual
         await gateway.flushed(uid)
-        await self.beside.place(uid, prompt, channel, asked, keep=not caller.trusted)
+        await self.per_model.place(uid, prompt, channel, asked, keep=not caller.trusted)
         moves = session is not None and session.channel != channel
         told = asked.metadata, asked.n_rollouts
         await gateway.pool.aio.open(uid, prompt, channel, *told, move=moves, keep=not caller.trusted)
@@ -161,7 +161,7 @@ class TrajectoryRoutes:
             asked = decode_body(await gateway.body(request, caller), RewardBody)
             check_finite(asked.reward, "reward")
             await gateway.flushed(uid)
-            return json_response({"status": await self.beside.reward(uid, asked.reward, asked.step_index)})
+            return json_response({"status": await self.per_model.reward(uid, asked.reward, asked.step_index)})
 
     async def complete_trajectory(self, request: Request) -> Response:
         """Ends a trajectory, with a reward where one is given."""
@@ -181,7 +181,7 @@ class TrajectoryRoutes:
         if asked.channel is not None:
             await self._check_channel(uid, asked.channel)
         gateway.models.check(uid)
-        done = self._completions.answer(uid, asked.reward, await self.beside.complete(uid, asked.reward))
+        done = self._completions.answer(uid, asked.reward, await self.per_model.complete(uid, asked.reward))
         if done.status == "unknown":
             raise Refusal(f"no trajectory {uid!r} to complete", 404, code="unknown_trajectory")
         await gateway.forget(uid)

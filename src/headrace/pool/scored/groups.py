@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from headrace.data.scored.piece import Piece
+from headrace.pool.groups import DAMAGED, reconcile
 from headrace.pool.scored.batching import Batching, DeadLetter
 from headrace.pool.scored.facts import PostedGroup
 from headrace.pool.scored.piece_store import PieceStore, StoredPiece
@@ -23,8 +24,6 @@ from headrace.pool.scored.types import EnvRegistration, Posted, Registration
 KEYS_REMEMBERED = 65_536
 #: The same of registrations and of leases that ended, which are far fewer.
 REQUESTS_REMEMBERED = 1024
-#: Why groups are dropped whose bytes the journal lost; every other reason is that they fit no batch.
-DAMAGED = "damaged"
 #: Under a key, in place of the sequences in a buffer: the group went into the queue.
 RECEIVED = -1
 
@@ -303,8 +302,9 @@ class ScoredGroups:
         """Sets the ledger by its tally behind a hole in the journal, and by what is here. How many groups were lost,
         and how many at least are here again though they had gone."""
         here = sum(self.batching.places().values())
-        found = settle_ledger(posted, served, here, self.counts["served"], self._gone - self.counts["served"])
-        self.counts["posted"], self.counts["served"] = found.submitted, found.consumed
+        found = reconcile(posted, served, here=here, gone=self._gone, known_consumed=self.counts["served"])
+        self.counts["posted"] = found.submitted
+        self.counts["served"] += found.consumed
         if found.lost:
             self.dead[DAMAGED] += found.lost
         return found.lost, max(0, here - live)
@@ -342,24 +342,6 @@ class ScoredGroups:
             "spilled_bytes": self.pieces.spilled,
             "serving": self.serving,
         }
-
-
-class SettledLedger(msgspec.Struct, frozen=True):
-    """A ledger that balances again: what was submitted and consumed, and how much of the rest was lost."""
-
-    submitted: int
-    consumed: int
-    lost: int
-
-
-def settle_ledger(submitted: int, consumed: int, here: int, counted: int, otherwise_gone: int) -> SettledLedger:
-    """A ledger behind a hole in the journal, from its tally there (`submitted`, `consumed`) and from what is known:
-    `here`, what was `counted` as consumed before the hole, and what is `otherwise_gone`. What nothing of this accounts
-    for was consumed, as far as the tally says so, and else lost."""
-    missing = submitted - here - counted - otherwise_gone
-    newly_consumed = min(max(0, missing), max(0, consumed - counted))
-    lost = max(0, missing - newly_consumed)
-    return SettledLedger(submitted - min(0, missing), counted + newly_consumed, lost)
 
 
 def key_of(env: int | None, key: str) -> str:
