@@ -8,10 +8,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from types import TracebackType
+
+from headrace.net.blocking_client import BlockingHttpClient
+from headrace.net.http_answer import NoAnswer
 
 #: How long a server may take until it answers that it is ready: on busy cores, loading a tokenizer takes a minute.
 READY_TIMEOUT_S = 120.0
@@ -51,16 +52,15 @@ class ServerProcess:
     def wait_until(self, path: str) -> None:
         """Asks for `path` until the answer is 200."""
         give_up = time.monotonic() + READY_TIMEOUT_S
+        client = BlockingHttpClient(self.address, timeout_s=READY_TIMEOUT_S)
         while True:
             try:
-                with urllib.request.urlopen(self.address + path, timeout=READY_TIMEOUT_S) as answer:
-                    if answer.status == 200:
-                        return
-                    said = f"{answer.status}"
-            except urllib.error.HTTPError as error:
-                said = f"{error.code} {error.read()[:500]!r}"
-            except urllib.error.URLError as error:  # it does not listen yet
-                said = str(error.reason)
+                answer = client.request("GET", path)
+                if answer.status == 200:
+                    return
+                said = f"{answer.status} {answer.body[:500]!r}"
+            except NoAnswer as error:  # it does not listen yet
+                said = error.reason
                 if (code := self._process.poll()) is not None:
                     raise self._failed(f"ended with code {code} before it was ready") from None
             if time.monotonic() > give_up:

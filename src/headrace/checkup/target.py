@@ -13,9 +13,6 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
-import aiohttp
-import orjson
-
 from headrace.checkup.answer import (
     CheckAnswer,
     CheckRequest,
@@ -26,6 +23,8 @@ from headrace.checkup.answer import (
     RecordedStep,
 )
 from headrace.gateway.upstream.http_client import SseDecoder
+from headrace.net.async_client import AsyncHttpClient
+from headrace.net.http_answer import AnswerHeaders, HttpAnswer, NoAnswer
 
 
 class OutOfReach(Exception):
@@ -41,58 +40,48 @@ class CallRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class HttpReply:
+class CheckReply:
     """`events` are the data of a stream's events, `STREAM_END` among them; None for a whole answer."""
 
     body: Any
     events: list[bytes] | None
-    headers: Mapping[str, str]
+    headers: AnswerHeaders
 
 
 class CheckHttp:
     """HTTP to one server. `key` is sent as OpenAI's and as Anthropic's clients send it."""
 
     def __init__(self, key: str | None, timeout_s: float) -> None:
-        self._headers = {"anthropic-version": "2023-06-01", "user-agent": "headrace-check-gateway"}
-        if key:
-            self._headers |= authorization(key)
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._session: aiohttp.ClientSession | None = None
+        headers = {"anthropic-version": "2023-06-01", "user-agent": "headrace-check-gateway"}
+        headers |= authorization(key) if key else {}
+        self._client = AsyncHttpClient(total_s=timeout_s, headers=headers, follow_redirects=False)
 
     async def __aenter__(self) -> CheckHttp:
-        self._session = aiohttp.ClientSession(headers=self._headers, timeout=self._timeout, read_bufsize=1 << 20)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._session is not None
-        await self._session.close()
+        await self._client.close()
 
-    async def get(self, url: str, headers: Mapping[str, str] | None = None) -> HttpReply:
+    async def get(self, url: str, headers: Mapping[str, str] | None = None) -> CheckReply:
         return await self._ask("GET", url, None, headers)
 
-    async def post(self, url: str, body: Any = None) -> HttpReply:
+    async def post(self, url: str, body: Any = None) -> CheckReply:
         return await self._ask("POST", url, body, None)
 
-    async def _ask(self, method: str, url: str, body: Any, headers: Mapping[str, str] | None) -> HttpReply:
-        assert self._session is not None
-        sent = None if body is None else orjson.dumps(body)
-        more = {**(headers or {}), **({"content-type": "application/json"} if sent is not None else {})}
+    async def _ask(self, method: str, url: str, body: Any, headers: Mapping[str, str] | None) -> CheckReply:
         try:
-            async with self._session.request(method, url, data=sent, headers=more, allow_redirects=False) as answer:
-                data = await answer.read()
-                kind = answer.headers.get("content-type", "")
-                status, found = answer.status, dict(answer.headers)
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise OutOfReach(f"{url}: {str(error) or type(error).__name__}") from error
-        if status != 200:
-            raise CallRefused(status, _error_message(data))
-        named = {name.lower(): value for name, value in found.items()}
-        if kind.startswith("text/event-stream"):
-            events = SseDecoder()
-            return HttpReply(None, events.feed(data + b"\n\n"), named)
-        return HttpReply(_json(data), None, named)
+            answer = await self._client.request(method, url, json=body, headers=headers)
+        except NoAnswer as error:
+            raise OutOfReach(f"{url}: {error.reason}") from error
+        except ValueError as error:  # a key that cannot stand in a header
+            raise OutOfReach(f"{url}: {error}") from error
+        if answer.status != 200:
+            raise CallRefused(answer.status, " ".join(answer.error_text().split())[:200])
+        if answer.content_type == "text/event-stream":
+            return CheckReply(None, SseDecoder().feed(answer.body + b"\n\n"), answer.headers)
+        return CheckReply(_json(answer), None, answer.headers)
 
 
 def authorization(key: str) -> dict[str, str]:
@@ -100,18 +89,9 @@ def authorization(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}", "x-api-key": key}
 
 
-def _error_message(data: bytes) -> str:
-    """The message in an error's body, whatever its shape."""
-    found = _json(data)
-    for name in ("error", "detail", "message"):
-        if isinstance(found, dict) and found.get(name):
-            found = found[name]
-    return " ".join((found if isinstance(found, str) else data.decode(errors="replace")).split())[:200]
-
-
-def _json(data: bytes) -> Any:
+def _json(answer: HttpAnswer) -> Any:
     try:
-        return orjson.loads(data)
+        return answer.json()
     except ValueError:
         return None
 
@@ -228,11 +208,11 @@ class Conversation:
             raise Malformed(f"the answer is not of the dialect's shape: {type(error).__name__}: {error}") from error
         for answer in answers:
             answer.check()
-            answer.version = reply.headers.get("x-headrace-policy-version")
+            answer.version = reply.headers.get("x-headrace-policy-version", "") or None
         self._answers += answers
         return answers, stream
 
-    async def _send(self, ask: CheckRequest) -> HttpReply:
+    async def _send(self, ask: CheckRequest) -> CheckReply:
         url, wanted = self._base + self.dialect.path, self.target.asks_ids
         try:
             return await self.target.http.post(url, self.dialect.body(replace(ask, ids=wanted), self.target.model))

@@ -11,13 +11,14 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-import aiohttp
 import msgspec
 import orjson
 from isal import igzip
 
 from headrace.data.errors import HeadraceError, shown
 from headrace.envs.types import BaseEnvConfig
+from headrace.net.async_client import AsyncHttpClient
+from headrace.net.http_answer import JSON_TYPE, BadAddress, NoAnswer
 
 #: Environment variable of the key, where the configuration has none.
 KEY_VARIABLE = "HEADRACE_API_KEY"
@@ -25,8 +26,9 @@ KEY_VARIABLE = "HEADRACE_API_KEY"
 GZIP_MIN_BYTES = 1024
 #: Statuses that refuse the body itself. Other 4xx are about a key or an address, which an operator may correct.
 FINAL_STATUSES = frozenset({400, 413, 415, 422})
-
-_TIMEOUT = aiohttp.ClientTimeout(total=60, sock_connect=10)
+#: Seconds that a request may take, and that connecting may.
+REQUEST_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 10.0
 
 
 class ApiError(HeadraceError):
@@ -53,9 +55,12 @@ class ApiClient:
 
     def __init__(self, address: str, key: str | None = None) -> None:
         self.address = address.rstrip("/")
-        key = key or os.environ.get(KEY_VARIABLE)
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
-        self._session: aiohttp.ClientSession | None = None
+        self._client = AsyncHttpClient(
+            self.address,
+            total_s=REQUEST_TIMEOUT_S,
+            connect_s=CONNECT_TIMEOUT_S,
+            key=key or os.environ.get(KEY_VARIABLE),
+        )
 
     async def get(self, path: str, body: Any = None) -> dict[str, Any]:
         return await self._ask("GET", path, b"" if body is None else orjson.dumps(body), {})
@@ -72,26 +77,18 @@ class ApiClient:
         return await self._ask("POST", path, body, headers)
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._client.close()
 
     async def _ask(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> dict[str, Any]:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(headers=self._headers, timeout=_TIMEOUT)
         if body:
-            headers = {"content-type": "application/json", **headers}
+            headers = {"content-type": JSON_TYPE, **headers}
         try:
-            async with self._session.request(method, self.address + path, data=body or None, headers=headers) as answer:
-                status, data = answer.status, await answer.read()
-        except TimeoutError as error:
-            raise ApiAway(f"{self.address} did not answer {path} within {_TIMEOUT.total:g} s") from error
-        except aiohttp.InvalidURL as error:
+            answer = await self._client.request(method, path, body or None, headers=headers)
+        except BadAddress as error:
             raise ApiRefused(f"rollout_server_url {self.address!r} is no http://HOST:PORT") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise ApiAway(
-                f"{self.address} cannot be reached for {path}: {str(error) or type(error).__name__}"
-            ) from error
+        except NoAnswer as error:
+            raise ApiAway(str(error)) from error
+        status, data = answer.status, answer.body
         if status == 200:
             return _object(data, f"{self.address}{path}")
         kind = ApiRefused if status in FINAL_STATUSES else ApiAway

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
-import aiohttp
 import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -25,7 +24,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.gateway.errors import Refusal
 from headrace.gateway.http import refusal_response
+from headrace.net.async_client import AsyncHttpClient
 from headrace.net.exposition import joined_by_worker
+from headrace.net.http_answer import NoAnswer
 from headrace.net.server import BodyTooLarge, read_body
 
 SECRET_HEADER = "x-headrace-hub"
@@ -49,9 +50,8 @@ class WorkerControl:
     """The parent's side: hands requests to every worker, and remembers what they changed."""
 
     def __init__(self, secret: str) -> None:
-        self._secret = secret
         self._workers: dict[int, str] = {}
-        self._session: aiohttp.ClientSession | None = None
+        self._client = AsyncHttpClient(total_s=WORKER_TIMEOUT_S, headers={SECRET_HEADER: secret})
         self._changes: dict[tuple[str, ...], Change] = {}
         self._changed = 0  # how often anything was
 
@@ -88,22 +88,17 @@ class WorkerControl:
         self._workers[number] = worker
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        await self._client.close()
 
     async def _ask(
         self, worker: str, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> tuple[int, str, bytes]:
-        if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=WORKER_TIMEOUT_S)
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
         try:
-            async with self._session.request(
-                method, f"{worker}{path}", data=body, headers={**headers, SECRET_HEADER: self._secret}
-            ) as answer:
-                return answer.status, answer.content_type, await answer.read()
-        except (aiohttp.ClientError, OSError) as error:
-            said = Refusal(f"a worker of this gateway is starting: {error}", 503, code="worker_starting", retry_after=1)
+            answer = await self._client.request(method, worker + path, body, headers=headers)
+            return answer.status, answer.content_type, answer.body
+        except NoAnswer as error:
+            why = f"a worker of this gateway is starting: {error.reason}"
+            said = Refusal(why, 503, code="worker_starting", retry_after=1)
             return 503, "application/json", bytes(refusal_response(said).body)
 
     def _remember(self, method: str, path: str, body: bytes, lasts_s: float) -> None:
@@ -137,9 +132,8 @@ class ControlRelay:
 
     def __init__(self, app: ASGIApp, *, socket: str, secret: str) -> None:
         self._app = app
-        self._socket = socket
         self._secret = secret.encode()
-        self._session: aiohttp.ClientSession | None = None
+        self._client = AsyncHttpClient("http://control", total_s=WORKER_TIMEOUT_S, socket_path=socket)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] not in SHARED_ROUTES:
@@ -165,19 +159,12 @@ class ControlRelay:
 
     async def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
         """The parent's answer; 503 where it gives none."""
-        if self._session is None:
-            timeout = aiohttp.ClientTimeout(total=WORKER_TIMEOUT_S)
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(self._socket, limit=0), timeout=timeout
-            )
         try:
-            async with self._session.request(
-                method, f"http://control{path}", data=body, headers=dict(headers)
-            ) as answer:
-                return Response(await answer.read(), answer.status, media_type=answer.content_type)
-        except (aiohttp.ClientError, OSError) as error:
+            answer = await self._client.request(method, path, body, headers=headers)
+            return Response(answer.body, answer.status, media_type=answer.content_type)
+        except NoAnswer as error:
             return refusal_response(
-                Refusal(f"the gateway's parent process does not answer: {error}", 503, retry_after=1)
+                Refusal(f"the gateway's parent process does not answer: {error.reason}", 503, retry_after=1)
             )
 
     async def dropped(self, uid: str) -> None:

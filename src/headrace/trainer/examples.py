@@ -6,27 +6,29 @@ Nothing is skipped in silence: every trajectory of a batch is either among the s
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import orjson
 
 from headrace.data.errors import HeadraceError
 from headrace.data.sequence import Sequence
 from headrace.data.trajectory import Group, Trajectory
+from headrace.net.blocking_client import BlockingHttpClient
+from headrace.net.http_answer import NoAnswer
 from headrace.trainer.config import AlgorithmConfig
 from headrace.trainer.losses import group_advantages
 
+SCORE_PATH = "/compute_reward"
 #: How long one reward may take: a judge model answers within it.
 SCORE_TIMEOUT_S = 120.0
 #: The code with which a gateway says that it has no reward worker.
 NO_WORKER_CODE = b"no_reward_worker"
 #: What is sent to find that out.
 _TRIED = {"prompt_ids": [0], "response_ids": [0]}
+#: Bytes of a gateway's refusal that an error quotes.
+QUOTED_BYTES = 2000
 
 
 class NotScored(HeadraceError):
@@ -39,25 +41,20 @@ class GatewayScorer:
     """Asks a gateway's `/compute_reward` for rewards."""
 
     def __init__(self, gateway: str, key: str | None = None) -> None:
-        self._url = gateway.rstrip("/") + "/compute_reward"
-        self._headers = {"content-type": "application/json"}
-        if key:
-            self._headers["authorization"] = f"Bearer {key}"
+        self._client = BlockingHttpClient(gateway, timeout_s=SCORE_TIMEOUT_S, key=key)
+        self._url = self._client.address + SCORE_PATH
 
     def check(self) -> None:
         """Raises `NotScored` where the gateway says that nobody scores there: a run would wait for rewards in vain."""
-        request = urllib.request.Request(self._url, orjson.dumps(_TRIED), self._headers)
         try:
-            urllib.request.urlopen(request, timeout=SCORE_TIMEOUT_S).close()
-        except urllib.error.HTTPError as error:
-            said = error.read(2000)
-            if NO_WORKER_CODE in said:
-                raise NotScored(
-                    f"score_unrewarded needs a gateway with a reward worker, and {self._url} has none: leave it out, "
-                    "and set rewards before trajectories are completed"
-                ) from error
-        except OSError:
-            pass  # it may come up before there is anything to score
+            answer = self._client.request("POST", SCORE_PATH, json=_TRIED)
+        except NoAnswer:
+            return  # it may come up before there is anything to score
+        if answer.status != 200 and NO_WORKER_CODE in answer.body:
+            raise NotScored(
+                f"score_unrewarded needs a gateway with a reward worker, and {self._url} has none: leave it out, "
+                "and set rewards before trajectories are completed"
+            )
 
     def scores(self, trajectories: Iterable[Trajectory]) -> dict[str, float]:
         """By trajectory uid, the rewards of those that have none and have something to score."""
@@ -70,15 +67,14 @@ class GatewayScorer:
         return found
 
     def _score(self, uid: str, body: dict[str, Any]) -> float:
-        request = urllib.request.Request(self._url, orjson.dumps(body), self._headers)
         try:
-            with urllib.request.urlopen(request, timeout=SCORE_TIMEOUT_S) as answer:
-                return float(orjson.loads(answer.read())["reward_score"])
-        except urllib.error.HTTPError as error:
-            said = error.read(2000).decode(errors="replace")
-            raise NotScored(f"{self._url} answered {error.code} for trajectory {uid}: {said}") from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            answer = self._client.request("POST", SCORE_PATH, json=body)
+            if answer.status == 200:
+                return float(answer.json()["reward_score"])
+        except (NoAnswer, ValueError, KeyError, TypeError) as error:
             raise NotScored(f"{self._url} gave no reward for trajectory {uid}: {error}") from error
+        said = answer.body[:QUOTED_BYTES].decode(errors="replace")
+        raise NotScored(f"{self._url} answered {answer.status} for trajectory {uid}: {said}")
 
 
 def _body(trajectory: Trajectory) -> dict[str, Any] | None:

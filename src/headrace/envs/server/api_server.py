@@ -258,7 +258,7 @@ class Router:
                 server, began = slot.server, clock()
                 try:
                     answer = await send(server, len(failed) + 1)
-                except (Unavailable, aiohttp.ClientError, OSError) as error:
+                except (Unavailable, aiohttp.ClientError, OSError) as error:  # a subclass may have its own client
                     trouble = error.trouble if isinstance(error, Unavailable) else "down"
                     if trouble == "down":
                         server.mark_down(str(error) or type(error).__name__)

@@ -7,7 +7,6 @@ import logging
 import os
 from typing import Any
 
-import aiohttp
 import orjson
 
 from headrace.data.errors import InvalidInput, shown
@@ -23,14 +22,14 @@ from headrace.envs.server.responses import (
     Unavailable,
     plain_json,
 )
+from headrace.net.async_client import AsyncHttpClient
+from headrace.net.http_answer import JSON_TYPE, HttpAnswer, NoAnswer
 
 logger = logging.getLogger(__name__)
 
 OFFICIAL_URL = "https://api.openai.com/v1"
 #: Seconds to connect: enough for a busy server's backlog, far less than a call may take.
 CONNECT_TIMEOUT_S = 30.0
-#: vLLM and uvicorn close a connection that was idle for 5 s; closed on this side first, none is used while it closes.
-KEEP_ALIVE_S = 4.0
 #: Statuses of a proxy whose server is not there.
 GATEWAY_STATUSES = (502, 503, 504)
 OVERLOAD_STATUSES = (408, 429)
@@ -41,76 +40,62 @@ PROBE_TIMEOUT_S = 10.0
 
 
 class RolloutHttp:
-    """One server's HTTP client: JSON in, JSON out, failures as `Unavailable` or `RequestRefused`.
-
-    Connections are opened when first needed, in the event loop that needs them.
-    """
+    """One server's HTTP client: JSON in, JSON out, failures as `Unavailable` or `RequestRefused`."""
 
     def __init__(self, config: APIServerConfig) -> None:
         self.base = (config.base_url or os.environ.get("OPENAI_BASE_URL") or OFFICIAL_URL).rstrip("/")
         self.root = self.base.removesuffix("/v1")
         key = config.api_key or ("" if config.base_url else os.environ.get("OPENAI_API_KEY"))
-        self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-        self._timeout = float(config.timeout)
-        self._session: aiohttp.ClientSession | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client = AsyncHttpClient(
+            total_s=float(config.timeout),
+            connect_s=CONNECT_TIMEOUT_S,
+            key=key,
+            headers={"content-type": JSON_TYPE},
+        )
 
     async def post(
         self, url: str, body: Any, *, headers: dict[str, str] | None = None, timeout: float | None = None
     ) -> Any:
         """The JSON of a 200 response."""
         data = orjson.dumps(plain_json(body), option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
-        return _read(url, *await self._sent("POST", url, data, headers, timeout))
+        return _read(url, await self._sent("POST", url, data, headers, timeout))
 
     async def get(self, url: str, timeout: float) -> Any:
         """The JSON of a 200 response."""
-        return _read(url, *await self._sent("GET", url, None, None, timeout))
+        return _read(url, await self._sent("GET", url, None, None, timeout))
 
     async def trouble(self, url: str, timeout: float) -> str | None:
         """Why a GET fails: no response within so many seconds, or a 5xx; None for any other response."""
         try:
-            status, answer = await self._sent("GET", url, None, None, timeout)
+            answer = await self._sent("GET", url, None, None, timeout)
         except Unavailable as error:
             return str(error)
-        return str(_failure(url, status, answer)) if status >= 500 else None
+        return str(_failure(url, answer)) if answer.status >= 500 else None
 
     async def _sent(
         self, method: str, url: str, data: bytes | None, headers: dict[str, str] | None, timeout: float | None
-    ) -> tuple[int, bytes]:
-        limit = aiohttp.ClientTimeout(total=timeout or self._timeout, sock_connect=CONNECT_TIMEOUT_S)
+    ) -> HttpAnswer:
         try:
-            async with self._open().request(method, url, data=data, headers=headers, timeout=limit) as response:
-                return response.status, await response.read()
-        except TimeoutError as error:
-            raise Unavailable(f"{url} did not answer within {limit.total:g} s", "overloaded") from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"{url} cannot be reached: {str(error) or type(error).__name__}", "down") from error
-
-    def _open(self) -> aiohttp.ClientSession:
-        loop = asyncio.get_running_loop()
-        if self._session is None or self._session.closed or self._loop is not loop:
-            # The number of connections is bounded by the server's slots, not here.
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
-            self._session, self._loop = aiohttp.ClientSession(connector=connector, headers=self._headers), loop
-        return self._session
+            return await self._client.request(method, url, data, headers=headers, total_s=timeout or None)
+        except NoAnswer as error:
+            raise Unavailable(str(error), "overloaded" if error.timed_out else "down") from error
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._client.close()
 
 
-def _read(url: str, status: int, answer: bytes) -> Any:
-    if status != 200:
-        raise _failure(url, status, answer)
+def _read(url: str, answer: HttpAnswer) -> Any:
+    if answer.status != 200:
+        raise _failure(url, answer)
     try:
-        return orjson.loads(answer)
-    except orjson.JSONDecodeError as error:
-        raise Unavailable(f"{url} answered what is no JSON: {shown(answer)}") from error
+        return answer.json()
+    except ValueError as error:
+        raise Unavailable(f"{url} answered what is no JSON: {shown(answer.body)}") from error
 
 
-def _failure(url: str, status: int, answer: bytes) -> Unavailable | RequestRefused:
-    said = f"{url} answered {status}: {_error_text(answer)}"
+def _failure(url: str, answer: HttpAnswer) -> Unavailable | RequestRefused:
+    status = answer.status
+    said = f"{url} answered {status}: {shown(answer.error_text(), 500)}"
     if status in OVERLOAD_STATUSES:
         return Unavailable(said, "overloaded")
     if status >= 500:
@@ -118,17 +103,6 @@ def _failure(url: str, status: int, answer: bytes) -> Unavailable | RequestRefus
     if status == 404:
         said += "; base_url is the address up to the version, such as http://host:port/v1"
     return RequestRefused(said, status)
-
-
-def _error_text(answer: bytes) -> str:
-    """The message of an error response's body."""
-    try:
-        body = orjson.loads(answer)
-    except orjson.JSONDecodeError:
-        return shown(answer.decode(errors="replace"), 500)
-    error = body.get("error", body) if isinstance(body, dict) else body
-    found = (error.get("message") or error.get("detail")) if isinstance(error, dict) else error
-    return shown(found if isinstance(found, str) else body, 500)
 
 
 class OpenAIServer(APIServer):

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import aiohttp
 import msgspec
 from starlette.datastructures import Headers
 from yarl import URL
@@ -25,6 +24,8 @@ from headrace.gateway.models.served_model import ServedModel, SharedServices
 from headrace.gateway.models.spec import MODEL_SEPARATOR, ModelsFile, ModelSpec, read_models
 from headrace.gateway.settings import GatewaySettings
 from headrace.gateway.upstream.errors import RolloutServerFailed
+from headrace.net.async_client import AsyncHttpClient
+from headrace.net.http_answer import NoAnswer
 
 
 class _Named(msgspec.Struct):
@@ -196,8 +197,8 @@ HOP_HEADERS = frozenset(
 UNSENT_HEADERS = HOP_HEADERS | {"host", "content-length", "expect"}
 KEY_HEADERS = ("authorization", "x-api-key")
 OWN_HEADER_PREFIX = "x-headrace-"
-#: Headers that aiohttp would add of its own.
-AIOHTTP_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
+#: Seconds that an idle connection is kept: a provider is far away, and connecting to it takes a while.
+PROVIDER_KEEP_ALIVE_S = 15.0
 
 
 class Provider:
@@ -210,45 +211,32 @@ class Provider:
         self._passed = spec.passed
         self._key = spec.key()
         self._keyed = settings.keyed
-        self._timeout = aiohttp.ClientTimeout(
-            total=settings.call_s, sock_connect=settings.connect_s, sock_read=settings.idle_s
+        self._client = AsyncHttpClient(
+            total_s=settings.call_s,
+            connect_s=settings.connect_s,
+            idle_s=settings.idle_s,
+            keep_alive_s=PROVIDER_KEEP_ALIVE_S,
+            verbatim=True,
         )
-        self._session: aiohttp.ClientSession | None = None
 
     async def forward(self, headers: Headers, rest: str, body: bytes, sending: ResponseWriter) -> None:
         """Sends a call on and its answer back, byte by byte; `rest` is its path behind the base URL.
 
         Raises `Refusal` for a path that is not passed on, `RolloutServerFailed` where the provider does not answer."""
         try:
-            async with self._client().post(
-                self._url(rest),
-                data=self._named(body),
-                headers=self._sent(headers),
-                allow_redirects=False,
-                skip_auto_headers=AIOHTTP_HEADERS,
+            async with self._client.stream(
+                "POST", self._url(rest), self._named(body), headers=self._sent(headers)
             ) as answer:
-                told = [(name.lower(), value) for name, value in answer.headers.items()]
-                await sending.relay(answer.status, [each for each in told if each[0] not in HOP_HEADERS])
-                async for part in answer.content.iter_any():
+                await sending.relay(answer.status, [each for each in answer.headers if each[0] not in HOP_HEADERS])
+                async for part in answer.parts():
                     await sending.pass_on(part)
             await sending.pass_on(b"", more=False)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            said = str(error) or type(error).__name__
-            raise RolloutServerFailed(f"the provider of model {self.name!r} failed: {said}", "unreachable") from error
+        except NoAnswer as error:
+            said = f"the provider of model {self.name!r} failed: {error.reason}"
+            raise RolloutServerFailed(said, "unreachable") from error
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-
-    def _client(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
-                timeout=self._timeout,
-                auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
-        return self._session
+        await self._client.close()
 
     def _url(self, rest: str) -> URL:
         """The provider's URL for a path. An address with a path is the SDK's whole base URL; to a bare one, `/v1` is

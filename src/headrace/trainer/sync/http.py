@@ -7,14 +7,12 @@ still asked, and briefly.
 
 from __future__ import annotations
 
-import http.client
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
-import orjson
-
-from headrace.data.errors import HeadraceError, shown
+from headrace.data.errors import HeadraceError
+from headrace.net.blocking_client import BlockingHttpClient
+from headrace.net.http_answer import JSON_TYPE, NoAnswer
 from headrace.trainer.stopping import Stopped, StopSignal, in_thread
 
 
@@ -42,20 +40,19 @@ class ServerFailed(HeadraceError):
 #: Seconds that a question may take once a sync is cut short: what is well answers in far less, and somebody waits for
 #: the process to end.
 CUT_ANSWER_S = 1.0
+#: Said also where there is no body: servers differ in when they ask for it.
+SENT_HEADERS = {"content-type": JSON_TYPE}
 
 
 class ServerHttp:
-    """Blocking, without state: many threads may ask at once."""
+    """JSON to and from one server. Blocking, without state: many threads may ask at once."""
 
     def __init__(self, address: str, *, key: str | None, timeout_s: float, cut: StopSignal | None = None) -> None:
         """`cut`, once it is set, ends every question that is not answered."""
         self.address = address
-        self._cut = cut or StopSignal()
-        parts = urlsplit(address)
-        self._make = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._host, self._prefix = parts.netloc, parts.path
-        self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
+        self._client = BlockingHttpClient(address, timeout_s=timeout_s, key=key)
         self._timeout_s = timeout_s
+        self._cut = cut or StopSignal()
 
     def get(self, path: str, within_s: float | None = None) -> Any:
         """`ask` without a body."""
@@ -78,37 +75,15 @@ class ServerHttp:
             raise ServerFailed(f"{self.address} had not answered {route} when the run was stopped") from None
 
     def _ask(self, method: str, path: str, body: Any, timeout_s: float) -> Any:
-        connection = self._make(self._host, timeout=timeout_s)
-        route = path.partition("?")[0]
         try:
-            data = None if body is None else orjson.dumps(body)
-            connection.request(method, self._prefix + path, data, self._headers)
-            answer = connection.getresponse()
-            status, text = answer.status, answer.read()
-        except TimeoutError:
-            why = f"did not answer {route} within {timeout_s:g} s"
-            raise ServerFailed(f"{self.address} {why}", reason=why) from None
-        except (OSError, http.client.HTTPException) as error:
-            why = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-            raise ServerFailed(f"{self.address} cannot be reached for {route}: {why}", reason=why.lower()) from error
-        finally:
-            connection.close()
-        try:
-            found = orjson.loads(text) if text else None
-        except ValueError:
-            found = text.decode(errors="replace") if status != 200 else None
-            if status == 200:
-                raise ServerFailed(f"{self.address} answered {route} with what is no JSON", status) from None
+            answer = self._client.request(method, path, json=body, headers=SENT_HEADERS, timeout_s=timeout_s)
+        except NoAnswer as error:
+            raise ServerFailed(str(error), reason=error.reason.lower()) from error
+        route, status = path.partition("?")[0], answer.status
         if status != 200:
-            words = _words(found)
-            raise ServerFailed(f"{self.address} answered {route} with {status}: {words}", status, reason=words)
-        return found
-
-
-def _words(found: Any) -> str:
-    """What an error says, in whichever of the usual shapes."""
-    if isinstance(found, dict):
-        said = found.get("detail") or found.get("error") or found
-        said = said.get("message", said) if isinstance(said, dict) else said
-        return said if isinstance(said, str) else shown(said, 300)
-    return found if isinstance(found, str) and found else "nothing"
+            said = answer.error_text() or "nothing"
+            raise ServerFailed(f"{self.address} answered {route} with {status}: {said}", status, reason=said)
+        try:
+            return answer.json() if answer.body else None
+        except ValueError:
+            raise ServerFailed(f"{self.address} answered {route} with what is no JSON", status) from None
