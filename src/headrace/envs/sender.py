@@ -6,7 +6,8 @@ be read) are retried with growing pauses; only `close` ends the sender. When the
 
 A file of the spool holds a post's JSON as it will be sent, and is named by its number, its count of groups and its
 idempotency key. It is there whole or not at all, and removed once the post is acknowledged. Files are written, not
-synced: they survive a killed process, though not always a crashed machine.
+synced: they survive a killed process, though not always a crashed machine. A file a post, and not one file of frames as
+the gateway's outbox has it: a post is a whole group, few come a second, and one can be looked at or removed by hand.
 """
 
 from __future__ import annotations

@@ -5,7 +5,9 @@ returns, and a process that starts on the same file sends it again; the pool kno
 arrived counts once. The file is cut to nothing whenever everything in it has arrived.
 
 A frame of the file is a mark, its length, a checksum and the call. Damage costs the frames that it touches and no
-other: the next one is found by its mark. What could not be read is kept in a file beside it.
+other: the next one is found by its mark. What could not be read is kept in a file beside it. One file of frames, and
+not a file a step as environments have it (`headrace.envs.sender`): a step has a few kilobytes, and hundreds come a
+second.
 """
 
 from __future__ import annotations
