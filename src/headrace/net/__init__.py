@@ -7,7 +7,7 @@ trainers and tools, whose environment need not have aiohttp. Both give an `HttpA
 certificates are checked against the system's authorities, or those that `SSL_CERT_FILE` and `SSL_CERT_DIR` name.
 
 Clients that are not these, and why: `gateway/upstream/http_client.py` carries every call, where a general client costs
-more than the gateway does; `demo/agents.py` has hundreds of agents share two cores, at a fifth of aiohttp's CPU a call;
+more than the gateway does; `demo/agents.py` has hundreds of agents share two cores, at a quarter of aiohttp's CPU a call;
 loads and peers in `bench/` are bare aiohttp and `http.client`, so that what is measured is the server or the peer's
 own stack; `compat/` keeps atroposlib's own signatures, which take aiohttp's objects.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from headrace.data.errors import HeadraceError
 from headrace.net.blocking_client import BlockingHttpClient
-from headrace.net.http_answer import JSON_TYPE, NoAnswer
+from headrace.net.http_answer import JSON_TYPE, BadAddress, NoAnswer
 from headrace.trainer.stopping import Stopped, StopSignal, in_thread
 
 
@@ -48,9 +48,12 @@ class ServerHttp:
     """JSON to and from one server. Blocking, without state: many threads may ask at once."""
 
     def __init__(self, address: str, *, key: str | None, timeout_s: float, cut: StopSignal | None = None) -> None:
-        """`cut`, once it is set, ends every question that is not answered."""
+        """`cut`, once it is set, ends every question that is not answered. Raises `ServerFailed` for no address."""
         self.address = address
-        self._client = BlockingHttpClient(address, timeout_s=timeout_s, key=key)
+        try:
+            self._client = BlockingHttpClient(address, timeout_s=timeout_s, key=key)
+        except BadAddress as error:
+            raise ServerFailed(str(error)) from None
         self._timeout_s = timeout_s
         self._cut = cut or StopSignal()
 
