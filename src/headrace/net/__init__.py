@@ -6,10 +6,12 @@ trainers and tools, whose environment need not have aiohttp. Both give an `HttpA
 (`http_answer.py`); what a status means, and what is tried again, each caller says itself. No client uses a proxy;
 certificates are checked against the system's authorities, or those that `SSL_CERT_FILE` and `SSL_CERT_DIR` name.
 
-Clients that are not these, and why: `gateway/upstream/http_client.py` carries every call, where a general client costs
-more than the gateway does; `demo/agents.py` has hundreds of agents share two cores, at a quarter of aiohttp's CPU a call;
-loads and peers in `bench/` are bare aiohttp and `http.client`, so that what is measured is the server or the peer's
-own stack; `compat/` keeps atroposlib's own signatures, which take aiohttp's objects.
+Clients that are not these, and why:
+
+- `gateway/upstream/http_client.py` carries every call: a general client takes more CPU than the gateway's own work.
+- `demo/agents.py` lets hundreds of agents share two cores: it takes a quarter of aiohttp's CPU.
+- Loads and peers in `bench/` are bare aiohttp and `http.client`: what is measured is the server, or the peer's stack.
+- `compat/` takes aiohttp's objects where atroposlib's functions do.
 
 Nothing here imports the pool, the gateway or an environment.
 """
