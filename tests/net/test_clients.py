@@ -204,6 +204,22 @@ def test_an_answer_of_any_status_is_an_answer(server: EchoServer, ask: Ask) -> N
     assert (answer.status, answer.error_text()) == (422, "there is no such model")
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ('{"error": {"message": "why"}}', "why"),
+        ('{"error": "why"}', "why"),
+        ('{"detail": "why", "code": "c"}', "why"),
+        ('{"detail": [{"loc": ["body"]}]}', '[{"loc":["body"]}]'),
+        ('{"other": 1}', '{"other":1}'),
+        ("<html>", "<html>"),
+        ("", ""),
+    ],
+)
+def test_an_error_s_words_are_found_in_whichever_shape_they_come(body: str, said: str) -> None:
+    assert HttpAnswer(500, {}, body.encode()).error_text() == said
+
+
 @both
 def test_a_server_that_is_not_there_is_named_with_the_route_and_without_the_query(ask: Ask) -> None:
     with socket.socket() as unused:

@@ -11,12 +11,14 @@ from urllib.parse import SplitResult, urlsplit
 import msgspec
 import orjson
 
-from headrace.data.errors import HeadraceError, InvalidInput, shown
+from headrace.data.errors import HeadraceError, InvalidInput
 
 JSON_TYPE = "application/json"
 #: Bytes of an answer that are read unless a caller says otherwise: the largest that are asked for (log-probs of a long
 #: prompt, as JSON) have tens of millions, and one that never ends must not fill the memory.
 MAX_ANSWER_BYTES = 256 << 20
+#: Characters of an error's body that are quoted: a sentence or a list of wrong fields, and not a whole page of HTML.
+MAX_ERROR_CHARS = 2000
 
 
 class AnswerHeaders(Protocol):
@@ -43,15 +45,15 @@ class HttpAnswer(msgspec.Struct, frozen=True):
 
     def error_text(self) -> str:
         """What an error's body says, in whichever of the usual shapes (`error`, `detail`, `message`, nested or not);
-        the body where it has none of them."""
+        the body where it has none of them. No longer than a message should be."""
         try:
             found = self.json()
         except ValueError:
-            return self.body.decode(errors="replace")
+            return self.body[:MAX_ERROR_CHARS].decode(errors="replace")
         for name in ("error", "detail", "message"):
             if isinstance(found, dict) and found.get(name):
                 found = found[name]
-        return found if isinstance(found, str) else shown(found, 500)
+        return (found if isinstance(found, str) else orjson.dumps(found).decode())[:MAX_ERROR_CHARS]
 
 
 class NoAnswer(HeadraceError):

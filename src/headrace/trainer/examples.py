@@ -16,7 +16,7 @@ from headrace.data.errors import HeadraceError
 from headrace.data.sequence import Sequence
 from headrace.data.trajectory import Group, Trajectory
 from headrace.net.blocking_client import BlockingHttpClient
-from headrace.net.http_answer import NoAnswer
+from headrace.net.http_answer import MAX_ERROR_CHARS, NoAnswer
 from headrace.trainer.config import AlgorithmConfig
 from headrace.trainer.losses import group_advantages
 
@@ -27,8 +27,6 @@ SCORE_TIMEOUT_S = 120.0
 NO_WORKER_CODE = b"no_reward_worker"
 #: What is sent to find that out.
 _TRIED = {"prompt_ids": [0], "response_ids": [0]}
-#: Bytes of a gateway's refusal that an error quotes.
-QUOTED_BYTES = 2000
 
 
 class NotScored(HeadraceError):
@@ -73,7 +71,7 @@ class GatewayScorer:
                 return float(answer.json()["reward_score"])
         except (NoAnswer, ValueError, KeyError, TypeError) as error:
             raise NotScored(f"{self._url} gave no reward for trajectory {uid}: {error}") from error
-        said = answer.body[:QUOTED_BYTES].decode(errors="replace")
+        said = answer.body[:MAX_ERROR_CHARS].decode(errors="replace")
         raise NotScored(f"{self._url} answered {answer.status} for trajectory {uid}: {said}")
 
 
