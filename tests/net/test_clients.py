@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import os
+import re
 import shutil
 import socket
 import ssl
@@ -21,6 +22,7 @@ from typing import Any, Protocol
 
 import pytest
 
+import headrace.net
 from headrace.data.errors import InvalidInput
 from headrace.net.async_client import AsyncHttpClient
 from headrace.net.blocking_client import BlockingHttpClient
@@ -385,3 +387,17 @@ def test_certificates_are_those_of_the_environment_and_no_proxy_is_used(server: 
         assert ask() == ["CERTIFICATE_VERIFY_FAILED"] * 3
         assert ask(SSL_CERT_FILE=str(authority / "certificate.pem")) == ["200"] * 3
     assert not server.connections, "a proxy was asked"
+
+
+#: What a client could be made of. Servers' own libraries are none.
+LIBRARIES = re.compile(
+    r"^\s*(?:import|from) (?:aiohttp|httpx|requests|urllib3|http\.client|urllib\.request)\b", re.MULTILINE
+)
+#: Where one may be: here, what the package's docstring names, and errors of subclasses' own clients.
+ALLOWED = ("net/", "bench/", "compat/", "envs/server/api_server.py")
+
+
+def test_nobody_else_brings_a_client() -> None:
+    source = Path(headrace.net.__file__).parent.parent
+    found = {str(path.relative_to(source)) for path in source.rglob("*.py") if LIBRARIES.search(path.read_text())}
+    assert {path for path in found if not path.startswith(ALLOWED)} == set()
