@@ -35,14 +35,14 @@ class HttpTransport:
         try:
             answer = self._blocking.request("POST", CALL_PATH, body, headers=CALL_HEADERS, timeout_s=timeout)
         except NoAnswer as error:
-            raise Unreachable(error.reason) from error
+            raise Unreachable(error.reason) from error.__cause__
         return self._checked(answer)
 
     async def acall(self, op: str, body: bytes, timeout: float, *, waits: bool = True) -> bytes:
         try:
             answer = await self._async.request("POST", CALL_PATH, body, headers=CALL_HEADERS, total_s=timeout)
         except NoAnswer as error:
-            raise Unreachable(error.reason) from error
+            raise Unreachable(error.reason) from error.__cause__
         return self._checked(answer)
 
     def _checked(self, answer: HttpAnswer) -> bytes:
