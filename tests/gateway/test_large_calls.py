@@ -12,7 +12,8 @@ import pytest
 from tests.gateway.kit import Running, told, until
 from tests.gateway.rollout import Rollout, chat, error_of, user
 
-from headrace.gateway.call.ask import (
+from headrace.gateway.planner import HUGE_CHARACTERS, INLINE_CHARACTERS
+from headrace.gateway.request import (
     LARGE_BODY_BYTES,
     MAX_CONTAINERS,
     MAX_EXTRA_BYTES,
@@ -21,7 +22,6 @@ from headrace.gateway.call.ask import (
     Ask,
     CallReader,
 )
-from headrace.gateway.planner import HUGE_CHARACTERS, INLINE_CHARACTERS
 
 
 @pytest.fixture

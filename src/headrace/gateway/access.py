@@ -19,10 +19,11 @@ import msgspec
 from starlette.requests import Request
 
 from headrace.data.errors import InvalidInput
+from headrace.gateway.config_files import UID_SEPARATOR, read_tenants
 from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import Refusal
 from headrace.gateway.settings import GatewaySettings
-from headrace.gateway.tenants import UID_SEPARATOR, Tenant, read_tenants
+from headrace.gateway.tenants import Tenant
 from headrace.net.server import presented_key
 from headrace.pool.errors import Unauthorized
 

@@ -19,15 +19,15 @@ from starlette.requests import Request
 
 from headrace.data.errors import HeadraceError
 from headrace.gateway.access import Access, Caller
-from headrace.gateway.call.ask import CallReader
-from headrace.gateway.call.executor import CallExecutor
 from headrace.gateway.counters import PREFIX, GatewayCounters
 from headrace.gateway.errors import RETRY_AFTER_S, Refusal
-from headrace.gateway.models.models import Models
-from headrace.gateway.models.served_model import RendererCache, ServedModel, SharedServices
+from headrace.gateway.executor import CallExecutor
+from headrace.gateway.models import Models
 from headrace.gateway.outbox import RETRY_INTERVAL_S
 from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
+from headrace.gateway.request import CallReader
+from headrace.gateway.served_model import RendererCache, ServedModel, SharedServices
 from headrace.gateway.sessions import Session, Sessions
 from headrace.gateway.settings import GatewaySettings
 from headrace.gateway.startup import LogObserver, StartupObserver, observe_startup

@@ -19,12 +19,23 @@ import numpy as np
 
 from headrace.data.errors import InvalidInput
 from headrace.data.step import IntArray, check_depth
-from headrace.gateway.call.ask import Ask, BadField, References, tools_bytes
-from headrace.gateway.call.sampling import SamplingRules, forced_tool_call
-from headrace.gateway.call.turn import Choice, TextAnswerStream, Turn, tool_call_ids
 from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import RETRY_AFTER_S, Refusal
+from headrace.gateway.request import (
+    Ask,
+    BadField,
+    References,
+    SamplingRules,
+    forced_tool_call,
+    tools_bytes,
+)
 from headrace.gateway.sessions import Session, Sessions
+from headrace.gateway.turn import (
+    Choice,
+    TextAnswerStream,
+    Turn,
+    tool_call_ids,
+)
 from headrace.gateway.upstream.types import Order
 from headrace.pool.errors import PoolUnreachable
 from headrace.tokens import AnswerStream, Cause, History, HistoryMode, Match, PromptPlan, Renderer, Request, plan_prompt

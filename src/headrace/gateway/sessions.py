@@ -20,10 +20,10 @@ from msgspec.structs import replace
 from headrace.data.errors import InvalidInput
 from headrace.data.step import IntArray, Step
 from headrace.data.trajectory import Trajectory
-from headrace.gateway.call.ask import Ask, checked_sampling
-from headrace.gateway.call.retries import Retries
-from headrace.gateway.call.turn import digest_of
 from headrace.gateway.errors import Refusal
+from headrace.gateway.request import Ask, checked_sampling
+from headrace.gateway.retries import Retries
+from headrace.gateway.turn import digest_of
 from headrace.pool.calls import AsyncPool
 from headrace.pool.errors import Gone, NotFound
 from headrace.tokens import History, Image, Message, Node

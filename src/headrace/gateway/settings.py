@@ -152,7 +152,7 @@ class GatewaySettings(BaseModel):
     @classmethod
     def _tenants(cls, given: str | None) -> str | None:
         if given is not None:
-            from headrace.gateway.tenants import read_tenants
+            from headrace.gateway.config_files import read_tenants
 
             read_tenants(Path(given))
         return given
@@ -176,7 +176,7 @@ class GatewaySettings(BaseModel):
         """For each recorded model without servers of its own: where it could have them beside the flags."""
         if self.models is None:
             return [""]
-        from headrace.gateway.models.spec import read_models  # only whoever has such a file waits for it
+        from headrace.gateway.config_files import read_models  # only whoever has such a file waits for it
 
         file = read_models(Path(self.models))
         own = [

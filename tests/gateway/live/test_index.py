@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.gateway.call.turn import CHUNK_BYTES, TextKey
 from headrace.gateway.live.endings import IdleClock
 from headrace.gateway.live.index import (
     MAX_ALIKE,
@@ -19,6 +18,7 @@ from headrace.gateway.live.index import (
     session_uid,
     tenant_prefix,
 )
+from headrace.gateway.turn import CHUNK_BYTES, TextKey
 from headrace.tokens import Message, Request, ToolCall
 
 OK = Message("assistant", "ok")

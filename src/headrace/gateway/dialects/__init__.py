@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from headrace.gateway.call.ask import Ask
-from headrace.gateway.call.turn import Choice, Turn
 from headrace.gateway.errors import Refusal
+from headrace.gateway.request import Ask
+from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream.types import SampledChoice
 from headrace.tokens import AnswerDelta
 

@@ -13,9 +13,9 @@ import msgspec
 import orjson
 
 from headrace.data.json import to_json
-from headrace.gateway.call.turn import Choice, Turn
 from headrace.gateway.dialects.shared import seal
 from headrace.gateway.errors import Refusal
+from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream.types import SampledChoice
 from headrace.tokens import AnswerDelta, ToolCall
 

@@ -10,15 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.gateway.call.ask import (
-    Ask,
-    BadField,
-    read_fields,
-    take,
-    take_max_tokens,
-    take_sampling,
-)
-from headrace.gateway.call.turn import Turn
 from headrace.gateway.dialects import anthropic
 from headrace.gateway.dialects.anthropic import (
     RAW_ARGUMENTS,
@@ -31,6 +22,15 @@ from headrace.gateway.dialects.anthropic import (
 )
 from headrace.gateway.dialects.shared import OfferedTools, conversation, offer_tools, unseal
 from headrace.gateway.errors import Refusal
+from headrace.gateway.request import (
+    Ask,
+    BadField,
+    read_fields,
+    take,
+    take_max_tokens,
+    take_sampling,
+)
+from headrace.gateway.turn import Turn
 from headrace.tokens import Image, Message, ToolCall
 from headrace.tokens.images import read_base64
 from headrace.tokens.messages import join_parts

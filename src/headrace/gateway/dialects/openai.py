@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 import orjson
 
 from headrace.data.errors import shown
-from headrace.gateway.call.ask import BadField
-from headrace.gateway.call.turn import Choice, Turn
 from headrace.gateway.errors import Refusal
+from headrace.gateway.request import BadField
+from headrace.gateway.turn import Choice, Turn
 
 DONE = b"data: [DONE]\n\n"
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.gateway.call.ask import (
+from headrace.gateway.dialects import openai
+from headrace.gateway.dialects.shared import OfferedTools, arguments_text, check_function, conversation, offer_tools
+from headrace.gateway.errors import Refusal
+from headrace.gateway.request import (
     Ask,
     BadField,
     read_fields,
@@ -14,10 +17,7 @@ from headrace.gateway.call.ask import (
     take_n,
     take_sampling,
 )
-from headrace.gateway.call.turn import Choice, Turn, usage
-from headrace.gateway.dialects import openai
-from headrace.gateway.dialects.shared import OfferedTools, arguments_text, check_function, conversation, offer_tools
-from headrace.gateway.errors import Refusal
+from headrace.gateway.turn import Choice, Turn, usage
 from headrace.gateway.upstream.types import SampledChoice
 from headrace.tokens import AnswerDelta, Message, ToolCall, read_messages
 

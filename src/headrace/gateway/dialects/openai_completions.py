@@ -8,7 +8,9 @@ import numpy as np
 
 from headrace.data.errors import shown
 from headrace.data.step import IntArray
-from headrace.gateway.call.ask import (
+from headrace.gateway.dialects import openai
+from headrace.gateway.errors import Refusal
+from headrace.gateway.request import (
     Ask,
     BadField,
     read_fields,
@@ -17,9 +19,7 @@ from headrace.gateway.call.ask import (
     take_n,
     take_sampling,
 )
-from headrace.gateway.call.turn import Choice, Turn, usage
-from headrace.gateway.dialects import openai
-from headrace.gateway.errors import Refusal
+from headrace.gateway.turn import Choice, Turn, usage
 from headrace.gateway.upstream.types import SampledChoice
 from headrace.tokens import AnswerDelta
 

@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.data.errors import shown
 from headrace.data.json import to_json
-from headrace.gateway.call.ask import BadField
+from headrace.gateway.request import BadField
 from headrace.tokens import Message, Request, ToolCall
 
 

@@ -19,9 +19,6 @@ from msgspec.structs import replace
 from headrace.data.errors import HeadraceError
 from headrace.data.trajectory import Trajectory
 from headrace.gateway.access import Caller
-from headrace.gateway.call.ask import Ask
-from headrace.gateway.call.retries import ExpectedRetries, RetryMark
-from headrace.gateway.call.turn import TextKey, Turn
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.live.endings import IdleEndings
 from headrace.gateway.live.index import (
@@ -34,7 +31,10 @@ from headrace.gateway.live.index import (
     session_uid,
     tenant_prefix,
 )
+from headrace.gateway.request import Ask
+from headrace.gateway.retries import ExpectedRetries, RetryMark
 from headrace.gateway.sessions import TEXT_FIELD, Session
+from headrace.gateway.turn import TextKey, Turn
 from headrace.net.supervised import Supervised
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Gone, NotFound

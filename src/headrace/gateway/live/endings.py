@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from headrace.data.errors import HeadraceError
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.models.per_model import PerModelTrajectories
+from headrace.gateway.per_model import PerModelTrajectories
 from headrace.pool.embedded import DataPool
 
 #: The timer's shortest wait, in seconds: many that end at about the same time are ended at once.

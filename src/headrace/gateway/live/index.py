@@ -22,7 +22,7 @@ from hashlib import blake2b
 import msgspec
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.gateway.call.turn import CHUNK_BYTES, TextKey
+from headrace.gateway.turn import CHUNK_BYTES, TextKey
 from headrace.tokens import Request
 from headrace.tokens.digests import DIGEST_BYTES, strict
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from headrace.gateway.access import Caller
-from headrace.gateway.call.ask import Ask
-from headrace.gateway.call.retries import RetryMark
-from headrace.gateway.call.turn import Turn
 from headrace.gateway.errors import Refusal
 from headrace.gateway.live.conversations import PART_FIELD, SESSION_FIELD, LiveConversations
 from headrace.gateway.live.index import (
@@ -17,8 +14,11 @@ from headrace.gateway.live.index import (
     new_call_id,
     new_conversation_uid,
 )
-from headrace.gateway.models.served_model import ServedModel
+from headrace.gateway.request import Ask
+from headrace.gateway.retries import RetryMark
+from headrace.gateway.served_model import ServedModel
 from headrace.gateway.sessions import Session
+from headrace.gateway.turn import Turn
 
 #: Names a conversation, where what it contains should not decide.
 SESSION_HEADER = "x-headrace-session"

@@ -10,7 +10,8 @@ from headrace.data.errors import InvalidInput, shown
 from headrace.gateway.access import Role
 from headrace.gateway.errors import Refusal
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.http import DropSessionBody, PolicyVersionBody, ServerBody, decode_body, json_response
+from headrace.gateway.http import decode_body, json_response
+from headrace.gateway.routes.bodies import DropSessionBody, PolicyVersionBody, ServerBody
 from headrace.gateway.upstream.pause import MAX_PAUSE_LEASE_S, PAUSE_LEASE_S
 from headrace.net.exposition import CONTENT_TYPE, exposition
 from headrace.pool.embedded import DataPool

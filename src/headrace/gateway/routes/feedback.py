@@ -12,9 +12,10 @@ from headrace.data.trajectory import Trajectory
 from headrace.gateway.access import Caller, Role
 from headrace.gateway.errors import Refusal
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.http import FeedbackBody, Handler, decode_body, json_response
+from headrace.gateway.http import Handler, decode_body, json_response
 from headrace.gateway.live.conversations import LiveConversations
 from headrace.gateway.live.index import call_in, conversation_of
+from headrace.gateway.routes.bodies import FeedbackBody
 from headrace.gateway.routes.calls import opened
 from headrace.pool.errors import Conflict, Gone, NotFound
 

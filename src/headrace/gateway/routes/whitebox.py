@@ -13,21 +13,25 @@ from starlette.responses import Response
 from headrace.data.errors import InvalidInput
 from headrace.data.step import Step, token_ids_array
 from headrace.gateway.access import Caller, Role
-from headrace.gateway.call.ask import Ask, BadField, take_max_tokens, take_sampling, tools_bytes
-from headrace.gateway.call.connection import ClientGone, DisconnectWatch
-from headrace.gateway.call.executor import CallExecutor
-from headrace.gateway.call.turn import Turn
 from headrace.gateway.errors import Refusal
+from headrace.gateway.executor import CallExecutor
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.http import (
+from headrace.gateway.http import ClientGone, DisconnectWatch, decode_body, json_response
+from headrace.gateway.redaction import REDACTED, redacted_step
+from headrace.gateway.request import (
+    Ask,
+    BadField,
+    take_max_tokens,
+    take_sampling,
+    tools_bytes,
+)
+from headrace.gateway.routes.bodies import (
     ComputeRewardBody,
     GenerateBody,
     StepBody,
     SubmitStepsBody,
-    decode_body,
-    json_response,
 )
-from headrace.gateway.redaction import REDACTED, redacted_step
+from headrace.gateway.turn import Turn
 from headrace.gateway.upstream import RolloutServerFailed
 from headrace.tokens import Cause, PromptPlan, read_messages, text_of
 from headrace.tokens import Request as Conversation

@@ -5,15 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.gateway.call.ask import (
-    Ask,
-    References,
-    read_fields,
-    take,
-    take_max_tokens,
-    take_sampling,
-)
-from headrace.gateway.call.turn import Turn
 from headrace.gateway.dialects import openai
 from headrace.gateway.dialects.openai_responses.answer import (
     RESPONSE_ID_PREFIX,
@@ -35,6 +26,15 @@ from headrace.gateway.dialects.openai_responses.request import (
     take_tops,
 )
 from headrace.gateway.dialects.shared import conversation
+from headrace.gateway.request import (
+    Ask,
+    References,
+    read_fields,
+    take,
+    take_max_tokens,
+    take_sampling,
+)
+from headrace.gateway.turn import Turn
 from headrace.tokens import Message
 
 __all__ = ["OpenAIResponses"]

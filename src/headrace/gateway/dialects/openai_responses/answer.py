@@ -12,10 +12,10 @@ from typing import Any, Literal, Self
 import msgspec
 import orjson
 
-from headrace.gateway.call.turn import Choice, Turn
 from headrace.gateway.dialects import openai
 from headrace.gateway.dialects.shared import arguments_text, seal
 from headrace.gateway.errors import Refusal
+from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream.types import SampledChoice
 from headrace.tokens import AnswerDelta, ToolCall
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.gateway.call.ask import BadField, take
 from headrace.gateway.dialects import openai
 from headrace.gateway.dialects.openai_responses.answer import ItemName
 from headrace.gateway.dialects.shared import OfferedTools, check_function, offer_tools, unseal
 from headrace.gateway.errors import Refusal
+from headrace.gateway.request import BadField, take
 from headrace.tokens import Message, ToolCall, read_message
 from headrace.tokens.messages import read_arguments
 

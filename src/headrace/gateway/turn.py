@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from headrace.data.step import FloatArray, IntArray
-from headrace.gateway.call.ask import Ask
+from headrace.gateway.request import Ask
 from headrace.gateway.upstream.types import Order, SampledChoice
 from headrace.tokens import (
     AnswerDelta,

@@ -19,10 +19,15 @@ from starlette.datastructures import Headers
 from yarl import URL
 
 from headrace.data.errors import HeadraceError
-from headrace.gateway.call.connection import ResponseWriter
+from headrace.gateway.config_files import (
+    MODEL_SEPARATOR,
+    ModelsFile,
+    ModelSpec,
+    read_models,
+)
 from headrace.gateway.errors import Refusal
-from headrace.gateway.models.served_model import ServedModel, SharedServices
-from headrace.gateway.models.spec import MODEL_SEPARATOR, ModelsFile, ModelSpec, read_models
+from headrace.gateway.http import ResponseWriter
+from headrace.gateway.served_model import ServedModel, SharedServices
 from headrace.gateway.settings import GatewaySettings
 from headrace.gateway.upstream.errors import RolloutServerFailed
 

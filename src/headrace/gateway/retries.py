@@ -22,7 +22,7 @@ from contextlib import contextmanager
 import msgspec
 from starlette.requests import Request
 
-from headrace.gateway.call.turn import Turn, digest_of
+from headrace.gateway.turn import Turn, digest_of
 
 #: How often an SDK tried before; OpenAI's and Anthropic's send it with every call.
 RETRY_HEADER = "x-stainless-retry-count"

@@ -13,11 +13,11 @@ import time
 from msgspec.structs import replace
 
 from headrace.data.step import Step
-from headrace.gateway.call.ask import Ask
-from headrace.gateway.call.retries import RetryMark, RunningCall
-from headrace.gateway.call.turn import Choice, Turn
 from headrace.gateway.planner import Planner
+from headrace.gateway.request import Ask
+from headrace.gateway.retries import RetryMark, RunningCall
 from headrace.gateway.sessions import REQUEST_FIELD, Session, Sessions
+from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream.types import Order, SampledChoice
 from headrace.tokens import Cause, PromptPlan
 

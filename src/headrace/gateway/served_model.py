@@ -15,14 +15,14 @@ from typing import Any
 import msgspec
 
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.gateway.call.executor import CallExecutor
-from headrace.gateway.call.sampling import SamplingRules
+from headrace.gateway.config_files import MODEL_SEPARATOR
 from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import not_ready
-from headrace.gateway.models.spec import MODEL_SEPARATOR
+from headrace.gateway.executor import CallExecutor
 from headrace.gateway.planner import Planner
 from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
+from headrace.gateway.request import SamplingRules
 from headrace.gateway.sessions import Sessions
 from headrace.gateway.settings import GatewaySettings
 from headrace.gateway.upstream import Upstream, UpstreamOptions

@@ -18,18 +18,22 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from headrace.data.errors import HeadraceError
+from headrace.gateway import replay
 from headrace.gateway.access import Caller
-from headrace.gateway.call import replay
-from headrace.gateway.call.ask import Ask
-from headrace.gateway.call.connection import ClientGone, DisconnectWatch, ResponseWriter
-from headrace.gateway.call.retries import ExpectedRetries, RetryMark, RunningCall
-from headrace.gateway.call.turn import Turn, completion_tokens, digest_of, prompt_tokens
 from headrace.gateway.dialects import AnswerEvents, CountingDialect, Dialect
 from headrace.gateway.errors import Refusal, refusal, too_deep
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.http import json_response, retry_header
-from headrace.gateway.models.served_model import ServedModel
+from headrace.gateway.http import ClientGone, DisconnectWatch, ResponseWriter, json_response, retry_header
+from headrace.gateway.request import Ask
+from headrace.gateway.retries import ExpectedRetries, RetryMark, RunningCall
+from headrace.gateway.served_model import ServedModel
 from headrace.gateway.sessions import Session
+from headrace.gateway.turn import (
+    Turn,
+    completion_tokens,
+    digest_of,
+    prompt_tokens,
+)
 from headrace.net.connection import delivered
 from headrace.tokens import AnswerDelta
 

@@ -13,7 +13,6 @@ from typing import Any
 from msgspec.structs import asdict, replace
 
 from headrace.data.step import FloatArray, IntArray, Step
-from headrace.gateway.call.turn import Choice, TextKey, Turn
 from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.planner import Planner
 from headrace.gateway.recorder import Recorder
@@ -26,6 +25,7 @@ from headrace.gateway.sessions import (
     Sessions,
     TextNode,
 )
+from headrace.gateway.turn import Choice, TextKey, Turn
 from headrace.gateway.upstream import RolloutServerFailed, Upstream
 from headrace.gateway.upstream.types import SampledChoice
 from headrace.gateway.upstream.upstream import gather_or_cancel
