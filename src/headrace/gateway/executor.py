@@ -57,7 +57,7 @@ class CallExecutor:
         sessions: Sessions,
         recorder: Recorder,
         counters: GatewayCounters,
-        redaction: Redaction,
+        redaction: Redaction | None,
         *,
         trained: bool = True,
     ) -> None:
@@ -117,7 +117,7 @@ class CallExecutor:
         for turn in turns:
             for choice in turn.choices:
                 step, node = self._step(session, turn, choice, first=not steps)
-                if self._redaction.asked_for:
+                if self._redaction is not None:
                     whole = step if step.builds_on is None else replace(step, prompt_ids=turn.plan.ids, builds_on=None)
                     if not await self._redaction.keeps(whole, session.channel):
                         continue

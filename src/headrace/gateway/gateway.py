@@ -68,7 +68,7 @@ class Gateway:
             pool.aio, self.recorder.flushed, most_tokens=settings.cached_tokens, open_unknown=settings.open
         )
         self.reader = CallReader()
-        self.redaction = Redaction(settings.redact, self.counters)
+        self.redaction = None if settings.redact is None else Redaction(settings.redact, self.counters)
         shared = SharedServices(pool, self.sessions, self.recorder, self.counters, self.redaction, RendererCache())
         self.models = Models(settings, shared)
         self.loaded: Callable[[], None] = lambda: None  # told once the tokenizer is there

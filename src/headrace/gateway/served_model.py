@@ -94,7 +94,7 @@ class SharedServices(msgspec.Struct, frozen=True, eq=False):
     sessions: Sessions
     recorder: Recorder
     counters: GatewayCounters
-    redaction: Redaction
+    redaction: Redaction | None
     renderers: RendererCache
 
 

@@ -41,8 +41,8 @@ from headrace.gateway.upstream.http_client import (
 )
 from headrace.gateway.upstream.options import UpstreamOptions
 from headrace.gateway.upstream.server import UpstreamServer
-from headrace.gateway.upstream.types import SampledChoice, VersionSpans, extend_spans
-from headrace.gateway.upstream.wire import CompletionsWire, EncodedOrder, GenerateWire, SamplingWire
+from headrace.gateway.upstream.types import SampledChoice, VersionSpans
+from headrace.gateway.upstream.wire import CompletionsWire, EncodedOrder, GenerateWire, SamplingWire, extend_spans
 
 #: Statuses that are the server's fault and not the request's: its key, its routes, the model's name.
 DENIED_STATUSES = (401, 403, 404, 405)

@@ -17,7 +17,7 @@ from headrace.data.errors import InvalidInput, shown
 from headrace.gateway.upstream.errors import RolloutServerFailed, read_fault
 from headrace.gateway.upstream.http_client import UpstreamClient
 from headrace.gateway.upstream.options import UpstreamOptions
-from headrace.gateway.upstream.types import version_number
+from headrace.gateway.upstream.wire import version_number
 from headrace.tokens.check import SAMPLE, LogProbMode, log_prob_mode, tokenization_trouble
 from headrace.tokens.vocabulary import Vocabulary
 

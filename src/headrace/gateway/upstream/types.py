@@ -6,12 +6,11 @@ which token is told in spans `((first token, version), ...)` from token 0 on, no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from headrace.data.step import INT32_MAX, IntArray
+from headrace.data.step import IntArray
 from headrace.tokens import PlacedImage
 
 VersionSpans = tuple[tuple[int, int], ...]
@@ -63,51 +62,3 @@ class SampledAnswer(msgspec.Struct, eq=False):
     choices: list[SampledChoice]
     server: str
     version: int
-
-
-class VersionRange(msgspec.Struct):
-    """One of a server's `weight_versions`: its tokens `[start, end)` are of this version."""
-
-    version: str
-    start: int
-    end: int
-
-
-def extend_spans(spans: VersionSpans, first: int, version: int) -> VersionSpans:
-    """The spans, with the tokens from `first` on under `version`."""
-    if spans and spans[-1][1] == version:
-        return spans
-    return (*spans, (first, version))
-
-
-def join_spans(before: VersionSpans, tokens: int, after: VersionSpans) -> VersionSpans:
-    """The spans of an answer that was cut after `tokens` tokens and continued."""
-    for first, version in after:
-        before = extend_spans(before, tokens + first, version)
-    return before
-
-
-def spans_of(told: Sequence[VersionRange] | None, known: int) -> VersionSpans:
-    """A server's `weight_versions` as spans; empty where none of them is a number, or they leave a gap.
-
-    A version that is no number, beside one that is, counts as `known`, the version known when the call began.
-    """
-    if not told or all(version_number(span.version) is None for span in told):
-        return ()
-    spans: VersionSpans = ()
-    at = 0
-    for span in told:
-        if span.start != at or span.end < span.start:
-            return ()
-        if span.end > span.start:
-            number = version_number(span.version)
-            spans = extend_spans(spans, span.start, known if number is None else number)
-        at = span.end
-    return spans
-
-
-def version_number(told: str) -> int | None:
-    """A server's version as a number; None for "default" (weights nobody numbered) and names such as "step-7"."""
-    if not (told.isascii() and told.isdigit() and len(told) <= 10):
-        return None
-    return number if (number := int(told)) <= INT32_MAX else None

@@ -1,4 +1,7 @@
-"""An answer that was cut, and the rest of it: what is still to be sampled, and the two joined into one."""
+"""`Upstream`: the rollout servers of one model as the rest of a gateway sees them: sample, stream, pause, versions.
+
+An answer that a pause cut off is continued by another request for the rest of it, and the two are joined into one.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ from headrace.gateway.upstream.http_client import UpstreamClient
 from headrace.gateway.upstream.options import UpstreamOptions
 from headrace.gateway.upstream.pause import PAUSE_LEASE_S, PauseControl
 from headrace.gateway.upstream.server import UpstreamServer
-from headrace.gateway.upstream.types import Order, SampledAnswer, SampledChoice, join_spans
-from headrace.gateway.upstream.wire import EncodedOrder
+from headrace.gateway.upstream.types import Order, SampledAnswer, SampledChoice, VersionSpans
+from headrace.gateway.upstream.wire import EncodedOrder, extend_spans
 from headrace.net.supervised import Supervised
 from headrace.tokens.vocabulary import Vocabulary
 
@@ -345,6 +348,13 @@ def rest_of(order: Order, index: int, ids: list[int]) -> Order | None:
     prompt = np.concatenate([order.prompt, np.array(ids, np.int32)]) if ids else order.prompt
     call_id = f"{order.call_id}.{index}.{len(ids)}" if order.call_id else ""
     return msgspec.structs.replace(order, prompt=prompt, sampling=sampling, call_id=call_id)
+
+
+def join_spans(before: VersionSpans, tokens: int, after: VersionSpans) -> VersionSpans:
+    """The spans of an answer that was cut after `tokens` tokens and continued."""
+    for first, version in after:
+        before = extend_spans(before, tokens + first, version)
+    return before
 
 
 def append_to(piece: SampledChoice, before: SampledChoice, rest: Order) -> None:

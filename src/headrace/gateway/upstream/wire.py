@@ -19,7 +19,7 @@ import orjson
 from headrace.data.errors import shown
 from headrace.data.step import INT32_MAX, IntArray
 from headrace.gateway.upstream.errors import ErrorBody, MalformedAnswer, ServerFault
-from headrace.gateway.upstream.types import Order, SampledChoice, VersionRange, spans_of
+from headrace.gateway.upstream.types import Order, SampledChoice, VersionSpans
 from headrace.tokens.vision import fold_images
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
@@ -112,6 +112,47 @@ def decode_experts(told: str | None) -> Any:
 def no_token_ids() -> MalformedAnswer:
     """The error for an answer without ids."""
     return MalformedAnswer("there are no token_ids; a server that returns them is needed (vLLM 0.11 or later)")
+
+
+class VersionRange(msgspec.Struct):
+    """One of a server's `weight_versions`: its tokens `[start, end)` are of this version."""
+
+    version: str
+    start: int
+    end: int
+
+
+def extend_spans(spans: VersionSpans, first: int, version: int) -> VersionSpans:
+    """The spans, with the tokens from `first` on under `version`."""
+    if spans and spans[-1][1] == version:
+        return spans
+    return (*spans, (first, version))
+
+
+def spans_of(told: Sequence[VersionRange] | None, known: int) -> VersionSpans:
+    """A server's `weight_versions` as spans; empty where none of them is a number, or they leave a gap.
+
+    A version that is no number, beside one that is, counts as `known`, the version known when the call began.
+    """
+    if not told or all(version_number(span.version) is None for span in told):
+        return ()
+    spans: VersionSpans = ()
+    at = 0
+    for span in told:
+        if span.start != at or span.end < span.start:
+            return ()
+        if span.end > span.start:
+            number = version_number(span.version)
+            spans = extend_spans(spans, span.start, known if number is None else number)
+        at = span.end
+    return spans
+
+
+def version_number(told: str) -> int | None:
+    """A server's version as a number; None for "default" (weights nobody numbered) and names such as "step-7"."""
+    if not (told.isascii() and told.isdigit() and len(told) <= 10):
+        return None
+    return number if (number := int(told)) <= INT32_MAX else None
 
 
 class _CompletionLogProbs(msgspec.Struct):
