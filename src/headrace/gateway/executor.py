@@ -156,7 +156,7 @@ class CallExecutor:
             metadata=metadata,
             finish_reason=sampled.finish_reason,
             sampling={**turn.order.sampling, **({"extra": ask.extra} if ask.extra else {})},
-            multi_modal_data=to_step(plan.images),
+            multi_modal_data=to_step(plan.images) if plan.images else None,
             routed_experts=sampled.routed_experts,
             call_id=turn.call_id if len(turn.choices) == 1 else f"{turn.call_id}-{choice.index}",
             builds_on=builds_on,

@@ -38,11 +38,21 @@ from headrace.gateway.turn import (
 )
 from headrace.gateway.upstream.types import Order
 from headrace.pool.errors import PoolUnreachable
-from headrace.tokens import AnswerStream, Cause, History, HistoryMode, Match, PromptPlan, Renderer, Request, plan_prompt
+from headrace.tokens import (
+    AnswerStream,
+    Cause,
+    Conversation,
+    History,
+    HistoryMode,
+    Match,
+    PromptPlan,
+    Renderer,
+    plan_prompt,
+)
 from headrace.tokens.images import check_pixels
+from headrace.tokens.messages import images_of
 from headrace.tokens.parse import THINK_CLOSE
 from headrace.tokens.renderer import PROMPT_TAIL_TOKENS
-from headrace.tokens.vision import images_of
 
 #: Characters that are tokenised on the spot. More, about half a millisecond's worth, go to a thread: the tokenizer lets
 #: others run meanwhile, on another core where there is one.
@@ -80,7 +90,7 @@ class PromptCache:
         self._known: OrderedDict[PromptKey, IntArray] = OrderedDict()
         self._tokens = 0
 
-    def key(self, conversation: Request) -> PromptKey | None:
+    def key(self, conversation: Conversation) -> PromptKey | None:
         """What a conversation is remembered by; None where it is not to be."""
         if any(message.role not in ("system", "user") or message.parts for message in conversation.messages):
             return None
@@ -233,7 +243,7 @@ class Planner:
 
     async def conversation(
         self,
-        conversation: Request,
+        conversation: Conversation,
         session: Session | None = None,
         previous: str | None = None,
         tools_size: int | None = None,
@@ -257,7 +267,7 @@ class Planner:
             self._prompts.put(key, plan.ids)
         return plan
 
-    async def _check_images(self, conversation: Request) -> None:
+    async def _check_images(self, conversation: Conversation) -> None:
         """Refuses broken images. Each file is read once, in a thread."""
         for number, image in enumerate(images_of(conversation.messages), 1):
             if image.digest not in self._checked_images:
@@ -268,7 +278,7 @@ class Planner:
                     del self._checked_images[next(iter(self._checked_images))]
 
     async def _planned(
-        self, history: History, conversation: Request, match: Match, tools_size: int | None
+        self, history: History, conversation: Conversation, match: Match, tools_size: int | None
     ) -> PromptPlan:
         size = _size(conversation, match, tools_size)
         if size < INLINE_CHARACTERS:
@@ -277,14 +287,14 @@ class Planner:
             self._threads_for(size), plan_prompt, self.renderer, history, conversation, self._mode, match
         )
 
-    async def _referred(self, session: Session, given: Request, references: References) -> Request:
+    async def _referred(self, session: Session, given: Conversation, references: References) -> Conversation:
         """The conversation with the items that the agent referred to."""
         own = session.stored.answers(references.calls)
         missing = next((call for call in references.calls if call not in own and call not in references.known), None)
         if missing is not None and self._shared:  # perhaps another process answered it
             await self._refresh_named(session, missing, "input")
             own = session.stored.answers(references.calls)
-        return Request(references.read({**references.known, **own}), given.tools, given.options)
+        return Conversation(references.read({**references.known, **own}), given.tools, given.options)
 
     async def _refresh_named(self, session: Session, call: str, param: str) -> None:
         """Returns once all is known here that the pool knows of a call; 503 where the pool cannot be asked. `param` is
@@ -298,7 +308,7 @@ class Planner:
                 retry_after=RETRY_AFTER_S,
             )
 
-    async def _continued(self, session: Session, given: Request, opening: int, previous: str) -> Request:
+    async def _continued(self, session: Session, given: Conversation, opening: int, previous: str) -> Conversation:
         """The whole conversation: what the agent named goes behind the `opening` messages of what it gave."""
         earlier = session.stored.messages(previous)
         if earlier is None and self._shared:  # perhaps another process answered it
@@ -313,7 +323,7 @@ class Planner:
                 param="previous_response_id",
             )
         messages = (*given.messages[:opening], *earlier, *given.messages[opening:])
-        return Request(messages, given.tools, given.options)
+        return Conversation(messages, given.tools, given.options)
 
     async def _refresh(self, session: Session, timeout_s: float = REFRESH_TIMEOUT_S) -> bool:
         """Reads a session anew. A pool that cannot be asked holds nobody up: what is unknown here is then a branch."""
@@ -378,7 +388,7 @@ def _check_depth(ask: Ask, given: dict[str, Any]) -> None:
             raise BadField(str(error), name) from None
 
 
-def _size(conversation: Request, match: Match, tools_size: int | None) -> int:
+def _size(conversation: Conversation, match: Match, tools_size: int | None) -> int:
     """How much text there is to tokenise, tools among it. Few tools need not be measured where the messages alone are
     too long to be tokenised on the spot."""
     if match.node is not None:

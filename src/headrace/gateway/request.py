@@ -22,7 +22,7 @@ from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import IntArray
 from headrace.gateway.errors import Refusal
 from headrace.gateway.settings import GatewaySettings, channel_values
-from headrace.tokens import Grammar, Message, Request
+from headrace.tokens import Conversation, Grammar, Message
 
 
 class References(msgspec.Struct, frozen=True, eq=False):
@@ -48,7 +48,7 @@ class Ask(msgspec.Struct, kw_only=True):
     """
 
     model: str
-    conversation: Request | None = None
+    conversation: Conversation | None = None
     prompts: tuple[str | IntArray, ...] = ()
     sampling: dict[str, Any]
     extra: dict[str, Any] = {}
@@ -147,7 +147,7 @@ def _large(body: bytes, read: Callable[[bytes], Ask], digest: Callable[[bytes], 
     return ask, digest(body)
 
 
-def tools_bytes(conversation: Request | None) -> int:
+def tools_bytes(conversation: Conversation | None) -> int:
     """The size of a conversation's tools as JSON."""
     return len(msgspec.json.encode(conversation.tools)) if conversation is not None and conversation.tools else 0
 

@@ -28,7 +28,7 @@ from headrace.pool.calls import AsyncPool
 from headrace.pool.errors import Gone, NotFound
 from headrace.tokens import History, Image, Message, Node
 from headrace.tokens.images import image_files
-from headrace.tokens.vision import images_of
+from headrace.tokens.messages import images_of
 
 #: Where a trajectory's metadata says which parameters its calls are sampled with, whatever they ask for.
 SAMPLING_FIELD = "forced_sampling"

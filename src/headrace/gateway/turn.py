@@ -25,7 +25,7 @@ from headrace.tokens import (
     PromptPlan,
     Vocabulary,
 )
-from headrace.tokens.digests import DIGEST_BYTES
+from headrace.tokens.conversation import DIGEST_BYTES
 from headrace.tokens.parse import StopCut
 
 #: Tool call ids are nine letters or digits: the form that every family's template takes.

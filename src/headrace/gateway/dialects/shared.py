@@ -11,7 +11,7 @@ import msgspec
 from headrace.data.errors import shown
 from headrace.data.json import to_json
 from headrace.gateway.request import BadField
-from headrace.tokens import Message, Request, ToolCall
+from headrace.tokens import Conversation, Message, ToolCall
 
 
 class OfferedTools(msgspec.Struct, frozen=True):
@@ -41,10 +41,10 @@ def offer_tools(tools: Sequence[Mapping[str, Any]] | None, choice: str, only: Se
     return OfferedTools(tools, True, tuple(only) or names)
 
 
-def conversation(messages: Sequence[Message], offered: OfferedTools, options: Any, param: str) -> Request:
+def conversation(messages: Sequence[Message], offered: OfferedTools, options: Any, param: str) -> Conversation:
     """Messages, tools and template options, digested; `param` is the field that the messages came in."""
     try:
-        return Request(messages, offered.tools, options)
+        return Conversation(messages, offered.tools, options)
     except RecursionError:
         raise BadField(f"{param}, tools or chat_template_kwargs are nested too deep", param) from None
 

@@ -40,9 +40,9 @@ from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Gone, NotFound
 from headrace.tokens import (
     RECORD,
+    Conversation,
     Message,
     NodeRecord,
-    Request,
 )
 
 #: Where a conversation's metadata says which session it belongs to, and which part of it it is.
@@ -227,7 +227,7 @@ class LiveConversations:
         if earlier is not None:
             given = ask.conversation
             messages = (*given.messages[: ask.opening], *earlier, *given.messages[ask.opening :])
-            ask.conversation, ask.previous = Request(messages, given.tools, given.options), None
+            ask.conversation, ask.previous = Conversation(messages, given.tools, given.options), None
 
     async def refer(self, ask: Ask, caller: Caller, held: str) -> None:
         """Finds what a call of the conversation `held` refers to in others: it went on from those as they ended."""

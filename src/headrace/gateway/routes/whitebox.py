@@ -33,8 +33,7 @@ from headrace.gateway.routes.bodies import (
 )
 from headrace.gateway.turn import Turn
 from headrace.gateway.upstream import RolloutServerFailed
-from headrace.tokens import Cause, PromptPlan, read_messages, text_of
-from headrace.tokens import Request as Conversation
+from headrace.tokens import Cause, Conversation, PromptPlan, read_messages, text_of
 
 #: What counters call prompts that belong to no channel.
 NO_CHANNEL = "-"
