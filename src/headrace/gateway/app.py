@@ -26,8 +26,7 @@ from headrace.api import TrajectoryApiSettings as ApiSettings
 from headrace.gateway.access import Role
 from headrace.gateway.dialects import Dialect, anthropic, openai
 from headrace.gateway.dialects.anthropic_messages import AnthropicMessages
-from headrace.gateway.dialects.openai import NoDialect
-from headrace.gateway.dialects.openai_chat import OpenAIChat
+from headrace.gateway.dialects.openai import NoDialect, OpenAIChat
 from headrace.gateway.dialects.openai_completions import OpenAICompletions
 from headrace.gateway.dialects.openai_responses import OpenAIResponses
 from headrace.gateway.errors import Refusal
