@@ -12,6 +12,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -278,9 +279,10 @@ class Sessions:
             return session
         task = self._loading.get(uid)
         if task is None:
-            task = self._loading[uid] = asyncio.ensure_future(self._load(uid))
-            task.add_done_callback(lambda _: self._loading.pop(uid, None))
-        return await asyncio.shield(task)
+            task = self._loading[uid] = asyncio.create_task(self._load(uid))
+            task.add_done_callback(partial(self._loaded, uid))
+        await asyncio.wait([task])  # a caller that leaves does not end it: others may wait for the same
+        return task.result()
 
     async def refresh(self, session: Session) -> None:
         """Reads a session anew: another process may have gone on with it."""
@@ -329,6 +331,11 @@ class Sessions:
     async def _load(self, uid: str) -> Session:
         await self._flushed(uid)
         return self.add(Session.of(await self._pool.trajectory(uid)))
+
+    def _loaded(self, uid: str, task: asyncio.Task[Session]) -> None:
+        del self._loading[uid]
+        if not task.cancelled():
+            task.exception()  # callers get it from the task; where all have left, asyncio would log it as not retrieved
 
     async def _begun(self, uid: str, prompt_uid: str, channel: str, begin: bool) -> Session:
         if not self._open_unknown:
