@@ -19,8 +19,8 @@ from headrace.gateway.request import (
     MAX_EXTRA_BYTES,
     MAX_TOOLS_BYTES,
     MAX_VALUES,
-    Ask,
     CallReader,
+    CallRequest,
 )
 
 
@@ -66,9 +66,9 @@ async def test_others_go_on_while_a_large_call_is_read() -> None:
     heard = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def read(body: bytes) -> Ask:
+    def read(body: bytes) -> CallRequest:
         asyncio.run_coroutine_threadsafe(heard.wait(), loop).result(240)
-        return Ask(model="m", sampling={})
+        return CallRequest(model="m", sampling={})
 
     reader = CallReader()
     try:

@@ -125,7 +125,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return found
 
     def changes(self) -> dict[str, Any]:
-        """The flags that it changes, by the names of `Settings`."""
+        """The flags that it changes, by the names of `GatewaySettings`."""
         given = {
             "vllm_addresses": ",".join(self.servers) or None,
             "tokenizer_path": self.tokenizer,

@@ -78,7 +78,7 @@ class CallExecutor:
             await gather_or_cancel([self._whole(turn) for turn in turns])
 
     async def _whole(self, turn: Turn) -> None:
-        answer = await self._upstream.sample(turn.order)
+        answer = await self._upstream.sample(turn.upstream_request)
         turn.server = answer.server
         turn.first_token = time.monotonic()
         for sampled in answer.choices:
@@ -90,7 +90,7 @@ class CallExecutor:
     async def stream(self, turns: list[Turn]) -> AsyncGenerator[StreamedPiece, None]:
         """What is new of the answers, as it comes."""
         for turn in turns:
-            pieces = self._upstream.stream(turn.order)
+            pieces = self._upstream.stream(turn.upstream_request)
             try:
                 async for sampled in pieces:
                     if turn.first_token is None:
@@ -127,7 +127,7 @@ class CallExecutor:
             await self._recorder.hand_over(session, steps, nodes)
 
     def _step(self, session: Session, turn: Turn, choice: Choice, *, first: bool) -> tuple[Step, Node | None]:
-        ask, plan, sampled = turn.ask, turn.plan, choice.sampled
+        request, plan, sampled = turn.request, turn.plan, choice.sampled
         assert sampled is not None
         response, log_probs = choice.response(), choice.values()
         renderer = self.planner.renderer
@@ -139,8 +139,8 @@ class CallExecutor:
             turn.text_keys.append(key)
             metadata[TEXT_FIELD] = asdict(key)
         parent = plan.parent
-        if ask.keep:
-            stored = session.stored.share(ask, choice.message(one_call=ask.one_call), parent)
+        if request.store:
+            stored = session.stored.share(request, choice.message(single_tool_call=request.single_tool_call), parent)
             metadata[STORED_FIELD] = stored.to_metadata()
             session.stored.add(turn.call_id, stored)
         builds_on = (parent.step, plan.kept) if first and parent is not None and isinstance(parent.step, int) else None
@@ -155,7 +155,7 @@ class CallExecutor:
             version_spans=sampled.spans if len(sampled.spans) > 1 else None,
             metadata=metadata,
             finish_reason=sampled.finish_reason,
-            sampling={**turn.order.sampling, **({"extra": ask.extra} if ask.extra else {})},
+            sampling={**turn.upstream_request.sampling, **({"extra": request.extra} if request.extra else {})},
             multi_modal_data=to_step(plan.images) if plan.images else None,
             routed_experts=sampled.routed_experts,
             call_id=turn.call_id if len(turn.choices) == 1 else f"{turn.call_id}-{choice.index}",
@@ -185,29 +185,29 @@ class CallExecutor:
             parent=turn.plan.parent,
             consumed=choice.consumed,
             text=choice.text,
-            stop=turn.ask.stop,
-            stop_ids=renderer.stop_ids.union(turn.order.sampling.get("stop_token_ids", ())),
+            stop=turn.request.stop,
+            stop_ids=renderer.stop_ids.union(turn.upstream_request.sampling.get("stop_token_ids", ())),
         )
 
     def _record(self, session: Session, turn: Turn, choice: Choice) -> NodeRecord:
-        if turn.ask.conversation is None:
+        if turn.request.conversation is None:
             return NodeRecord.opaque(f"{turn.call_id}-{choice.index}", turn.plan.parent)
-        message = choice.message(one_call=turn.ask.one_call)
-        return session.history.record(turn.ask.conversation, message, turn.plan.parent)
+        message = choice.message(single_tool_call=turn.request.single_tool_call)
+        return session.history.record(turn.request.conversation, message, turn.plan.parent)
 
     def _about(self, turn: Turn, choice: Choice) -> dict[str, object]:
         """What a step keeps beside its tokens."""
         now = time.monotonic()
         waited = (turn.first_token or now) - turn.began
         about: dict[str, object] = {
-            "model": turn.ask.model,
+            "model": turn.request.model,
             "server": turn.server,
             "cause": turn.plan.cause.value,
             "timings": {"first_token_s": round(waited, 6), "total_s": round(now - turn.began, 6)},
-            REQUEST_FIELD: turn.request,
+            REQUEST_FIELD: turn.request_digest,
         }
-        if turn.ask.user is not None:
-            about["user"] = turn.ask.user
+        if turn.request.user is not None:
+            about["user"] = turn.request.user
         if choice.sampled is not None and choice.sampled.stop_reason is not None:
             about["stop_reason"] = choice.sampled.stop_reason
         if turn.first or choice.index:

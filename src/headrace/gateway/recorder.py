@@ -94,7 +94,7 @@ class Recorder:
             await entry.sent.wait()
 
     async def _submitted(self, steps: Sequence[Step], channel: str) -> Receipt:
-        """Submits to the embedded pool. A full disk may have room again: it is tried for `KEEP_S`."""
+        """Submits to the embedded pool. A full disk may have room again: it is tried for `DISK_FULL_WAIT_S`."""
         until = time.monotonic() + DISK_FULL_WAIT_S
         while True:
             try:

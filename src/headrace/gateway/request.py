@@ -1,8 +1,8 @@
 """What a call asks for, in no dialect, from its body to the parameters that it is sampled with.
 
-A dialect turns its wire into an `Ask`, by the fields that it takes out of a body; everything behind it knows only this.
-What a body becomes in memory is bounded before it is parsed: its text takes as much as it has bytes, but an object of
-two bytes takes a hundred. Text that no context holds is refused later, by its length.
+A dialect turns its wire into a `CallRequest`, by the fields that it takes out of a body; everything behind it knows
+only this. What a body becomes in memory is bounded before it is parsed: its text takes as much as it has bytes, but an
+object of two bytes takes a hundred. Text that no context holds is refused later, by its length.
 
 Every parameter that shapes the distribution is explicit, so that no server's default changes it behind our back. vLLM's
 completions know no tools, so `tool_choice` becomes a structural tag that only well-formed tool calls pass.
@@ -35,16 +35,21 @@ class References(msgspec.Struct, frozen=True, eq=False):
     known: Mapping[str, Message] = {}
 
 
-class Ask(msgspec.Struct, kw_only=True):
-    """One call: a conversation, or prompts of text or ids, and how to answer.
+class CallRequest(msgspec.Struct, kw_only=True):
+    """What one call asks for: a conversation, or prompts of text or ids, and how to answer.
 
-    `tops`: None where no log-probs are wanted, else how many alternatives a token. `calls`: whether the answer may hold
-    tool calls, `one_call`: at most one, `must_call`: at least one of these. `thinking`: whether to reason first, None
-    where that is left to the template. `show_ids`: the agent asked to see token ids. `user`: whom it says it works for.
-    `previous`: the call whose conversation this one goes on with, whose first `opening` messages are for this call
-    alone. `references`: the conversation lacks what these hold. `keep`: a later call may name this one so. `extra`:
-    fields that are not known here, for the rollout server. `tools_bytes`: the size of its tools, where it was measured.
-    `notes`: what the dialect needs for its answer; nobody else reads it.
+    extra               fields that are not known here, for the rollout server
+    top_logprobs        alternatives that are shown of each token; None where no log-probs are wanted at all
+    allow_tool_calls    the answer may hold tool calls: one at most with `single_tool_call`
+    required_tools      it must call one of these
+    thinking            whether to reason first; None where that is left to the template
+    user                whom the agent says it works for
+    previous            the call whose conversation this one goes on with
+    opening             messages at its beginning that are for this call alone, and not for those that go on from it
+    references          earlier answers that it names and does not send
+    store               a later call may name this one
+    tools_bytes         the size of its tools, where it was measured
+    dialect_notes       what the dialect needs for its answer; nobody else reads it
     """
 
     model: str
@@ -54,20 +59,20 @@ class Ask(msgspec.Struct, kw_only=True):
     extra: dict[str, Any] = {}
     n: int = 1
     stream: bool = False
-    show_usage: bool = False
-    tops: int | None = None
-    calls: bool = False
-    one_call: bool = False
-    must_call: tuple[str, ...] = ()
+    include_usage: bool = False
+    top_logprobs: int | None = None
+    allow_tool_calls: bool = False
+    single_tool_call: bool = False
+    required_tools: tuple[str, ...] = ()
     thinking: bool | None = None
-    show_ids: bool = False
+    return_token_ids: bool = False
     user: str | None = None
     opening: int = 0
     previous: str | None = None
     references: References | None = None
-    keep: bool = False
+    store: bool = False
     tools_bytes: int | None = None
-    notes: Any = None
+    dialect_notes: Any = None
 
     @property
     def named(self) -> str | None:
@@ -118,7 +123,9 @@ class CallReader:
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def read(self, body: bytes, read: Callable[[bytes], Ask], digest: Callable[[bytes], str]) -> tuple[Ask, str]:
+    async def read(
+        self, body: bytes, read: Callable[[bytes], CallRequest], digest: Callable[[bytes], str]
+    ) -> tuple[CallRequest, str]:
         """What a body asks for, by the dialect's `read`, and its digest; `InvalidInput` where it cannot be read, or
         holds too much."""
         if len(body) < LARGE_BODY_BYTES:
@@ -126,7 +133,9 @@ class CallReader:
         return await asyncio.get_running_loop().run_in_executor(self._thread, _large, body, read, digest)
 
 
-def _large(body: bytes, read: Callable[[bytes], Ask], digest: Callable[[bytes], str]) -> tuple[Ask, str]:
+def _large(
+    body: bytes, read: Callable[[bytes], CallRequest], digest: Callable[[bytes], str]
+) -> tuple[CallRequest, str]:
     nested = body.count(b"{") + body.count(b"[")
     if nested > MAX_CONTAINERS:
         raise BadField(
@@ -135,16 +144,18 @@ def _large(body: bytes, read: Callable[[bytes], Ask], digest: Callable[[bytes], 
     values = body.count(b",")
     if values > MAX_VALUES:
         raise BadField(f"the body holds {values} values; at most {MAX_VALUES} are taken. Send fewer")
-    ask = read(body)
-    ask.tools_bytes = tools_bytes(ask.conversation)
-    if ask.tools_bytes > MAX_TOOLS_BYTES:
-        raise BadField(f"tools have {ask.tools_bytes} bytes; at most {MAX_TOOLS_BYTES} are taken. Offer fewer", "tools")
-    for name, value in ask.extra.items():
+    request = read(body)
+    request.tools_bytes = tools_bytes(request.conversation)
+    if request.tools_bytes > MAX_TOOLS_BYTES:
+        raise BadField(
+            f"tools have {request.tools_bytes} bytes; at most {MAX_TOOLS_BYTES} are taken. Offer fewer", "tools"
+        )
+    for name, value in request.extra.items():
         if (size := len(msgspec.json.encode(value))) > MAX_EXTRA_BYTES:
             raise BadField(
                 f"{name} has {size} bytes, and is not known here; at most {MAX_EXTRA_BYTES} are passed on", name
             )
-    return ask, digest(body)
+    return request, digest(body)
 
 
 def tools_bytes(conversation: Conversation | None) -> int:
@@ -291,7 +302,7 @@ def _bias(value: Any) -> dict[str, float]:
 
 
 def checked_sampling(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters that are no request's, but hold for many; `Bad` names what is wrong or not known."""
+    """Sampling parameters that hold for many calls; raises `BadField` for what is wrong or unknown."""
     fields = dict(given)
     most = take_max_tokens(fields, "max_tokens")
     found = take_sampling(fields)
@@ -335,7 +346,7 @@ class SamplingRules:
 
     def effective(
         self,
-        ask: Ask,
+        request: CallRequest,
         channel: str,
         prompt: int,
         context: int | None,
@@ -346,7 +357,7 @@ class SamplingRules:
         value is not allowed. `forced`: those of its trajectory, which override the agent's; its channel's override
         both."""
         most = self._max_tokens(prompt, context)
-        given = {**EXPLICIT_DEFAULTS, **ask.sampling, **(forced or {})}
+        given = {**EXPLICIT_DEFAULTS, **request.sampling, **(forced or {})}
         for name, value in self._refused.get(channel, {}).items():
             if given.get(name) == value:
                 raise Refusal(
@@ -355,8 +366,8 @@ class SamplingRules:
         given |= self._forced.get(channel, {})
         asked = given.get("max_tokens")
         given["max_tokens"] = min(asked, most) if asked is not None else most
-        if ask.n > 1:
-            given["n"] = ask.n
+        if request.n > 1:
+            given["n"] = request.n
         ends = [*given.get("stop_token_ids", ()), *stop_ids] if not given.get("ignore_eos") else []
         if ends:
             given["stop_token_ids"] = sorted(set(ends))

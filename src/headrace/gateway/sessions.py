@@ -22,7 +22,7 @@ from headrace.data.errors import InvalidInput
 from headrace.data.step import IntArray, Step
 from headrace.data.trajectory import Trajectory
 from headrace.gateway.errors import Refusal
-from headrace.gateway.request import Ask, checked_sampling
+from headrace.gateway.request import CallRequest, checked_sampling
 from headrace.gateway.retries import Retries
 from headrace.gateway.turn import digest_of
 from headrace.pool.calls import AsyncPool
@@ -94,14 +94,14 @@ class StoredResponses:
         if stored is not None:
             self._by_call[call] = stored
 
-    def share(self, ask: Ask, answer: Message, parent: Node | None) -> StoredResponse:
+    def share(self, request: CallRequest, answer: Message, parent: Node | None) -> StoredResponse:
         """What a call is to store: of a conversation that goes on from a stored one, only what is new."""
-        assert ask.conversation is not None
-        messages = ask.conversation.messages
+        assert request.conversation is not None
+        messages = request.conversation.messages
         known = self._by_call.get(parent.call) if parent is not None else None
-        if parent is None or known is None or known.opening != ask.opening:
-            return StoredResponse(None, ask.opening, (*messages[ask.opening :], answer))
-        return StoredResponse(parent.call, ask.opening, (*messages[parent.record.messages :], answer))
+        if parent is None or known is None or known.opening != request.opening:
+            return StoredResponse(None, request.opening, (*messages[request.opening :], answer))
+        return StoredResponse(parent.call, request.opening, (*messages[parent.record.messages :], answer))
 
     def answers(self, calls: Iterable[str]) -> dict[str, Message]:
         """The answers to those of the calls that are stored."""

@@ -1,6 +1,6 @@
 """How a gateway behaves. A value that could not work is refused when it is given, by its field.
 
-`Settings` is what `create_app` takes; the command line adds where the pool is and where to listen.
+`GatewaySettings` is what `create_app` takes; the command line adds where the pool is and where to listen.
 """
 
 from __future__ import annotations

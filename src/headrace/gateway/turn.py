@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from headrace.data.step import FloatArray, IntArray
-from headrace.gateway.request import Ask
-from headrace.gateway.upstream.types import Order, SampledChoice
+from headrace.gateway.request import CallRequest
+from headrace.gateway.upstream.types import SampledChoice, UpstreamRequest
 from headrace.tokens import (
     AnswerDelta,
     AnswerStream,
@@ -136,10 +136,10 @@ class Choice:
         self.parsed = self.reader.parsed
         return last
 
-    def message(self, *, one_call: bool) -> Message:
+    def message(self, *, single_tool_call: bool) -> Message:
         """The answer as the agent sees it, and will send it back."""
         parsed = self.parsed
-        calls = parsed.tool_calls[:1] if one_call else parsed.tool_calls
+        calls = parsed.tool_calls[:1] if single_tool_call else parsed.tool_calls
         return Message("assistant", parsed.content, parsed.reasoning, calls)
 
     @property
@@ -169,16 +169,16 @@ class Turn(msgspec.Struct, kw_only=True, eq=False):
     text completion has one for each of its prompts."""
 
     call_id: str
-    ask: Ask
+    request: CallRequest
     plan: PromptPlan
-    order: Order
+    upstream_request: UpstreamRequest
     choices: list[Choice]
     first: int = 0  # the number of the first choice, where a call has several prompts
     created: int = 0
     began: float = 0.0
     first_token: float | None = None
     server: str = ""
-    request: str = ""  # the digest of the request's body
+    request_digest: str = ""  # the digest of the request's body
     text: str | None = None  # the prompt of a text completion
     text_keys: list[TextKey] = []  # what it and its answers are known by, once they are recorded
 

@@ -12,7 +12,7 @@ import orjson
 from headrace.data.errors import InvalidInput, shown
 from headrace.gateway.dialects.shared import OfferedTools, arguments_text, check_function, conversation, offer_tools
 from headrace.gateway.errors import Refusal
-from headrace.gateway.request import Ask, BadField, read_fields, take, take_max_tokens, take_n, take_sampling
+from headrace.gateway.request import BadField, CallRequest, read_fields, take, take_max_tokens, take_n, take_sampling
 from headrace.gateway.turn import Choice, Turn, usage
 from headrace.gateway.upstream.types import SampledChoice
 from headrace.tokens import AnswerDelta, Message, ToolCall, read_messages
@@ -37,11 +37,11 @@ NOT_OFFERED = {
     "web_search_options": "web search",
     "return_tokens_as_token_ids": "token ids in place of texts (ask for return_token_ids)",
 }
-MAX_TOPS = 20
+MAX_TOP_LOGPROBS = 20
 
 
 def refuse_unbuilt(fields: dict[str, Any]) -> None:
-    """Raises `Bad` for a field that should change the answer and cannot; drops those whose value changes nothing."""
+    """Raises `BadField` for a field that should change the answer and cannot; drops those that change nothing."""
     for name in NOT_OFFERED.keys() & fields.keys():
         if fields[name] and not (name == "best_of" and fields[name] == 1):
             raise BadField(f"{name}: {NOT_OFFERED[name]} is not offered here; leave it out", name)
@@ -136,11 +136,11 @@ def error_event(refusal: Refusal) -> bytes:
     return event(error_body(refusal)) + DONE
 
 
-def token_entries(choice: Choice, since: int, tops: int) -> list[dict[str, Any]]:
+def token_entries(choice: Choice, since: int, top_logprobs: int) -> list[dict[str, Any]]:
     """The log-probs of an answer from token `since` on, as chat completions write them."""
     values = choice.log_probs or []
     return [
-        {**_token(text, value), "top_logprobs": [_token(*pair) for pair in _best(choice.top, at, tops)]}
+        {**_token(text, value), "top_logprobs": [_token(*pair) for pair in _best(choice.top, at, top_logprobs)]}
         for at, (text, value) in enumerate(zip(choice.tokens[since:], values[since:], strict=False), start=since)
     ]
 
@@ -149,9 +149,9 @@ def _token(text: str, value: float) -> dict[str, Any]:
     return {"token": text, "logprob": value, "bytes": list(text.encode("utf-8", "surrogatepass"))}
 
 
-def _best(top: list[dict[str, float]], at: int, tops: int) -> list[tuple[str, float]]:
+def _best(top: list[dict[str, float]], at: int, top_logprobs: int) -> list[tuple[str, float]]:
     found = top[at] if at < len(top) and top[at] else {}
-    return sorted(found.items(), key=lambda pair: -pair[1])[:tops]
+    return sorted(found.items(), key=lambda pair: -pair[1])[:top_logprobs]
 
 
 # -- chat completions --------------------------------------------------------------------------------------------------
@@ -160,13 +160,13 @@ def _best(top: list[dict[str, float]], at: int, tops: int) -> list[tuple[str, fl
 class OpenAIChat(OpenAIDialect):
     """`POST /v1/chat/completions`."""
 
-    def read(self, body: bytes) -> Ask:
+    def read(self, body: bytes) -> CallRequest:
         fields = read_fields(body)
         refuse_unbuilt(fields)
         model = take(fields, "model", str, "default", "a string")
         messages = _messages(fields.pop("messages", None))
         offered = _offer(fields)
-        stream, show_usage = take_stream(fields)
+        stream, include_usage = take_stream(fields)
         sampling = take_sampling(fields)
         most = take_max_tokens(fields, "max_completion_tokens", "max_tokens")
         if most is not None:
@@ -174,18 +174,18 @@ class OpenAIChat(OpenAIDialect):
         take_format(fields, sampling)
         options = take(fields, "chat_template_kwargs", dict, None, "an object")
         parallel = take(fields, "parallel_tool_calls", bool, True, "true or false")
-        return Ask(
+        return CallRequest(
             model=model,
             conversation=conversation(messages, offered, options, "messages"),
             sampling=sampling,
             n=take_n(fields),
             stream=stream,
-            show_usage=show_usage,
-            tops=_take_tops(fields),
-            calls=offered.calls,
-            must_call=offered.must_call,
-            one_call=not parallel,
-            show_ids=take(fields, "return_token_ids", bool, False, "true or false"),
+            include_usage=include_usage,
+            top_logprobs=_take_top_logprobs(fields),
+            allow_tool_calls=offered.allow_tool_calls,
+            required_tools=offered.required_tools,
+            single_tool_call=not parallel,
+            return_token_ids=take(fields, "return_token_ids", bool, False, "true or false"),
             user=user_of(fields),
             extra=fields,
         )
@@ -197,7 +197,7 @@ class OpenAIChat(OpenAIDialect):
             "choices": [_choice(turn, choice) for choice in turn.choices],
             "usage": usage(turns),
         }
-        if turn.ask.show_ids:
+        if turn.request.return_token_ids:
             found["prompt_token_ids"] = turn.plan.ids.tolist()
         return found
 
@@ -220,16 +220,16 @@ class ChatEvents:
             for choice in turn.choices
         ]
         head = _head(turn, "chat.completion.chunk")
-        if turn.ask.show_ids:
+        if turn.request.return_token_ids:
             head["prompt_token_ids"] = turn.plan.ids.tolist()
         return b"".join(event({**head, "choices": [choice]}) for choice in choices)
 
     def delta(self, turn: Turn, choice: Choice, delta: AnswerDelta, piece: SampledChoice | None) -> bytes:
-        ask = turn.ask
+        request = turn.request
         made = self._called[choice.index]
-        calls = delta.tool_calls[: max(0, 1 - made)] if ask.one_call else delta.tool_calls
+        calls = delta.tool_calls[: max(0, 1 - made)] if request.single_tool_call else delta.tool_calls
         self._called[choice.index] += len(calls)
-        shown = piece is not None and bool(piece.ids) and (ask.tops is not None or ask.show_ids)
+        shown = piece is not None and bool(piece.ids) and (request.top_logprobs is not None or request.return_token_ids)
         if not (delta.content or delta.reasoning or calls or shown):
             return b""
         said: dict[str, Any] = {}
@@ -240,10 +240,10 @@ class ChatEvents:
         if calls:
             said["tool_calls"] = [{"index": made + i, **_tool_call(call)} for i, call in enumerate(calls)]
         row: dict[str, Any] = {"index": choice.index, "delta": said, "finish_reason": None}
-        if piece is not None and ask.tops is not None:
+        if piece is not None and request.top_logprobs is not None:
             since = len(choice.ids) - len(piece.ids)
-            row["logprobs"] = {"content": token_entries(choice, since, ask.tops)}
-        if piece is not None and ask.show_ids:
+            row["logprobs"] = {"content": token_entries(choice, since, request.top_logprobs)}
+        if piece is not None and request.return_token_ids:
             row["token_ids"] = piece.ids
         return event({**_head(turn, "chat.completion.chunk"), "choices": [row]})
 
@@ -265,7 +265,7 @@ class ChatEvents:
             )
             for choice in turn.choices
         ]
-        if turn.ask.show_usage:
+        if turn.request.include_usage:
             events.append(event({**head, "choices": [], "usage": usage([turn])}))
         return b"".join(events) + DONE
 
@@ -281,18 +281,20 @@ def _messages(given: Any) -> tuple[Message, ...]:
 
 
 def _head(turn: Turn, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{turn.call_id}", "object": kind, "created": turn.created, "model": turn.ask.model}
+    return {"id": f"chatcmpl-{turn.call_id}", "object": kind, "created": turn.created, "model": turn.request.model}
 
 
 def _choice(turn: Turn, choice: Choice) -> dict[str, Any]:
-    ask = turn.ask
+    request = turn.request
     found: dict[str, Any] = {
         "index": choice.index,
-        "message": _message(choice.message(one_call=ask.one_call)),
-        "logprobs": None if ask.tops is None else {"content": token_entries(choice, 0, ask.tops)},
+        "message": _message(choice.message(single_tool_call=request.single_tool_call)),
+        "logprobs": None
+        if request.top_logprobs is None
+        else {"content": token_entries(choice, 0, request.top_logprobs)},
         "finish_reason": choice.finish_reason,
     }
-    if ask.show_ids:
+    if request.return_token_ids:
         found["token_ids"] = choice.ids
     return found
 
@@ -332,16 +334,16 @@ def _offer(fields: dict[str, Any]) -> OfferedTools:
     return offer_tools(tools, "required", (function.get("name"),))
 
 
-def _take_tops(fields: dict[str, Any]) -> int | None:
+def _take_top_logprobs(fields: dict[str, Any]) -> int | None:
     wanted = take(fields, "logprobs", bool, False, "true or false")
-    tops = take(fields, "top_logprobs", int, None, "an integer")
-    if tops is None:
+    top_logprobs = take(fields, "top_logprobs", int, None, "an integer")
+    if top_logprobs is None:
         return 0 if wanted else None
-    if not wanted and tops > 0:
+    if not wanted and top_logprobs > 0:
         raise BadField("top_logprobs needs logprobs to be true", "top_logprobs")
-    if not 0 <= tops <= MAX_TOPS:
-        raise BadField(f"top_logprobs is {tops}; it must lie in 0..{MAX_TOPS}", "top_logprobs")
-    return tops if wanted else None
+    if not 0 <= top_logprobs <= MAX_TOP_LOGPROBS:
+        raise BadField(f"top_logprobs is {top_logprobs}; it must lie in 0..{MAX_TOP_LOGPROBS}", "top_logprobs")
+    return top_logprobs if wanted else None
 
 
 # -- no route ----------------------------------------------------------------------------------------------------------

@@ -52,10 +52,10 @@ class ControlRoutes:
         gateway.access.check(request, Role.ADMIN)
         asked = decode_body(await gateway.body(request), PolicyVersionBody)
         server = asked.server.rstrip("/") if asked.server is not None else None
-        policy = gateway.models.asked(asked.model)
+        model = gateway.models.asked(asked.model)
         trusted = bool(request.scope.get("headrace.trusted"))  # the pool was told when it was said first
-        await policy.set_version(asked.version, server, tell_pool=not trusted)
-        return json_response(policy.versions())
+        await model.set_version(asked.version, server, tell_pool=not trusted)
+        return json_response(model.versions())
 
     async def pause(self, request: Request) -> Response:
         """Holds new calls; those in flight end (drain), freeze (keep), or are cut and continued (abort-resume)."""

@@ -19,8 +19,8 @@ from headrace.gateway.gateway import Gateway
 from headrace.gateway.http import ClientGone, DisconnectWatch, decode_body, json_response
 from headrace.gateway.redaction import REDACTED, redacted_step
 from headrace.gateway.request import (
-    Ask,
     BadField,
+    CallRequest,
     take_max_tokens,
     take_sampling,
     tools_bytes,
@@ -73,17 +73,17 @@ class WhiteBoxRoutes:
         )
 
     async def _sampled(self, asked: GenerateBody) -> tuple[CallExecutor, Turn]:
-        policy = self.gateway.models.asked(asked.model)
-        calls = policy.calls
+        model = self.gateway.models.asked(asked.model)
+        calls = model.calls
         planner = calls.planner
-        ask = _ask(asked)
-        if ask.conversation is not None:
-            plan = await planner.conversation(ask.conversation, tools_size=tools_bytes(ask.conversation))
+        request = _call_request(asked)
+        if request.conversation is not None:
+            plan = await planner.conversation(request.conversation, tools_size=tools_bytes(request.conversation))
         else:
             plan = PromptPlan(planner.checked(token_ids_array(asked.prompt_ids, "prompt_ids")), Cause.FIRST)
         call_id = uuid.uuid4().hex
-        context = policy.upstream.max_model_len
-        turn = planner.turn(NO_CHANNEL, ask, plan, call_id, "", context, sticky=asked.trajectory_uid or call_id)
+        context = model.upstream.max_model_len
+        turn = planner.turn(NO_CHANNEL, request, plan, call_id, "", context, sticky=asked.trajectory_uid or call_id)
         await calls.sample([turn])
         (choice,) = turn.choices
         trouble = calls.trouble(turn, choice, choice.response(), choice.values())
@@ -137,8 +137,8 @@ class WhiteBoxRoutes:
         )
 
 
-def _ask(asked: GenerateBody) -> Ask:
-    """What `/generate` takes, as an ask."""
+def _call_request(asked: GenerateBody) -> CallRequest:
+    """What `/generate` takes, as a call's request."""
     if (asked.prompt_ids is None) == (asked.messages is None):
         raise BadField("give either prompt_ids or messages", "prompt_ids")
     fields = dict(asked.sampling_params or {})
@@ -155,7 +155,7 @@ def _ask(asked: GenerateBody) -> Ask:
     conversation = None
     if asked.messages is not None:
         conversation = Conversation(read_messages(asked.messages), asked.tools, asked.chat_template_kwargs)
-    return Ask(model="", conversation=conversation, sampling=sampling, extra=fields)
+    return CallRequest(model="", conversation=conversation, sampling=sampling, extra=fields)
 
 
 def _scoped(given: StepBody, caller: Caller) -> StepBody:

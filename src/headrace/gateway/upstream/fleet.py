@@ -1,6 +1,6 @@
-"""All rollout servers, their health, and which of them takes an order.
+"""All rollout servers, their health, and which of them takes a request.
 
-A server takes orders only while it is `up`, and only a probe makes it that. Balancing is pure: what it looks at is
+A server takes requests only while it is `up`, and only a probe makes it that. Balancing is pure: what it looks at is
 handed in, and nothing is awaited.
 """
 
@@ -35,7 +35,7 @@ C = TypeVar("C", bound=Candidate)
 
 
 class Balancer(Protocol):
-    """Decides which server takes an order."""
+    """Decides which server takes a request."""
 
     def pick(self, candidates: Sequence[C], sticky: str) -> C:
         """One of the candidates, of which there is at least one."""
@@ -55,8 +55,8 @@ class RoundRobin:
 
 
 class Sticky:
-    """All orders with the same `sticky` key to one server, by rendezvous hashing: a server that leaves moves only its
-    own. Orders without a key go round-robin.
+    """All requests with the same `sticky` key to one server, by rendezvous hashing: a server that leaves moves only its
+    own. Requests without a key go round-robin.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Fleet:
         self.servers: dict[str, UpstreamServer] = {}
         for address in addresses:
             self._known(normal_address(address))
-        #: Those that take orders.
+        #: Those that take requests.
         self.up: tuple[UpstreamServer, ...] = ()
         #: Whether one of them was up before.
         self.found = False

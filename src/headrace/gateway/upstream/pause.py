@@ -40,7 +40,7 @@ class PauseControl:
         self.overdue: str | None = None
 
     async def pause(self, mode: str, lease_s: float) -> None:
-        """Holds new orders for `lease_s` seconds at most; pausing again begins that time anew. Raises `CannotPause`,
+        """Holds new requests for `lease_s` seconds at most; pausing again begins that time anew. Raises `CannotPause`,
         with everything resumed, where a server cannot be paused."""
         if mode not in PAUSE_MODES:
             raise InvalidInput(f"mode is {shown(mode)}; it must be one of {', '.join(PAUSE_MODES)}")

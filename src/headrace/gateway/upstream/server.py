@@ -115,7 +115,7 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 
 class ServerProbe:
-    """Asks one server all that must be known before it takes orders."""
+    """Asks one server all that must be known before it takes requests."""
 
     def __init__(
         self, client: UpstreamClient, server: UpstreamServer, vocabulary: Vocabulary, options: UpstreamOptions

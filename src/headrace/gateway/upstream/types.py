@@ -16,18 +16,19 @@ from headrace.tokens import PlacedImage
 VersionSpans = tuple[tuple[int, int], ...]
 
 
-class Order(msgspec.Struct, frozen=True, eq=False):
+class UpstreamRequest(msgspec.Struct, frozen=True, eq=False):
     """What to sample. `sampling` is in vLLM's names, effective and explicit; `extra` goes along at the top level.
 
-    `tops` is how many alternatives a token the agent asked to see. `sticky` is what `sticky` balancing keeps together.
-    `call_id` is sent upstream, so that both sides' logs name a call alike. `images` stand in the prompt where they say:
-    as many ids as the server must unfold each into.
+    top_logprobs    alternatives that the agent asked to see of each token
+    sticky          requests with the same key go to the same server under `sticky` balancing
+    call_id         sent along, so that both sides' logs name a call alike
+    images          each stands in the prompt where it says, as the run of ids that the server must unfold it into
     """
 
     prompt: IntArray
     sampling: dict[str, Any]
     extra: dict[str, Any] = {}
-    tops: int = 0
+    top_logprobs: int = 0
     sticky: str = ""
     call_id: str = ""
     images: tuple[PlacedImage, ...] = ()
@@ -36,10 +37,11 @@ class Order(msgspec.Struct, frozen=True, eq=False):
 class SampledChoice(msgspec.Struct, eq=False):
     """One choice of an answer, whole or, in a stream, what is new of it.
 
-    `consumed` is the prompt as the server told it: the order's own array where they are equal, None where the server
-    told none (or none yet: a stream tells it once). `spans` is `((first token, version), ...)` of this choice's tokens
-    from its beginning, complete on the last piece. `tokens` and `top` are there only where `tops` were asked for.
-    `server` is where it was sampled.
+    consumed        the prompt as the server told it: the request's own array where they are equal, None where it told
+                    none (or none yet: a stream tells it once)
+    spans           `((first token, version), ...)` of its tokens from its beginning, complete on the last piece
+    tokens, top     texts and alternatives, only where `top_logprobs` were asked for
+    server          where it was sampled
     """
 
     index: int
