@@ -196,7 +196,7 @@ class Call:
         """A call to a model whose calls are recorded, and not passed on to a provider."""
         gateway = self._gateway
         request, digest = await gateway.reader.read(body, self._dialect.read, self._mark.digest)
-        model = gateway.models.called(request.model)
+        model = gateway.models.resolve(request.model)
         model.calls.planner.apply_thinking(request)  # raises while the tokenizer loads
         recorded = _is_recorded(self._request)
         try:
@@ -313,7 +313,7 @@ class CountTokensCall(Call):
     async def _answer_recorded_model(self, body: bytes) -> None:
         gateway, dialect = self._gateway, self._counter
         request, digest = await gateway.reader.read(body, dialect.read_count, digest_of)
-        model = gateway.models.called(request.model)
+        model = gateway.models.resolve(request.model)
         planner = model.calls.planner
         planner.apply_thinking(request)
         try:

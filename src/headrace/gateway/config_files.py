@@ -100,14 +100,17 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def recorded(self) -> bool:
+        """Whether its calls make steps."""
         return self.mode != "pass"
 
     @property
     def servers(self) -> list[str]:
+        """Its `addresses`, one by one; empty where the flags' are meant."""
         return _listed(self.addresses)
 
     @property
     def patterns(self) -> list[str]:
+        """Its `pattern`, one by one."""
         return _listed(self.pattern)
 
     @property

@@ -233,7 +233,7 @@ class Gateway:
         self.models.check(uid)
         uid, channel = caller.uid(uid), caller.channel(None, self.models.default.channel)
         session = await self.sessions.running(uid, caller.uid(prompt), channel, begin=recorded)
-        if not model.apart:
+        if model.is_default:
             return session
         channel = model.channel_of(session.channel)
         return await self.sessions.for_model(session, model.uid_of(uid), channel, begin=recorded)

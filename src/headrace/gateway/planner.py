@@ -140,6 +140,7 @@ class Planner:
         self._for_huge = ThreadPoolExecutor(1, "headrace-tokenize-huge")  # which hold up nobody but each other
 
     def close(self) -> None:
+        """Ends its threads without waiting for what they tokenise."""
         for threads in (self._threads, self._for_huge):
             threads.shutdown(wait=False, cancel_futures=True)
 

@@ -57,6 +57,7 @@ class Recorder:
         return self.outbox.trouble or self.broken
 
     async def start(self) -> None:
+        """Queues what an earlier process left in the outbox's file."""
         await self.outbox.start()
 
     async def close(self, drain_s: float | None) -> int:

@@ -81,6 +81,7 @@ class CallRequest(msgspec.Struct, kw_only=True):
 
     @property
     def stop(self) -> tuple[str, ...]:
+        """Its stop strings."""
         return tuple(self.sampling.get("stop") or ())
 
     @property
@@ -121,6 +122,7 @@ class CallReader:
         self._thread = ThreadPoolExecutor(1, "headrace-read")
 
     def close(self) -> None:
+        """Ends its thread without waiting for what it reads."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def read(

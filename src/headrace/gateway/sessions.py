@@ -91,6 +91,7 @@ class StoredResponses:
         return call in self._by_call
 
     def add(self, call: str, stored: StoredResponse | None) -> None:
+        """Stores what a call adds to its conversation; None is passed over."""
         if stored is not None:
             self._by_call[call] = stored
 

@@ -55,6 +55,7 @@ class TextKey(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, text: str) -> TextKey:
+        """The key of a text."""
         data = text.encode()
         tail = len(data) % CHUNK_BYTES
         hasher = blake2b(data[: len(data) - tail], digest_size=DIGEST_BYTES)

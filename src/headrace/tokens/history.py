@@ -70,6 +70,7 @@ class NodeRecord(msgspec.Struct, frozen=True, gc=False):
         return cls(key, key, 0, key, key, ROOT, ROOT, before)
 
     def to_metadata(self) -> dict[str, Any]:
+        """The record as it stands in a step's metadata under `RECORD`."""
         about = {name: getattr(self, name).hex() for name in DIGESTS}
         if self.named:
             about["named"] = self.named.hex()
@@ -103,18 +104,22 @@ class Node(msgspec.Struct, eq=False):
 
     @property
     def total(self) -> int:
+        """How many ids prompt and response have."""
         return self.before + len(self.own)
 
     @property
     def n_prompt(self) -> int:
+        """How many of them are the prompt's."""
         return self.total - self.n_response
 
     @property
     def response(self) -> IntArray:
+        """The sampled ids."""
         return self.own[len(self.own) - self.n_response :]
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
+        """The answer's tool calls, without their arguments."""
         return tuple(ToolCall(name, {}, call_id) for call_id, name in self.record.calls)
 
     def whole(self) -> IntArray:

@@ -39,6 +39,7 @@ class Image(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def url(self) -> str:
+        """The file as a `data:` URL."""
         return f"data:{self.type};base64,{base64.b64encode(self.data).decode()}"
 
 

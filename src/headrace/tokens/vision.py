@@ -46,6 +46,7 @@ class Vision:
         return cls(placeholder, processor)
 
     def tokens(self, image: Image) -> int:
+        """How many placeholders stand for an image."""
         patches = self._processor.get_number_of_image_patches(image.height, image.width, {})
         return int(patches) // self._merged
 

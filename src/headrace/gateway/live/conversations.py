@@ -125,9 +125,9 @@ class PoolDiscovery:
     async def _one(self, held: str) -> None:
         self._silent.pop(held, None)
         found: list[Trajectory] = []
-        for policy in self._gateway.models:
+        for model in self._gateway.models:
             try:
-                found.append(await self._gateway.pool.aio.trajectory(policy.uid_of(held)))
+                found.append(await self._gateway.pool.aio.trajectory(model.uid_of(held)))
             except NotFound:
                 continue
         if not any(map(len, found)):
@@ -157,9 +157,11 @@ class LiveConversations:
         gateway.dropping = self._dropped
 
     async def start(self) -> None:
+        """Begins to end conversations that are idle."""
         self.timer.start()
 
     async def close(self) -> None:
+        """Stops ending them; none is lost: another process, or the next start, finds them in the pool."""
         await self.timer.stop()
 
     # -- finding -------------------------------------------------------------------------------------------------------

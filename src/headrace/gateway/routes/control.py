@@ -44,7 +44,7 @@ class ControlRoutes:
     async def policy_version(self, request: Request) -> Response:
         """The newest policy version, and each server's."""
         self.gateway.access.caller(request, Role.AGENT)
-        return json_response(self.gateway.models.asked(request.query_params.get("model")).versions())
+        return json_response(self.gateway.models.get(request.query_params.get("model")).versions())
 
     async def set_policy_version(self, request: Request) -> Response:
         """What the servers, or one of them, sample with from now on."""
@@ -52,7 +52,7 @@ class ControlRoutes:
         gateway.access.check(request, Role.ADMIN)
         asked = decode_body(await gateway.body(request), PolicyVersionBody)
         server = asked.server.rstrip("/") if asked.server is not None else None
-        model = gateway.models.asked(asked.model)
+        model = gateway.models.get(asked.model)
         trusted = bool(request.scope.get("headrace.trusted"))  # the pool was told when it was said first
         await model.set_version(asked.version, server, tell_pool=not trusted)
         return json_response(model.versions())
@@ -84,14 +84,14 @@ class ControlRoutes:
         asked = decode_body(await self.gateway.body(request), ServerBody)
         if not asked.address.startswith(("http://", "https://")):
             raise InvalidInput(f"address is {shown(asked.address)}; it looks like http://127.0.0.1:8001")
-        await self.gateway.models.asked(asked.model).upstream.add(asked.address.rstrip("/"))
+        await self.gateway.models.get(asked.model).upstream.add(asked.address.rstrip("/"))
         return json_response({"servers": self.gateway.models.servers()})
 
     async def remove_server(self, request: Request) -> Response:
         """Takes a rollout server out; its calls under way end."""
         self.gateway.access.check(request, Role.ADMIN)
         asked = decode_body(await self.gateway.body(request), ServerBody)
-        upstream = self.gateway.models.asked(asked.model).upstream
+        upstream = self.gateway.models.get(asked.model).upstream
         try:
             await upstream.remove(asked.address.rstrip("/"))
         except InvalidInput as error:

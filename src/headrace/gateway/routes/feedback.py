@@ -55,8 +55,8 @@ async def give_feedback(gateway: Gateway, caller: Caller, asked: FeedbackBody) -
     root = caller.uid(conversation_of(call))
     await gateway.flushed(root)
     gone: str | None = None
-    for policy in gateway.models:
-        held = policy.uid_of(root)
+    for model in gateway.models:
+        held = model.uid_of(root)
         try:
             found = await gateway.pool.aio.trajectory(held)
         except Gone:

@@ -214,8 +214,8 @@ class TrajectoryRoutes:
                 await gateway.pool.aio.trajectory(uid)
             except Gone as error:
                 raise Refusal(f"{error}; it can no longer be deleted here", 409, code="trajectory_complete") from None
-            for policy in gateway.models:
-                await gateway.pool.aio.forget(policy.uid_of(uid))
+            for model in gateway.models:
+                await gateway.pool.aio.forget(model.uid_of(uid))
             await gateway.forget(uid)
         return json_response({"status": "ok"})
 

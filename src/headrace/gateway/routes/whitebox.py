@@ -73,7 +73,7 @@ class WhiteBoxRoutes:
         )
 
     async def _sampled(self, asked: GenerateBody) -> tuple[CallExecutor, Turn]:
-        model = self.gateway.models.asked(asked.model)
+        model = self.gateway.models.get(asked.model)
         calls = model.calls
         planner = calls.planner
         request = _call_request(asked)

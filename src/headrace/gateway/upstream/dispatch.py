@@ -352,6 +352,7 @@ class Dispatch:
         return able
 
     def failed(self, server: UpstreamServer, error: RolloutServerFailed) -> None:
+        """Counts a server's failure; takes the server out where the error is of a kind that lasts."""
         server.failures += 1
         self._counters[f"failed_{error.kind}"] += 1
         if error.kind in DOWN_KINDS:

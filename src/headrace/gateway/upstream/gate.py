@@ -29,10 +29,12 @@ class Gate:
         return self._opened is not None
 
     def close(self) -> None:
+        """Makes requests wait from now on."""
         if self._opened is None:
             self._opened = asyncio.Event()
 
     def open(self) -> None:
+        """Lets go of all that wait."""
         if self._opened is not None:
             self._opened.set()
             self._opened = None
@@ -52,9 +54,11 @@ class Gate:
             await self._opened.wait()
 
     def enter(self) -> None:
+        """Counts a request that passed the gate as in flight, until `leave`."""
         self.in_flight += 1
 
     def leave(self) -> None:
+        """Counts a request that has ended."""
         self.in_flight -= 1
         if not self.in_flight:
             self._notify()
@@ -118,12 +122,14 @@ class Deadline:
             self._scope = None
 
     def freeze(self) -> None:
+        """Stops both clocks until `thaw`."""
         if self._frozen is None:
             self._frozen = self._loop.time()
             if self._scope is not None:
                 self._scope.reschedule(None)
 
     def thaw(self) -> None:
+        """Starts them again: `idle_s` anew, `call_s` where it stopped."""
         if self._frozen is not None:
             self._end += self._loop.time() - self._frozen
             self._frozen = None

@@ -55,10 +55,12 @@ class PauseControl:
         await self._gate.wait_quiet()
 
     async def resume(self) -> None:
+        """Ends a pause: servers resume, deadlines run again, the gate opens. One that cannot resume is taken out."""
         async with self._one_at_a_time:
             await self._release()
 
     def close(self) -> None:
+        """Forgets the end of a pause's lease."""
         if self._lease is not None:
             self._lease.cancel()
 

@@ -47,6 +47,7 @@ class UpstreamServer:
         self.generate_url = self.url("/inference/v1/generate")
 
     def url(self, path: str) -> URL:
+        """The URL of a path on this server."""
         return URL(self.address + path, encoded=True)
 
     def saw_version(self, version: int) -> None:
@@ -55,6 +56,7 @@ class UpstreamServer:
             self.version = version
 
     def describe(self) -> dict[str, Any]:
+        """What `/servers` tells of it."""
         return {
             "address": self.address,
             "state": self.state,
@@ -123,6 +125,7 @@ class ServerProbe:
         self._client, self._server, self._vocabulary, self._options = client, server, vocabulary, options
 
     async def healthy(self) -> None:
+        """Returns where `/health` is well; raises `RolloutServerFailed` otherwise."""
         status, data = await self._ask("GET", "/health")
         if status >= 300:
             raise RolloutServerFailed(

@@ -75,6 +75,7 @@ class Upstream:
         return self._client
 
     async def close(self) -> None:
+        """Ends its tasks and connections; a pause is not ended."""
         await self.watch.stop()
         self._control.close()
         if self._client is not None:
@@ -223,14 +224,17 @@ class Upstream:
         await self._control.pause(mode, lease_s)
 
     async def resume(self) -> None:
+        """Ends a pause, if there is one."""
         await self._control.resume()
 
     @property
     def overdue(self) -> str | None:
+        """Why the last pause ended without a `resume`; None where it did not."""
         return self._control.overdue
 
     @property
     def paused(self) -> bool:
+        """Whether new requests wait."""
         return self._gate.closed
 
     @property
@@ -240,6 +244,7 @@ class Upstream:
 
     @property
     def in_flight(self) -> int:
+        """Requests that were let through and have not ended."""
         return self._gate.in_flight
 
     def set_version(self, version: int, server: str | None = None) -> None:
@@ -265,6 +270,7 @@ class Upstream:
 
     @property
     def versions(self) -> dict[str, int]:
+        """Each server's policy version, by its address."""
         return {server.address: server.version for server in self._fleet.servers.values()}
 
     # -- the servers ---------------------------------------------------------------------------------------------------
@@ -326,6 +332,7 @@ class Upstream:
         return next((server.model for server in self._fleet.up), None)
 
     def describe(self) -> list[dict[str, Any]]:
+        """What `/servers` tells of each server."""
         return self._fleet.describe()
 
 

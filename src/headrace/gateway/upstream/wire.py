@@ -40,6 +40,7 @@ class EncodedRequest(msgspec.Struct, frozen=True, eq=False):
 
     @classmethod
     def of(cls, request: UpstreamRequest) -> EncodedRequest:
+        """A request with its prompt encoded."""
         n = request.sampling.get("n")
         return cls(
             request, n if isinstance(n, int) else 1, orjson.dumps(request.prompt, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -83,7 +84,9 @@ class EncodedRequest(msgspec.Struct, frozen=True, eq=False):
 class SamplingWire(Protocol):
     """A route that samples: how a request is written, and how its answer is read."""
 
-    def body(self, encoded: EncodedRequest, model: str, *, stream: bool) -> bytes: ...
+    def body(self, encoded: EncodedRequest, model: str, *, stream: bool) -> bytes:
+        """A request's body; `model` is the name that the server knows the model by."""
+        ...
 
     def whole(self, encoded: EncodedRequest, data: bytes, version: int) -> list[SampledChoice]:
         """The choices of a whole answer; `spans` only where the server told versions. `version` was known before."""
