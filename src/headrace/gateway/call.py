@@ -28,12 +28,7 @@ from headrace.gateway.request import CallRequest
 from headrace.gateway.retries import ExpectedRetries, RetryMark, RunningCall
 from headrace.gateway.served_model import ServedModel
 from headrace.gateway.sessions import Session
-from headrace.gateway.turn import (
-    Turn,
-    completion_tokens,
-    digest_of,
-    prompt_tokens,
-)
+from headrace.gateway.turn import Turn, completion_tokens, digest_of, prompt_tokens
 from headrace.net.connection import delivered
 from headrace.tokens import AnswerDelta
 

@@ -17,28 +17,12 @@ from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.planner import Planner
 from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
-from headrace.gateway.sessions import (
-    REQUEST_FIELD,
-    STORED_FIELD,
-    TEXT_FIELD,
-    Session,
-    Sessions,
-    TextNode,
-)
+from headrace.gateway.sessions import REQUEST_FIELD, STORED_FIELD, TEXT_FIELD, Session, Sessions, TextNode
 from headrace.gateway.turn import Choice, TextKey, Turn
 from headrace.gateway.upstream import RolloutServerFailed, Upstream
 from headrace.gateway.upstream.types import SampledChoice
 from headrace.gateway.upstream.upstream import gather_or_cancel
-from headrace.tokens import (
-    RECORD,
-    RECORD_ONLY,
-    AnswerDelta,
-    Node,
-    NodeRecord,
-    Quarantine,
-    check_step,
-    text_of,
-)
+from headrace.tokens import RECORD, RECORD_ONLY, AnswerDelta, Node, NodeRecord, Quarantine, check_step, text_of
 from headrace.tokens.images import to_step
 
 #: What is wrong with log-probs that cannot even be kept.

@@ -19,12 +19,7 @@ from starlette.datastructures import Headers
 from yarl import URL
 
 from headrace.data.errors import HeadraceError
-from headrace.gateway.config_files import (
-    MODEL_SEPARATOR,
-    ModelsFile,
-    ModelSpec,
-    read_models,
-)
+from headrace.gateway.config_files import MODEL_SEPARATOR, ModelsFile, ModelSpec, read_models
 from headrace.gateway.errors import Refusal
 from headrace.gateway.http import ResponseWriter
 from headrace.gateway.served_model import ServedModel, SharedServices

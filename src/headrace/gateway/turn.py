@@ -16,15 +16,7 @@ import numpy as np
 from headrace.data.step import FloatArray, IntArray
 from headrace.gateway.request import CallRequest
 from headrace.gateway.upstream.types import SampledChoice, UpstreamRequest
-from headrace.tokens import (
-    AnswerDelta,
-    AnswerStream,
-    Detokenizer,
-    Message,
-    Parsed,
-    PromptPlan,
-    Vocabulary,
-)
+from headrace.tokens import AnswerDelta, AnswerStream, Detokenizer, Message, Parsed, PromptPlan, Vocabulary
 from headrace.tokens.conversation import DIGEST_BYTES
 from headrace.tokens.parse import StopCut
 

@@ -14,12 +14,7 @@ from tests.gateway.kit import Json
 from transformers import AutoImageProcessor
 
 from headrace.engine import tiny
-from headrace.tokens import (
-    Conversation,
-    History,
-    load_renderer,
-    plan_prompt,
-)
+from headrace.tokens import Conversation, History, load_renderer, plan_prompt
 from headrace.tokens.families import FamilyRenderer
 from headrace.tokens.images import read_file
 from headrace.tokens.messages import Message, join_parts

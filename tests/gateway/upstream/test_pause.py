@@ -12,13 +12,7 @@ from tests.gateway.upstream.kit import Puppet, Request, connected, pieces, strea
 from tests.gateway.wire import Writer, event, hangs, respond, send
 
 from headrace.data import InvalidInput
-from headrace.gateway.upstream import (
-    CannotPause,
-    RolloutServerFailed,
-    SampledChoice,
-    Upstream,
-    UpstreamRequest,
-)
+from headrace.gateway.upstream import CannotPause, RolloutServerFailed, SampledChoice, Upstream, UpstreamRequest
 from headrace.gateway.upstream.gate import Gate
 from headrace.tokens.vocabulary import Vocabulary
 

@@ -22,14 +22,7 @@ from headrace.gateway.dialects.anthropic import (
 )
 from headrace.gateway.dialects.shared import OfferedTools, conversation, offer_tools, unseal
 from headrace.gateway.errors import Refusal
-from headrace.gateway.request import (
-    BadField,
-    CallRequest,
-    read_fields,
-    take,
-    take_max_tokens,
-    take_sampling,
-)
+from headrace.gateway.request import BadField, CallRequest, read_fields, take, take_max_tokens, take_sampling
 from headrace.gateway.turn import Turn
 from headrace.tokens import Image, Message, ToolCall
 from headrace.tokens.images import read_base64

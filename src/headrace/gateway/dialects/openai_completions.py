@@ -10,15 +10,7 @@ from headrace.data.errors import shown
 from headrace.data.step import IntArray
 from headrace.gateway.dialects import openai
 from headrace.gateway.errors import Refusal
-from headrace.gateway.request import (
-    BadField,
-    CallRequest,
-    read_fields,
-    take,
-    take_max_tokens,
-    take_n,
-    take_sampling,
-)
+from headrace.gateway.request import BadField, CallRequest, read_fields, take, take_max_tokens, take_n, take_sampling
 from headrace.gateway.turn import Choice, Turn, usage
 from headrace.gateway.upstream.types import SampledChoice
 from headrace.tokens import AnswerDelta

@@ -38,12 +38,7 @@ from headrace.gateway.turn import TextKey, Turn
 from headrace.net.supervised import Supervised
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Gone, NotFound
-from headrace.tokens import (
-    RECORD,
-    Conversation,
-    Message,
-    NodeRecord,
-)
+from headrace.tokens import RECORD, Conversation, Message, NodeRecord
 
 #: Where a conversation's metadata says which session it belongs to, and which part of it it is.
 SESSION_FIELD, PART_FIELD = "session", "part"

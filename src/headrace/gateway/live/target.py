@@ -7,13 +7,7 @@ from starlette.requests import Request
 from headrace.gateway.access import Caller
 from headrace.gateway.errors import Refusal
 from headrace.gateway.live.conversations import PART_FIELD, SESSION_FIELD, LiveConversations
-from headrace.gateway.live.index import (
-    call_in,
-    check_session_name,
-    conversation_of,
-    new_call_id,
-    new_conversation_uid,
-)
+from headrace.gateway.live.index import call_in, check_session_name, conversation_of, new_call_id, new_conversation_uid
 from headrace.gateway.request import CallRequest
 from headrace.gateway.retries import RetryMark
 from headrace.gateway.served_model import ServedModel

@@ -18,19 +18,8 @@ from headrace.gateway.executor import CallExecutor
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.http import ClientGone, DisconnectWatch, decode_body, json_response
 from headrace.gateway.redaction import REDACTED, redacted_step
-from headrace.gateway.request import (
-    BadField,
-    CallRequest,
-    take_max_tokens,
-    take_sampling,
-    tools_bytes,
-)
-from headrace.gateway.routes.bodies import (
-    ComputeRewardBody,
-    GenerateBody,
-    StepBody,
-    SubmitStepsBody,
-)
+from headrace.gateway.request import BadField, CallRequest, take_max_tokens, take_sampling, tools_bytes
+from headrace.gateway.routes.bodies import ComputeRewardBody, GenerateBody, StepBody, SubmitStepsBody
 from headrace.gateway.turn import Turn
 from headrace.gateway.upstream import RolloutServerFailed
 from headrace.tokens import Cause, Conversation, PromptPlan, read_messages, text_of

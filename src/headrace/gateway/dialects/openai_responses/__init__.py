@@ -26,14 +26,7 @@ from headrace.gateway.dialects.openai_responses.request import (
     take_top_logprobs,
 )
 from headrace.gateway.dialects.shared import conversation
-from headrace.gateway.request import (
-    CallRequest,
-    References,
-    read_fields,
-    take,
-    take_max_tokens,
-    take_sampling,
-)
+from headrace.gateway.request import CallRequest, References, read_fields, take, take_max_tokens, take_sampling
 from headrace.gateway.turn import Turn
 from headrace.tokens import Message
 
