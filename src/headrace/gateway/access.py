@@ -1,6 +1,6 @@
 """Who may do what. Three keys, each of which opens what the one before it opens; and those of tenants.
 
-Agents call models; whoever holds the reward key may also pay and end trajectories; the admin key opens the rest. Where
+Agents call models; the reward key also rewards and ends trajectories; the admin key opens the rest. Where
 any key is set, what only an admin may see is closed until there is an admin key: a ground truth is never readable with
 an agent's. A tenant's keys open calls, or rewards, for its own trajectories and no others.
 """

@@ -51,7 +51,7 @@ class CallTarget(Protocol):
         ...
 
     def call_id(self, given: str) -> str:
-        """What the call is to be known by, once its session is found; `given` is unique."""
+        """The call's id, once its session is found; `given` is unique."""
         ...
 
     def answered(self, turns: list[Turn]) -> None:

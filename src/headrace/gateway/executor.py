@@ -1,7 +1,7 @@
 """Carrying calls out: sample, read, check, record. What an agent sees answered has been handed over before.
 
 A call that the rollout server failed, or whose agent hung up, leaves nothing behind. One whose step fails the check is
-answered all the same, and its step is a void that nothing trains on.
+answered all the same, and its step is quarantined: nothing trains on it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ StreamedPiece = tuple[Turn, Choice, AnswerDelta, SampledChoice | None]
 
 
 class CallExecutor:
-    """One gateway's way from a planned turn to a recorded step."""
+    """Samples, checks and records the planned turns of one model's calls."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class CallExecutor:
         self._trained = trained
 
     async def sample(self, turns: list[Turn]) -> None:
-        """Whole answers to all the turns."""
+        """Samples whole answers to all the turns, into their choices; raises like `Upstream.sample`."""
         if len(turns) == 1:
             await self._whole(turns[0])
         else:
@@ -72,7 +72,8 @@ class CallExecutor:
         _check_whole(turn)
 
     async def stream(self, turns: list[Turn]) -> AsyncGenerator[StreamedPiece, None]:
-        """What is new of the answers, as it comes."""
+        """Samples turn by turn, and yields what is new as it comes; text that was held back has no piece. Raises like
+        `Upstream.stream`."""
         for turn in turns:
             pieces = self._upstream.stream(turn.upstream_request)
             try:
@@ -95,7 +96,7 @@ class CallExecutor:
         return turn.choices[sampled.index]
 
     async def record(self, session: Session, turns: list[Turn]) -> None:
-        """Checks the answers and hands their steps over."""
+        """Checks the answers, makes a step of each, and hands the steps over; raises like `Recorder.hand_over`."""
         steps: list[Step] = []
         nodes: list[Node | None] = []
         for turn in turns:

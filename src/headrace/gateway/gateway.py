@@ -127,7 +127,7 @@ class Gateway:
             del self._with_pool[0]  # what is done is not done again, where the start has to begin anew
 
     async def _find_pool(self, pool: RemotePool) -> None:
-        """Returns once a pool that is elsewhere answers: it may be starting too. Raises what will not pass."""
+        """Returns once a pool that is elsewhere answers: it may be starting too. Raises other errors than that."""
         hasty = pool.hasty()
         while True:
             try:
@@ -239,7 +239,7 @@ class Gateway:
         return await self.sessions.for_model(session, model.uid_of(uid), channel, begin=recorded)
 
     async def forget(self, uid: str) -> None:
-        """Drops what is known of a trajectory, here and in the other workers: the pool knows better now."""
+        """Drops what is known of a trajectory, here and in the other workers: the next call reads it from the pool."""
         for held in dict.fromkeys(model.uid_of(uid) for model in self.models):
             self.drop(held)
             if self.others is not None:

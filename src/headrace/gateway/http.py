@@ -136,7 +136,7 @@ class DisconnectWatch:
             self._caller.cancel()
 
     def settle(self) -> None:
-        """Lets the call go through from here on, whoever listens."""
+        """Cancels nothing from here on: the call goes through, even if its client leaves."""
         self._settled = True
 
     async def __aexit__(
@@ -177,7 +177,7 @@ class ResponseWriter:
         await self._send({"type": "http.response.body", "body": response.body})
 
     async def relay(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
-        """Begins somebody else's answer, which `pass_on` brings as it is."""
+        """Begins a response of another server, whose body `pass_on` sends as it comes."""
         self.begun = True
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})

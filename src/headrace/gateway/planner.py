@@ -147,7 +147,8 @@ class Planner:
     async def turns(
         self, session: Session, request: CallRequest, call_id: str, digest: str, context: int | None
     ) -> list[Turn]:
-        """The turns of a call: one of a conversation, one a prompt of a completion."""
+        """The turns of a call: one for a conversation, or one for each prompt of a completion. Raises `Refusal` or
+        `BadField` where it cannot be sampled."""
         conversation = request.conversation
         if conversation is not None:
             if request.references is not None:
@@ -227,7 +228,7 @@ class Planner:
         )
 
     def choices(self, request: CallRequest, plan: PromptPlan, call_id: str) -> list[Choice]:
-        """The answers to the prompt, of which nothing is known yet."""
+        """Choices for the answers to a prompt, of which nothing is sampled yet."""
         thought = self.renderer.vocabulary.id_of(THINK_CLOSE) if self.renderer.grammar.reasoning else None
         return [Choice(index, self._reader(request, plan, call_id, index), thought) for index in range(request.n)]
 

@@ -65,7 +65,9 @@ class Recorder:
         return await self.outbox.close(drain_s)
 
     async def hand_over(self, session: Session, steps: Sequence[Step], nodes: Sequence[Node | None]) -> None:
-        """Returns once the steps are kept, as safely as promised. `nodes` learn the indices of their steps."""
+        """Returns once the steps are in the pool or in the outbox, or are counted as lost; with `ack="pool"`, once a
+        remote pool has them. `nodes` learn the indices of their steps. Raises `JournalError` where an embedded pool
+        cannot write its journal."""
         self._counters.add("steps", session.channel, by=len(steps))
         if self._direct and not self.outbox.waits(session.channel):
             try:

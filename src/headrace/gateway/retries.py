@@ -53,7 +53,7 @@ class RetryMark(msgspec.Struct, frozen=True):
         return self.key is not None or self.count > 0
 
     def digest(self, body: bytes) -> str:
-        """What is the same for a call and its retries."""
+        """The digest that a call and its retries share."""
         named = b"" if self.key is None else self.key.encode("latin-1", "replace") + b"\0"
         return digest_of(named + body)
 

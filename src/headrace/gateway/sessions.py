@@ -59,7 +59,8 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_metadata(cls, given: Any, files: Mapping[str, bytes]) -> StoredResponse | None:
-        """None where a flow wrote something of its own there, or an image is lost. `files` are the step's images'."""
+        """The response in a step's metadata; None where a flow wrote something of its own there, or an image is lost.
+        `files` are those of the step's images."""
         try:
             found = msgspec.json.decode(given, type=cls) if isinstance(given, str) else None
         except (msgspec.MsgspecError, RecursionError):
@@ -229,7 +230,7 @@ class Sessions:
 
     async def running(self, uid: str, prompt_uid: str, channel: str, *, begin: bool) -> Session:
         """The session of a call; 404 where there is no such trajectory, 409 where it is complete. One that the call
-        itself begins is in `channel`; without `begin` it is one that nobody keeps."""
+        itself begins is in `channel`; without `begin` it is kept neither here nor in the pool."""
         session = self._known.get(uid)
         if session is None:
             try:
@@ -255,7 +256,7 @@ class Sessions:
 
     async def for_model(self, session: Session, uid: str, channel: str, *, begin: bool) -> Session:
         """The session that holds what another model samples for an agent's trajectory. With `begin`, one that is not
-        there is begun; otherwise it is one that nobody keeps."""
+        there is begun; otherwise it is kept neither here nor in the pool."""
         known = self._known.get(uid)
         if known is None:
             try:

@@ -39,7 +39,7 @@ class TokenBucket(msgspec.Struct, frozen=True):
         return cls(rate, most, most, now)
 
     def at(self, now: float) -> TokenBucket:
-        """The bucket as it is now. A clock that goes back brings nothing."""
+        """The bucket as it is now; a clock that goes back adds nothing."""
         passed = max(0.0, now - self.since)
         return TokenBucket(self.rate, self.most, min(self.most, self.level + self.rate * passed), self.since + passed)
 
@@ -68,7 +68,7 @@ class Tenant:
         self._tokens = TokenBucket.full(tokens, tokens * SAVED_TOKENS_S, clock()) if tokens is not None else None
 
     def uid(self, given: str) -> str:
-        """What the pool calls a trajectory or a prompt of its."""
+        """What the pool calls a trajectory or a prompt of the tenant."""
         return f"{self.name}{UID_SEPARATOR}{given}"
 
     def channel(self, given: str | None) -> str:
@@ -105,7 +105,7 @@ class Tenant:
             self.in_flight -= 1
 
     def used(self, consumed: int, sampled: int) -> None:
-        """What a call turned out to cost."""
+        """Counts a call's tokens, and takes them from what the tenant may use."""
         self._counters.add("tenant_tokens", self.name, "prompt", by=consumed)
         self._counters.add("tenant_tokens", self.name, "sampled", by=sampled)
         if self._tokens is not None:

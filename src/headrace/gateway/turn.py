@@ -29,7 +29,7 @@ CHUNK_BYTES = 256
 
 
 def digest_of(data: bytes) -> str:
-    """What requests and texts are known by in steps' metadata."""
+    """The digest by which steps' metadata names requests and texts."""
     return blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
 
 
@@ -57,7 +57,7 @@ class TextKey(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_metadata(cls, given: Any) -> TextKey | None:
-        """None where a flow wrote something of its own there."""
+        """The key in a step's metadata; None where a flow wrote something of its own there."""
         try:
             return msgspec.convert(given, cls)
         except msgspec.ValidationError:

@@ -295,7 +295,7 @@ def _candidates(vocabulary: Vocabulary) -> list[str]:
 
 
 def named_family(family: str, vocabulary: Vocabulary) -> FamilyRenderer:
-    """A family taken on trust."""
+    """A family by its name, without a proof that it writes what the template writes."""
     return FamilyRenderer(family, vocabulary, looks_back=_safe_tail(FamilyRenderer(family, vocabulary)))
 
 

@@ -41,7 +41,7 @@ def feedback_handler(gateway: Gateway, live: LiveConversations | None) -> Handle
 
 
 async def give_feedback(gateway: Gateway, caller: Caller, asked: FeedbackBody) -> dict[str, Any]:
-    """Pays the steps of an answer. `late`: a trainer has them, or had them, already."""
+    """Rewards the steps of an answer. `late`: a trainer has them, or had them, already."""
     call = call_in(asked.response_id)
     if call is None:
         raise Refusal(
