@@ -12,16 +12,16 @@ import pytest
 from tests.gateway.kit import Running, told, until
 from tests.gateway.rollout import Rollout, chat, error_of, user
 
-from headrace.gateway.call.ask import (
+from headrace.gateway.planner import HUGE_CHARACTERS, INLINE_CHARACTERS
+from headrace.gateway.request import (
     LARGE_BODY_BYTES,
     MAX_CONTAINERS,
     MAX_EXTRA_BYTES,
     MAX_TOOLS_BYTES,
     MAX_VALUES,
-    Ask,
     CallReader,
+    CallRequest,
 )
-from headrace.gateway.planner import HUGE_CHARACTERS, INLINE_CHARACTERS
 
 
 @pytest.fixture
@@ -66,9 +66,9 @@ async def test_others_go_on_while_a_large_call_is_read() -> None:
     heard = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def read(body: bytes) -> Ask:
+    def read(body: bytes) -> CallRequest:
         asyncio.run_coroutine_threadsafe(heard.wait(), loop).result(240)
-        return Ask(model="m", sampling={})
+        return CallRequest(model="m", sampling={})
 
     reader = CallReader()
     try:

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.gateway.planner import PromptCache
-from headrace.tokens import Request, read_messages
+from headrace.tokens import Conversation, read_messages
 
 TEXT = st.text(max_size=6)
 
 
-def conversation(texts: list[str], **options: object) -> Request:
+def conversation(texts: list[str], **options: object) -> Conversation:
     roles = ["system", *["user"] * len(texts)]
     messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
-    return Request(read_messages(messages), None, options)
+    return Conversation(read_messages(messages), None, options)
 
 
 @given(st.lists(TEXT, min_size=1, max_size=4), st.lists(TEXT, min_size=1, max_size=4))
@@ -28,13 +28,17 @@ def test_tools_and_options_are_part_of_a_prompt() -> None:
     prompts = PromptCache()
     messages = read_messages([{"role": "user", "content": "hi"}])
     tool = {"type": "function", "function": {"name": "add"}}
-    asked = [Request(messages), Request(messages, [tool]), Request(messages, None, {"enable_thinking": False})]
+    asked = [
+        Conversation(messages),
+        Conversation(messages, [tool]),
+        Conversation(messages, None, {"enable_thinking": False}),
+    ]
     assert len({prompts.key(request) for request in asked}) == 3
 
 
 def test_a_conversation_with_an_answer_in_it_is_not_remembered() -> None:
     said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}, {"role": "user", "content": "?"}]
-    assert PromptCache().key(Request(read_messages(said))) is None
+    assert PromptCache().key(Conversation(read_messages(said))) is None
 
 
 def test_the_least_used_are_forgotten_first() -> None:

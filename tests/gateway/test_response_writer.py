@@ -8,7 +8,7 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Message
 
-from headrace.gateway.call.connection import ClientGone, ResponseWriter
+from headrace.gateway.http import ClientGone, ResponseWriter
 
 
 async def never(message: Message) -> None:

@@ -13,8 +13,7 @@ from tests.gateway.rollout import Rollout, chat, error_of, in_front, scripted
 
 from headrace import DataPool
 from headrace.cli.gateway import GatewayCommand
-from headrace.gateway import Settings
-from headrace.gateway.models import served_model
+from headrace.gateway import Settings, served_model
 from headrace.net.server import usual_host
 from headrace.tokens import load_renderer
 

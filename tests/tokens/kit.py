@@ -12,6 +12,7 @@ import numpy as np
 
 from headrace.tokens import (
     Cause,
+    Conversation,
     History,
     HistoryMode,
     Message,
@@ -19,7 +20,6 @@ from headrace.tokens import (
     Parsed,
     PromptPlan,
     Renderer,
-    Request,
     ToolCall,
     check_step,
     plan_prompt,
@@ -109,8 +109,10 @@ class Talk:
     calls: int = 0
     compared: int = 0
 
-    def ask(self, messages: list[dict[str, Any]], tools: Any = ..., options: Any = ...) -> tuple[Request, PromptPlan]:
-        request = Request(
+    def ask(
+        self, messages: list[dict[str, Any]], tools: Any = ..., options: Any = ...
+    ) -> tuple[Conversation, PromptPlan]:
+        request = Conversation(
             read_messages(messages),
             self.tools if tools is ... else tools,
             self.options if options is ... else options,
@@ -127,7 +129,7 @@ class Talk:
             assert np.array_equal(plan.ids[: len(before)], before)
         return request, plan
 
-    def answer(self, request: Request, plan: PromptPlan, ids: list[int]) -> tuple[Parsed, Node]:
+    def answer(self, request: Conversation, plan: PromptPlan, ids: list[int]) -> tuple[Parsed, Node]:
         parsed = self.renderer.parse(plan.ids.tolist(), ids, tools=bool(request.tools), new_id=self._new_id)
         response = np.asarray(ids, np.int32)
         text = self.renderer.vocabulary.decode([i for i in ids if i not in self.renderer.stop_ids])

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.data.errors import InvalidInput
 from headrace.tokens import Message, ToolCall, read_message, read_messages
-from headrace.tokens.digests import DigestChain, digest_of
+from headrace.tokens.conversation import DigestChain, digest_of
 
 USER = {"role": "user", "content": "hi"}
 

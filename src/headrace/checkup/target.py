@@ -148,11 +148,11 @@ class CheckTarget:
             raise OutOfReach(f"{base}{API_SUFFIX}/models names no model; give --model")
         self.model = str(named[0])
 
-    async def begin(self, dialect: DialectClient) -> Conversation:
+    async def begin(self, dialect: DialectClient) -> CheckConversation:
         if not self.gateway:
-            return Conversation(self, dialect, self.url, None)
+            return CheckConversation(self, dialect, self.url, None)
         begun, self._begun = self._begun or await self._init(), None
-        return Conversation(self, dialect, begun["base_url"], begun["trajectory_uid"])
+        return CheckConversation(self, dialect, begun["base_url"], begun["trajectory_uid"])
 
     async def _init(self) -> Any:
         return (await self.http.post(f"{self.url}/init_trajectory", {"channel": self._channel})).body
@@ -184,7 +184,7 @@ class CheckTarget:
         ]
 
 
-class Conversation:
+class CheckConversation:
     """Calls of one conversation, in one dialect; on a gateway, those of one trajectory."""
 
     def __init__(self, target: CheckTarget, dialect: DialectClient, base: str, uid: str | None) -> None:

@@ -1,6 +1,6 @@
 """Who may do what. Three keys, each of which opens what the one before it opens; and those of tenants.
 
-Agents call models; whoever holds the reward key may also pay and end trajectories; the admin key opens the rest. Where
+Agents call models; the reward key also rewards and ends trajectories; the admin key opens the rest. Where
 any key is set, what only an admin may see is closed until there is an admin key: a ground truth is never readable with
 an agent's. A tenant's keys open calls, or rewards, for its own trajectories and no others.
 """
@@ -19,10 +19,11 @@ import msgspec
 from starlette.requests import Request
 
 from headrace.data.errors import InvalidInput
+from headrace.gateway.config_files import UID_SEPARATOR, read_tenants
 from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import Refusal
 from headrace.gateway.settings import GatewaySettings
-from headrace.gateway.tenants import UID_SEPARATOR, Tenant, read_tenants
+from headrace.gateway.tenants import Tenant
 from headrace.net.server import presented_key
 from headrace.pool.errors import Unauthorized
 

@@ -23,12 +23,10 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.api import TrajectoryApi
 from headrace.api import TrajectoryApiSettings as ApiSettings
-from headrace.gateway import http
 from headrace.gateway.access import Role
 from headrace.gateway.dialects import Dialect, anthropic, openai
 from headrace.gateway.dialects.anthropic_messages import AnthropicMessages
-from headrace.gateway.dialects.openai import NoDialect
-from headrace.gateway.dialects.openai_chat import OpenAIChat
+from headrace.gateway.dialects.openai import NoDialect, OpenAIChat
 from headrace.gateway.dialects.openai_completions import OpenAICompletions
 from headrace.gateway.dialects.openai_responses import OpenAIResponses
 from headrace.gateway.errors import Refusal
@@ -36,6 +34,7 @@ from headrace.gateway.gateway import Gateway
 from headrace.gateway.http import BASE_PATH, Handler, catch_refusals, json_response, refusal_response
 from headrace.gateway.live.conversations import LiveConversations
 from headrace.gateway.pages import describe_route, gateway_page
+from headrace.gateway.routes import bodies
 from headrace.gateway.routes.calls import ModelRoutes, count_handler, discovered, llm_handler, named_in_path
 from headrace.gateway.routes.control import ControlRoutes
 from headrace.gateway.routes.feedback import feedback_handler
@@ -174,7 +173,7 @@ def _add_routes(app: GatewayApp, gateway: Gateway, live: LiveConversations | Non
         add("POST", f"/v1{path}", llm_handler(gateway, dialect, path.strip("/"), find, about), dialect=path)
     count = count_handler(gateway, AnthropicMessages(), route, find, ", for a live service; nothing is begun.")
     add("POST", f"/v1{COUNTING}", count, dialect=COUNTING)
-    add_plain("POST", "/v1/feedback", feedback_handler(gateway, live), http.FeedbackBody)
+    add_plain("POST", "/v1/feedback", feedback_handler(gateway, live), bodies.FeedbackBody)
     add_plain("GET", "/v1/models", models.live_models)
 
     find = named_in_path(gateway)
@@ -187,31 +186,31 @@ def _add_routes(app: GatewayApp, gateway: Gateway, live: LiveConversations | Non
     for prefix in ("/v1", ""):
         add("POST", f"{BASE_PATH}{prefix}{COUNTING}", count, dialect=COUNTING, aliased=not prefix)
     for name, handler, body in (
-        ("register_trajectory", trajectories.register_trajectory, http.RegisterTrajectoryBody),
-        ("reward", trajectories.reward, http.RewardBody),
-        ("complete_trajectory", trajectories.complete_trajectory, http.CompleteTrajectoryBody),
+        ("register_trajectory", trajectories.register_trajectory, bodies.RegisterTrajectoryBody),
+        ("reward", trajectories.reward, bodies.RewardBody),
+        ("complete_trajectory", trajectories.complete_trajectory, bodies.CompleteTrajectoryBody),
     ):
         for prefix in ("/v1", ""):
             add_plain("POST", f"{BASE_PATH}{prefix}/{name}", handler, body, aliased=not prefix)
     for prefix in ("/v1", ""):
         add_plain("GET", f"{BASE_PATH}{prefix}/models", models.models, aliased=not prefix)
 
-    add_plain("POST", "/init_trajectory", trajectories.init_trajectory, http.InitTrajectoryBody)
+    add_plain("POST", "/init_trajectory", trajectories.init_trajectory, bodies.InitTrajectoryBody)
     complete = trajectories.complete_trajectory
-    add_plain("POST", "/complete_trajectory/{trajectory_uid}", complete, http.CompleteTrajectoryBody)
-    add_plain("POST", "/generate", white.generate, http.GenerateBody)
-    add_plain("POST", "/submit_steps", white.submit_steps, http.SubmitStepsBody)
-    add_plain("POST", "/compute_reward", white.compute_reward, http.ComputeRewardBody)
+    add_plain("POST", "/complete_trajectory/{trajectory_uid}", complete, bodies.CompleteTrajectoryBody)
+    add_plain("POST", "/generate", white.generate, bodies.GenerateBody)
+    add_plain("POST", "/submit_steps", white.submit_steps, bodies.SubmitStepsBody)
+    add_plain("POST", "/compute_reward", white.compute_reward, bodies.ComputeRewardBody)
 
     add_plain("GET", "/health", control.health)
     add_plain("GET", "/ready", control.ready)
     add_plain("GET", "/policy_version", control.policy_version)
-    add_plain("POST", "/policy_version", control.set_policy_version, http.PolicyVersionBody)
+    add_plain("POST", "/policy_version", control.set_policy_version, bodies.PolicyVersionBody)
     add_plain("POST", "/pause", control.pause)
     add_plain("POST", "/resume", control.resume)
     add_plain("GET", "/servers", control.servers)
-    add_plain("POST", "/servers", control.add_server, http.ServerBody)
-    add_plain("DELETE", "/servers", control.remove_server, http.ServerBody)
+    add_plain("POST", "/servers", control.add_server, bodies.ServerBody)
+    add_plain("DELETE", "/servers", control.remove_server, bodies.ServerBody)
     add_plain("POST", DROP_SESSION, control.drop_session, aliased=True)
     add_plain("GET", "/trajectories", trajectories.list_trajectories)
     add_plain("GET", "/trajectories/{trajectory_uid}", trajectories.trajectory)

@@ -19,15 +19,15 @@ from starlette.requests import Request
 
 from headrace.data.errors import HeadraceError
 from headrace.gateway.access import Access, Caller
-from headrace.gateway.call.ask import CallReader
-from headrace.gateway.call.executor import CallExecutor
 from headrace.gateway.counters import PREFIX, GatewayCounters
 from headrace.gateway.errors import RETRY_AFTER_S, Refusal
-from headrace.gateway.models.models import Models
-from headrace.gateway.models.served_model import RendererCache, ServedModel, SharedServices
+from headrace.gateway.executor import CallExecutor
+from headrace.gateway.models import Models
 from headrace.gateway.outbox import RETRY_INTERVAL_S
 from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
+from headrace.gateway.request import CallReader
+from headrace.gateway.served_model import RendererCache, ServedModel, SharedServices
 from headrace.gateway.sessions import Session, Sessions
 from headrace.gateway.settings import GatewaySettings
 from headrace.gateway.startup import LogObserver, StartupObserver, observe_startup
@@ -68,7 +68,7 @@ class Gateway:
             pool.aio, self.recorder.flushed, most_tokens=settings.cached_tokens, open_unknown=settings.open
         )
         self.reader = CallReader()
-        self.redaction = Redaction(settings.redact, self.counters)
+        self.redaction = None if settings.redact is None else Redaction(settings.redact, self.counters)
         shared = SharedServices(pool, self.sessions, self.recorder, self.counters, self.redaction, RendererCache())
         self.models = Models(settings, shared)
         self.loaded: Callable[[], None] = lambda: None  # told once the tokenizer is there
@@ -127,7 +127,7 @@ class Gateway:
             del self._with_pool[0]  # what is done is not done again, where the start has to begin anew
 
     async def _find_pool(self, pool: RemotePool) -> None:
-        """Returns once a pool that is elsewhere answers: it may be starting too. Raises what will not pass."""
+        """Returns once a pool that is elsewhere answers: it may be starting too. Raises other errors than that."""
         hasty = pool.hasty()
         while True:
             try:
@@ -151,7 +151,7 @@ class Gateway:
                 self._pool_failure = error
                 return
         await self.models.load()
-        if any(policy.loaded for policy in self.models):
+        if any(model.loaded for model in self.models):
             self.loaded()
 
     # -- what routes need ----------------------------------------------------------------------------------------------
@@ -173,34 +173,32 @@ class Gateway:
             return f"Gateway not ready: {self._pool_failure}"
         if self._pool_away is not None:
             return f"Gateway not ready ({self._pool_away})"
-        return next((why for policy in self.models if (why := policy.why_not_ready) is not None), None)
+        return next((why for model in self.models if (why := model.why_not_ready) is not None), None)
 
     @property
     def waits_for(self) -> str | None:
         """What the start waits for; None once calls are taken."""
         if self._pool_away is not None:
             return self._pool_away
-        return next((waits for policy in self.models if (waits := policy.waits_for) is not None), None)
+        return next((waits for model in self.models if (waits := model.waits_for) is not None), None)
 
     @property
     def failure(self) -> Exception | None:
         """Why calls will never be taken."""
-        return self._pool_failure or next(
-            (policy.failure for policy in self.models if policy.failure is not None), None
-        )
+        return self._pool_failure or next((model.failure for model in self.models if model.failure is not None), None)
 
     @property
     def trouble(self) -> str | None:
         """Why it is degraded: it waits for the pool, steps do or are lost, or a task of its own fails; else None."""
-        tasks = (*(policy.upstream.watch for policy in self.models), *self.supervised)
-        overdue = next((policy.upstream.overdue for policy in self.models if policy.upstream.overdue), None)
+        tasks = (*(model.upstream.watch for model in self.models), *self.supervised)
+        overdue = next((model.upstream.overdue for model in self.models if model.upstream.overdue), None)
         return (
             self._pool_away or self.recorder.trouble or next((task.trouble for task in tasks if task.trouble), overdue)
         )
 
     async def flushed(self, uid: str) -> None:
         """Returns once the pool has what was handed over of a trajectory, for whichever model."""
-        await self.recorder.flushed(*dict.fromkeys(policy.uid_of(uid) for policy in self.models))
+        await self.recorder.flushed(*dict.fromkeys(model.uid_of(uid) for model in self.models))
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
@@ -230,19 +228,19 @@ class Gateway:
         except TimeoutError:
             raise Refusal(f"the body did not arrive within {BODY_TIMEOUT_S} s", 408, code="body_too_slow") from None
 
-    async def session(self, caller: Caller, uid: str, prompt: str, policy: ServedModel, *, recorded: bool) -> Session:
+    async def session(self, caller: Caller, uid: str, prompt: str, model: ServedModel, *, recorded: bool) -> Session:
         """What is known of a running trajectory's calls to a model; `Refusal` where there is no such trajectory."""
         self.models.check(uid)
         uid, channel = caller.uid(uid), caller.channel(None, self.models.default.channel)
         session = await self.sessions.running(uid, caller.uid(prompt), channel, begin=recorded)
-        if not policy.apart:
+        if model.is_default:
             return session
-        channel = policy.channel_of(session.channel)
-        return await self.sessions.for_model(session, policy.uid_of(uid), channel, begin=recorded)
+        channel = model.channel_of(session.channel)
+        return await self.sessions.for_model(session, model.uid_of(uid), channel, begin=recorded)
 
     async def forget(self, uid: str) -> None:
-        """Drops what is known of a trajectory, here and in the other workers: the pool knows better now."""
-        for held in dict.fromkeys(policy.uid_of(uid) for policy in self.models):
+        """Drops what is known of a trajectory, here and in the other workers: the next call reads it from the pool."""
+        for held in dict.fromkeys(model.uid_of(uid) for model in self.models):
             self.drop(held)
             if self.others is not None:
                 await self.others.dropped(held)
@@ -261,12 +259,12 @@ class Gateway:
         return {
             **self.counters.as_dict(),
             "in_flight": self.in_flight,
-            "paused": any(policy.upstream.paused for policy in self.models),
-            "held": sum(policy.upstream.waiting for policy in self.models),
+            "paused": any(model.upstream.paused for model in self.models),
+            "held": sum(model.upstream.waiting for model in self.models),
             "sessions": {"count": len(self.sessions), "tokens": self.sessions.tokens},
             "outbox": {"calls": self.recorder.outbox.waiting, "bytes": self.recorder.outbox.bytes},
             "trouble": self.trouble,
-            "upstream": dict(sum((policy.upstream.counters for policy in self.models), Counter())),
+            "upstream": dict(sum((model.upstream.counters for model in self.models), Counter())),
             "servers": self.models.servers(),
         }
 
@@ -275,7 +273,7 @@ class Gateway:
         yield from self.counters.families()
         one = {
             "in_flight": ("calls under way", self.in_flight),
-            "held": ("calls that wait for a resume", sum(policy.upstream.waiting for policy in self.models)),
+            "held": ("calls that wait for a resume", sum(model.upstream.waiting for model in self.models)),
             "sessions": ("running trajectories in memory", len(self.sessions)),
             "session_tokens": ("tokens of running trajectories in memory", self.sessions.tokens),
             "outbox_calls": ("calls whose steps wait for the pool", self.recorder.outbox.waiting),

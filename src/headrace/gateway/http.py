@@ -1,16 +1,23 @@
-"""Requests and responses of the routes that speak no dialect: their bodies by field, JSON answers, and refusals."""
+"""HTTP below the routes: bodies and uids out of requests, JSON and refusals as responses, and a call's own connection.
+
+The status is decided by the first byte. A client that closes its connection, or stops reading for too long, has left:
+its call is cancelled, so that nothing is sampled for nobody and no pause or shutdown waits for it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Message, Receive, Send
 
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.data.json import to_json
@@ -21,126 +28,14 @@ log = logging.getLogger("headrace.gateway")
 #: The path of a trajectory's base URL.
 BASE_PATH = "/{trajectory_uid}/{prompt_uid}"
 
+KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
+EVENT_STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+#: Seconds after which a call begins to watch its connection: the task that does costs more than quick answers do.
+WATCH_AFTER_S = 0.02
+
 Handler = Callable[[Request], Awaitable[Any]]
 T = TypeVar("T")
-
-
-class InitTrajectoryBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`/init_trajectory`: all of it may be left out. `sampling` overrides what the trajectory's calls ask for."""
-
-    prompt_uid: str | None = None
-    channel: str | None = None
-    metadata: dict[str, Any] | None = None
-    n_rollouts: int | None = None
-    trajectory_uid: str | None = None
-    sampling: dict[str, Any] | None = None
-
-
-class RegisterTrajectoryBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`/register_trajectory`: where a trajectory belongs, and what is known of it."""
-
-    channel: str | None = None
-    metadata: dict[str, Any] | None = None
-    n_rollouts: int | None = None
-
-
-class RewardBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`/reward`: for one step, or for the trajectory's last."""
-
-    reward: float
-    step_index: int | None = None
-
-
-class FeedbackBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`/v1/feedback`: what an answer was worth, by its response id."""
-
-    response_id: str
-    reward: float
-    comment: str | None = None
-
-
-class CompleteTrajectoryBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`/complete_trajectory`: `channel` must be the trajectory's own, where it is given."""
-
-    reward: float | None = None
-    channel: str | None = None
-
-
-class GenerateBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Ids, or messages; the parameters either in `sampling_params` or beside the messages."""
-
-    prompt_ids: list[int] | None = None
-    sampling_params: dict[str, Any] | None = None
-    messages: list[Any] | None = None
-    tools: list[Any] | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    trajectory_uid: str | None = None
-    prompt_uid: str | None = None
-    model: str | None = None
-
-
-class StepBody(msgspec.Struct, forbid_unknown_fields=True):
-    """A step as white-box flows send it."""
-
-    prompt_ids: list[int]
-    response_ids: list[int]
-    trajectory_uid: str
-    prompt_uid: str | None = None
-    step_index: int | None = None
-    reward: float | None = None
-    rollout_log_probs: list[float] | None = None
-    policy_version: int | None = None
-    is_last: bool | None = None
-    metadata: dict[str, Any] | None = None
-    multi_modal_data: dict[str, Any] | None = None
-    routed_experts: Any = None
-    finish_reason: str | None = None
-    sampling: dict[str, Any] | None = None
-    created_at: float | None = None
-    call_id: str | None = None
-    version_spans: list[tuple[int, int]] | None = None
-
-
-class SubmitStepsBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`/submit_steps`: all are taken, or none."""
-
-    steps: list[StepBody]
-
-
-class ComputeRewardBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`/compute_reward`, as reward workers would take it."""
-
-    prompt_ids: list[int] | None = None
-    response_ids: list[int] | None = None
-    dataset_fields: dict[str, Any] | None = None
-    extra_fields: dict[str, Any] | None = None
-    num_turns: int | None = None
-    trajectory_uid: str | None = None
-    messages: list[Any] | None = None
-
-
-class PolicyVersionBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`/policy_version`: of all servers, or of one; of the default model, or of a named one."""
-
-    version: int
-    server: str | None = None
-    model: str | None = None
-
-
-class DropSessionBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What workers tell each other: a trajectory that they must read from the pool again."""
-
-    trajectory_uid: str
-
-
-class ServerBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`/servers`: a rollout server to add or to take out."""
-
-    address: str
-    model: str | None = None
 
 
 def path_uid(request: Request, name: str) -> str:
@@ -206,3 +101,134 @@ def refusal_response(refusal: Refusal) -> Response:
     if refusal.reason is not None:
         said["code"] = refusal.reason
     return json_response(said, refusal.status, retry_header(refusal))
+
+
+class ClientGone(Exception):
+    """The client left before it was answered."""
+
+
+class DisconnectWatch:
+    """Watches the client's connection once the body is read; cancels the call when it closes.
+
+    The task inside the `async with` block is cancelled, and the block raises `ClientGone`. After `settle` nothing is
+    cancelled any more: the call goes through, whoever listens.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._gone = False
+        self._settled = False
+        self._watch: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> DisconnectWatch:
+        self._caller = asyncio.current_task()
+        self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._begin)
+        return self
+
+    def _begin(self) -> None:
+        self._watch = asyncio.create_task(self._wait())
+
+    async def _wait(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._settled and self._caller is not None:
+            self._gone = True
+            self._caller.cancel()
+
+    def settle(self) -> None:
+        """Cancels nothing from here on: the call goes through, even if its client leaves."""
+        self._settled = True
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._settled = True
+        self._timer.cancel()
+        if self._watch is not None and not self._watch.done():
+            self._watch.cancel()
+        if self._gone and kind is asyncio.CancelledError:
+            if self._caller is not None:
+                self._caller.uncancel()
+            raise ClientGone from None
+
+
+class ResponseWriter:
+    """Writes one response. `ClientGone` is raised where the client does not read on for `write_timeout_s`.
+
+    Once `expect` was called, a stream in which nothing is written for `keep_alive_s` gets a comment, and begins with it
+    where it has not begun.
+    """
+
+    def __init__(self, send: Send, keep_alive_s: float, write_timeout_s: float) -> None:
+        self._send_message = send
+        self._write_timeout_s = write_timeout_s
+        self._keep_alive_s = keep_alive_s
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._keeper: asyncio.Task[None] | None = None
+        self._quiet = True
+        self.begun = False
+
+    async def whole(self, response: Response) -> None:
+        """Sends a response in one piece."""
+        self.begun = True
+        await self._send(
+            {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+        )
+        await self._send({"type": "http.response.body", "body": response.body})
+
+    async def relay(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
+        """Begins a response of another server, whose body `pass_on` sends as it comes."""
+        self.begun = True
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def pass_on(self, data: bytes, *, more: bool = True) -> None:
+        """Sends a part of the answer that `relay` began; without `more`, its end."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    def expect(self, headers: Mapping[str, str]) -> None:
+        """Announces that events will come, under these headers; comments are sent until they do."""
+        self._headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        self._keeper = asyncio.create_task(self._keep_alive())
+
+    async def event(self, data: bytes) -> None:
+        """Sends events; nothing where there is nothing to say."""
+        if data:
+            self._quiet = False
+            await self._write(data, more=True)
+
+    async def last(self, data: bytes) -> None:
+        """Sends the last events, and ends the response."""
+        self.close()
+        await self._write(data, more=False)
+
+    def close(self) -> None:
+        """Ends the comments. The response itself is not ended."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            self._keeper = None
+
+    async def _write(self, data: bytes, *, more: bool) -> None:
+        if not self.begun:
+            self.begun = True
+            await self._send(
+                {"type": "http.response.start", "status": 200, "headers": EVENT_STREAM_HEADERS + self._headers}
+            )
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _send(self, message: Message) -> None:
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await self._send_message(message)
+        except TimeoutError:
+            raise ClientGone from None
+
+    async def _keep_alive(self) -> None:
+        while True:
+            self._quiet = True
+            await asyncio.sleep(self._keep_alive_s)
+            if self._quiet:
+                try:
+                    await self._write(KEEP_ALIVE_COMMENT, more=True)
+                except ClientGone:
+                    return  # the next write raises it to the call

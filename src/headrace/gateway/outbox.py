@@ -140,6 +140,7 @@ class OutboxFile:
                 self._size = 0
 
     def close(self) -> None:
+        """Closes the file, which unlocks it."""
         os.close(self._fd)
 
 
@@ -311,6 +312,7 @@ class ChannelQueue:
 
     @property
     def trouble(self) -> str | None:
+        """Why nothing is being sent; None where all is well."""
         return self._sender.trouble or self._trouble
 
     def add(self, entry: OutboxEntry) -> None:
@@ -319,6 +321,7 @@ class ChannelQueue:
         self._filled.set()
 
     async def close(self) -> None:
+        """Stops sending; what is left stays in `entries`."""
         await self._sender.stop()
 
     async def _send(self) -> None:

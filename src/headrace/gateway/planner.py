@@ -1,4 +1,4 @@
-"""From what was asked to its turns: the prompt of each, what it continues, and the order that goes upstream.
+"""From what was asked to its turns: the prompt of each, what it continues, and the request that goes upstream.
 
 Long texts are tokenised in a thread, so that one agent's new document does not hold up the others. First prompts are
 remembered: the rollouts of a group ask the same question, and it is tokenised once.
@@ -19,19 +19,28 @@ import numpy as np
 
 from headrace.data.errors import InvalidInput
 from headrace.data.step import IntArray, check_depth
-from headrace.gateway.call.ask import Ask, BadField, References, tools_bytes
-from headrace.gateway.call.sampling import SamplingRules, forced_tool_call
-from headrace.gateway.call.turn import Choice, TextAnswerStream, Turn, tool_call_ids
 from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import RETRY_AFTER_S, Refusal
+from headrace.gateway.request import BadField, CallRequest, References, SamplingRules, forced_tool_call, tools_bytes
 from headrace.gateway.sessions import Session, Sessions
-from headrace.gateway.upstream.types import Order
+from headrace.gateway.turn import Choice, TextAnswerStream, Turn, tool_call_ids
+from headrace.gateway.upstream.types import UpstreamRequest
 from headrace.pool.errors import PoolUnreachable
-from headrace.tokens import AnswerStream, Cause, History, HistoryMode, Match, PromptPlan, Renderer, Request, plan_prompt
+from headrace.tokens import (
+    AnswerStream,
+    Cause,
+    Conversation,
+    History,
+    HistoryMode,
+    Match,
+    PromptPlan,
+    Renderer,
+    plan_prompt,
+)
 from headrace.tokens.images import check_pixels
+from headrace.tokens.messages import images_of
 from headrace.tokens.parse import THINK_CLOSE
 from headrace.tokens.renderer import PROMPT_TAIL_TOKENS
-from headrace.tokens.vision import images_of
 
 #: Characters that are tokenised on the spot. More, about half a millisecond's worth, go to a thread: the tokenizer lets
 #: others run meanwhile, on another core where there is one.
@@ -69,7 +78,7 @@ class PromptCache:
         self._known: OrderedDict[PromptKey, IntArray] = OrderedDict()
         self._tokens = 0
 
-    def key(self, conversation: Request) -> PromptKey | None:
+    def key(self, conversation: Conversation) -> PromptKey | None:
         """What a conversation is remembered by; None where it is not to be."""
         if any(message.role not in ("system", "user") or message.parts for message in conversation.messages):
             return None
@@ -119,38 +128,46 @@ class Planner:
         self._for_huge = ThreadPoolExecutor(1, "headrace-tokenize-huge")  # which hold up nobody but each other
 
     def close(self) -> None:
+        """Ends its threads without waiting for what they tokenise."""
         for threads in (self._threads, self._for_huge):
             threads.shutdown(wait=False, cancel_futures=True)
 
     def _threads_for(self, characters: int) -> ThreadPoolExecutor:
         return self._for_huge if characters > HUGE_CHARACTERS else self._threads
 
-    def apply_thinking(self, ask: Ask) -> None:
-        """Turns `ask.thinking` into the template's option for it, where it has one."""
-        if ask.thinking is not None and ask.conversation is not None and self.renderer.has_option(THINKING_OPTION):
-            ask.conversation = ask.conversation.with_option(THINKING_OPTION, ask.thinking)
+    def apply_thinking(self, request: CallRequest) -> None:
+        """Turns `request.thinking` into the template's option for it, where it has one."""
+        if (
+            request.thinking is not None
+            and request.conversation is not None
+            and self.renderer.has_option(THINKING_OPTION)
+        ):
+            request.conversation = request.conversation.with_option(THINKING_OPTION, request.thinking)
 
-    async def turns(self, session: Session, ask: Ask, call_id: str, request: str, context: int | None) -> list[Turn]:
-        """The turns of a call: one of a conversation, one a prompt of a completion."""
-        conversation = ask.conversation
+    async def turns(
+        self, session: Session, request: CallRequest, call_id: str, digest: str, context: int | None
+    ) -> list[Turn]:
+        """The turns of a call: one for a conversation, or one for each prompt of a completion. Raises `Refusal` or
+        `BadField` where it cannot be sampled."""
+        conversation = request.conversation
         if conversation is not None:
-            if ask.references is not None:
-                conversation = await self._referred(session, conversation, ask.references)
-            if ask.previous is not None:
-                conversation = await self._continued(session, conversation, ask.opening, ask.previous)
-            ask = msgspec.structs.replace(ask, conversation=conversation)
+            if request.references is not None:
+                conversation = await self._referred(session, conversation, request.references)
+            if request.previous is not None:
+                conversation = await self._continued(session, conversation, request.opening, request.previous)
+            request = msgspec.structs.replace(request, conversation=conversation)
             texts = [message.content for message in conversation.messages]
             self._check_length(texts, context, extra_tokens=len(texts))
-            plan = await self.conversation(conversation, session, ask.named, ask.tools_bytes)
-            return [self.turn(session.channel, ask, plan, call_id, request, context, session=session)]
+            plan = await self.conversation(conversation, session, request.named, request.tools_bytes)
+            return [self.turn(session.channel, request, plan, call_id, digest, context, session=session)]
         turns: list[Turn] = []
-        for prompt in ask.prompts:
+        for prompt in request.prompts:
             self._check_length([prompt] if isinstance(prompt, str) else [], context)
-        for at, prompt in enumerate(ask.prompts):
+        for at, prompt in enumerate(request.prompts):
             plan = await self._completion(session, prompt)
-            named = call_id if len(ask.prompts) == 1 else f"{call_id}-{at}"
-            turn = self.turn(session.channel, ask, plan, named, request, context, session=session)
-            turn.first = at * ask.n
+            named = call_id if len(request.prompts) == 1 else f"{call_id}-{at}"
+            turn = self.turn(session.channel, request, plan, named, digest, context, session=session)
+            turn.first = at * request.n
             turn.text = prompt if isinstance(prompt, str) else None
             turns.append(turn)
         return turns
@@ -163,18 +180,18 @@ class Planner:
             least = -(-sum(map(len, texts)) // longest) + extra_tokens
             self._sampling.check_length(least, context, at_least=True)
 
-    async def length(self, session: Session, ask: Ask) -> int:
+    async def length(self, session: Session, request: CallRequest) -> int:
         """How many tokens the prompt of a conversation has, if it is asked next."""
-        assert ask.conversation is not None
-        return len((await self.conversation(ask.conversation, session)).ids)
+        assert request.conversation is not None
+        return len((await self.conversation(request.conversation, session)).ids)
 
     def turn(
         self,
         channel: str,
-        ask: Ask,
+        request: CallRequest,
         plan: PromptPlan,
         call_id: str,
-        request: str,
+        digest: str,
         context: int | None,
         *,
         session: Session | None = None,
@@ -182,47 +199,51 @@ class Planner:
     ) -> Turn:
         """A turn for a prompt that is decided; `Refusal` where it is too long or asks for what may not be. `sticky` is
         what keeps calls on one server, where they are of no session."""
-        chat = ask.conversation is not None
+        chat = request.conversation is not None
         stop_ids = self.renderer.stop_ids if chat else ()
         forced = session.sampling if session is not None else None
         sticky = session.uid if session is not None else sticky
-        given = self._sampling.effective(ask, channel, len(plan.ids), context, stop_ids, forced)
-        _check_depth(ask, given)
-        if ask.must_call:
-            assert ask.conversation is not None
-            given["structured_outputs"] = forced_tool_call(self.renderer.grammar, ask.conversation.tools, ask.must_call)
+        given = self._sampling.effective(request, channel, len(plan.ids), context, stop_ids, forced)
+        _check_depth(request, given)
+        if request.required_tools:
+            assert request.conversation is not None
+            given["structured_outputs"] = forced_tool_call(
+                self.renderer.grammar, request.conversation.tools, request.required_tools
+            )
         # Even where no alternatives are wanted, tokens must be told by their text.
-        tops = 0 if ask.tops is None else max(1, ask.tops)
-        order = Order(plan.ids, given, ask.extra, tops, sticky, call_id, plan.images)
+        top_logprobs = 0 if request.top_logprobs is None else max(1, request.top_logprobs)
+        upstream_request = UpstreamRequest(plan.ids, given, request.extra, top_logprobs, sticky, call_id, plan.images)
         self._counters.add("prompts", channel, plan.cause.value)
         if plan.parent is not None and not plan.bridged and chat:
             self._counters.add("rendered", channel)
         return Turn(
             call_id=call_id,
-            ask=ask,
+            request=request,
             plan=plan,
-            order=order,
-            choices=self.choices(ask, plan, call_id),
+            upstream_request=upstream_request,
+            choices=self.choices(request, plan, call_id),
             created=int(time.time()),
             began=time.monotonic(),
-            request=request,
+            request_digest=digest,
         )
 
-    def choices(self, ask: Ask, plan: PromptPlan, call_id: str) -> list[Choice]:
-        """The answers to the prompt, of which nothing is known yet."""
+    def choices(self, request: CallRequest, plan: PromptPlan, call_id: str) -> list[Choice]:
+        """Choices for the answers to a prompt, of which nothing is sampled yet."""
         thought = self.renderer.vocabulary.id_of(THINK_CLOSE) if self.renderer.grammar.reasoning else None
-        return [Choice(index, self._reader(ask, plan, call_id, index), thought) for index in range(ask.n)]
+        return [Choice(index, self._reader(request, plan, call_id, index), thought) for index in range(request.n)]
 
-    def _reader(self, ask: Ask, plan: PromptPlan, call_id: str, index: int) -> AnswerStream:
-        if ask.conversation is None:
-            return TextAnswerStream(self.renderer.vocabulary, ask.cut)
-        renderer = self.renderer.with_options(ask.conversation.options)
+    def _reader(self, request: CallRequest, plan: PromptPlan, call_id: str, index: int) -> AnswerStream:
+        if request.conversation is None:
+            return TextAnswerStream(self.renderer.vocabulary, request.cut)
+        renderer = self.renderer.with_options(request.conversation.options)
         tail = plan.ids[-PROMPT_TAIL_TOKENS:].tolist()
-        return renderer.stream(tail, tools=ask.calls, new_id=tool_call_ids(call_id, index), stop=ask.cut)
+        return renderer.stream(
+            tail, tools=request.allow_tool_calls, new_id=tool_call_ids(call_id, index), stop=request.cut
+        )
 
     async def conversation(
         self,
-        conversation: Request,
+        conversation: Conversation,
         session: Session | None = None,
         previous: str | None = None,
         tools_size: int | None = None,
@@ -246,7 +267,7 @@ class Planner:
             self._prompts.put(key, plan.ids)
         return plan
 
-    async def _check_images(self, conversation: Request) -> None:
+    async def _check_images(self, conversation: Conversation) -> None:
         """Refuses broken images. Each file is read once, in a thread."""
         for number, image in enumerate(images_of(conversation.messages), 1):
             if image.digest not in self._checked_images:
@@ -257,7 +278,7 @@ class Planner:
                     del self._checked_images[next(iter(self._checked_images))]
 
     async def _planned(
-        self, history: History, conversation: Request, match: Match, tools_size: int | None
+        self, history: History, conversation: Conversation, match: Match, tools_size: int | None
     ) -> PromptPlan:
         size = _size(conversation, match, tools_size)
         if size < INLINE_CHARACTERS:
@@ -266,14 +287,14 @@ class Planner:
             self._threads_for(size), plan_prompt, self.renderer, history, conversation, self._mode, match
         )
 
-    async def _referred(self, session: Session, given: Request, references: References) -> Request:
+    async def _referred(self, session: Session, given: Conversation, references: References) -> Conversation:
         """The conversation with the items that the agent referred to."""
         own = session.stored.answers(references.calls)
         missing = next((call for call in references.calls if call not in own and call not in references.known), None)
         if missing is not None and self._shared:  # perhaps another process answered it
             await self._refresh_named(session, missing, "input")
             own = session.stored.answers(references.calls)
-        return Request(references.read({**references.known, **own}), given.tools, given.options)
+        return Conversation(references.read({**references.known, **own}), given.tools, given.options)
 
     async def _refresh_named(self, session: Session, call: str, param: str) -> None:
         """Returns once all is known here that the pool knows of a call; 503 where the pool cannot be asked. `param` is
@@ -287,7 +308,7 @@ class Planner:
                 retry_after=RETRY_AFTER_S,
             )
 
-    async def _continued(self, session: Session, given: Request, opening: int, previous: str) -> Request:
+    async def _continued(self, session: Session, given: Conversation, opening: int, previous: str) -> Conversation:
         """The whole conversation: what the agent named goes behind the `opening` messages of what it gave."""
         earlier = session.stored.messages(previous)
         if earlier is None and self._shared:  # perhaps another process answered it
@@ -302,7 +323,7 @@ class Planner:
                 param="previous_response_id",
             )
         messages = (*given.messages[:opening], *earlier, *given.messages[opening:])
-        return Request(messages, given.tools, given.options)
+        return Conversation(messages, given.tools, given.options)
 
     async def _refresh(self, session: Session, timeout_s: float = REFRESH_TIMEOUT_S) -> bool:
         """Reads a session anew. A pool that cannot be asked holds nobody up: what is unknown here is then a branch."""
@@ -355,9 +376,9 @@ class Planner:
         return prompt
 
 
-def _check_depth(ask: Ask, given: dict[str, Any]) -> None:
+def _check_depth(request: CallRequest, given: dict[str, Any]) -> None:
     """Refuses what a step could not keep, before anything is sampled."""
-    nested: dict[str, Any] = {name: {name: value} for name, value in ask.extra.items()}
+    nested: dict[str, Any] = {name: {name: value} for name, value in request.extra.items()}
     if "structured_outputs" in given:
         nested["response_format"] = given["structured_outputs"]
     for name, value in nested.items():
@@ -367,7 +388,7 @@ def _check_depth(ask: Ask, given: dict[str, Any]) -> None:
             raise BadField(str(error), name) from None
 
 
-def _size(conversation: Request, match: Match, tools_size: int | None) -> int:
+def _size(conversation: Conversation, match: Match, tools_size: int | None) -> int:
     """How much text there is to tokenise, tools among it. Few tools need not be measured where the messages alone are
     too long to be tokenised on the spot."""
     if match.node is not None:

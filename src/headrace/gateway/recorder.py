@@ -57,6 +57,7 @@ class Recorder:
         return self.outbox.trouble or self.broken
 
     async def start(self) -> None:
+        """Queues what an earlier process left in the outbox's file."""
         await self.outbox.start()
 
     async def close(self, drain_s: float | None) -> int:
@@ -64,7 +65,9 @@ class Recorder:
         return await self.outbox.close(drain_s)
 
     async def hand_over(self, session: Session, steps: Sequence[Step], nodes: Sequence[Node | None]) -> None:
-        """Returns once the steps are kept, as safely as promised. `nodes` learn the indices of their steps."""
+        """Returns once the steps are in the pool or in the outbox, or are counted as lost; with `ack="pool"`, once a
+        remote pool has them. `nodes` learn the indices of their steps. Raises `JournalError` where an embedded pool
+        cannot write its journal."""
         self._counters.add("steps", session.channel, by=len(steps))
         if self._direct and not self.outbox.waits(session.channel):
             try:
@@ -94,7 +97,7 @@ class Recorder:
             await entry.sent.wait()
 
     async def _submitted(self, steps: Sequence[Step], channel: str) -> Receipt:
-        """Submits to the embedded pool. A full disk may have room again: it is tried for `KEEP_S`."""
+        """Submits to the embedded pool. A full disk may have room again: it is tried for `DISK_FULL_WAIT_S`."""
         until = time.monotonic() + DISK_FULL_WAIT_S
         while True:
             try:

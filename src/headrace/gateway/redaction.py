@@ -32,21 +32,15 @@ REDACTED = "redacted"
 
 
 class Redaction:
-    """The function that `--redact` names; without one, every step is kept."""
+    """The function that `--redact` names, as `module:function` or `file.py:function`."""
 
-    def __init__(self, spec: str | None, counters: GatewayCounters) -> None:
-        self._hook = None if spec is None else load_hook(spec)
+    def __init__(self, spec: str, counters: GatewayCounters) -> None:
+        """Loads the function; raises `InvalidInput` where there is none."""
+        self._hook = load_hook(spec)
         self._counters = counters
-
-    @property
-    def asked_for(self) -> bool:
-        """Whether there is a function that looks at steps."""
-        return self._hook is not None
 
     async def keeps(self, step: Step, channel: str) -> bool:
         """Whether a step is to be kept. It must be whole: its prompt's ids all there, and not `builds_on` another."""
-        if self._hook is None:
-            return True
         try:
             said = self._hook(_shown(step))
             if inspect.isawaitable(said):

@@ -12,6 +12,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,15 +21,15 @@ from msgspec.structs import replace
 from headrace.data.errors import InvalidInput
 from headrace.data.step import IntArray, Step
 from headrace.data.trajectory import Trajectory
-from headrace.gateway.call.ask import Ask, checked_sampling
-from headrace.gateway.call.retries import Retries
-from headrace.gateway.call.turn import digest_of
 from headrace.gateway.errors import Refusal
+from headrace.gateway.request import CallRequest, checked_sampling
+from headrace.gateway.retries import Retries
+from headrace.gateway.turn import digest_of
 from headrace.pool.calls import AsyncPool
 from headrace.pool.errors import Gone, NotFound
 from headrace.tokens import History, Image, Message, Node
 from headrace.tokens.images import image_files
-from headrace.tokens.vision import images_of
+from headrace.tokens.messages import images_of
 
 #: Where a trajectory's metadata says which parameters its calls are sampled with, whatever they ask for.
 SAMPLING_FIELD = "forced_sampling"
@@ -58,7 +59,8 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_metadata(cls, given: Any, files: Mapping[str, bytes]) -> StoredResponse | None:
-        """None where a flow wrote something of its own there, or an image is lost. `files` are the step's images'."""
+        """The response in a step's metadata; None where a flow wrote something of its own there, or an image is lost.
+        `files` are those of the step's images."""
         try:
             found = msgspec.json.decode(given, type=cls) if isinstance(given, str) else None
         except (msgspec.MsgspecError, RecursionError):
@@ -90,17 +92,18 @@ class StoredResponses:
         return call in self._by_call
 
     def add(self, call: str, stored: StoredResponse | None) -> None:
+        """Stores what a call adds to its conversation; None is passed over."""
         if stored is not None:
             self._by_call[call] = stored
 
-    def share(self, ask: Ask, answer: Message, parent: Node | None) -> StoredResponse:
+    def share(self, request: CallRequest, answer: Message, parent: Node | None) -> StoredResponse:
         """What a call is to store: of a conversation that goes on from a stored one, only what is new."""
-        assert ask.conversation is not None
-        messages = ask.conversation.messages
+        assert request.conversation is not None
+        messages = request.conversation.messages
         known = self._by_call.get(parent.call) if parent is not None else None
-        if parent is None or known is None or known.opening != ask.opening:
-            return StoredResponse(None, ask.opening, (*messages[ask.opening :], answer))
-        return StoredResponse(parent.call, ask.opening, (*messages[parent.record.messages :], answer))
+        if parent is None or known is None or known.opening != request.opening:
+            return StoredResponse(None, request.opening, (*messages[request.opening :], answer))
+        return StoredResponse(parent.call, request.opening, (*messages[parent.record.messages :], answer))
 
     def answers(self, calls: Iterable[str]) -> dict[str, Message]:
         """The answers to those of the calls that are stored."""
@@ -227,7 +230,7 @@ class Sessions:
 
     async def running(self, uid: str, prompt_uid: str, channel: str, *, begin: bool) -> Session:
         """The session of a call; 404 where there is no such trajectory, 409 where it is complete. One that the call
-        itself begins is in `channel`; without `begin` it is one that nobody keeps."""
+        itself begins is in `channel`; without `begin` it is kept neither here nor in the pool."""
         session = self._known.get(uid)
         if session is None:
             try:
@@ -253,7 +256,7 @@ class Sessions:
 
     async def for_model(self, session: Session, uid: str, channel: str, *, begin: bool) -> Session:
         """The session that holds what another model samples for an agent's trajectory. With `begin`, one that is not
-        there is begun; otherwise it is one that nobody keeps."""
+        there is begun; otherwise it is kept neither here nor in the pool."""
         known = self._known.get(uid)
         if known is None:
             try:
@@ -278,9 +281,10 @@ class Sessions:
             return session
         task = self._loading.get(uid)
         if task is None:
-            task = self._loading[uid] = asyncio.ensure_future(self._load(uid))
-            task.add_done_callback(lambda _: self._loading.pop(uid, None))
-        return await asyncio.shield(task)
+            task = self._loading[uid] = asyncio.create_task(self._load(uid))
+            task.add_done_callback(partial(self._loaded, uid))
+        await asyncio.wait([task])  # a caller that leaves does not end it: others may wait for the same
+        return task.result()
 
     async def refresh(self, session: Session) -> None:
         """Reads a session anew: another process may have gone on with it."""
@@ -329,6 +333,11 @@ class Sessions:
     async def _load(self, uid: str) -> Session:
         await self._flushed(uid)
         return self.add(Session.of(await self._pool.trajectory(uid)))
+
+    def _loaded(self, uid: str, task: asyncio.Task[Session]) -> None:
+        del self._loading[uid]
+        if not task.cancelled():
+            task.exception()  # callers get it from the task; where all have left, asyncio would log it as not retrieved
 
     async def _begun(self, uid: str, prompt_uid: str, channel: str, begin: bool) -> Session:
         if not self._open_unknown:

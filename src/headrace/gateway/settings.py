@@ -1,6 +1,6 @@
 """How a gateway behaves. A value that could not work is refused when it is given, by its field.
 
-`Settings` is what `create_app` takes; the command line adds where the pool is and where to listen.
+`GatewaySettings` is what `create_app` takes; the command line adds where the pool is and where to listen.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class GatewaySettings(BaseModel):
     @classmethod
     def _tenants(cls, given: str | None) -> str | None:
         if given is not None:
-            from headrace.gateway.tenants import read_tenants
+            from headrace.gateway.config_files import read_tenants
 
             read_tenants(Path(given))
         return given
@@ -176,7 +176,7 @@ class GatewaySettings(BaseModel):
         """For each recorded model without servers of its own: where it could have them beside the flags."""
         if self.models is None:
             return [""]
-        from headrace.gateway.models.spec import read_models  # only whoever has such a file waits for it
+        from headrace.gateway.config_files import read_models  # only whoever has such a file waits for it
 
         file = read_models(Path(self.models))
         own = [

@@ -50,7 +50,9 @@ class Starting(Protocol):
         ...
 
     @property
-    def failure(self) -> Exception | None: ...
+    def failure(self) -> Exception | None:
+        """Why it will never be ready; None while it may be."""
+        ...
 
 
 async def observe_startup(starting: Starting, observer: StartupObserver) -> None:

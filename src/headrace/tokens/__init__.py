@@ -1,11 +1,11 @@
 """Messages to token ids and back: render, bridge, parse, check.
 
 renderer = load_renderer("/path/to/model")
-request = Request(read_messages(body["messages"]), body.get("tools"), body.get("chat_template_kwargs"))
-plan = plan_prompt(renderer, history, request)            # which ids, continuing what, and why
+conversation = Conversation(read_messages(body["messages"]), body.get("tools"), body.get("chat_template_kwargs"))
+plan = plan_prompt(renderer, history, conversation)       # which ids, continuing what, and why
 answer = renderer.parse(plan.ids, sampled, tools=True)    # or renderer.stream(...) as they arrive
 trouble = check_step(renderer.vocabulary, prompt=plan.ids, response=sampled, ...)
-record = history.record(request, answer.message, plan.parent)
+record = history.record(conversation, answer.message, plan.parent)
 history.add(record, plan.ids, sampled, plan.parent, step=index)
 """
 
@@ -18,12 +18,23 @@ from headrace.tokens.check import (
     tokenization_trouble,
     vocabulary_trouble,
 )
+from headrace.tokens.conversation import Conversation
 from headrace.tokens.families import load_renderer
-from headrace.tokens.history import RECORD, RECORD_ONLY, Cause, History, Match, Node, NodeRecord, Request
+from headrace.tokens.history import (
+    RECORD,
+    RECORD_ONLY,
+    Cause,
+    History,
+    HistoryMode,
+    Match,
+    Node,
+    NodeRecord,
+    PromptPlan,
+    plan_prompt,
+)
 from headrace.tokens.images import Image, PlacedImage
 from headrace.tokens.messages import Message, ToolCall, Unrenderable, read_message, read_messages
 from headrace.tokens.parse import AnswerDelta, Grammar, Parsed
-from headrace.tokens.prompt_plan import HistoryMode, PromptPlan, plan_prompt
 from headrace.tokens.renderer import AnswerStream, Renderer
 from headrace.tokens.vocabulary import Detokenizer, Vocabulary, do_without_torch, load_vocabulary, text_of
 
@@ -40,7 +51,7 @@ __all__ = [
     "PlacedImage",
     "read_message",
     "read_messages",
-    "Request",
+    "Conversation",
     "History",
     "Node",
     "NodeRecord",

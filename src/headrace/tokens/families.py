@@ -295,7 +295,7 @@ def _candidates(vocabulary: Vocabulary) -> list[str]:
 
 
 def named_family(family: str, vocabulary: Vocabulary) -> FamilyRenderer:
-    """A family taken on trust."""
+    """A family by its name, without a proof that it writes what the template writes."""
     return FamilyRenderer(family, vocabulary, looks_back=_safe_tail(FamilyRenderer(family, vocabulary)))
 
 
@@ -352,16 +352,19 @@ class CachingTokenizer:
         self._id = lru_cache(CACHED_TEXTS)(vocabulary.hf.convert_tokens_to_ids)
 
     def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
+        """Ids of a text, as transformers' `encode` gives them."""
         if add_special_tokens or options:
             found: list[int] = self._vocabulary.hf.encode(text, add_special_tokens=add_special_tokens, **options)
             return found
         return list(self._short(text)) if len(text) <= CACHED_TEXT_CHARS else self._vocabulary.encode(text)
 
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False, **options: Any) -> str:
+        """The text of ids, as transformers' `decode` gives it."""
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
         return self._vocabulary.decode(ids, skip_special=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        """Ids of tokens that are named by their text, as transformers gives them."""
         return self._id(tokens) if isinstance(tokens, str) else self._vocabulary.hf.convert_tokens_to_ids(tokens)
 
     def __getattr__(self, name: str) -> Any:

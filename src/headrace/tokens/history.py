@@ -1,25 +1,31 @@
-"""A trajectory's calls as a tree of conversations: which earlier call does a new request continue?
+"""A trajectory's calls as a tree of conversations: which earlier call a new one continues, and which ids it has.
 
-A node's key stands for the messages it was called with and the answer it gave. A request continues the node whose key
-is that of the longest beginning of its messages: one digest a message, then a look-up; no old message is compared,
+A node's key stands for the messages it was called with and the answer it gave. A conversation continues the node whose
+key is that of the longest beginning of its messages: one digest a message, then a look-up; no old message is compared,
 parsed or kept. An answer of which a client sends back the tool calls alone is known by their ids. A node keeps only the
 ids that its parent does not hold, and its record fits into a step's metadata, so that another process can rebuild the
 tree from the pool.
+
+A prompt with a parent begins bit for bit with the parent's prompt and response: `plan_prompt` is the one place that
+decides. `bridge` (the default): a conversation that continues a node gets the node's own ids and, behind them, only
+what is new; the template is overridden where it would strip or move what was sent. `template`: every prompt is rendered
+as the template would, and a branch begins where that is not what was sampled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from copy import copy
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from headrace.data.step import IntArray, Step
-from headrace.tokens.digests import ROOT, DigestChain, Schemas, digest_of, strict
-from headrace.tokens.messages import Message, ToolCall
+from headrace.tokens.conversation import ROOT, Conversation, Schemas, digest_of, strict
+from headrace.tokens.images import PlacedImage
+from headrace.tokens.messages import Message, ToolCall, Unrenderable, images_of
+from headrace.tokens.renderer import Renderer
 
 #: Where a step's metadata holds its node's record.
 RECORD = "history"
@@ -42,30 +48,6 @@ class Cause(StrEnum):
     TEMPLATE_DIFFERS = "template_differs"  # rendered as the template would, which is not what was sampled
 
 
-class Request:
-    """One call's messages, tools and template options, digested once."""
-
-    def __init__(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.messages = tuple(messages)
-        self.tools = tuple(tools or ())
-        self.options = dict(options or {})
-        self.chain = DigestChain(self.messages, self.tools)
-        self.tools_key = digest_of(list(self.tools))
-        self.options_key = digest_of(self.options)
-
-    def with_option(self, name: str, value: Any) -> Request:
-        """The same conversation under one more template option; what it says of that one already, stays."""
-        found = copy(self)
-        found.options = {name: value, **self.options}
-        found.options_key = digest_of(found.options)
-        return found
-
-
 class NodeRecord(msgspec.Struct, frozen=True, gc=False):
     """What identifies a node: digests of its conversation. Small enough for a step's metadata."""
 
@@ -82,12 +64,13 @@ class NodeRecord(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def opaque(cls, name: str, parent: Node | None) -> NodeRecord:
-        """The record of a call whose prompt was no conversation: no request's messages continue it."""
+        """The record of a call whose prompt was no conversation: no conversation continues it."""
         key = digest_of(["opaque", name])
         before = ROOT if parent is None else parent.record.key
         return cls(key, key, 0, key, key, ROOT, ROOT, before)
 
     def to_metadata(self) -> dict[str, Any]:
+        """The record as it stands in a step's metadata under `RECORD`."""
         about = {name: getattr(self, name).hex() for name in DIGESTS}
         if self.named:
             about["named"] = self.named.hex()
@@ -121,18 +104,22 @@ class Node(msgspec.Struct, eq=False):
 
     @property
     def total(self) -> int:
+        """How many ids prompt and response have."""
         return self.before + len(self.own)
 
     @property
     def n_prompt(self) -> int:
+        """How many of them are the prompt's."""
         return self.total - self.n_response
 
     @property
     def response(self) -> IntArray:
+        """The sampled ids."""
         return self.own[len(self.own) - self.n_response :]
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
+        """The answer's tool calls, without their arguments."""
         return tuple(ToolCall(name, {}, call_id) for call_id, name in self.record.calls)
 
     def whole(self) -> IntArray:
@@ -155,7 +142,7 @@ class Node(msgspec.Struct, eq=False):
 
 
 class Match(msgspec.Struct, frozen=True):
-    """The node that a request continues and the messages that are new, or why it begins a branch."""
+    """The node that a conversation continues and the messages that are new, or why it begins a branch."""
 
     cause: Cause
     node: Node | None = None
@@ -171,12 +158,12 @@ class History:
         self._bodies: set[bytes] = set()
         self._prompts: set[bytes] = set()
 
-    def match(self, request: Request, call: str | None = None) -> Match:
-        """The longest node that the request continues. Of several that look alike, the one whose call id is `call`,
+    def match(self, conversation: Conversation, call: str | None = None) -> Match:
+        """The longest node that a conversation continues. Of several that look alike, the one whose call id is `call`,
         else the one with the same tool call ids or the very same answer, else the newest."""
         if not self.nodes:
             return Match(Cause.FIRST)
-        chain, messages = request.chain, request.messages
+        chain, messages = conversation.chain, conversation.messages
         for n in range(len(messages), 0, -1):
             if messages[n - 1].role != "assistant":
                 continue
@@ -186,41 +173,41 @@ class History:
             new = messages[n:]
             if any(message.role == "assistant" for message in new):
                 return Match(Cause.HISTORY_REWRITTEN)
-            fits = [node for node in found if node.record.tools == request.tools_key]
+            fits = [node for node in found if node.record.tools == conversation.tools_key]
             if not fits:
                 return Match(Cause.TOOLS_CHANGED)
-            fits = [node for node in fits if node.record.options == request.options_key]
+            fits = [node for node in fits if node.record.options == conversation.options_key]
             if not fits:
                 return Match(Cause.OPTIONS_CHANGED)
-            node = _meant(fits, messages[n - 1], request.chain.schemas, call)
+            node = _meant(fits, messages[n - 1], conversation.chain.schemas, call)
             return Match(Cause.EXTENDED, node, _named(new, messages[n - 1], node))
-        return Match(self._cause_of_branch(request))
+        return Match(self._cause_of_branch(conversation))
 
-    def _cause_of_branch(self, request: Request) -> Cause:
-        if request.chain.whole in self._prompts:
+    def _cause_of_branch(self, conversation: Conversation) -> Cause:
+        if conversation.chain.whole in self._prompts:
             return Cause.REPEATED
-        answers = [n for n, message in enumerate(request.messages, 1) if message.role == "assistant"]
+        answers = [n for n, message in enumerate(conversation.messages, 1) if message.role == "assistant"]
         if not answers:
             return Cause.NEW_CONVERSATION
-        if request.chain.body(answers[-1]) in self._bodies:
+        if conversation.chain.body(answers[-1]) in self._bodies:
             return Cause.SYSTEM_CHANGED
         return Cause.HISTORY_REWRITTEN
 
-    def record(self, request: Request, answer: Message, parent: Node | None) -> NodeRecord:
+    def record(self, conversation: Conversation, answer: Message, parent: Node | None) -> NodeRecord:
         """The record of the call that got this answer."""
         start = 0 if parent is None else parent.record.messages
         before = ROOT if parent is None else parent.record.body
         return NodeRecord(
-            key=request.chain.extended(answer),
-            body=request.chain.body(len(request.messages), start, before, answer),
-            messages=len(request.messages) + 1,
-            prompt_key=request.chain.whole,
-            strict=strict(answer, request.chain.schemas),
-            tools=request.tools_key,
-            options=request.options_key,
+            key=conversation.chain.extended(answer),
+            body=conversation.chain.body(len(conversation.messages), start, before, answer),
+            messages=len(conversation.messages) + 1,
+            prompt_key=conversation.chain.whole,
+            strict=strict(answer, conversation.chain.schemas),
+            tools=conversation.tools_key,
+            options=conversation.options_key,
             parent=ROOT if parent is None else parent.record.key,
             calls=tuple((call.id, call.name) for call in answer.tool_calls),
-            named=request.chain.naming(answer),
+            named=conversation.chain.naming(answer),
         )
 
     def add(
@@ -302,3 +289,76 @@ def _named(new: tuple[Message, ...], answer: Message, node: Node) -> tuple[Messa
                 message = msgspec.structs.replace(message, tool_call_id=call_id)
         out.append(message)
     return tuple(out)
+
+
+# -- prompts ---------------------------------------------------------------------------------------------------------
+
+HistoryMode = Literal["bridge", "template"]
+
+
+class PromptPlan(msgspec.Struct, frozen=True, eq=False):
+    """A prompt's ids, the node that it continues, and why. `bridged`: nothing old was rendered again. `images` are
+    all of the prompt's, and where in the ids they stand."""
+
+    ids: IntArray
+    cause: Cause
+    parent: Node | None = None
+    kept: int = 0  # how many of the ids are the parent's
+    bridged: bool = False
+    images: tuple[PlacedImage, ...] = ()
+
+
+def plan_prompt(
+    renderer: Renderer,
+    history: History,
+    conversation: Conversation,
+    mode: HistoryMode = "bridge",
+    match: Match | None = None,
+) -> PromptPlan:
+    """The prompt of a conversation; raises `Unrenderable` where the model's format cannot hold its messages.
+
+    `match` is `history.match(conversation)`, where a caller has asked already.
+    """
+    renderer = renderer.with_options(conversation.options)
+    images = images_of(conversation.messages)
+    if images and isinstance(renderer.vision, str):
+        raise Unrenderable(f"the messages hold an image, and this model takes none: {renderer.vision}")
+    plan = _planned(renderer, conversation, mode, match or history.match(conversation))
+    if isinstance(renderer.vision, str):
+        return plan
+    return msgspec.structs.replace(plan, images=renderer.vision.placed(plan.ids, images))
+
+
+def _planned(renderer: Renderer, conversation: Conversation, mode: HistoryMode, match: Match) -> PromptPlan:
+    if match.node is None:
+        return PromptPlan(_render(renderer, conversation), match.cause)
+    if mode == "bridge":
+        plan = _bridge(renderer, match, match.node)
+        if plan is not None:
+            return plan
+    ids = _render(renderer, conversation)
+    before = match.node.whole()
+    if len(ids) > len(before) and np.array_equal(ids[: len(before)], before):
+        return PromptPlan(ids, Cause.EXTENDED, match.node, len(before))
+    return PromptPlan(ids, Cause.BRIDGE_REFUSED if mode == "bridge" else Cause.TEMPLATE_DIFFERS)
+
+
+def _bridge(renderer: Renderer, match: Match, node: Node) -> PromptPlan | None:
+    ext = renderer.bridge(
+        node.prompt_tail(renderer.looks_back or node.n_prompt).tolist(), node.response.tolist(), node.calls, match.new
+    )
+    if not ext:
+        return None
+    before = node.whole()
+    ids = np.concatenate([before, _unfolded(renderer, ext, match.new)])
+    return PromptPlan(ids, Cause.EXTENDED, node, len(before), True)
+
+
+def _render(renderer: Renderer, conversation: Conversation) -> IntArray:
+    return _unfolded(renderer, renderer.render(conversation.messages, conversation.tools), conversation.messages)
+
+
+def _unfolded(renderer: Renderer, ids: Sequence[int], messages: Sequence[Message]) -> IntArray:
+    if isinstance(renderer.vision, str):
+        return np.asarray(ids, np.int32)
+    return renderer.vision.unfolded(ids, images_of(messages))

@@ -39,6 +39,7 @@ class Image(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def url(self) -> str:
+        """The file as a `data:` URL."""
         return f"data:{self.type};base64,{base64.b64encode(self.data).decode()}"
 
 
@@ -118,10 +119,8 @@ def _opened(data: bytes, at: str) -> Any:
 IMAGES_FIELD = "images"
 
 
-def to_step(placed: tuple[PlacedImage, ...]) -> dict[str, Any] | None:
+def to_step(placed: tuple[PlacedImage, ...]) -> dict[str, Any]:
     """A step's `multi_modal_data`: each image's file, and where in the prompt it stands."""
-    if not placed:
-        return None
     return {
         IMAGES_FIELD: [
             {**msgspec.structs.asdict(each.image), "offset": each.offset, "length": each.length} for each in placed

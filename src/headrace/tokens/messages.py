@@ -49,6 +49,11 @@ class Unrenderable(InvalidInput):
     code = "unrenderable"
 
 
+def images_of(messages: Sequence[Message]) -> list[Image]:
+    """The images of messages, in their order."""
+    return [part for message in messages for part in message.parts if isinstance(part, Image)]
+
+
 def join_parts(pieces: Sequence[str | Image], joiner: str = "\n") -> tuple[str, tuple[str | Image, ...]]:
     """A message's `content` and `parts` out of its pieces; texts that follow each other become one."""
     parts: list[str | Image] = []

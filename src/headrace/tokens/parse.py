@@ -61,6 +61,7 @@ class Parsed(msgspec.Struct, frozen=True):
 
     @property
     def message(self) -> Message:
+        """The answer as a message."""
         return Message("assistant", self.content, self.reasoning, self.tool_calls)
 
 
@@ -89,12 +90,14 @@ class AnswerParser:
         self._sent = (0, 0, 0)
 
     def feed(self, text: str) -> AnswerDelta:
+        """Takes the next text; what is new of the answer. A text that may still become a marker is held back."""
         self._buffer += text
         while self._advance(last=False):
             pass
         return self._delta()
 
     def finish(self) -> AnswerDelta:
+        """Ends the answer; what was held back of it, and what was left open."""
         while self._advance(last=True):
             pass
         self._finish_open()
@@ -105,6 +108,7 @@ class AnswerParser:
 
     @property
     def parsed(self) -> Parsed:
+        """The answer as far as it was read; whole after `finish`."""
         return Parsed(
             "".join(self._content),
             "".join(self._reasoning) if self._thought else None,

@@ -26,7 +26,9 @@ class Renderer(Protocol):
     """Messages to ids and back, for one model family and one set of template options."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The family's name; `template` where the model's own template writes prompts."""
+        ...
 
     @property
     def vocabulary(self) -> Vocabulary: ...
@@ -64,7 +66,9 @@ class Renderer(Protocol):
         """Whether the template makes a difference of this option."""
         ...
 
-    def render(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]: ...
+    def render(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+        """The whole prompt of messages, ready for an answer; raises `Unrenderable` where it cannot hold them."""
+        ...
 
     def bridge(
         self, prompt: Sequence[int], response: Sequence[int], calls: Sequence[ToolCall], new: Sequence[Message]
@@ -78,7 +82,9 @@ class Renderer(Protocol):
 
     def stream(
         self, prompt: Sequence[int], *, tools: bool, new_id: NewId | None = None, stop: Sequence[str] = ()
-    ) -> AnswerStream: ...
+    ) -> AnswerStream:
+        """Reads the answer to a prompt as it is sampled. `new_id` makes its tool calls' ids, `stop` ends its text."""
+        ...
 
     def parse(
         self,
@@ -88,18 +94,26 @@ class Renderer(Protocol):
         tools: bool,
         new_id: NewId | None = None,
         stop: Sequence[str] = (),
-    ) -> Parsed: ...
+    ) -> Parsed:
+        """Reads a whole answer; see `stream`."""
+        ...
 
 
 class AnswerStream(Protocol):
     """One answer being sampled: ids in, deltas out."""
 
-    def feed(self, ids: Sequence[int]) -> AnswerDelta: ...
+    def feed(self, ids: Sequence[int]) -> AnswerDelta:
+        """Takes the next ids; what an agent may see of them now."""
+        ...
 
-    def finish(self) -> AnswerDelta: ...
+    def finish(self) -> AnswerDelta:
+        """Ends the answer; what was held back of it."""
+        ...
 
     @property
-    def parsed(self) -> Parsed: ...
+    def parsed(self) -> Parsed:
+        """The answer as far as it was read; whole after `finish`."""
+        ...
 
 
 def default_call_id(number: int) -> str:

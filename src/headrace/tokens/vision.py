@@ -15,7 +15,7 @@ import numpy as np
 
 from headrace.data.step import IntArray
 from headrace.tokens.images import Image, PlacedImage
-from headrace.tokens.messages import Message, Unrenderable
+from headrace.tokens.messages import Unrenderable
 
 #: The file beside its tokenizer that a model with images has.
 PROCESSOR_CONFIG = "preprocessor_config.json"
@@ -46,6 +46,7 @@ class Vision:
         return cls(placeholder, processor)
 
     def tokens(self, image: Image) -> int:
+        """How many placeholders stand for an image."""
         patches = self._processor.get_number_of_image_patches(image.height, image.width, {})
         return int(patches) // self._merged
 
@@ -83,11 +84,6 @@ class Vision:
             found.append(PlacedImage(image, first, length))
             taken += length
         return tuple(found)
-
-
-def images_of(messages: Sequence[Message]) -> list[Image]:
-    """The images of messages, in their order."""
-    return [part for message in messages for part in message.parts if isinstance(part, Image)]
 
 
 def fold_images(ids: IntArray, placed: Sequence[PlacedImage]) -> IntArray:

@@ -45,6 +45,7 @@ class Vocabulary:
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     def encode(self, text: str) -> list[int]:
+        """The ids of a text, with nothing put around it."""
         # A batch of one: unlike a single text, it lets other threads run meanwhile. `fast` leaves out offsets.
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
@@ -55,14 +56,17 @@ class Vocabulary:
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """The text of ids; without special tokens where these are to be skipped."""
         text: str = self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
         return text
 
     def id_of(self, token: str) -> int | None:
+        """The id of a token by its text; None where there is no such token."""
         found: int | None = self._backend.token_to_id(token)
         return found
 
     def holds(self, ids: Sequence[int]) -> bool:
+        """Whether every id is one of the vocabulary's."""
         return all(0 <= i < self.size for i in ids)
 
     def bytes_of(self, ids: Iterable[int]) -> bytes:
@@ -84,6 +88,7 @@ class Vocabulary:
         return text
 
     def marked_special(self, token_id: int) -> bool:
+        """Whether a token is special: an end of a turn, and the like."""
         return token_id in self.special
 
 

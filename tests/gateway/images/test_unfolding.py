@@ -14,7 +14,7 @@ from tests.gateway.kit import Json
 from transformers import AutoImageProcessor
 
 from headrace.engine import tiny
-from headrace.tokens import History, Request, load_renderer, plan_prompt
+from headrace.tokens import Conversation, History, load_renderer, plan_prompt
 from headrace.tokens.families import FamilyRenderer
 from headrace.tokens.images import read_file
 from headrace.tokens.messages import Message, join_parts
@@ -38,7 +38,7 @@ def test_prompts_are_those_of_the_library(sighted: Path, family: str) -> None:
     files = [file_of(size) for size in SIZES]
     pieces = [piece for at, file in enumerate(files) for piece in (f"the {at}th:", read_file(file, "it"))]
     content, parts = join_parts(pieces)
-    plan = plan_prompt(renderer, History(), Request([Message("user", content, parts=parts)]))
+    plan = plan_prompt(renderer, History(), Conversation([Message("user", content, parts=parts)]))
     theirs: list[Json] = []
     for at, file in enumerate(files):
         theirs += [text(f"the {at}th:"), {"type": "image", "image": file}]
@@ -60,7 +60,7 @@ def test_texts_that_follow_each_other_are_paragraphs_and_an_image_stands_between
 def test_messages_with_images_are_the_same_only_with_the_same_files_in_the_same_places() -> None:
     one, two = (read_file(file_of(size), "it") for size in ((8, 8), (8, 9)))
     contents = [("a", one), (one, "a"), ("a", two), ("a", one, two), ("a", two, one), ("a",)]
-    keys = [Request([Message("user", "a", parts=parts)]).chain.whole for parts in contents]
+    keys = [Conversation([Message("user", "a", parts=parts)]).chain.whole for parts in contents]
     assert len(set(keys)) == len(keys)
 
 

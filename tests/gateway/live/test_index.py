@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.gateway.call.turn import CHUNK_BYTES, TextKey
 from headrace.gateway.live.endings import IdleClock
 from headrace.gateway.live.index import (
     MAX_ALIKE,
@@ -19,18 +18,19 @@ from headrace.gateway.live.index import (
     session_uid,
     tenant_prefix,
 )
-from headrace.tokens import Message, Request, ToolCall
+from headrace.gateway.turn import CHUNK_BYTES, TextKey
+from headrace.tokens import Conversation, Message, ToolCall
 
 OK = Message("assistant", "ok")
 
 
-def asked(*texts: str) -> Request:
+def asked(*texts: str) -> Conversation:
     """A conversation in which every question was answered with ok, but the last."""
     messages = [message for text in texts for message in (Message("user", text), OK)]
-    return Request(messages[:-1])
+    return Conversation(messages[:-1])
 
 
-def answer(answers: AnswerIndex, uid: str, request: Request, scope: str = "") -> None:
+def answer(answers: AnswerIndex, uid: str, request: Conversation, scope: str = "") -> None:
     answers.add(uid, scope, *request.chain.answer(OK))
 
 
@@ -67,15 +67,15 @@ def test_an_answer_whose_text_was_dropped_is_found_by_its_calls_ids() -> None:
         for uid in ("a", "b")
     }
     for uid, message in said.items():
-        answers.add(uid, "", *Request([question]).chain.answer(message))
+        answers.add(uid, "", *Conversation([question]).chain.answer(message))
     for uid, message in said.items():
         bare, result = Message("assistant", "", None, message.tool_calls), Message("tool", "1", None, (), f"call_{uid}")
-        found = answers.find("", Request([question, bare, result]))
+        found = answers.find("", Conversation([question, bare, result]))
         assert found is not None
         assert (found.answer.uid, found.last, found.alike) == (uid, True, (uid,))
-        assert answers.find("", Request([Message("user", "ho"), bare, result])) is None
+        assert answers.find("", Conversation([Message("user", "ho"), bare, result])) is None
         answers.drop(uid)
-        assert answers.find("", Request([question, bare, result])) is None
+        assert answers.find("", Conversation([question, bare, result])) is None
     assert len(answers) == 0
 
 

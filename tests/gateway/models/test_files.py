@@ -11,7 +11,7 @@ import pytest
 from headrace.data.errors import InvalidInput
 from headrace.files import read
 from headrace.gateway import Settings
-from headrace.gateway.models.spec import read_models
+from headrace.gateway.config_files import read_models
 
 YAML = """
 default: small

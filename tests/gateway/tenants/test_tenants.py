@@ -18,9 +18,10 @@ from headrace import DataPool
 from headrace.data.errors import InvalidInput
 from headrace.gateway import Settings
 from headrace.gateway.access import Access
+from headrace.gateway.config_files import read_tenants
 from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import Refusal
-from headrace.gateway.tenants import Tenant, read_tenants
+from headrace.gateway.tenants import Tenant
 
 Json = dict[str, Any]
 ADMIN = "admin-key"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tests.gateway.wire import Writer, begin_stream, event, respond, send
 
-from headrace.gateway.upstream import Order, Upstream, UpstreamOptions
+from headrace.gateway.upstream import Upstream, UpstreamOptions, UpstreamRequest
 from headrace.tokens.vocabulary import Vocabulary
 
 Json = dict[str, Any]
@@ -36,10 +36,10 @@ class Request:
         self.json: Any = json.loads(body) if body else None
 
 
-def order(prompt: list[int] | None = None, **fields: Any) -> Order:
-    known = {name: fields.pop(name) for name in ("extra", "tops", "sticky", "call_id") if name in fields}
+def upstream_request(prompt: list[int] | None = None, **fields: Any) -> UpstreamRequest:
+    known = {name: fields.pop(name) for name in ("extra", "top_logprobs", "sticky", "call_id") if name in fields}
     sampling = {"max_tokens": 8, "temperature": 1.0, **fields}
-    return Order(np.array(prompt or PROMPT, np.int32), sampling, **known)
+    return UpstreamRequest(np.array(prompt or PROMPT, np.int32), sampling, **known)
 
 
 @asynccontextmanager
@@ -53,7 +53,7 @@ async def connected(vocabulary: Vocabulary, *servers: Any, **options: Any) -> As
         await upstream.close()
 
 
-async def pieces(upstream: Upstream, asked: Order) -> list[Any]:
+async def pieces(upstream: Upstream, asked: UpstreamRequest) -> list[Any]:
     return [piece async for piece in upstream.stream(asked)]
 
 

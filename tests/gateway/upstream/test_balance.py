@@ -1,4 +1,4 @@
-"""Which server takes an order, without any server."""
+"""Which server takes a request, without any server."""
 
 from __future__ import annotations
 

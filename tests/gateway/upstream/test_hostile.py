@@ -1,4 +1,4 @@
-"""Servers that fail in every way: bounded, counted, named; the order goes elsewhere while nobody has seen a token."""
+"""Servers that fail in every way: bounded, counted, named; the request goes elsewhere while nobody has seen a token."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.gateway.upstream.kit import (
     completion,
     connected,
     drips_events,
-    order,
     pieces,
     says,
     streams,
     until,
+    upstream_request,
 )
 from tests.gateway.wire import Writer, begin_stream, breaks, drips, event, hangs, respond
 
@@ -105,7 +105,7 @@ async def test_an_order_goes_elsewhere_when_its_server_fails(puppet: Make, vocab
     bad, good = await puppet(), await puppet()
     async with connected(vocabulary, bad, good, max_answer_mb=1, probe_s=60) as upstream:
         bad.behave = behave
-        answer = await upstream.sample(order())
+        answer = await upstream.sample(upstream_request())
         assert (answer.server, answer.choices[0].ids) == (good.address, IDS)
         assert upstream.counters[f"failed_{kind}"] == 1
         assert upstream.counters["retries"] == 1
@@ -121,7 +121,7 @@ async def test_a_failure_everywhere_is_said(puppet: Make, vocabulary: Vocabulary
             server.behave = behave
         nobody = kind in ("status", "unreachable", "busy")
         with pytest.raises(NoRolloutServer if nobody else RolloutServerFailed, match=r"http://127.0.0.1:\d+"):
-            await upstream.sample(order())
+            await upstream.sample(upstream_request())
         assert upstream.counters[f"failed_{kind}"] == 2
 
 
@@ -134,14 +134,14 @@ async def test_a_server_that_failed_is_passed_over_until_a_probe_finds_it_well(
     async with connected(vocabulary, bad, good) as upstream:
         bad.behave = behave
         bad.answers["/health"] = (500, b"")
-        await upstream.sample(order())
+        await upstream.sample(upstream_request())
         assert state(upstream, bad) == "down"
         for _ in range(4):
-            assert (await upstream.sample(order())).server == good.address
+            assert (await upstream.sample(upstream_request())).server == good.address
         bad.behave = None
         del bad.answers["/health"]
         await until(lambda: state(upstream, bad) == "up")
-        assert {(await upstream.sample(order())).server for _ in range(2)} == {bad.address, good.address}
+        assert {(await upstream.sample(upstream_request())).server for _ in range(2)} == {bad.address, good.address}
 
 
 @pytest.mark.parametrize("name", ["429", "not json"])
@@ -149,7 +149,7 @@ async def test_a_busy_or_confused_server_stays_in_use(puppet: Make, vocabulary: 
     bad, good = await puppet(), await puppet()
     async with connected(vocabulary, bad, good, probe_s=60) as upstream:
         bad.behave = BEFORE_A_TOKEN[name][0]
-        await upstream.sample(order())
+        await upstream.sample(upstream_request())
         assert state(upstream, bad) == "up"
 
 
@@ -158,7 +158,7 @@ async def test_a_server_that_dies_is_passed_over_and_found_again(puppet: Make, v
     async with connected(vocabulary, bad, good) as upstream:
         await bad.stop()
         for _ in range(3):
-            assert (await upstream.sample(order())).server == good.address
+            assert (await upstream.sample(upstream_request())).server == good.address
         assert state(upstream, bad) == "down"
         await bad.start(int(bad.address.rpartition(":")[2]))
         await until(lambda: state(upstream, bad) == "up")
@@ -171,7 +171,7 @@ async def test_an_idle_connection_that_was_closed_is_no_failure(
     server = await puppet()
     async with connected(vocabulary, server) as upstream:
         server.behave = later(breaks)
-        assert (await upstream.sample(order())).choices[0].ids == IDS
+        assert (await upstream.sample(upstream_request())).choices[0].ids == IDS
         assert upstream.counters["retries"] == 0
         assert state(upstream, server) == "up"
 
@@ -181,7 +181,7 @@ async def test_no_server_says_when_to_come_again(puppet: Make, vocabulary: Vocab
     async with connected(vocabulary, server) as upstream:
         server.behave = answers(429, ERROR, "retry-after: 7")
         with pytest.raises(NoRolloutServer) as caught:
-            await upstream.sample(order())
+            await upstream.sample(upstream_request())
         assert caught.value.retry_after_s == 7
         assert upstream.counters["no_server"] == 1
 
@@ -191,7 +191,7 @@ async def test_a_refusal_is_the_agents_and_tried_nowhere_else(puppet: Make, voca
     async with connected(vocabulary, *servers) as upstream:
         for server in servers:
             server.behave = answers(400, ERROR)
-        for ask in (upstream.sample(order()), pieces(upstream, order())):
+        for ask in (upstream.sample(upstream_request()), pieces(upstream, upstream_request())):
             with pytest.raises(UpstreamRefused) as caught:
                 await ask
             assert (caught.value.status, caught.value.param, str(caught.value)) == (400, "n", "no room for this")
@@ -206,7 +206,7 @@ async def test_a_server_that_hangs_is_left_and_the_order_goes_elsewhere(puppet: 
     bad, good = await puppet(), await puppet()
     async with connected(vocabulary, bad, good, idle_s=5, probe_s=60) as upstream:
         bad.behave = hangs
-        assert (await upstream.sample(order())).server == good.address
+        assert (await upstream.sample(upstream_request())).server == good.address
         assert upstream.counters["failed_hang"] == 1
         await bad.hung_up.wait()
 
@@ -220,7 +220,7 @@ async def test_an_order_ends_in_all_however_slowly_bytes_come(
     async with connected(vocabulary, bad, idle_s=60, call_s=1.5) as upstream:
         bad.behave = behave
         with pytest.raises(RolloutServerFailed, match="call_s") as caught:
-            await (pieces(upstream, order()) if streamed else upstream.sample(order()))
+            await (pieces(upstream, upstream_request()) if streamed else upstream.sample(upstream_request()))
         assert caught.value.kind == "late"
         assert upstream.counters["failed_late"] == 1
         await bad.hung_up.wait()
@@ -230,10 +230,10 @@ async def test_other_orders_carry_on_while_one_server_hangs(puppet: Make, vocabu
     bad, good = await puppet(), await puppet()
     async with connected(vocabulary, bad, good) as upstream:
         bad.behave = hangs
-        held = asyncio.create_task(upstream.sample(order()))
+        held = asyncio.create_task(upstream.sample(upstream_request()))
         await until(lambda: len(bad.orders) == 1)
         await upstream.remove(bad.address)
-        assert (await upstream.sample(order())).server == good.address
+        assert (await upstream.sample(upstream_request())).server == good.address
         held.cancel()
         await asyncio.wait([held])
 
@@ -260,7 +260,7 @@ async def test_a_stream_that_breaks_after_a_token_fails(puppet: Make, vocabulary
     async with connected(vocabulary, bad, good, probe_s=60) as upstream:
         seen = asyncio.Event()
         bad.behave = streams(2, behave, seen)
-        stream = upstream.stream(order())
+        stream = upstream.stream(upstream_request())
         assert [(await anext(stream)).ids for _ in range(2)] == [[10], [11]]
         seen.set()
         with pytest.raises(RolloutServerFailed, match=bad.address) as caught:
@@ -279,7 +279,7 @@ async def test_a_stream_that_breaks_before_a_token_begins_elsewhere(
     bad, good = await puppet(), await puppet()
     async with connected(vocabulary, bad, good, probe_s=60) as upstream:
         bad.behave = streams(0, behave)
-        found = await pieces(upstream, order())
+        found = await pieces(upstream, upstream_request())
         assert [token for piece in found for token in piece.ids] == IDS
         assert {piece.server for piece in found} == {good.address}
         assert upstream.counters[f"failed_{kind}"] == 1
@@ -290,7 +290,7 @@ async def test_a_stream_that_falls_silent_fails(puppet: Make, vocabulary: Vocabu
     async with connected(vocabulary, bad, idle_s=2, probe_s=60) as upstream:
         bad.behave = streams(2, hangs)
         with pytest.raises(RolloutServerFailed) as caught:
-            await pieces(upstream, order())
+            await pieces(upstream, upstream_request())
         assert caught.value.kind == "hang"
         await bad.hung_up.wait()
 
@@ -300,7 +300,7 @@ async def test_a_stream_without_end_is_bounded(puppet: Make, vocabulary: Vocabul
     async with connected(vocabulary, bad, max_answer_mb=1, probe_s=60) as upstream:
         bad.behave = huge
         with pytest.raises(RolloutServerFailed) as caught:
-            await pieces(upstream, order())
+            await pieces(upstream, upstream_request())
         assert caught.value.kind == "too_large"
 
 
@@ -308,7 +308,7 @@ async def test_closing_a_stream_hangs_up(puppet: Make, vocabulary: Vocabulary) -
     server = await puppet()
     async with connected(vocabulary, server) as upstream:
         server.behave = streams(2, hangs)
-        stream = upstream.stream(order())
+        stream = upstream.stream(upstream_request())
         await anext(stream)
         await stream.aclose()
         await server.hung_up.wait()
@@ -324,13 +324,13 @@ async def test_the_connection_of_a_stream_is_used_again(
     server = await puppet()
     async with connected(vocabulary, server) as upstream:
         for _ in range(5):
-            await pieces(upstream, order())
-            await upstream.sample(order())
+            await pieces(upstream, upstream_request())
+            await upstream.sample(upstream_request())
         assert server.opened == 1
 
 
 async def test_a_key_for_the_servers_travels_with_every_request(puppet: Make, vocabulary: Vocabulary) -> None:
     server = await puppet()
     async with connected(vocabulary, server, api_key="secret") as upstream:
-        await upstream.sample(order())
+        await upstream.sample(upstream_request())
     assert {request.headers.get("authorization") for request in server.seen} == {"Bearer secret"}

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from tests.engine.kit import Client, Reference, gap
-from tests.gateway.upstream.kit import Puppet, Request, connected, order, pieces, stream_of, streams, until
+from tests.gateway.upstream.kit import Puppet, Request, connected, pieces, stream_of, streams, until, upstream_request
 from tests.gateway.wire import Writer, event, hangs, respond, send
 
 from headrace.data import InvalidInput
-from headrace.gateway.upstream import CannotPause, Order, RolloutServerFailed, SampledChoice, Upstream
+from headrace.gateway.upstream import CannotPause, RolloutServerFailed, SampledChoice, Upstream, UpstreamRequest
 from headrace.gateway.upstream.gate import Gate
 from headrace.tokens.vocabulary import Vocabulary
 
@@ -38,7 +38,7 @@ async def in_thread(function: Any, *args: Any) -> Any:
     return await asyncio.to_thread(function, *args)
 
 
-def check_whole(choice: SampledChoice, reference: Reference, asked: Order, tokens: int) -> None:
+def check_whole(choice: SampledChoice, reference: Reference, asked: UpstreamRequest, tokens: int) -> None:
     """One answer, as if nothing had happened: its log-probs are those of its own tokens one after another."""
     assert choice.finish_reason == "length"
     assert len(choice.ids) == tokens
@@ -65,9 +65,12 @@ async def test_new_orders_wait_for_the_end_of_a_pause(puppet: Make, vocabulary: 
     server = await puppet()
     async with connected(vocabulary, server, idle_s=5, call_s=5) as upstream:
         await upstream.pause("drain")
-        held = [asyncio.create_task(upstream.sample(order())), asyncio.create_task(pieces(upstream, order()))]
+        held = [
+            asyncio.create_task(upstream.sample(upstream_request())),
+            asyncio.create_task(pieces(upstream, upstream_request())),
+        ]
         await until(lambda: upstream.waiting == 2)
-        await asyncio.wait(held, timeout=5.5)  # longer than any order may take
+        await asyncio.wait(held, timeout=5.5)  # longer than any request may take
         assert (upstream.paused, server.orders) == (True, [])
         await upstream.resume()
         answer, streamed = await asyncio.gather(*held)
@@ -79,7 +82,7 @@ async def test_a_pause_that_nobody_ends_ends_by_itself_and_that_is_said(puppet: 
     server = await puppet()
     async with connected(vocabulary, server) as upstream:
         await upstream.pause("keep", 0.05)
-        await upstream.sample(order())  # which waits for the end
+        await upstream.sample(upstream_request())  # which waits for the end
         assert not upstream.paused
         assert [request.path for request in server.seen].count("/resume") == 1
         assert upstream.overdue is not None
@@ -107,7 +110,7 @@ async def test_a_pause_that_is_asked_for_again_lasts_anew_and_a_resume_ends_its_
 
 async def test_drain_returns_when_everything_in_flight_has_ended(own: Client, vocabulary: Vocabulary) -> None:
     async with connected(vocabulary, own.host) as upstream:
-        running = asyncio.create_task(upstream.sample(order(**LONG)))
+        running = asyncio.create_task(upstream.sample(upstream_request(**LONG)))
         await until(lambda: begun(own))
         await upstream.pause("drain")
         assert running.done()
@@ -119,7 +122,7 @@ async def test_a_drain_that_is_called_off_returns(puppet: Make, vocabulary: Voca
     server = await puppet()
     async with connected(vocabulary, server) as upstream:
         server.behave = hangs
-        running = asyncio.create_task(upstream.sample(order()))
+        running = asyncio.create_task(upstream.sample(upstream_request()))
         await until(lambda: len(server.orders) == 1)
         draining = asyncio.create_task(upstream.pause("drain"))
         await until(lambda: upstream.paused)
@@ -134,7 +137,7 @@ async def test_an_order_that_must_go_elsewhere_does_so_during_a_drain(puppet: Ma
     bad, good = await puppet(), await puppet()
     async with connected(vocabulary, bad, good, probe_s=60) as upstream:
         bad.behave = hangs
-        running = asyncio.create_task(upstream.sample(order()))
+        running = asyncio.create_task(upstream.sample(upstream_request()))
         await until(lambda: len(bad.orders) == 1)
         draining = asyncio.create_task(upstream.pause("drain"))
         await until(lambda: upstream.paused)
@@ -149,7 +152,7 @@ async def test_an_order_that_must_go_elsewhere_does_so_during_a_drain(puppet: Ma
 async def test_keep_freezes_what_is_in_flight_and_it_goes_on(
     own: Client, vocabulary: Vocabulary, reference: Reference, wire: str, streamed: bool
 ) -> None:
-    asked = order(**LONGER)
+    asked = upstream_request(**LONGER)
     async with connected(vocabulary, own.host, wire=wire) as upstream:
         running = asyncio.create_task(pieces(upstream, asked) if streamed else upstream.sample(asked))
         await until(lambda: begun(own))
@@ -176,7 +179,7 @@ async def test_time_in_a_frozen_server_does_not_count(puppet: Make, vocabulary: 
 
     async with connected(vocabulary, server, idle_s=5, call_s=5) as upstream:
         server.behave = waits
-        running = asyncio.create_task(upstream.sample(order()))
+        running = asyncio.create_task(upstream.sample(upstream_request()))
         await until(lambda: len(server.orders) == 1)
         await upstream.pause("keep")
         await asyncio.wait([running], timeout=6)
@@ -190,7 +193,7 @@ async def test_time_in_a_frozen_server_does_not_count(puppet: Make, vocabulary: 
 async def test_an_aborted_answer_is_continued_as_one(
     own: Client, vocabulary: Vocabulary, reference: Reference, wire: str
 ) -> None:
-    asked = order(n=2, seed=1, call_id="cut", **LONGER)
+    asked = upstream_request(n=2, seed=1, call_id="cut", **LONGER)
     async with connected(vocabulary, own.host, wire=wire) as upstream:
         running = asyncio.create_task(upstream.sample(asked))
         for version in (1, 2):
@@ -215,7 +218,7 @@ async def test_an_aborted_answer_is_continued_as_one(
 async def test_an_aborted_stream_goes_on_as_one(
     own: Client, vocabulary: Vocabulary, reference: Reference, wire: str
 ) -> None:
-    asked = order(n=2, seed=1, **LONGER)
+    asked = upstream_request(n=2, seed=1, **LONGER)
     async with connected(vocabulary, own.host, wire=wire) as upstream:
         running = asyncio.create_task(pieces(upstream, asked))
         await until(lambda: begun(own, 2) or running.done())
@@ -236,7 +239,7 @@ async def test_an_abort_that_comes_before_the_pause_that_asked_for_it_is_continu
     own: Client, vocabulary: Vocabulary, reference: Reference, monkeypatch: pytest.MonkeyPatch, streamed: bool
 ) -> None:
     """Two gateways before one server: the first one's pause cuts what the other has under way."""
-    asked = order(**LONGER)
+    asked = upstream_request(**LONGER)
     async with connected(vocabulary, own.host) as first, connected(vocabulary, own.host, abort_grace_s=60) as second:
         cut = watched(second, monkeypatch)
         running = asyncio.create_task(pieces(second, asked) if streamed else second.sample(asked))
@@ -276,7 +279,7 @@ async def test_a_version_set_during_a_stream_is_that_of_the_tokens_after_it(
 
     async with connected(vocabulary, server, version=4) as upstream:
         server.behave = streams(3, rest, seen)
-        stream = upstream.stream(order())
+        stream = upstream.stream(upstream_request())
         found = [await anext(stream) for _ in range(3)]
         upstream.set_version(5)
         seen.set()
@@ -319,7 +322,7 @@ async def test_a_stream_aborted_after_so_many_tokens_asks_for_the_rest(vocabular
     server = Aborting(tokens)
     await server.start()
     async with connected(vocabulary, server) as upstream:
-        found = await aborted(upstream, server, order(seed=1, call_id="c"))
+        found = await aborted(upstream, server, upstream_request(seed=1, call_id="c"))
     rest = server.orders[1]
     assert rest["prompt"] == [5, 6, 7, *range(10, 10 + tokens)]
     assert (rest["max_tokens"], rest["n"], rest["seed"]) == (8 - tokens, 1, 1 + tokens)
@@ -332,14 +335,14 @@ async def test_a_stream_aborted_with_all_that_it_may_have_has_ended(vocabulary: 
     server = Aborting(8)
     await server.start()
     async with connected(vocabulary, server) as upstream:
-        found = await aborted(upstream, server, order())
+        found = await aborted(upstream, server, upstream_request())
     assert len(server.orders) == 1
     assert sum(len(piece.ids) for piece in found) == 8
     assert found[-1].finish_reason == "length"
     await server.stop()
 
 
-async def aborted(upstream: Upstream, server: Puppet, asked: Order) -> list[SampledChoice]:
+async def aborted(upstream: Upstream, server: Puppet, asked: UpstreamRequest) -> list[SampledChoice]:
     """A stream around which there was a pause."""
     running = asyncio.create_task(pieces(upstream, asked))
     await until(lambda: len(server.orders) == 1)
@@ -353,7 +356,7 @@ async def test_an_answer_that_follows_a_grammar_is_not_continued_in_its_middle(v
     server = Aborting(3)
     await server.start()
     async with connected(vocabulary, server) as upstream:
-        running = asyncio.create_task(pieces(upstream, order(structured_outputs={"json": {}})))
+        running = asyncio.create_task(pieces(upstream, upstream_request(structured_outputs={"json": {}})))
         await until(lambda: len(server.orders) == 1)
         await upstream.pause("abort-resume")
         with pytest.raises(RolloutServerFailed, match="grammar"):
@@ -371,7 +374,7 @@ async def test_pausing_twice_and_resuming_what_is_not_paused_is_fine(own: Client
         await upstream.resume()
         await upstream.resume()
         assert not (await in_thread(own.get, "/is_paused"))["is_paused"]
-        assert len((await upstream.sample(order())).choices[0].ids) == 8
+        assert len((await upstream.sample(upstream_request())).choices[0].ids) == 8
 
 
 @pytest.mark.parametrize("mode", ["keep", "abort-resume"])
@@ -385,7 +388,7 @@ async def test_a_server_that_cannot_pause_is_named_and_the_gate_opens(
             await upstream.pause(mode)
         assert not upstream.paused
         assert [request.path for request in able.seen].count("/resume") == 1
-        await upstream.sample(order())
+        await upstream.sample(upstream_request())
 
 
 async def test_a_server_that_died_does_not_keep_others_from_pausing(puppet: Make, vocabulary: Vocabulary) -> None:
@@ -395,7 +398,7 @@ async def test_a_server_that_died_does_not_keep_others_from_pausing(puppet: Make
         await upstream.pause("keep")
         assert upstream.paused
         await upstream.resume()
-        assert (await upstream.sample(order())).server == alive.address
+        assert (await upstream.sample(upstream_request())).server == alive.address
 
 
 async def test_a_mode_that_is_none_is_refused(vocabulary: Vocabulary) -> None:

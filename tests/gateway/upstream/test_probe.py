@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.engine.kit import Client
-from tests.gateway.upstream.kit import OPTIONS, Puppet, Request, connected, order, until
+from tests.gateway.upstream.kit import OPTIONS, Puppet, Request, connected, until, upstream_request
 from tests.gateway.wire import hangs
 
 from headrace.data import InvalidInput
@@ -66,7 +66,7 @@ async def test_a_server_without_generate_is_asked_for_completions(puppet: Make, 
     server = await puppet()
     async with connected(vocabulary, server) as upstream:
         assert upstream.describe()[0]["wire"] == "completions"
-        await upstream.sample(order())
+        await upstream.sample(upstream_request())
     assert [asked["model"] for asked in server.orders] == ["puppet"]
 
 
@@ -83,7 +83,7 @@ async def test_another_tokenizer_is_trouble_and_never_used(puppet: Make, vocabul
     async with connected(vocabulary, bad, good) as upstream:
         assert bad.address in (upstream.trouble or "")
         assert "token 3" in (upstream.trouble or "")
-        assert {(await upstream.sample(order())).server for _ in range(3)} == {good.address}
+        assert {(await upstream.sample(upstream_request())).server for _ in range(3)} == {good.address}
 
 
 async def test_a_smaller_vocabulary_is_trouble(puppet: Make, vocabulary: Vocabulary) -> None:
@@ -93,7 +93,7 @@ async def test_a_smaller_vocabulary_is_trouble(puppet: Make, vocabulary: Vocabul
     async with connected(vocabulary, server) as upstream:
         assert f"{vocabulary.size - 1} is out of vocabulary" in (upstream.trouble or "")
         with pytest.raises(NoRolloutServer, match="is unfit"):
-            await upstream.sample(order())
+            await upstream.sample(upstream_request())
 
 
 @pytest.mark.parametrize("mode", ["raw", "processed"])
@@ -135,11 +135,11 @@ async def test_a_server_out_of_reach_is_only_down_and_verified_when_it_comes_up(
     async with connected(vocabulary, server) as upstream:
         assert (upstream.trouble, upstream.describe()[0]["state"]) == (None, "down")
         with pytest.raises(NoRolloutServer, match="is down") as caught:
-            await upstream.sample(order())
+            await upstream.sample(upstream_request())
         assert caught.value.retry_after_s > 0
         await server.start(port)
         await until(lambda: upstream.ready)
-        assert (await upstream.sample(order())).server == server.address
+        assert (await upstream.sample(upstream_request())).server == server.address
 
 
 @pytest.mark.parametrize(
@@ -179,13 +179,13 @@ async def test_a_server_that_hangs_does_not_keep_others_from_being_found_again(
         for server in (bad, good):
             await server.stop()
         with pytest.raises(NoRolloutServer):
-            await upstream.sample(order())
+            await upstream.sample(upstream_request())
         bad.behave_always, known = hangs, len(bad.seen)
         await bad.start(int(bad.address.rpartition(":")[2]))
         await until(lambda: len(bad.seen) > known)
         await good.start(int(good.address.rpartition(":")[2]))
         await until(lambda: upstream.ready)
-        assert (await upstream.sample(order())).server == good.address
+        assert (await upstream.sample(upstream_request())).server == good.address
 
 
 # -- versions ----------------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ async def test_versions_are_set_for_all_or_for_one(puppet: Make, vocabulary: Voc
             upstream.set_version(7, "http://elsewhere:1")
         with pytest.raises(InvalidInput, match="version"):
             upstream.set_version(-1)
-        answers = [await upstream.sample(order()) for _ in range(2)]
+        answers = [await upstream.sample(upstream_request()) for _ in range(2)]
         assert {answer.server: answer.choices[0].spans for answer in answers} == {
             one.address: ((0, 6),),
             other.address: ((0, 5),),
@@ -236,7 +236,7 @@ async def test_a_server_that_was_started_anew_takes_no_orders_until_it_has_its_w
         await upstream.note_versions()
         await server.stop()
         with pytest.raises(NoRolloutServer):
-            await upstream.sample(order())
+            await upstream.sample(upstream_request())
         server.answers["/weight_info"] = (200, {"weight_version": "default"})
         await server.start(port)
         await until(lambda: "started anew" in upstream.describe()[0]["reason"])
@@ -253,7 +253,7 @@ async def test_a_server_that_never_told_a_version_comes_back_as_it_was(puppet: M
         await upstream.note_versions()
         await server.stop()
         with pytest.raises(NoRolloutServer):
-            await upstream.sample(order())
+            await upstream.sample(upstream_request())
         await server.start(port)
         await until(lambda: upstream.ready)
         assert upstream.version == 7
@@ -266,20 +266,20 @@ async def test_an_added_server_takes_orders_and_a_removed_one_none(puppet: Make,
     old, new = await puppet(), await puppet()
     async with connected(vocabulary, old) as upstream:
         await upstream.add(new.address + "/v1/")
-        assert {(await upstream.sample(order())).server for _ in range(2)} == {old.address, new.address}
+        assert {(await upstream.sample(upstream_request())).server for _ in range(2)} == {old.address, new.address}
         await upstream.remove(old.address)
-        assert {(await upstream.sample(order())).server for _ in range(3)} == {new.address}
+        assert {(await upstream.sample(upstream_request())).server for _ in range(3)} == {new.address}
         assert [found["address"] for found in upstream.describe()] == [new.address]
 
 
 async def test_what_is_in_flight_at_a_removed_server_ends(own: Client, vocabulary: Vocabulary) -> None:
     async with connected(vocabulary, own.host) as upstream:
-        stream = upstream.stream(order(max_tokens=50, ignore_eos=True))
+        stream = upstream.stream(upstream_request(max_tokens=50, ignore_eos=True))
         tokens = len((await anext(stream)).ids)
         await upstream.remove(own.host)
         assert [found["state"] for found in upstream.describe()] == ["leaving"]
         with pytest.raises(NoRolloutServer):
-            await upstream.sample(order())
+            await upstream.sample(upstream_request())
         async for piece in stream:
             tokens += len(piece.ids)
         assert tokens == 50
@@ -296,7 +296,7 @@ async def test_an_address_that_is_none_is_refused(vocabulary: Vocabulary, addres
 async def test_without_any_server_an_order_is_told_so(vocabulary: Vocabulary) -> None:
     async with connected(vocabulary) as upstream:
         with pytest.raises(NoRolloutServer, match="none is configured"):
-            await upstream.sample(order())
+            await upstream.sample(upstream_request())
         with pytest.raises(NoRolloutServer):
             await upstream.models()
 

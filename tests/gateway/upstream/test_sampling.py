@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.engine.kit import Client
-from tests.gateway.upstream.kit import connected, order, pieces, until
+from tests.gateway.upstream.kit import connected, pieces, until, upstream_request
 
 from headrace.gateway.upstream import UpstreamRefused
 from headrace.tokens.check import same_text
@@ -29,7 +29,7 @@ def recorded(engine: Client, wire: str, call_id: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("wire", WIRES)
 async def test_a_whole_answer_is_what_the_engine_sampled(engine: Client, vocabulary: Vocabulary, wire: str) -> None:
-    asked = order(n=2, seed=3, call_id=f"whole-{wire}")
+    asked = upstream_request(n=2, seed=3, call_id=f"whole-{wire}")
     async with connected(vocabulary, engine.host, wire=wire) as upstream:
         answer = await upstream.sample(asked)
     assert [choice.index for choice in answer.choices] == [0, 1]
@@ -44,7 +44,7 @@ async def test_a_whole_answer_is_what_the_engine_sampled(engine: Client, vocabul
 
 @pytest.mark.parametrize("wire", WIRES)
 async def test_a_stream_is_what_the_engine_sampled(engine: Client, vocabulary: Vocabulary, wire: str) -> None:
-    asked = order(n=2, seed=4, call_id=f"stream-{wire}")
+    asked = upstream_request(n=2, seed=4, call_id=f"stream-{wire}")
     async with connected(vocabulary, engine.host, wire=wire) as upstream:
         found = await pieces(upstream, asked)
     for truth in recorded(engine, wire, asked.call_id):
@@ -58,8 +58,8 @@ async def test_a_stream_is_what_the_engine_sampled(engine: Client, vocabulary: V
 
 async def test_completions_carry_the_servers_text(engine: Client, vocabulary: Vocabulary) -> None:
     async with connected(vocabulary, engine.host, wire="completions") as upstream:
-        (choice,) = (await upstream.sample(order(seed=5))).choices
-        streamed = await pieces(upstream, order(seed=5))
+        (choice,) = (await upstream.sample(upstream_request(seed=5))).choices
+        streamed = await pieces(upstream, upstream_request(seed=5))
     assert choice.text
     assert same_text(vocabulary, choice.ids, choice.text)
     assert "".join(piece.text for piece in streamed) == choice.text
@@ -67,17 +67,17 @@ async def test_completions_carry_the_servers_text(engine: Client, vocabulary: Vo
 
 async def test_a_stop_string_is_found_and_told(engine: Client, vocabulary: Vocabulary) -> None:
     async with connected(vocabulary, engine.host) as upstream:
-        (free,) = (await upstream.sample(order(seed=6, max_tokens=32, tops=1))).choices
+        (free,) = (await upstream.sample(upstream_request(seed=6, max_tokens=32, top_logprobs=1))).choices
         stop = next(text for text in free.tokens or [] if len(text) > 1 and "\ufffd" not in text)
-        (choice,) = (await upstream.sample(order(seed=6, max_tokens=32, stop=[stop]))).choices
+        (choice,) = (await upstream.sample(upstream_request(seed=6, max_tokens=32, stop=[stop]))).choices
     assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
     assert free.ids[: len(choice.ids)] == choice.ids
 
 
 async def test_alternatives_are_told_where_they_were_asked_for(engine: Client, vocabulary: Vocabulary) -> None:
     async with connected(vocabulary, engine.host) as upstream:
-        (choice,) = (await upstream.sample(order(tops=3))).choices
-        (plain,) = (await upstream.sample(order())).choices
+        (choice,) = (await upstream.sample(upstream_request(top_logprobs=3))).choices
+        (plain,) = (await upstream.sample(upstream_request())).choices
     assert choice.tokens is not None
     assert choice.top is not None
     assert len(choice.tokens) == len(choice.top) == len(choice.ids)
@@ -89,7 +89,7 @@ async def test_a_prompt_that_is_too_long_is_refused_in_the_servers_words(
     engine: Client, vocabulary: Vocabulary
 ) -> None:
     async with connected(vocabulary, engine.host) as upstream:
-        for ask in (upstream.sample(order([5] * 3000)), pieces(upstream, order([5] * 3000))):
+        for ask in (upstream.sample(upstream_request([5] * 3000)), pieces(upstream, upstream_request([5] * 3000))):
             with pytest.raises(UpstreamRefused, match="maximum context length is 2048") as caught:
                 await ask
             assert (caught.value.status, caught.value.param) == (400, "input_tokens")
@@ -99,7 +99,7 @@ async def test_a_prompt_that_is_too_long_is_refused_in_the_servers_words(
 
 async def test_many_orders_at_once_keep_their_own_answers(engine: Client, vocabulary: Vocabulary) -> None:
     async with connected(vocabulary, engine.host) as upstream:
-        asked = [order([5 + at], max_tokens=4, seed=at, call_id=f"many-{at}") for at in range(40)]
+        asked = [upstream_request([5 + at], max_tokens=4, seed=at, call_id=f"many-{at}") for at in range(40)]
         found = await asyncio.gather(*(upstream.sample(one) for one in asked))
         for one, answer in zip(asked, found, strict=True):
             assert answer.choices[0].ids == recorded(engine, "generate", one.call_id)[0]["token_ids"]
@@ -109,7 +109,7 @@ async def test_many_orders_at_once_keep_their_own_answers(engine: Client, vocabu
 
 @pytest.mark.parametrize("wire", WIRES)
 async def test_closing_a_stream_aborts_it_upstream(engine: Client, vocabulary: Vocabulary, wire: str) -> None:
-    asked = order(max_tokens=1500, ignore_eos=True, call_id=f"closed-{wire}")
+    asked = upstream_request(max_tokens=1500, ignore_eos=True, call_id=f"closed-{wire}")
     async with connected(vocabulary, engine.host, wire=wire) as upstream:
         stream = upstream.stream(asked)
         await anext(stream)
@@ -122,7 +122,7 @@ async def test_closing_a_stream_aborts_it_upstream(engine: Client, vocabulary: V
 
 @pytest.mark.parametrize("wire", WIRES)
 async def test_cancelling_an_order_aborts_it_upstream(engine: Client, vocabulary: Vocabulary, wire: str) -> None:
-    asked = order(max_tokens=1500, ignore_eos=True, call_id=f"cancelled-{wire}")
+    asked = upstream_request(max_tokens=1500, ignore_eos=True, call_id=f"cancelled-{wire}")
     async with connected(vocabulary, engine.host, wire=wire) as upstream:
         task = asyncio.create_task(upstream.sample(asked))
         await until(lambda: any(call.request_id.endswith(asked.call_id) for call in list(engine.engine.open)))
@@ -136,7 +136,7 @@ async def test_cancelling_an_order_aborts_it_upstream(engine: Client, vocabulary
 
 async def test_a_stream_left_after_its_end_is_not_counted_as_aborted(engine: Client, vocabulary: Vocabulary) -> None:
     async with connected(vocabulary, engine.host) as upstream:
-        stream = upstream.stream(order())
+        stream = upstream.stream(upstream_request())
         async for piece in stream:
             if piece.finish_reason is not None:
                 break

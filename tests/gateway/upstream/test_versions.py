@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.gateway.upstream.types import VersionRange, extend_spans, join_spans, spans_of, version_number
+from headrace.gateway.upstream.upstream import join_spans
+from headrace.gateway.upstream.wire import VersionRange, extend_spans, spans_of, version_number
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 3)), max_size=8))

@@ -15,11 +15,11 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gateway.upstream.kit import order
+from tests.gateway.upstream.kit import upstream_request
 
 from headrace.gateway.upstream.errors import MalformedAnswer, ServerFault, read_fault
 from headrace.gateway.upstream.http_client import SseDecoder
-from headrace.gateway.upstream.wire import CompletionsWire, EncodedOrder, GenerateWire
+from headrace.gateway.upstream.wire import CompletionsWire, EncodedRequest, GenerateWire
 
 SAMPLES = Path(__file__).parents[2] / "engine" / "vllm"
 
@@ -28,12 +28,12 @@ def sample(name: str) -> Any:
     return json.loads((SAMPLES / name).read_text())
 
 
-def answer_of(name: str) -> tuple[EncodedOrder, bytes, Any]:
+def answer_of(name: str) -> tuple[EncodedRequest, bytes, Any]:
     found = sample(name)
     body = found["request"]["body"]
     prompt = body.get("prompt") or body["token_ids"]
     return (
-        EncodedOrder.of(order(prompt, n=body.get("n", 1))),
+        EncodedRequest.of(upstream_request(prompt, n=body.get("n", 1))),
         orjson.dumps(found["response"]),
         found["response"]["choices"],
     )
@@ -45,7 +45,7 @@ def test_a_recorded_completion_is_read_as_it_stands() -> None:
     assert choice.ids == truth["token_ids"]
     assert choice.log_probs == truth["logprobs"]["token_logprobs"]
     assert (choice.text, choice.finish_reason, choice.stop_reason) == (truth["text"], "length", None)
-    assert choice.consumed is asked.order.prompt
+    assert choice.consumed is asked.request.prompt
 
 
 def test_a_recorded_stop_on_eos_keeps_its_id_and_log_prob() -> None:
@@ -65,13 +65,13 @@ def test_a_recorded_answer_of_two_choices_is_read() -> None:
 
 def test_a_recorded_stream_is_read_piece_by_piece() -> None:
     request, _, stream = (SAMPLES / "completions_stream.sse.txt").read_bytes().partition(b"\n-----\n")
-    asked = EncodedOrder.of(order(json.loads(request)["prompt"]))
+    asked = EncodedRequest.of(upstream_request(json.loads(request)["prompt"]))
     events = SseDecoder().feed(stream)
     assert events[-1] == b"[DONE]"
     found = [piece for event in events[:-1] for piece in CompletionsWire().piece(asked, event, 0)]
     assert [piece.ids for piece in found] == [[1069], [654], [350], [831]]
     assert "".join(piece.text or "" for piece in found) == "enceprone" + "sh"
-    assert [piece.consumed is asked.order.prompt for piece in found] == [True, False, False, False]
+    assert [piece.consumed is asked.request.prompt for piece in found] == [True, False, False, False]
     assert [piece.finish_reason for piece in found] == [None, None, None, "length"]
 
 
@@ -105,8 +105,10 @@ def test_routed_experts_become_an_array() -> None:
 
 
 def test_a_completion_asks_for_ids_and_keeps_what_it_does_not_know() -> None:
-    asked = EncodedOrder.of(
-        order([1, 2], stop=["x"], min_p=None, extra={"priority": 3, "logprobs": 9}, tops=4, call_id="c")
+    asked = EncodedRequest.of(
+        upstream_request(
+            [1, 2], stop=["x"], min_p=None, extra={"priority": 3, "logprobs": 9}, top_logprobs=4, call_id="c"
+        )
     )
     body = orjson.loads(CompletionsWire().body(asked, "served", stream=True))
     assert body == {
@@ -129,24 +131,24 @@ def test_a_completion_asks_for_ids_and_keeps_what_it_does_not_know() -> None:
     "fields",
     [
         {"stop": ["x"]},
-        {"tops": 1},
+        {"top_logprobs": 1},
         {"extra": {"priority": 1}},
         {"logit_bias": {"3": 1.0}},
         {"structured_outputs": {"json": {}}},
     ],
 )
 def test_what_generate_cannot_do_is_left_to_completions(fields: dict[str, Any]) -> None:
-    assert not GenerateWire.can_serve(order(**fields))
+    assert not GenerateWire.can_serve(upstream_request(**fields))
 
 
 def test_generate_does_what_only_says_nothing() -> None:
-    assert GenerateWire.can_serve(order(stop=[], logit_bias=None, stop_token_ids=[2], n=2))
+    assert GenerateWire.can_serve(upstream_request(stop=[], logit_bias=None, stop_token_ids=[2], n=2))
 
 
 def test_a_prompt_that_differs_is_told_as_it_was_consumed() -> None:
-    asked = EncodedOrder.of(order([1, 2, 3]))
-    assert asked.consumed(msgspec.Raw(b"[1,2,3]")) is asked.order.prompt
-    assert asked.consumed(msgspec.Raw(b"[ 1, 2, 3 ]")) is asked.order.prompt
+    asked = EncodedRequest.of(upstream_request([1, 2, 3]))
+    assert asked.consumed(msgspec.Raw(b"[1,2,3]")) is asked.request.prompt
+    assert asked.consumed(msgspec.Raw(b"[ 1, 2, 3 ]")) is asked.request.prompt
     assert asked.consumed(msgspec.Raw(b"null")) is None
     other = asked.consumed(msgspec.Raw(b"[0,1,2,3]"))
     assert other is not None
@@ -155,15 +157,15 @@ def test_a_prompt_that_differs_is_told_as_it_was_consumed() -> None:
 
 @given(st.integers(1, 2000), st.integers(1, 3), st.booleans(), st.booleans())
 def test_a_long_prompt_is_told_the_same_however_it_is_read(length: int, n: int, same: bool, spaced: bool) -> None:
-    asked = EncodedOrder.of(order(list(range(length)), n=n))
-    told = asked.order.prompt.tolist() if same else [*asked.order.prompt.tolist()[:-1], 9]
+    asked = EncodedRequest.of(upstream_request(list(range(length)), n=n))
+    told = asked.request.prompt.tolist() if same else [*asked.request.prompt.tolist()[:-1], 9]
     fields = {"text": '"prompt_token_ids":' + json.dumps(told), "token_ids": [1], "prompt_token_ids": told}
     choices = [{"index": index, **fields} for index in range(n)]
     data = json.dumps({"choices": choices}, separators=(", ", ": ") if spaced else (",", ":")).encode()
     for choice in CompletionsWire().whole(asked, data, 0):
         assert choice.consumed is not None
         assert choice.consumed.tolist() == told
-        assert (choice.consumed is asked.order.prompt) == (told == asked.order.prompt.tolist())
+        assert (choice.consumed is asked.request.prompt) == (told == asked.request.prompt.tolist())
         assert choice.text == fields["text"]
         assert choice.ids == [1]
 
@@ -190,7 +192,7 @@ def test_an_error_in_a_stream_is_the_servers_word() -> None:
     event = b'{"error": {"message": "Token id 9 is out of vocabulary", "param": null, "code": 400}}'
     for wire in (CompletionsWire(), GenerateWire()):
         with pytest.raises(ServerFault) as caught:
-            wire.piece(EncodedOrder.of(order()), event, 0)
+            wire.piece(EncodedRequest.of(upstream_request()), event, 0)
         assert (caught.value.status, caught.value.message) == (400, "Token id 9 is out of vocabulary")
 
 

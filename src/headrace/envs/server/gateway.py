@@ -31,7 +31,12 @@ from headrace.envs.server.responses import (
     plain_json,
 )
 from headrace.envs.server.sequences import SequenceNode, SessionAnswer, Uids, UidsBySequence, current_group_uid
-from headrace.tokens import History, Request, read_message, read_messages
+from headrace.tokens import (
+    Conversation,
+    History,
+    read_message,
+    read_messages,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +197,7 @@ class GatewaySession(ManagedSession):
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         given = {**kwargs, "messages": plain_json(kwargs.get("messages"))}
         options = {**(given.get("extra_body") or {}), **given}.get("chat_template_kwargs")
-        request = Request(read_messages(given["messages"]), plain_json(given.get("tools")), options)
+        request = Conversation(read_messages(given["messages"]), plain_json(given.get("tools")), options)
         match = self._history.match(request)
         known = self.trajectories.get(str(match.node.step)) if match.node is not None else None
         new = match.new if match.node is not None else request.messages

@@ -30,11 +30,11 @@ from headrace.envs.server.sequences import SequenceNode, SessionAnswer, SessionS
 from headrace.envs.server.tokenizing import PlainVocabulary, Tokenizing
 from headrace.tokens import (
     Cause,
+    Conversation,
     History,
     Message,
     NodeRecord,
     PromptPlan,
-    Request,
     ToolCall,
     Vocabulary,
     plan_prompt,
@@ -115,7 +115,7 @@ class ManagedServer(ManagedSession):
         messages = plain_json(given.pop("messages", None))
         tools, tool_choice = plain_json(given.pop("tools", None)) or [], given.pop("tool_choice", None)
         given |= given.pop("extra_body", None) or {}
-        request = Request(read_messages(messages), tools, given.pop("chat_template_kwargs", None))
+        request = Conversation(read_messages(messages), tools, given.pop("chat_template_kwargs", None))
         vocabulary = self._vocabulary
         if isinstance(vocabulary, PlainVocabulary):
             return await self._chat_as_text(vocabulary, request, given)
@@ -156,13 +156,13 @@ class ManagedServer(ManagedSession):
             given["prompt"] = self._convert_messages_to_prompt(messages)
             if not isinstance(self._vocabulary, PlainVocabulary):
                 given["input_ids"] = self._plan(
-                    self._vocabulary, Request(read_messages(plain_json(messages)))
+                    self._vocabulary, Conversation(read_messages(plain_json(messages)))
                 ).ids.tolist()
         return await self.server.get_logprobs(**given)
 
     def _convert_messages_to_prompt(self, messages: Any) -> str:
         """The text of a conversation's prompt, under the name that tests of Atropos' environments call."""
-        request = Request(read_messages(plain_json(messages)))
+        request = Conversation(read_messages(plain_json(messages)))
         if isinstance(self._vocabulary, PlainVocabulary):
             return self._vocabulary.written(_dicts(request))
         return self._written(self._plan(self._vocabulary, request).ids.tolist())
@@ -170,7 +170,7 @@ class ManagedServer(ManagedSession):
     # By text.
 
     async def _chat_as_text(
-        self, vocabulary: PlainVocabulary, request: Request, given: dict[str, Any]
+        self, vocabulary: PlainVocabulary, request: Conversation, given: dict[str, Any]
     ) -> ChatCompletion:
         """A turn whose prompt is rendered by the tokenizer itself; one that begins with a sequence continues it."""
         if request.tools or request.options:
@@ -208,7 +208,7 @@ class ManagedServer(ManagedSession):
 
     # Ids.
 
-    def _plan(self, vocabulary: Vocabulary, request: Request) -> PromptPlan:
+    def _plan(self, vocabulary: Vocabulary, request: Conversation) -> PromptPlan:
         renderer = self._tokenizing.renderer(vocabulary)
         if request.messages[-1].role == "assistant":
             return _continue_final(self.tokenizer, vocabulary.encode, request)
@@ -252,16 +252,16 @@ class ManagedServer(ManagedSession):
             text = text[:at].rstrip() if at >= 0 else ""
         return Message("assistant", text, None, calls), text
 
-    def _remember(self, request: Request, answer: Message, plan: PromptPlan, ids: list[int]) -> None:
+    def _remember(self, request: Conversation, answer: Message, plan: PromptPlan, ids: list[int]) -> None:
         record: NodeRecord = self._history.record(request, answer, plan.parent)
         self._history.add(record, plan.ids, np.asarray(ids, np.int32), plan.parent)
 
 
-def _dicts(request: Request) -> list[dict[str, Any]]:
+def _dicts(request: Conversation) -> list[dict[str, Any]]:
     return [to_dict(message) for message in request.messages]
 
 
-def _continue_final(tokenizer: Any, encode: Any, request: Request) -> PromptPlan:
+def _continue_final(tokenizer: Any, encode: Any, request: Conversation) -> PromptPlan:
     """The prompt of a conversation that ends in a partial assistant message, which the model continues."""
     text = tokenizer.apply_chat_template(
         _dicts(request),

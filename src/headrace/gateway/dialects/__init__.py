@@ -1,4 +1,4 @@
-"""The dialects that agents speak: each turns a request into an `Ask`, and turns into its own answers.
+"""The dialects that agents speak: each reads a body into a `CallRequest`, and writes turns as its own answers.
 
 A dialect knows no tokens, no pool and no server. Another one is another module with a `Dialect` in it, and its routes.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from headrace.gateway.call.ask import Ask
-from headrace.gateway.call.turn import Choice, Turn
 from headrace.gateway.errors import Refusal
+from headrace.gateway.request import CallRequest
+from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream.types import SampledChoice
 from headrace.tokens import AnswerDelta
 
@@ -39,7 +39,7 @@ class Dialect(Protocol):
 
     vendor: str
 
-    def read(self, body: bytes) -> Ask:
+    def read(self, body: bytes) -> CallRequest:
         """Parses a request's body; raises `InvalidInput`, naming the field, where it cannot be honoured."""
         ...
 
@@ -63,7 +63,7 @@ class Dialect(Protocol):
 class CountingDialect(Dialect, Protocol):
     """A dialect in which agents may ask how long a prompt would be."""
 
-    def read_count(self, body: bytes) -> Ask:
+    def read_count(self, body: bytes) -> CallRequest:
         """Parses the body of a request to count; raises like `read`."""
         ...
 

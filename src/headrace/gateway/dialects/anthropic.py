@@ -13,9 +13,9 @@ import msgspec
 import orjson
 
 from headrace.data.json import to_json
-from headrace.gateway.call.turn import Choice, Turn
 from headrace.gateway.dialects.shared import seal
 from headrace.gateway.errors import Refusal
+from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream.types import SampledChoice
 from headrace.tokens import AnswerDelta, ToolCall
 
@@ -68,16 +68,16 @@ class MessagesNotes(msgspec.Struct, frozen=True):
 
 def message_body(turn: Turn, content: list[Json], ending: Json) -> Json:
     """The message object with this content and ending; `ending_of` gives the ending."""
-    head = {"id": f"msg_{turn.call_id}", "type": "message", "role": "assistant", "model": turn.ask.model}
+    head = {"id": f"msg_{turn.call_id}", "type": "message", "role": "assistant", "model": turn.request.model}
     return {**head, "content": content, **ending, "usage": usage(turn)}
 
 
 def content_of(turn: Turn, choice: Choice) -> list[Json]:
     """The content blocks of an answer; a text of nothing but white space is left out."""
-    said = choice.message(one_call=turn.ask.one_call)
+    said = choice.message(single_tool_call=turn.request.single_tool_call)
     blocks: list[Json] = []
     if said.reasoning:
-        shown: bool = turn.ask.notes.show_thinking
+        shown: bool = turn.request.dialect_notes.show_thinking
         sign = signature(said.reasoning, shown=shown)
         blocks.append({"type": "thinking", "thinking": said.reasoning if shown else "", "signature": sign})
     if said.content and not said.content.isspace():
@@ -103,7 +103,7 @@ def signature(thought: str, *, shown: bool) -> str:
 def ending_of(turn: Turn, choice: Choice) -> Json:
     """`stop_reason` and `stop_sequence` of an answer."""
     matched = choice.sampled.stop_reason if choice.sampled is not None else None
-    if isinstance(matched, str) and matched in turn.ask.stop:
+    if isinstance(matched, str) and matched in turn.request.stop:
         return {"stop_reason": "stop_sequence", "stop_sequence": matched}
     return {"stop_reason": STOP_REASONS.get(choice.finish_reason, "end_turn"), "stop_sequence": None}
 
@@ -130,7 +130,9 @@ class MessageEvents:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self._blocks = BlockEvents(show_thinking=turn.ask.notes.show_thinking, one_call=turn.ask.one_call)
+        self._blocks = BlockEvents(
+            show_thinking=turn.request.dialect_notes.show_thinking, single_tool_call=turn.request.single_tool_call
+        )
 
     def opening(self) -> bytes:
         begun = message_body(self._turn, [], {"stop_reason": None, "stop_sequence": None})
@@ -151,9 +153,9 @@ class MessageEvents:
 class BlockEvents:
     """Writes the blocks of one stream. White space is held back until text follows: no block is white space alone."""
 
-    def __init__(self, *, show_thinking: bool, one_call: bool) -> None:
+    def __init__(self, *, show_thinking: bool, single_tool_call: bool) -> None:
         self._show_thinking = show_thinking
-        self._one_call = one_call
+        self._one_call = single_tool_call
         self._next = 0
         self._open = ""  # the kind of the block that is being filled
         self._space = ""

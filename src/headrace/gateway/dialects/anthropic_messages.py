@@ -10,15 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.gateway.call.ask import (
-    Ask,
-    BadField,
-    read_fields,
-    take,
-    take_max_tokens,
-    take_sampling,
-)
-from headrace.gateway.call.turn import Turn
 from headrace.gateway.dialects import anthropic
 from headrace.gateway.dialects.anthropic import (
     RAW_ARGUMENTS,
@@ -31,6 +22,8 @@ from headrace.gateway.dialects.anthropic import (
 )
 from headrace.gateway.dialects.shared import OfferedTools, conversation, offer_tools, unseal
 from headrace.gateway.errors import Refusal
+from headrace.gateway.request import BadField, CallRequest, read_fields, take, take_max_tokens, take_sampling
+from headrace.gateway.turn import Turn
 from headrace.tokens import Image, Message, ToolCall
 from headrace.tokens.images import read_base64
 from headrace.tokens.messages import join_parts
@@ -41,16 +34,16 @@ class AnthropicMessages:
 
     vendor = "Anthropic"
 
-    def read(self, body: bytes) -> Ask:
+    def read(self, body: bytes) -> CallRequest:
         fields = read_fields(body)
         most = take_max_tokens(fields, "max_tokens")
         if most is None:
             raise BadField("max_tokens is missing; say how many tokens an answer may have", "max_tokens")
-        ask = _ask(fields)
-        ask.sampling["max_tokens"] = most
-        return ask
+        request = _ask(fields)
+        request.sampling["max_tokens"] = most
+        return request
 
-    def read_count(self, body: bytes) -> Ask:
+    def read_count(self, body: bytes) -> CallRequest:
         """A request of `count_tokens`, which needs no `max_tokens`."""
         return _ask(read_fields(body))
 
@@ -73,27 +66,27 @@ class AnthropicMessages:
         return anthropic.error_body(refusal)
 
 
-def _ask(fields: dict[str, Any]) -> Ask:
+def _ask(fields: dict[str, Any]) -> CallRequest:
     refuse_unbuilt(fields)
     model = take(fields, "model", str, "default", "a string")
     messages = (*read_system(fields.pop("system", None)), *read_messages(fields.pop("messages", None)))
-    offered, one_call = take_tools(fields)
+    offered, single_tool_call = take_tools(fields)
     thinking, notes = take_thinking(fields)
     fields["stop"] = take_stops(fields)
     sampling = take_sampling(fields)
     take_format(fields, sampling)
     options = take(fields, "chat_template_kwargs", dict, None, "an object")
-    return Ask(
+    return CallRequest(
         model=model,
         conversation=conversation(messages, offered, options, "messages"),
         sampling=sampling,
         stream=take(fields, "stream", bool, False, "true or false"),
-        calls=offered.calls,
-        must_call=offered.must_call,
-        one_call=one_call,
+        allow_tool_calls=offered.allow_tool_calls,
+        required_tools=offered.required_tools,
+        single_tool_call=single_tool_call,
         thinking=thinking,
         user=take_user(fields),
-        notes=notes,
+        dialect_notes=notes,
     )
 
 
@@ -104,7 +97,7 @@ THINKING_TYPES = {"enabled": True, "adaptive": True, "between_tools": True, "dis
 
 
 def refuse_unbuilt(fields: Json) -> None:
-    """Raises `Bad` for a field that should change the answer and cannot."""
+    """Raises `BadField` for a field that should change the answer and cannot."""
     for name, what in NOT_OFFERED.items():
         if fields.get(name):
             raise BadField(f"{name}: {what} is not offered here; leave it out", name)
@@ -226,7 +219,7 @@ def _system_texts(given: Any) -> Iterator[str]:
 
 
 def read_messages(given: Any) -> list[Message]:
-    """The messages of `messages`; raises `Bad` where they do not end with a user's turn."""
+    """The messages of `messages`; raises `BadField` where they do not end with a user's turn."""
     if not isinstance(given, list) or not given:
         raise BadField(f"messages must be a list of at least one message, not {shown(given)}", "messages")
     found: list[Message] = []

@@ -1,4 +1,4 @@
-"""What OpenAI's routes share: fields that are refused, formats, errors, log-probs and events.
+"""OpenAI's chat completions, and what its other routes share with them: refused fields, formats, errors, log-probs.
 
 A path that no dialect has is answered in OpenAI's shape too, which most SDKs read (`NoDialect`).
 """
@@ -9,10 +9,13 @@ from typing import Any, NoReturn
 
 import orjson
 
-from headrace.data.errors import shown
-from headrace.gateway.call.ask import BadField
-from headrace.gateway.call.turn import Choice, Turn
+from headrace.data.errors import InvalidInput, shown
+from headrace.gateway.dialects.shared import OfferedTools, arguments_text, check_function, conversation, offer_tools
 from headrace.gateway.errors import Refusal
+from headrace.gateway.request import BadField, CallRequest, read_fields, take, take_max_tokens, take_n, take_sampling
+from headrace.gateway.turn import Choice, Turn, usage
+from headrace.gateway.upstream.types import SampledChoice
+from headrace.tokens import AnswerDelta, Message, ToolCall, read_messages
 
 DONE = b"data: [DONE]\n\n"
 
@@ -34,11 +37,11 @@ NOT_OFFERED = {
     "web_search_options": "web search",
     "return_tokens_as_token_ids": "token ids in place of texts (ask for return_token_ids)",
 }
-MAX_TOPS = 20
+MAX_TOP_LOGPROBS = 20
 
 
 def refuse_unbuilt(fields: dict[str, Any]) -> None:
-    """Raises `Bad` for a field that should change the answer and cannot; drops those whose value changes nothing."""
+    """Raises `BadField` for a field that should change the answer and cannot; drops those that change nothing."""
     for name in NOT_OFFERED.keys() & fields.keys():
         if fields[name] and not (name == "best_of" and fields[name] == 1):
             raise BadField(f"{name}: {NOT_OFFERED[name]} is not offered here; leave it out", name)
@@ -133,11 +136,11 @@ def error_event(refusal: Refusal) -> bytes:
     return event(error_body(refusal)) + DONE
 
 
-def token_entries(choice: Choice, since: int, tops: int) -> list[dict[str, Any]]:
+def token_entries(choice: Choice, since: int, top_logprobs: int) -> list[dict[str, Any]]:
     """The log-probs of an answer from token `since` on, as chat completions write them."""
     values = choice.log_probs or []
     return [
-        {**_token(text, value), "top_logprobs": [_token(*pair) for pair in _best(choice.top, at, tops)]}
+        {**_token(text, value), "top_logprobs": [_token(*pair) for pair in _best(choice.top, at, top_logprobs)]}
         for at, (text, value) in enumerate(zip(choice.tokens[since:], values[since:], strict=False), start=since)
     ]
 
@@ -146,9 +149,204 @@ def _token(text: str, value: float) -> dict[str, Any]:
     return {"token": text, "logprob": value, "bytes": list(text.encode("utf-8", "surrogatepass"))}
 
 
-def _best(top: list[dict[str, float]], at: int, tops: int) -> list[tuple[str, float]]:
+def _best(top: list[dict[str, float]], at: int, top_logprobs: int) -> list[tuple[str, float]]:
     found = top[at] if at < len(top) and top[at] else {}
-    return sorted(found.items(), key=lambda pair: -pair[1])[:tops]
+    return sorted(found.items(), key=lambda pair: -pair[1])[:top_logprobs]
+
+
+# -- chat completions --------------------------------------------------------------------------------------------------
+
+
+class OpenAIChat(OpenAIDialect):
+    """`POST /v1/chat/completions`."""
+
+    def read(self, body: bytes) -> CallRequest:
+        fields = read_fields(body)
+        refuse_unbuilt(fields)
+        model = take(fields, "model", str, "default", "a string")
+        messages = _messages(fields.pop("messages", None))
+        offered = _offer(fields)
+        stream, include_usage = take_stream(fields)
+        sampling = take_sampling(fields)
+        most = take_max_tokens(fields, "max_completion_tokens", "max_tokens")
+        if most is not None:
+            sampling["max_tokens"] = most
+        take_format(fields, sampling)
+        options = take(fields, "chat_template_kwargs", dict, None, "an object")
+        parallel = take(fields, "parallel_tool_calls", bool, True, "true or false")
+        return CallRequest(
+            model=model,
+            conversation=conversation(messages, offered, options, "messages"),
+            sampling=sampling,
+            n=take_n(fields),
+            stream=stream,
+            include_usage=include_usage,
+            top_logprobs=_take_top_logprobs(fields),
+            allow_tool_calls=offered.allow_tool_calls,
+            required_tools=offered.required_tools,
+            single_tool_call=not parallel,
+            return_token_ids=take(fields, "return_token_ids", bool, False, "true or false"),
+            user=user_of(fields),
+            extra=fields,
+        )
+
+    def whole(self, turns: list[Turn]) -> Any:
+        (turn,) = turns
+        found = {
+            **_head(turn, "chat.completion"),
+            "choices": [_choice(turn, choice) for choice in turn.choices],
+            "usage": usage(turns),
+        }
+        if turn.request.return_token_ids:
+            found["prompt_token_ids"] = turn.plan.ids.tolist()
+        return found
+
+    def events(self, turns: list[Turn]) -> ChatEvents:
+        (turn,) = turns
+        return ChatEvents(turn)
+
+
+class ChatEvents:
+    """Writes chunks with deltas of the choices' messages."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+        self._called = [0] * len(turn.choices)
+
+    def opening(self) -> bytes:
+        turn = self._turn
+        choices = [
+            {"index": choice.index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+            for choice in turn.choices
+        ]
+        head = _head(turn, "chat.completion.chunk")
+        if turn.request.return_token_ids:
+            head["prompt_token_ids"] = turn.plan.ids.tolist()
+        return b"".join(event({**head, "choices": [choice]}) for choice in choices)
+
+    def delta(self, turn: Turn, choice: Choice, delta: AnswerDelta, piece: SampledChoice | None) -> bytes:
+        request = turn.request
+        made = self._called[choice.index]
+        calls = delta.tool_calls[: max(0, 1 - made)] if request.single_tool_call else delta.tool_calls
+        self._called[choice.index] += len(calls)
+        shown = piece is not None and bool(piece.ids) and (request.top_logprobs is not None or request.return_token_ids)
+        if not (delta.content or delta.reasoning or calls or shown):
+            return b""
+        said: dict[str, Any] = {}
+        if delta.reasoning:
+            said["reasoning_content"] = said["reasoning"] = delta.reasoning
+        if delta.content:
+            said["content"] = delta.content
+        if calls:
+            said["tool_calls"] = [{"index": made + i, **_tool_call(call)} for i, call in enumerate(calls)]
+        row: dict[str, Any] = {"index": choice.index, "delta": said, "finish_reason": None}
+        if piece is not None and request.top_logprobs is not None:
+            since = len(choice.ids) - len(piece.ids)
+            row["logprobs"] = {"content": token_entries(choice, since, request.top_logprobs)}
+        if piece is not None and request.return_token_ids:
+            row["token_ids"] = piece.ids
+        return event({**_head(turn, "chat.completion.chunk"), "choices": [row]})
+
+    def closing(self) -> bytes:
+        turn = self._turn
+        head = _head(turn, "chat.completion.chunk")
+        events = [
+            event(
+                {
+                    **head,
+                    "choices": [
+                        {
+                            "index": choice.index,
+                            "delta": {},
+                            "finish_reason": choice.finish_reason,
+                        }
+                    ],
+                }
+            )
+            for choice in turn.choices
+        ]
+        if turn.request.include_usage:
+            events.append(event({**head, "choices": [], "usage": usage([turn])}))
+        return b"".join(events) + DONE
+
+    def error(self, refusal: Refusal) -> bytes:
+        return error_event(refusal)
+
+
+def _messages(given: Any) -> tuple[Message, ...]:
+    try:
+        return read_messages(given)
+    except InvalidInput as error:
+        raise BadField(str(error), "messages") from None
+
+
+def _head(turn: Turn, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{turn.call_id}", "object": kind, "created": turn.created, "model": turn.request.model}
+
+
+def _choice(turn: Turn, choice: Choice) -> dict[str, Any]:
+    request = turn.request
+    found: dict[str, Any] = {
+        "index": choice.index,
+        "message": _message(choice.message(single_tool_call=request.single_tool_call)),
+        "logprobs": None
+        if request.top_logprobs is None
+        else {"content": token_entries(choice, 0, request.top_logprobs)},
+        "finish_reason": choice.finish_reason,
+    }
+    if request.return_token_ids:
+        found["token_ids"] = choice.ids
+    return found
+
+
+def _message(message: Message) -> dict[str, Any]:
+    found: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
+    if message.tool_calls:
+        found["content"] = message.content or None
+        found["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    if message.reasoning is not None:
+        found["reasoning_content"] = found["reasoning"] = message.reasoning
+    return found
+
+
+def _tool_call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_text(call)}}
+
+
+def _offer(fields: dict[str, Any]) -> OfferedTools:
+    tools = fields.pop("tools", None)
+    choice = fields.pop("tool_choice", None)
+    if tools is not None and not isinstance(tools, list):
+        raise BadField(f"tools must be a list, not {shown(tools)}", "tools")
+    for at, tool in enumerate(tools or ()):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or tool.get("type", "function") != "function":
+            raise BadField(f"tools[{at}] must be an object of type function, not {shown(tool)}", "tools")
+        check_function(function, f"tools[{at}].function")
+    if choice is None or choice in ("auto", "none", "required"):
+        return offer_tools(tools, choice or "auto")
+    function = choice.get("function") if isinstance(choice, dict) else None
+    if not isinstance(function, dict):
+        raise BadField(
+            f"tool_choice is {shown(choice)}; it must be auto, none, required, or an object that names a function",
+            "tool_choice",
+        )
+    return offer_tools(tools, "required", (function.get("name"),))
+
+
+def _take_top_logprobs(fields: dict[str, Any]) -> int | None:
+    wanted = take(fields, "logprobs", bool, False, "true or false")
+    top_logprobs = take(fields, "top_logprobs", int, None, "an integer")
+    if top_logprobs is None:
+        return 0 if wanted else None
+    if not wanted and top_logprobs > 0:
+        raise BadField("top_logprobs needs logprobs to be true", "top_logprobs")
+    if not 0 <= top_logprobs <= MAX_TOP_LOGPROBS:
+        raise BadField(f"top_logprobs is {top_logprobs}; it must lie in 0..{MAX_TOP_LOGPROBS}", "top_logprobs")
+    return top_logprobs if wanted else None
+
+
+# -- no route ----------------------------------------------------------------------------------------------------------
 
 
 class NoDialect:

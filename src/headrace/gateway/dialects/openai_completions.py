@@ -8,18 +8,10 @@ import numpy as np
 
 from headrace.data.errors import shown
 from headrace.data.step import IntArray
-from headrace.gateway.call.ask import (
-    Ask,
-    BadField,
-    read_fields,
-    take,
-    take_max_tokens,
-    take_n,
-    take_sampling,
-)
-from headrace.gateway.call.turn import Choice, Turn, usage
 from headrace.gateway.dialects import openai
 from headrace.gateway.errors import Refusal
+from headrace.gateway.request import BadField, CallRequest, read_fields, take, take_max_tokens, take_n, take_sampling
+from headrace.gateway.turn import Choice, Turn, usage
 from headrace.gateway.upstream.types import SampledChoice
 from headrace.tokens import AnswerDelta
 
@@ -31,27 +23,27 @@ MAX_PROMPTS = 256
 class OpenAICompletions(openai.OpenAIDialect):
     """`POST /v1/completions`."""
 
-    def read(self, body: bytes) -> Ask:
+    def read(self, body: bytes) -> CallRequest:
         fields = read_fields(body)
         openai.refuse_unbuilt(fields)
         model = take(fields, "model", str, "default", "a string")
         prompts = _prompts(fields.pop("prompt", None))
-        stream, show_usage = openai.take_stream(fields)
+        stream, include_usage = openai.take_stream(fields)
         sampling = take_sampling(fields)
         sampling["max_tokens"] = take_max_tokens(fields, "max_tokens") or DEFAULT_MAX_TOKENS
         openai.take_format(fields, sampling)
-        tops = take(fields, "logprobs", int, None, "an integer")
-        if tops is not None and not 0 <= tops <= openai.MAX_TOPS:
-            raise BadField(f"logprobs is {tops}; it must lie in 0..{openai.MAX_TOPS}", "logprobs")
-        return Ask(
+        top_logprobs = take(fields, "logprobs", int, None, "an integer")
+        if top_logprobs is not None and not 0 <= top_logprobs <= openai.MAX_TOP_LOGPROBS:
+            raise BadField(f"logprobs is {top_logprobs}; it must lie in 0..{openai.MAX_TOP_LOGPROBS}", "logprobs")
+        return CallRequest(
             model=model,
             prompts=prompts,
             sampling=sampling,
             n=take_n(fields),
             stream=stream,
-            show_usage=show_usage,
-            tops=tops,
-            show_ids=take(fields, "return_token_ids", bool, False, "true or false"),
+            include_usage=include_usage,
+            top_logprobs=top_logprobs,
+            return_token_ids=take(fields, "return_token_ids", bool, False, "true or false"),
             user=openai.user_of(fields),
             extra=fields,
         )
@@ -59,7 +51,7 @@ class OpenAICompletions(openai.OpenAIDialect):
     def whole(self, turns: list[Turn]) -> Any:
         choices = [_choice(turn, choice, choice.parsed.content) for turn in turns for choice in turn.choices]
         for turn, row in zip((t for t in turns for _ in t.choices), choices, strict=True):
-            if turn.ask.show_ids:
+            if turn.request.return_token_ids:
                 row["prompt_token_ids"] = turn.plan.ids.tolist()
         return {**_head(turns[0]), "choices": choices, "usage": usage(turns)}
 
@@ -77,7 +69,11 @@ class CompletionEvents:
         return b""
 
     def delta(self, turn: Turn, choice: Choice, delta: AnswerDelta, piece: SampledChoice | None) -> bytes:
-        shown = piece is not None and bool(piece.ids) and (turn.ask.tops is not None or turn.ask.show_ids)
+        shown = (
+            piece is not None
+            and bool(piece.ids)
+            and (turn.request.top_logprobs is not None or turn.request.return_token_ids)
+        )
         if not (delta.content or shown):
             return b""
         row: dict[str, Any] = {
@@ -88,9 +84,9 @@ class CompletionEvents:
         }
         if piece is not None:
             since = len(choice.ids) - len(piece.ids)
-            if turn.ask.tops is not None:
-                row["logprobs"] = _log_probs(choice, since, turn.ask.tops)
-            if turn.ask.show_ids:
+            if turn.request.top_logprobs is not None:
+                row["logprobs"] = _log_probs(choice, since, turn.request.top_logprobs)
+            if turn.request.return_token_ids:
                 row["prompt_token_ids"] = turn.plan.ids.tolist() if not since else None
                 row["token_ids"] = piece.ids
         return openai.event({**_head(turn), "choices": [row]})
@@ -103,7 +99,7 @@ class CompletionEvents:
                 row = {"index": turn.first + choice.index, "text": "", "logprobs": None}
                 row["finish_reason"] = choice.finish_reason
                 events.append(openai.event({**_head(turn), "choices": [row]}))
-        if turns[0].ask.show_usage:
+        if turns[0].request.include_usage:
             events.append(openai.event({**_head(turns[0]), "choices": [], "usage": usage(turns)}))
         return b"".join(events) + openai.DONE
 
@@ -116,7 +112,7 @@ def _head(turn: Turn) -> dict[str, Any]:
         "id": f"cmpl-{turn.call_id}",
         "object": "text_completion",
         "created": turn.created,
-        "model": turn.ask.model,
+        "model": turn.request.model,
     }
 
 
@@ -124,16 +120,16 @@ def _choice(turn: Turn, choice: Choice, text: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         "index": turn.first + choice.index,
         "text": text,
-        "logprobs": None if turn.ask.tops is None else _log_probs(choice, 0, turn.ask.tops),
+        "logprobs": None if turn.request.top_logprobs is None else _log_probs(choice, 0, turn.request.top_logprobs),
         "finish_reason": choice.finish_reason,
     }
-    if turn.ask.show_ids:
+    if turn.request.return_token_ids:
         found["token_ids"] = choice.ids
     return found
 
 
-def _log_probs(choice: Choice, since: int, tops: int) -> dict[str, Any]:
-    entries = openai.token_entries(choice, since, tops)
+def _log_probs(choice: Choice, since: int, top_logprobs: int) -> dict[str, Any]:
+    entries = openai.token_entries(choice, since, top_logprobs)
     offsets, at = [], sum(map(len, choice.tokens[:since]))
     for entry in entries:
         offsets.append(at)

@@ -10,22 +10,22 @@ import msgspec
 
 from headrace.data.errors import shown
 from headrace.data.json import to_json
-from headrace.gateway.call.ask import BadField
-from headrace.tokens import Message, Request, ToolCall
+from headrace.gateway.request import BadField
+from headrace.tokens import Conversation, Message, ToolCall
 
 
 class OfferedTools(msgspec.Struct, frozen=True):
-    """Tools in the form that templates know (OpenAI's chat), and how they may be used, as an `Ask` says it."""
+    """Tools in the form that templates know (OpenAI's chat), and how they may be used, as a `CallRequest` says it."""
 
     tools: Sequence[Mapping[str, Any]] | None = None
-    calls: bool = False
-    must_call: tuple[str, ...] = ()
+    allow_tool_calls: bool = False
+    required_tools: tuple[str, ...] = ()
 
 
 def offer_tools(tools: Sequence[Mapping[str, Any]] | None, choice: str, only: Sequence[Any] = ()) -> OfferedTools:
     """Tools under a choice of `auto`, `none` or `required`; required is one of those in `only`, where it names any.
 
-    Raises `Bad` where a call is required of a tool that is not there."""
+    Raises `BadField` where a call is required of a tool that is not there."""
     names = tuple(tool["function"]["name"] for tool in tools or ())
     if choice == "none":
         return OfferedTools(tools)
@@ -41,16 +41,16 @@ def offer_tools(tools: Sequence[Mapping[str, Any]] | None, choice: str, only: Se
     return OfferedTools(tools, True, tuple(only) or names)
 
 
-def conversation(messages: Sequence[Message], offered: OfferedTools, options: Any, param: str) -> Request:
+def conversation(messages: Sequence[Message], offered: OfferedTools, options: Any, param: str) -> Conversation:
     """Messages, tools and template options, digested; `param` is the field that the messages came in."""
     try:
-        return Request(messages, offered.tools, options)
+        return Conversation(messages, offered.tools, options)
     except RecursionError:
         raise BadField(f"{param}, tools or chat_template_kwargs are nested too deep", param) from None
 
 
 def check_function(function: Any, at: str) -> None:
-    """Raises `Bad`, naming the place `at`, where a function's name or parameters are not as they must be."""
+    """Raises `BadField`, naming the place `at`, where a function's name or parameters are not as they must be."""
     name = function.get("name")
     if not isinstance(name, str) or not name:
         raise BadField(f"{at}.name must be a string, not {shown(name)}", "tools")

@@ -19,9 +19,6 @@ from msgspec.structs import replace
 from headrace.data.errors import HeadraceError
 from headrace.data.trajectory import Trajectory
 from headrace.gateway.access import Caller
-from headrace.gateway.call.ask import Ask
-from headrace.gateway.call.retries import ExpectedRetries, RetryMark
-from headrace.gateway.call.turn import TextKey, Turn
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.live.endings import IdleEndings
 from headrace.gateway.live.index import (
@@ -34,16 +31,14 @@ from headrace.gateway.live.index import (
     session_uid,
     tenant_prefix,
 )
+from headrace.gateway.request import CallRequest
+from headrace.gateway.retries import ExpectedRetries, RetryMark
 from headrace.gateway.sessions import TEXT_FIELD, Session
+from headrace.gateway.turn import TextKey, Turn
 from headrace.net.supervised import Supervised
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Gone, NotFound
-from headrace.tokens import (
-    RECORD,
-    Message,
-    NodeRecord,
-    Request,
-)
+from headrace.tokens import RECORD, Conversation, Message, NodeRecord
 
 #: Where a conversation's metadata says which session it belongs to, and which part of it it is.
 SESSION_FIELD, PART_FIELD = "session", "part"
@@ -125,9 +120,9 @@ class PoolDiscovery:
     async def _one(self, held: str) -> None:
         self._silent.pop(held, None)
         found: list[Trajectory] = []
-        for policy in self._gateway.models:
+        for model in self._gateway.models:
             try:
-                found.append(await self._gateway.pool.aio.trajectory(policy.uid_of(held)))
+                found.append(await self._gateway.pool.aio.trajectory(model.uid_of(held)))
             except NotFound:
                 continue
         if not any(map(len, found)):
@@ -157,35 +152,39 @@ class LiveConversations:
         gateway.dropping = self._dropped
 
     async def start(self) -> None:
+        """Begins to end conversations that are idle."""
         self.timer.start()
 
     async def close(self) -> None:
+        """Stops ending them; none is lost: another process, or the next start, finds them in the pool."""
         await self.timer.stop()
 
     # -- finding -------------------------------------------------------------------------------------------------------
 
-    async def continued(self, caller: Caller, ask: Ask) -> str | None:
+    async def continued(self, caller: Caller, request: CallRequest) -> str | None:
         """The pool's name of the conversation whose answer a call contains."""
-        if ask.conversation is not None and all(message.role != "assistant" for message in ask.conversation.messages):
+        if request.conversation is not None and all(
+            message.role != "assistant" for message in request.conversation.messages
+        ):
             return None
-        scope = _scope(caller.uid(""), ask.user)
-        found = self._find(scope, ask)
+        scope = _scope(caller.uid(""), request.user)
+        found = self._find(scope, request)
         doubtful = found is None or not found.last or found.answer.continued
         if doubtful and (self._shared or not self._discovery.done):
             # Perhaps another process gave the answers that follow, or has one that is alike and nobody continued.
             await self._discovery.look(found.alike if found is not None and len(found.alike) > 1 else ())
-            found = self._find(scope, ask)
+            found = self._find(scope, request)
         if found is None:
             return None
         found.answer.continued = True
         return found.answer.uid
 
-    def _find(self, scope: str, ask: Ask) -> AnswerMatch | None:
-        if ask.conversation is not None:
-            return self._answers.find(scope, ask.conversation)
-        if len(ask.prompts) != 1 or not isinstance(ask.prompts[0], str):
+    def _find(self, scope: str, request: CallRequest) -> AnswerMatch | None:
+        if request.conversation is not None:
+            return self._answers.find(scope, request.conversation)
+        if len(request.prompts) != 1 or not isinstance(request.prompts[0], str):
             return None
-        return self._answers.find_text(scope, self._texts.known(scope, ask.prompts[0]))
+        return self._answers.find_text(scope, self._texts.known(scope, request.prompts[0]))
 
     async def named(self, caller: Caller, name: str) -> tuple[str, int, bool]:
         """The part of a session that is running, or the next one: its uid, its number, and whether it is there."""
@@ -214,34 +213,34 @@ class LiveConversations:
             return False
         return None if session.complete else True
 
-    async def unfold(self, ask: Ask, held: str) -> None:
+    async def unfold(self, request: CallRequest, held: str) -> None:
         """Writes out the conversation that a call goes on with by the name of an answer, where that one has ended: it
         goes on in another, as if its client had sent all of it. What is gone stays unknown, and is refused as such."""
-        if ask.previous is None or ask.conversation is None:
+        if request.previous is None or request.conversation is None:
             return
         try:
             ended = await self.gateway.sessions.find(held)
         except NotFound:
             return
-        earlier = ended.stored.messages(ask.previous)
+        earlier = ended.stored.messages(request.previous)
         if earlier is not None:
-            given = ask.conversation
-            messages = (*given.messages[: ask.opening], *earlier, *given.messages[ask.opening :])
-            ask.conversation, ask.previous = Request(messages, given.tools, given.options), None
+            given = request.conversation
+            messages = (*given.messages[: request.opening], *earlier, *given.messages[request.opening :])
+            request.conversation, request.previous = Conversation(messages, given.tools, given.options), None
 
-    async def refer(self, ask: Ask, caller: Caller, held: str) -> None:
+    async def refer(self, request: CallRequest, caller: Caller, held: str) -> None:
         """Finds what a call of the conversation `held` refers to in others: it went on from those as they ended."""
-        if ask.references is None:
+        if request.references is None:
             return
         known: dict[str, Message] = {}
-        for call in ask.references.calls:
+        for call in request.references.calls:
             other = None if call_in(call) is None else caller.uid(conversation_of(call))
             if other is not None and other != held:
                 try:
                     known |= (await self.gateway.sessions.find(other)).stored.answers([call])
                 except NotFound:
                     continue  # what is gone stays unknown, and is refused as such
-        ask.references = replace(ask.references, known=known)
+        request.references = replace(request.references, known=known)
 
     def tried(self, digest: str, mark: RetryMark) -> str | None:
         """The conversation of the call that this one repeats, as far as this process knows."""
@@ -280,14 +279,14 @@ class LiveConversations:
     def answered(self, held: str, turns: list[Turn]) -> None:
         """Enters a call's answers into the index, so that the next call is found to continue them."""
         for turn in turns:
-            conversation = turn.ask.conversation
-            scope = _scope(tenant_prefix(held), turn.ask.user)
+            conversation = turn.request.conversation
+            scope = _scope(tenant_prefix(held), turn.request.user)
             if conversation is None:
                 for key in turn.text_keys:
                     self._add_text(held, scope, key)
                 continue
             for choice in turn.choices:
-                answer = choice.message(one_call=turn.ask.one_call)
+                answer = choice.message(single_tool_call=turn.request.single_tool_call)
                 self._answers.add(held, scope, *conversation.chain.answer(answer))
 
     def _adopt(self, held: str, found: list[Trajectory]) -> None:

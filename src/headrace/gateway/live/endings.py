@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from headrace.data.errors import HeadraceError
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.models.per_model import PerModelTrajectories
+from headrace.gateway.per_model import PerModelTrajectories
 from headrace.pool.embedded import DataPool
 
 #: The timer's shortest wait, in seconds: many that end at about the same time are ended at once.
@@ -41,6 +41,7 @@ class IdleClock:
         self._last.move_to_end(uid)
 
     def drop(self, uid: str) -> None:
+        """Forgets a conversation, if it is known."""
         self._last.pop(uid, None)
 
     def due(self, now: float) -> list[str]:
@@ -63,7 +64,7 @@ class IdleEndings:
 
     def __init__(self, gateway: Gateway, after_s: float, clock: Callable[[], float]) -> None:
         self._gateway = gateway
-        self._beside = PerModelTrajectories(gateway)
+        self._per_model = PerModelTrajectories(gateway)
         self._shared = not isinstance(gateway.pool, DataPool)
         self._clock = clock
         self._idle = IdleClock(after_s)
@@ -146,17 +147,17 @@ class IdleEndings:
         if not steps:
             await self._forget(held, "empty")
             return
-        await self._beside.complete(held, None)
+        await self._per_model.complete(held, None)
         gateway.counters.add("conversations", "idle")
         await gateway.forget(held)
 
     async def _forget(self, held: str, why: str) -> None:
-        for policy in self._gateway.models:
-            await self._gateway.pool.aio.forget(policy.uid_of(held), erase=False)  # nobody asked for that
+        for model in self._gateway.models:
+            await self._gateway.pool.aio.forget(model.uid_of(held), erase=False)  # nobody asked for that
         self._gateway.counters.add("conversations", why)
         await self._gateway.forget(held)
 
     async def _steps(self, held: str) -> int:
         await self._gateway.flushed(held)
-        counts = [await self._beside.steps(policy.uid_of(held)) for policy in self._gateway.models]
+        counts = [await self._per_model.steps(model.uid_of(held)) for model in self._gateway.models]
         return sum(count or 0 for count in counts)

@@ -22,9 +22,9 @@ from hashlib import blake2b
 import msgspec
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.gateway.call.turn import CHUNK_BYTES, TextKey
-from headrace.tokens import Request
-from headrace.tokens.digests import DIGEST_BYTES, strict
+from headrace.gateway.turn import CHUNK_BYTES, TextKey
+from headrace.tokens import Conversation
+from headrace.tokens.conversation import DIGEST_BYTES, strict
 
 #: A conversation's uid: this, and hexadecimal digits; a call's id has the same digits and some of its own.
 CONVERSATION_PREFIX = "live-"
@@ -144,7 +144,7 @@ class AnswerIndex:
         while self._count > self._most and len(self._keys) > 1:
             self.drop(next(iter(self._keys)))
 
-    def find(self, scope: str, request: Request) -> AnswerMatch | None:
+    def find(self, scope: str, request: Conversation) -> AnswerMatch | None:
         """The last answer in a request that one of the conversations gave."""
         chain, last = request.chain, True
         for n in range(len(request.messages), 0, -1):

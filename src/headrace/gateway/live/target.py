@@ -5,20 +5,14 @@ from __future__ import annotations
 from starlette.requests import Request
 
 from headrace.gateway.access import Caller
-from headrace.gateway.call.ask import Ask
-from headrace.gateway.call.retries import RetryMark
-from headrace.gateway.call.turn import Turn
 from headrace.gateway.errors import Refusal
 from headrace.gateway.live.conversations import PART_FIELD, SESSION_FIELD, LiveConversations
-from headrace.gateway.live.index import (
-    call_in,
-    check_session_name,
-    conversation_of,
-    new_call_id,
-    new_conversation_uid,
-)
-from headrace.gateway.models.served_model import ServedModel
+from headrace.gateway.live.index import call_in, check_session_name, conversation_of, new_call_id, new_conversation_uid
+from headrace.gateway.request import CallRequest
+from headrace.gateway.retries import RetryMark
+from headrace.gateway.served_model import ServedModel
 from headrace.gateway.sessions import Session
+from headrace.gateway.turn import Turn
 
 #: Names a conversation, where what it contains should not decide.
 SESSION_HEADER = "x-headrace-session"
@@ -43,17 +37,17 @@ class DiscoveredConversation:
         self._begun = False
         self._answered = False
 
-    async def session(self, ask: Ask, policy: ServedModel, digest: str, *, recorded: bool) -> Session:
+    async def session(self, request: CallRequest, model: ServedModel, digest: str, *, recorded: bool) -> Session:
         gateway, caller = self._live.gateway, self._caller
         for _ in range(MAX_ATTEMPTS):
-            uid = await self._uid_of(ask, digest, begin=recorded)
+            uid = await self._uid_of(request, digest, begin=recorded)
             if uid is None:
                 return Session(new_conversation_uid(), "", caller.channel(None, gateway.models.default.channel))
             held = caller.uid(uid)
             self._enter(uid, held)
             try:
-                await self._live.refer(ask, caller, held)
-                return await gateway.session(caller, uid, uid, policy, recorded=recorded)
+                await self._live.refer(request, caller, held)
+                return await gateway.session(caller, uid, uid, model, recorded=recorded)
             except Refusal as error:
                 if error.reason != "trajectory_complete":
                     raise
@@ -61,7 +55,7 @@ class DiscoveredConversation:
             await gateway.forget(held)  # it ended meanwhile, and another begins
         raise Refusal("the conversation ends as often as it is begun; try again", 503, code="ending", retry_after=1)
 
-    async def _uid_of(self, ask: Ask, digest: str, *, begin: bool) -> str | None:
+    async def _uid_of(self, request: CallRequest, digest: str, *, begin: bool) -> str | None:
         """The conversation's uid; without `begin`, None where there is none yet."""
         live, caller = self._live, self._caller
         if self._name is not None:
@@ -73,13 +67,13 @@ class DiscoveredConversation:
         if not self._first:
             self._first = digest + scope
             self._tried = live.tried(self._first, self._mark)
-        held = self._tried or await self._continued(ask)
+        held = self._tried or await self._continued(request)
         there = False if held is None else await live.running(held)
         if held is not None and there:
             uid = held.removeprefix(scope)
         elif begin:
             if held is not None and there is None:
-                await live.unfold(ask, held)
+                await live.unfold(request, held)
             uid = new_conversation_uid()
             await live.begin(caller, uid)
             self._begun = True
@@ -88,11 +82,11 @@ class DiscoveredConversation:
         live.remember(self._first, caller.uid(uid))
         return uid
 
-    async def _continued(self, ask: Ask) -> str | None:
-        if ask.named is not None:
-            call = call_in(ask.named)
+    async def _continued(self, request: CallRequest) -> str | None:
+        if request.named is not None:
+            call = call_in(request.named)
             return None if call is None else self._caller.uid(conversation_of(call))
-        return await self._live.continued(self._caller, ask)
+        return await self._live.continued(self._caller, request)
 
     def call_id(self, given: str) -> str:
         return new_call_id(self._uid, given) if self._held is not None else given

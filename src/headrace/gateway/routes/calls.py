@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from headrace.data.errors import InvalidInput
 from headrace.gateway.access import Caller, Role
-from headrace.gateway.call.call import Call, CallTarget, CountTokensCall, NamedTrajectory
+from headrace.gateway.call import Call, CallTarget, CountTokensCall, NamedTrajectory
 from headrace.gateway.dialects import CountingDialect, Dialect
 from headrace.gateway.errors import Refusal, refusal
 from headrace.gateway.gateway import Gateway

@@ -10,7 +10,8 @@ from headrace.data.errors import InvalidInput, shown
 from headrace.gateway.access import Role
 from headrace.gateway.errors import Refusal
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.http import DropSessionBody, PolicyVersionBody, ServerBody, decode_body, json_response
+from headrace.gateway.http import decode_body, json_response
+from headrace.gateway.routes.bodies import DropSessionBody, PolicyVersionBody, ServerBody
 from headrace.gateway.upstream.pause import MAX_PAUSE_LEASE_S, PAUSE_LEASE_S
 from headrace.net.exposition import CONTENT_TYPE, exposition
 from headrace.pool.embedded import DataPool
@@ -43,7 +44,7 @@ class ControlRoutes:
     async def policy_version(self, request: Request) -> Response:
         """The newest policy version, and each server's."""
         self.gateway.access.caller(request, Role.AGENT)
-        return json_response(self.gateway.models.asked(request.query_params.get("model")).versions())
+        return json_response(self.gateway.models.get(request.query_params.get("model")).versions())
 
     async def set_policy_version(self, request: Request) -> Response:
         """What the servers, or one of them, sample with from now on."""
@@ -51,10 +52,10 @@ class ControlRoutes:
         gateway.access.check(request, Role.ADMIN)
         asked = decode_body(await gateway.body(request), PolicyVersionBody)
         server = asked.server.rstrip("/") if asked.server is not None else None
-        policy = gateway.models.asked(asked.model)
+        model = gateway.models.get(asked.model)
         trusted = bool(request.scope.get("headrace.trusted"))  # the pool was told when it was said first
-        await policy.set_version(asked.version, server, tell_pool=not trusted)
-        return json_response(policy.versions())
+        await model.set_version(asked.version, server, tell_pool=not trusted)
+        return json_response(model.versions())
 
     async def pause(self, request: Request) -> Response:
         """Holds new calls; those in flight end (drain), freeze (keep), or are cut and continued (abort-resume)."""
@@ -83,14 +84,14 @@ class ControlRoutes:
         asked = decode_body(await self.gateway.body(request), ServerBody)
         if not asked.address.startswith(("http://", "https://")):
             raise InvalidInput(f"address is {shown(asked.address)}; it looks like http://127.0.0.1:8001")
-        await self.gateway.models.asked(asked.model).upstream.add(asked.address.rstrip("/"))
+        await self.gateway.models.get(asked.model).upstream.add(asked.address.rstrip("/"))
         return json_response({"servers": self.gateway.models.servers()})
 
     async def remove_server(self, request: Request) -> Response:
         """Takes a rollout server out; its calls under way end."""
         self.gateway.access.check(request, Role.ADMIN)
         asked = decode_body(await self.gateway.body(request), ServerBody)
-        upstream = self.gateway.models.asked(asked.model).upstream
+        upstream = self.gateway.models.get(asked.model).upstream
         try:
             await upstream.remove(asked.address.rstrip("/"))
         except InvalidInput as error:

@@ -12,9 +12,10 @@ from headrace.data.trajectory import Trajectory
 from headrace.gateway.access import Caller, Role
 from headrace.gateway.errors import Refusal
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.http import FeedbackBody, Handler, decode_body, json_response
+from headrace.gateway.http import Handler, decode_body, json_response
 from headrace.gateway.live.conversations import LiveConversations
 from headrace.gateway.live.index import call_in, conversation_of
+from headrace.gateway.routes.bodies import FeedbackBody
 from headrace.gateway.routes.calls import opened
 from headrace.pool.errors import Conflict, Gone, NotFound
 
@@ -40,7 +41,7 @@ def feedback_handler(gateway: Gateway, live: LiveConversations | None) -> Handle
 
 
 async def give_feedback(gateway: Gateway, caller: Caller, asked: FeedbackBody) -> dict[str, Any]:
-    """Pays the steps of an answer. `late`: a trainer has them, or had them, already."""
+    """Rewards the steps of an answer. `late`: a trainer has them, or had them, already."""
     call = call_in(asked.response_id)
     if call is None:
         raise Refusal(
@@ -54,8 +55,8 @@ async def give_feedback(gateway: Gateway, caller: Caller, asked: FeedbackBody) -
     root = caller.uid(conversation_of(call))
     await gateway.flushed(root)
     gone: str | None = None
-    for policy in gateway.models:
-        held = policy.uid_of(root)
+    for model in gateway.models:
+        held = model.uid_of(root)
         try:
             found = await gateway.pool.aio.trajectory(held)
         except Gone:

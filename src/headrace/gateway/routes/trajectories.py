@@ -17,19 +17,17 @@ from starlette.responses import Response
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import check_finite, check_uid
 from headrace.gateway.access import Caller, Role
-from headrace.gateway.call.ask import checked_sampling
 from headrace.gateway.errors import Refusal
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.http import (
+from headrace.gateway.http import decode_body, json_response, path_uid
+from headrace.gateway.per_model import PerModelTrajectories
+from headrace.gateway.request import checked_sampling
+from headrace.gateway.routes.bodies import (
     CompleteTrajectoryBody,
     InitTrajectoryBody,
     RegisterTrajectoryBody,
     RewardBody,
-    decode_body,
-    json_response,
-    path_uid,
 )
-from headrace.gateway.models.per_model import PerModelTrajectories
 from headrace.gateway.sessions import SAMPLING_FIELD, Session, forced_sampling
 from headrace.pool.errors import Gone, NotFound
 from headrace.pool.operation import Completion
@@ -139,7 +137,7 @@ class TrajectoryRoutes:
             raise Refusal(f"trajectory {uid!r} is complete; choose another uid", 409, code="trajectory_complete")
         channel = session.channel if session is not None and asked.channel is None else usual
         await gateway.flushed(uid)
-        await self.per_model.place(uid, prompt, channel, asked, keep=not caller.trusted)
+        await self.per_model.place(uid, prompt, channel, asked.metadata, asked.n_rollouts, keep=not caller.trusted)
         moves = session is not None and session.channel != channel
         told = asked.metadata, asked.n_rollouts
         await gateway.pool.aio.open(uid, prompt, channel, *told, move=moves, keep=not caller.trusted)
@@ -216,8 +214,8 @@ class TrajectoryRoutes:
                 await gateway.pool.aio.trajectory(uid)
             except Gone as error:
                 raise Refusal(f"{error}; it can no longer be deleted here", 409, code="trajectory_complete") from None
-            for policy in gateway.models:
-                await gateway.pool.aio.forget(policy.uid_of(uid))
+            for model in gateway.models:
+                await gateway.pool.aio.forget(model.uid_of(uid))
             await gateway.forget(uid)
         return json_response({"status": "ok"})
 

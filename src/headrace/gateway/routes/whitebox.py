@@ -13,24 +13,16 @@ from starlette.responses import Response
 from headrace.data.errors import InvalidInput
 from headrace.data.step import Step, token_ids_array
 from headrace.gateway.access import Caller, Role
-from headrace.gateway.call.ask import Ask, BadField, take_max_tokens, take_sampling, tools_bytes
-from headrace.gateway.call.connection import ClientGone, DisconnectWatch
-from headrace.gateway.call.executor import CallExecutor
-from headrace.gateway.call.turn import Turn
 from headrace.gateway.errors import Refusal
+from headrace.gateway.executor import CallExecutor
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.http import (
-    ComputeRewardBody,
-    GenerateBody,
-    StepBody,
-    SubmitStepsBody,
-    decode_body,
-    json_response,
-)
+from headrace.gateway.http import ClientGone, DisconnectWatch, decode_body, json_response
 from headrace.gateway.redaction import REDACTED, redacted_step
+from headrace.gateway.request import BadField, CallRequest, take_max_tokens, take_sampling, tools_bytes
+from headrace.gateway.routes.bodies import ComputeRewardBody, GenerateBody, StepBody, SubmitStepsBody
+from headrace.gateway.turn import Turn
 from headrace.gateway.upstream import RolloutServerFailed
-from headrace.tokens import Cause, PromptPlan, read_messages, text_of
-from headrace.tokens import Request as Conversation
+from headrace.tokens import Cause, Conversation, PromptPlan, read_messages, text_of
 
 #: What counters call prompts that belong to no channel.
 NO_CHANNEL = "-"
@@ -70,17 +62,17 @@ class WhiteBoxRoutes:
         )
 
     async def _sampled(self, asked: GenerateBody) -> tuple[CallExecutor, Turn]:
-        policy = self.gateway.models.asked(asked.model)
-        calls = policy.calls
+        model = self.gateway.models.get(asked.model)
+        calls = model.calls
         planner = calls.planner
-        ask = _ask(asked)
-        if ask.conversation is not None:
-            plan = await planner.conversation(ask.conversation, tools_size=tools_bytes(ask.conversation))
+        request = _call_request(asked)
+        if request.conversation is not None:
+            plan = await planner.conversation(request.conversation, tools_size=tools_bytes(request.conversation))
         else:
             plan = PromptPlan(planner.checked(token_ids_array(asked.prompt_ids, "prompt_ids")), Cause.FIRST)
         call_id = uuid.uuid4().hex
-        context = policy.upstream.max_model_len
-        turn = planner.turn(NO_CHANNEL, ask, plan, call_id, "", context, sticky=asked.trajectory_uid or call_id)
+        context = model.upstream.max_model_len
+        turn = planner.turn(NO_CHANNEL, request, plan, call_id, "", context, sticky=asked.trajectory_uid or call_id)
         await calls.sample([turn])
         (choice,) = turn.choices
         trouble = calls.trouble(turn, choice, choice.response(), choice.values())
@@ -107,7 +99,9 @@ class WhiteBoxRoutes:
         gateway = self.gateway
         for step in steps:
             gateway.models.check(step.trajectory_uid)
-        kept = [step if await gateway.redaction.keeps(step, channel) else redacted_step(step) for step in steps]
+        kept = steps
+        if gateway.redaction is not None:
+            kept = [step if await gateway.redaction.keeps(step, channel) else redacted_step(step) for step in steps]
         await gateway.recorder.flushed(*{step.trajectory_uid for step in kept})
         receipt = await gateway.pool.aio.submit_steps(kept, channel, timeout=0)
         dropped = sum(step.quarantined == REDACTED for step in kept)
@@ -132,8 +126,8 @@ class WhiteBoxRoutes:
         )
 
 
-def _ask(asked: GenerateBody) -> Ask:
-    """What `/generate` takes, as an ask."""
+def _call_request(asked: GenerateBody) -> CallRequest:
+    """What `/generate` takes, as a call's request."""
     if (asked.prompt_ids is None) == (asked.messages is None):
         raise BadField("give either prompt_ids or messages", "prompt_ids")
     fields = dict(asked.sampling_params or {})
@@ -150,7 +144,7 @@ def _ask(asked: GenerateBody) -> Ask:
     conversation = None
     if asked.messages is not None:
         conversation = Conversation(read_messages(asked.messages), asked.tools, asked.chat_template_kwargs)
-    return Ask(model="", conversation=conversation, sampling=sampling, extra=fields)
+    return CallRequest(model="", conversation=conversation, sampling=sampling, extra=fields)
 
 
 def _scoped(given: StepBody, caller: Caller) -> StepBody:

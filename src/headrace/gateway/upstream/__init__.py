@@ -1,16 +1,16 @@
-"""Rollout servers (vLLM's wire): where the Gateway's orders are sampled.
+"""Rollout servers (vLLM's wire): where the Gateway's requests are sampled.
 
 upstream = Upstream(["http://host1:8001", "http://host2:8001"], UpstreamOptions(balance="sticky"))
 await upstream.start(vocabulary)                    # verifies them; upstream.trouble says what does not match
-answer = await upstream.sample(Order(ids, {"max_tokens": 64, "temperature": 1.0}))
-async for piece in upstream.stream(order): ...      # closing it aborts upstream
+answer = await upstream.sample(UpstreamRequest(ids, {"max_tokens": 64, "temperature": 1.0}))
+async for piece in upstream.stream(request): ...      # closing it aborts upstream
 await upstream.pause("abort-resume"); upstream.set_version(7); await upstream.resume()
 """
 
 from headrace.gateway.upstream.errors import CannotPause, NoRolloutServer, RolloutServerFailed, UpstreamRefused
 from headrace.gateway.upstream.options import Balancing, UpstreamOptions
 from headrace.gateway.upstream.pause import PAUSE_MODES
-from headrace.gateway.upstream.types import Order, SampledAnswer, SampledChoice
+from headrace.gateway.upstream.types import SampledAnswer, SampledChoice, UpstreamRequest
 from headrace.gateway.upstream.upstream import Upstream
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "UpstreamOptions",
     "Balancing",
     "PAUSE_MODES",
-    "Order",
+    "UpstreamRequest",
     "SampledChoice",
     "SampledAnswer",
     "UpstreamRefused",

@@ -1,8 +1,8 @@
-"""One order to one server, and to the next where that one fails: each server is tried at most once.
+"""One request to one server, and to the next where that one fails: each server is tried at most once.
 
-Whatever a server does, what comes out is choices, `UpstreamRefused` (the order's fault) or `RolloutServerFailed` (the
+Whatever a server does, what comes out is choices, `UpstreamRefused` (the request's fault) or `RolloutServerFailed` (the
 server's). The connection of a call that did not end as it should is closed, which is how vLLM learns that nobody
-listens. Only an order of whose answer nobody has seen anything is sent again.
+listens. Only a request of whose answer nobody has seen anything is sent again.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from headrace.gateway.upstream.http_client import (
 )
 from headrace.gateway.upstream.options import UpstreamOptions
 from headrace.gateway.upstream.server import UpstreamServer
-from headrace.gateway.upstream.types import SampledChoice, VersionSpans, extend_spans
-from headrace.gateway.upstream.wire import CompletionsWire, EncodedOrder, GenerateWire, SamplingWire
+from headrace.gateway.upstream.types import SampledChoice, VersionSpans
+from headrace.gateway.upstream.wire import CompletionsWire, EncodedRequest, GenerateWire, SamplingWire, extend_spans
 
 #: Statuses that are the server's fault and not the request's: its key, its routes, the model's name.
 DENIED_STATUSES = (401, 403, 404, 405)
@@ -62,7 +62,7 @@ class _StreamedChoice:
 
 
 class ServerCall:
-    """One order sent to one server; its answer is read whole (`whole`) or piece by piece (`open`, then `more`)."""
+    """One request sent to one server; its answer is read whole (`whole`) or piece by piece (`open`, then `more`)."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class ServerCall:
         server: UpstreamServer,
         url: URL,
         wire: SamplingWire,
-        encoded: EncodedOrder,
+        encoded: EncodedRequest,
         deadline: Deadline,
         most_bytes: int,
     ) -> None:
@@ -96,7 +96,7 @@ class ServerCall:
     # -- whole ---------------------------------------------------------------------------------------------------------
 
     async def whole(self) -> list[SampledChoice]:
-        """Sends the order and reads the whole answer: its choices by index. Raises like `Dispatch.send`."""
+        """Sends the request and reads the whole answer: its choices by index. Raises like `Dispatch.send`."""
         data = await self._deadline.wait(self._exchange(), self.server.address)
         encoded = self._encoded
         try:
@@ -134,7 +134,7 @@ class ServerCall:
     # -- in pieces -----------------------------------------------------------------------------------------------------
 
     async def open(self) -> list[SampledChoice]:
-        """Sends the order and returns the first pieces of its answer."""
+        """Sends the request and returns the first pieces of its answer."""
         self._events = SseDecoder()
         self._choices = [_StreamedChoice() for _ in range(self._encoded.choices)]
         self._consumed: IntArray | None = None
@@ -207,7 +207,7 @@ class ServerCall:
 
     def _check_images_read(self, beginning: SampledChoice) -> None:
         """Fails where a server does not report the ids of a prompt with images: it may not have looked at them."""
-        if self._encoded.order.images and beginning.ids and beginning.consumed is None:
+        if self._encoded.request.images and beginning.ids and beginning.consumed is None:
             raise self._failed("did not tell the ids that it made of a prompt with images", "malformed")
 
     def _unfinished(self) -> list[SampledChoice]:
@@ -237,7 +237,7 @@ class ServerCall:
     # -- what goes wrong -----------------------------------------------------------------------------------------------
 
     async def _sent(self, *, stream: bool) -> HttpResponse:
-        """Sends the order; returns once the answer's headers are there, with status 200."""
+        """Sends the request; returns once the answer's headers are there, with status 200."""
         body = self._wire.body(self._encoded, self.server.model, stream=stream)
         try:
             response = await self._client.post(self._url, body)
@@ -281,7 +281,7 @@ UNAVAILABLE_KINDS = frozenset({"unreachable", "status", "busy"})
 
 
 class Dispatch:
-    """Sends orders to servers that are up, by the fleet's balancing; reports failures to the fleet."""
+    """Sends requests to servers that are up, by the fleet's balancing; reports failures to the fleet."""
 
     def __init__(self, fleet: Fleet, options: UpstreamOptions, counters: Counter[str]) -> None:
         self.client: UpstreamClient | None = None
@@ -291,21 +291,21 @@ class Dispatch:
         self._most_bytes = int(options.max_answer_mb * 2**20)
 
     async def send(
-        self, encoded: EncodedOrder, deadline: Deadline, exchange: Callable[[ServerCall], Awaitable[T]]
+        self, encoded: EncodedRequest, deadline: Deadline, exchange: Callable[[ServerCall], Awaitable[T]]
     ) -> tuple[ServerCall, T]:
         """Tries one server after the other; returns the call that worked and what `exchange` made of it.
 
-        Raises `UpstreamRefused` at the first refusal, `RolloutServerFailed` where the order took too long in all, and
+        Raises `UpstreamRefused` at the first refusal, `RolloutServerFailed` where the request took too long in all, and
         `NoRolloutServer` or the last server's failure once none is left."""
         tried: list[UpstreamServer] = []
         errors: list[RolloutServerFailed] = []
         while True:
             candidates = [server for server in self._fleet.up if server not in tried] if tried else self._fleet.up
-            if encoded.order.images:
+            if encoded.request.images:
                 candidates = self._with_images(encoded, candidates)
             if not candidates:
                 raise self.none_left(errors)
-            server = self._balance.pick(candidates, encoded.order.sticky)
+            server = self._balance.pick(candidates, encoded.request.sticky)
             call = self._call(server, encoded, deadline)
             if tried:
                 self._counters["retries"] += 1
@@ -326,19 +326,19 @@ class Dispatch:
                 call.close()
                 raise
 
-    def _call(self, server: UpstreamServer, encoded: EncodedOrder, deadline: Deadline) -> ServerCall:
-        assert self.client is not None, "start() comes before the first order"
+    def _call(self, server: UpstreamServer, encoded: EncodedRequest, deadline: Deadline) -> ServerCall:
+        assert self.client is not None, "start() comes before the first request"
         self._counters["calls"] += 1
-        if server.generate and self._generate.can_serve(encoded.order):
+        if server.generate and self._generate.can_serve(encoded.request):
             url, wire = server.generate_url, self._generate
             return ServerCall(self.client, server, url, wire, encoded, deadline, self._most_bytes)
         return ServerCall(
             self.client, server, server.completions_url, self._completions, encoded, deadline, self._most_bytes
         )
 
-    def _with_images(self, encoded: EncodedOrder, servers: Sequence[UpstreamServer]) -> list[UpstreamServer]:
+    def _with_images(self, encoded: EncodedRequest, servers: Sequence[UpstreamServer]) -> list[UpstreamServer]:
         """The servers that take a prompt with images; `UpstreamRefused` where none does."""
-        missing = self._generate.missing(encoded.order)
+        missing = self._generate.missing(encoded.request)
         if missing:
             raise UpstreamRefused(
                 f"a prompt with images is sampled without {', '.join(missing)}: leave it out", 400, missing[0]
@@ -352,13 +352,14 @@ class Dispatch:
         return able
 
     def failed(self, server: UpstreamServer, error: RolloutServerFailed) -> None:
+        """Counts a server's failure; takes the server out where the error is of a kind that lasts."""
         server.failures += 1
         self._counters[f"failed_{error.kind}"] += 1
         if error.kind in DOWN_KINDS:
             self._fleet.down(server, str(error))
 
     def none_left(self, errors: list[RolloutServerFailed]) -> NoRolloutServer | RolloutServerFailed:
-        """The error of an order that no server is left for: the last bad answer's, else `NoRolloutServer`."""
+        """The error of a request that no server is left for: the last bad answer's, else `NoRolloutServer`."""
         nonsense = [error for error in errors if error.kind not in UNAVAILABLE_KINDS]
         if nonsense:
             return nonsense[-1]

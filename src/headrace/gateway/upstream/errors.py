@@ -80,6 +80,7 @@ class ServerFault(Exception):
 
     @classmethod
     def of(cls, fault: ErrorBody) -> ServerFault:
+        """The error that an answer's body holds."""
         code = fault.code if isinstance(fault.code, int) else 500
         return cls(code, fault.message or "no reason given", fault.param)
 

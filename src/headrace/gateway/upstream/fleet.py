@@ -1,6 +1,6 @@
-"""All rollout servers, their health, and which of them takes an order.
+"""All rollout servers, their health, and which of them takes a request.
 
-A server takes orders only while it is `up`, and only a probe makes it that. Balancing is pure: what it looks at is
+A server takes requests only while it is `up`, and only a probe makes it that. Balancing is pure: what it looks at is
 handed in, and nothing is awaited.
 """
 
@@ -35,7 +35,7 @@ C = TypeVar("C", bound=Candidate)
 
 
 class Balancer(Protocol):
-    """Decides which server takes an order."""
+    """Decides which server takes a request."""
 
     def pick(self, candidates: Sequence[C], sticky: str) -> C:
         """One of the candidates, of which there is at least one."""
@@ -55,8 +55,8 @@ class RoundRobin:
 
 
 class Sticky:
-    """All orders with the same `sticky` key to one server, by rendezvous hashing: a server that leaves moves only its
-    own. Orders without a key go round-robin.
+    """All requests with the same `sticky` key to one server, by rendezvous hashing: a server that leaves moves only its
+    own. Requests without a key go round-robin.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Fleet:
         self.servers: dict[str, UpstreamServer] = {}
         for address in addresses:
             self._known(normal_address(address))
-        #: Those that take orders.
+        #: Those that take requests.
         self.up: tuple[UpstreamServer, ...] = ()
         #: Whether one of them was up before.
         self.found = False
@@ -123,6 +123,7 @@ class Fleet:
         return self.servers.setdefault(address, UpstreamServer(address, self.version))
 
     async def add(self, address: str) -> UpstreamServer:
+        """Takes a server in and verifies it, unless it is there already; raises `InvalidInput` for no address."""
         server = self._known(normal_address(address))
         if server.state in ("new", "leaving"):
             self._set(server, "new", "not verified yet")
@@ -130,6 +131,7 @@ class Fleet:
         return server
 
     def remove(self, address: str) -> None:
+        """Gives a server no new calls; raises `InvalidInput` for one that is not there."""
         self._set(self.find(address), "leaving", "removed; its calls in flight end")
         self.prune()
 
@@ -139,6 +141,7 @@ class Fleet:
             del self.servers[server.address]
 
     def find(self, address: str) -> UpstreamServer:
+        """The server at an address; raises `InvalidInput`, with those that are known, for any other."""
         found = self.servers.get(normal_address(address))
         if found is None:
             known = ", ".join(self.servers) or "none"
@@ -171,6 +174,7 @@ class Fleet:
             await asyncio.sleep(MODEL_ROOT_RETRY_S)
 
     async def start(self, client: UpstreamClient, vocabulary: Vocabulary) -> None:
+        """Verifies every server, each within `verify_s`, whatever becomes of it."""
         self._client, self._vocabulary = client, vocabulary
         await asyncio.gather(*(self.verify(server) for server in self.servers.values()))
 
@@ -200,6 +204,7 @@ class Fleet:
                 self.prune()
 
     async def verify(self, server: UpstreamServer) -> None:
+        """Probes a server, and sets its state by what was found: up, down or unfit."""
         if self._client is None or self._vocabulary is None:
             return  # `start` will
         probe = ServerProbe(self._client, server, self._vocabulary, self._options)
@@ -287,5 +292,6 @@ class Fleet:
         return min((server.max_model_len for server in self.up if server.max_model_len is not None), default=None)
 
     def describe(self) -> list[dict[str, Any]]:
+        """What `/servers` tells of each server."""
         self.prune()
         return [server.describe() for server in self.servers.values()]

@@ -1,6 +1,6 @@
-"""What holds an order back: the gate that is closed during a pause, and the deadline of a call.
+"""What holds a request back: the gate that is closed during a pause, and the deadline of a call.
 
-Orders wait at the gate without an error or a time-out. An order that is past it is in flight until it ends; only one
+Requests wait at the gate without an error or a time-out. A request that is past it is in flight until it ends; only one
 whose answer was aborted comes back to wait again. Time while the servers are paused does not count for a deadline.
 """
 
@@ -14,7 +14,7 @@ from headrace.gateway.upstream.errors import RolloutServerFailed
 
 
 class Gate:
-    """Lets orders through while it is open, and counts those that wait and those in flight."""
+    """Lets requests through while it is open, and counts those that wait and those in flight."""
 
     def __init__(self) -> None:
         #: How often everything in flight was aborted; an abort that came while this moved was asked for.
@@ -29,17 +29,19 @@ class Gate:
         return self._opened is not None
 
     def close(self) -> None:
+        """Makes requests wait from now on."""
         if self._opened is None:
             self._opened = asyncio.Event()
 
     def open(self) -> None:
+        """Lets go of all that wait."""
         if self._opened is not None:
             self._opened.set()
             self._opened = None
         self._notify()
 
     async def wait_open(self) -> None:
-        """Returns once the gate is open; meanwhile the order counts as `waiting`."""
+        """Returns once the gate is open; meanwhile the request counts as `waiting`."""
         self.waiting += 1
         try:
             await self.opened()
@@ -52,9 +54,11 @@ class Gate:
             await self._opened.wait()
 
     def enter(self) -> None:
+        """Counts a request that passed the gate as in flight, until `leave`."""
         self.in_flight += 1
 
     def leave(self) -> None:
+        """Counts a request that has ended."""
         self.in_flight -= 1
         if not self.in_flight:
             self._notify()
@@ -88,7 +92,7 @@ T = TypeVar("T")
 
 
 class Deadline:
-    """How long one order may take, over every server that it is sent to: `idle_s` in silence, `call_s` in all.
+    """How long one request may take, over every server that it is sent to: `idle_s` in silence, `call_s` in all.
 
     It waits for one thing at a time, and does not run while it is frozen."""
 
@@ -111,19 +115,21 @@ class Deadline:
                 raise  # the thing's own
             if self._loop.time() >= self._end:
                 raise RolloutServerFailed(
-                    f"{who} did not finish: the order took longer than call_s in all", "late"
+                    f"{who} did not finish: the request took longer than call_s in all", "late"
                 ) from None
             raise RolloutServerFailed(f"{who} sent nothing for {self._idle_s:g} s", "hang") from None
         finally:
             self._scope = None
 
     def freeze(self) -> None:
+        """Stops both clocks until `thaw`."""
         if self._frozen is None:
             self._frozen = self._loop.time()
             if self._scope is not None:
                 self._scope.reschedule(None)
 
     def thaw(self) -> None:
+        """Starts them again: `idle_s` anew, `call_s` where it stopped."""
         if self._frozen is not None:
             self._end += self._loop.time() - self._frozen
             self._frozen = None

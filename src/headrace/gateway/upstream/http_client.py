@@ -57,6 +57,7 @@ class HttpResponse:
 
     @property
     def content_length(self) -> int | None:
+        """The body's length, where the server told it."""
         told = self.headers.get("content-length", "")
         return int(told) if told.isdecimal() else None
 
@@ -113,6 +114,7 @@ class HttpResponse:
     # Called by the connection.
 
     def head(self, status: int) -> None:
+        """Takes the status; the headers are complete."""
         self.status = status
         self._tell()
 
@@ -125,11 +127,13 @@ class HttpResponse:
         return self._wants_all or self._size < HIGH_WATER_BYTES
 
     def end(self) -> None:
+        """Notes that the body is complete."""
         self._ended = True
         self._connection = None
         self._tell()
 
     def fail(self, error: HttpError) -> None:
+        """Notes why nothing more will come."""
         self._error = error
         self._connection = None
         self._tell()
@@ -254,6 +258,7 @@ class HttpConnections:
         return response
 
     def close(self) -> None:
+        """Closes the connections that are idle."""
         for home in self._idle.values():
             for connection in list(home):
                 connection.abort()
@@ -324,6 +329,7 @@ class UpstreamClient:
         self._http = HttpConnections(headers, connect_s=options.connect_s, keep_alive_s=KEEP_ALIVE_S)
 
     async def post(self, url: URL, body: bytes | None) -> HttpResponse:
+        """Sends a body; returns once the answer's status and headers are there. Raises `HttpError`s."""
         return await self._http.request("POST", url, body)
 
     async def ask(self, method: str, url: URL, body: Any, within_s: float) -> tuple[int, bytes]:
@@ -347,6 +353,7 @@ class UpstreamClient:
                 response.close()
 
     async def close(self) -> None:
+        """Closes the connections that are idle."""
         self._http.close()
 
 

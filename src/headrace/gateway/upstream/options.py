@@ -17,13 +17,13 @@ LogProbModeAsked = Literal["auto", "processed", "raw"]
 class UpstreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How all servers are talked to.
 
-    balance         which server takes an order
+    balance         which server takes a request
     wire            `auto` uses /inference/v1/generate where a server has it and it can do what is asked
     log_prob_mode   the log-probs that the trainer expects; a server that gives others is unfit
     version         a server's policy version until it or the trainer tells another
     connect_s       to open a connection
     idle_s          the longest silence; a whole answer is silent until its last token was sampled
-    call_s          an order in all, from its first byte sent; time spent paused does not count
+    call_s          a request in all, from its first byte sent; time spent paused does not count
     probe_s         between two probes of a server that is down or unfit
     verify_s        one probe in all; the first completion of a server that has just started can be slow
     control_s       a pause or a resume

@@ -40,7 +40,7 @@ class PauseControl:
         self.overdue: str | None = None
 
     async def pause(self, mode: str, lease_s: float) -> None:
-        """Holds new orders for `lease_s` seconds at most; pausing again begins that time anew. Raises `CannotPause`,
+        """Holds new requests for `lease_s` seconds at most; pausing again begins that time anew. Raises `CannotPause`,
         with everything resumed, where a server cannot be paused."""
         if mode not in PAUSE_MODES:
             raise InvalidInput(f"mode is {shown(mode)}; it must be one of {', '.join(PAUSE_MODES)}")
@@ -55,10 +55,12 @@ class PauseControl:
         await self._gate.wait_quiet()
 
     async def resume(self) -> None:
+        """Ends a pause: servers resume, deadlines run again, the gate opens. One that cannot resume is taken out."""
         async with self._one_at_a_time:
             await self._release()
 
     def close(self) -> None:
+        """Forgets the end of a pause's lease."""
         if self._lease is not None:
             self._lease.cancel()
 

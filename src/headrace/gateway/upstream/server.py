@@ -17,7 +17,7 @@ from headrace.data.errors import InvalidInput, shown
 from headrace.gateway.upstream.errors import RolloutServerFailed, read_fault
 from headrace.gateway.upstream.http_client import UpstreamClient
 from headrace.gateway.upstream.options import UpstreamOptions
-from headrace.gateway.upstream.types import version_number
+from headrace.gateway.upstream.wire import version_number
 from headrace.tokens.check import SAMPLE, LogProbMode, log_prob_mode, tokenization_trouble
 from headrace.tokens.vocabulary import Vocabulary
 
@@ -47,6 +47,7 @@ class UpstreamServer:
         self.generate_url = self.url("/inference/v1/generate")
 
     def url(self, path: str) -> URL:
+        """The URL of a path on this server."""
         return URL(self.address + path, encoded=True)
 
     def saw_version(self, version: int) -> None:
@@ -55,6 +56,7 @@ class UpstreamServer:
             self.version = version
 
     def describe(self) -> dict[str, Any]:
+        """What `/servers` tells of it."""
         return {
             "address": self.address,
             "state": self.state,
@@ -115,7 +117,7 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 
 class ServerProbe:
-    """Asks one server all that must be known before it takes orders."""
+    """Asks one server all that must be known before it takes requests."""
 
     def __init__(
         self, client: UpstreamClient, server: UpstreamServer, vocabulary: Vocabulary, options: UpstreamOptions
@@ -123,6 +125,7 @@ class ServerProbe:
         self._client, self._server, self._vocabulary, self._options = client, server, vocabulary, options
 
     async def healthy(self) -> None:
+        """Returns where `/health` is well; raises `RolloutServerFailed` otherwise."""
         status, data = await self._ask("GET", "/health")
         if status >= 300:
             raise RolloutServerFailed(

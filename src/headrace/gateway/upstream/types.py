@@ -6,29 +6,29 @@ which token is told in spans `((first token, version), ...)` from token 0 on, no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from headrace.data.step import INT32_MAX, IntArray
+from headrace.data.step import IntArray
 from headrace.tokens import PlacedImage
 
 VersionSpans = tuple[tuple[int, int], ...]
 
 
-class Order(msgspec.Struct, frozen=True, eq=False):
+class UpstreamRequest(msgspec.Struct, frozen=True, eq=False):
     """What to sample. `sampling` is in vLLM's names, effective and explicit; `extra` goes along at the top level.
 
-    `tops` is how many alternatives a token the agent asked to see. `sticky` is what `sticky` balancing keeps together.
-    `call_id` is sent upstream, so that both sides' logs name a call alike. `images` stand in the prompt where they say:
-    as many ids as the server must unfold each into.
+    top_logprobs    alternatives that the agent asked to see of each token
+    sticky          requests with the same key go to the same server under `sticky` balancing
+    call_id         sent along, so that both sides' logs name a call alike
+    images          each stands in the prompt where it says, as the run of ids that the server must unfold it into
     """
 
     prompt: IntArray
     sampling: dict[str, Any]
     extra: dict[str, Any] = {}
-    tops: int = 0
+    top_logprobs: int = 0
     sticky: str = ""
     call_id: str = ""
     images: tuple[PlacedImage, ...] = ()
@@ -37,10 +37,11 @@ class Order(msgspec.Struct, frozen=True, eq=False):
 class SampledChoice(msgspec.Struct, eq=False):
     """One choice of an answer, whole or, in a stream, what is new of it.
 
-    `consumed` is the prompt as the server told it: the order's own array where they are equal, None where the server
-    told none (or none yet: a stream tells it once). `spans` is `((first token, version), ...)` of this choice's tokens
-    from its beginning, complete on the last piece. `tokens` and `top` are there only where `tops` were asked for.
-    `server` is where it was sampled.
+    consumed        the prompt as the server told it: the request's own array where they are equal, None where it told
+                    none (or none yet: a stream tells it once)
+    spans           `((first token, version), ...)` of its tokens from its beginning, complete on the last piece
+    tokens, top     texts and alternatives, only where `top_logprobs` were asked for
+    server          where it was sampled
     """
 
     index: int
@@ -63,51 +64,3 @@ class SampledAnswer(msgspec.Struct, eq=False):
     choices: list[SampledChoice]
     server: str
     version: int
-
-
-class VersionRange(msgspec.Struct):
-    """One of a server's `weight_versions`: its tokens `[start, end)` are of this version."""
-
-    version: str
-    start: int
-    end: int
-
-
-def extend_spans(spans: VersionSpans, first: int, version: int) -> VersionSpans:
-    """The spans, with the tokens from `first` on under `version`."""
-    if spans and spans[-1][1] == version:
-        return spans
-    return (*spans, (first, version))
-
-
-def join_spans(before: VersionSpans, tokens: int, after: VersionSpans) -> VersionSpans:
-    """The spans of an answer that was cut after `tokens` tokens and continued."""
-    for first, version in after:
-        before = extend_spans(before, tokens + first, version)
-    return before
-
-
-def spans_of(told: Sequence[VersionRange] | None, known: int) -> VersionSpans:
-    """A server's `weight_versions` as spans; empty where none of them is a number, or they leave a gap.
-
-    A version that is no number, beside one that is, counts as `known`, the version known when the call began.
-    """
-    if not told or all(version_number(span.version) is None for span in told):
-        return ()
-    spans: VersionSpans = ()
-    at = 0
-    for span in told:
-        if span.start != at or span.end < span.start:
-            return ()
-        if span.end > span.start:
-            number = version_number(span.version)
-            spans = extend_spans(spans, span.start, known if number is None else number)
-        at = span.end
-    return spans
-
-
-def version_number(told: str) -> int | None:
-    """A server's version as a number; None for "default" (weights nobody numbered) and names such as "step-7"."""
-    if not (told.isascii() and told.isdigit() and len(told) <= 10):
-        return None
-    return number if (number := int(told)) <= INT32_MAX else None

@@ -1,4 +1,7 @@
-"""An answer that was cut, and the rest of it: what is still to be sampled, and the two joined into one."""
+"""`Upstream`: the rollout servers of one model as the rest of a gateway sees them: sample, stream, pause, versions.
+
+An answer that a pause cut off is continued by another request for the rest of it, and the two are joined into one.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ from headrace.gateway.upstream.http_client import UpstreamClient
 from headrace.gateway.upstream.options import UpstreamOptions
 from headrace.gateway.upstream.pause import PAUSE_LEASE_S, PauseControl
 from headrace.gateway.upstream.server import UpstreamServer
-from headrace.gateway.upstream.types import Order, SampledAnswer, SampledChoice, join_spans
-from headrace.gateway.upstream.wire import EncodedOrder
+from headrace.gateway.upstream.types import SampledAnswer, SampledChoice, UpstreamRequest, VersionSpans
+from headrace.gateway.upstream.wire import EncodedRequest, extend_spans
 from headrace.net.supervised import Supervised
 from headrace.tokens.vocabulary import Vocabulary
 
@@ -41,9 +44,9 @@ RESTARTING_PARAMS = (
 
 
 class Upstream:
-    """All rollout servers of one model: samples orders, pauses around a change of weights, knows their versions.
+    """All rollout servers of one model: samples requests, pauses around a change of weights, knows their versions.
 
-    Made and used in one event loop. `start` comes before the first order, `close` after the last."""
+    Made and used in one event loop. `start` comes before the first request, `close` after the last."""
 
     def __init__(self, addresses: Iterable[str], options: UpstreamOptions) -> None:
         self.options = options
@@ -72,6 +75,7 @@ class Upstream:
         return self._client
 
     async def close(self) -> None:
+        """Ends its tasks and connections; a pause is not ended."""
         await self.watch.stop()
         self._control.close()
         if self._client is not None:
@@ -80,7 +84,7 @@ class Upstream:
 
     # -- sampling ------------------------------------------------------------------------------------------------------
 
-    async def sample(self, order: Order) -> SampledAnswer:
+    async def sample(self, request: UpstreamRequest) -> SampledAnswer:
         """Samples a whole answer. Cancelling it aborts the call on the server.
 
         Raises `UpstreamRefused`, `RolloutServerFailed` or `NoRolloutServer`."""
@@ -90,10 +94,10 @@ class Upstream:
         with self._in_flight() as deadline:
             try:
                 aborts = gate.aborts
-                call, choices = await self._dispatch.send(EncodedOrder.of(order), deadline, ServerCall.whole)
+                call, choices = await self._dispatch.send(EncodedRequest.of(request), deadline, ServerCall.whole)
                 if any(choice.finish_reason == "abort" for choice in choices):
                     choices = await gather_or_cancel(
-                        [self._whole(order, choice, aborts, call.server) for choice in choices]
+                        [self._whole(request, choice, aborts, call.server) for choice in choices]
                     )
             except asyncio.CancelledError:
                 self.counters["aborted"] += 1
@@ -101,13 +105,15 @@ class Upstream:
         oldest = min((version for choice in choices for _, version in choice.spans), default=call.version)
         return SampledAnswer(choices, call.server.address, oldest)
 
-    async def _whole(self, order: Order, choice: SampledChoice, aborts: int, server: UpstreamServer) -> SampledChoice:
+    async def _whole(
+        self, request: UpstreamRequest, choice: SampledChoice, aborts: int, server: UpstreamServer
+    ) -> SampledChoice:
         """A choice that a pause cut off, completed by further calls."""
         while choice.finish_reason == "abort":
             await self._await_abort(aborts, server)
-            if must_restart(order):
+            if must_restart(request):
                 choice.ids = []  # nobody saw it: it is sampled again from its beginning
-            rest = rest_of(order, choice.index, choice.ids)
+            rest = rest_of(request, choice.index, choice.ids)
             if rest is None:
                 choice.finish_reason = "length"
                 break
@@ -115,22 +121,22 @@ class Upstream:
             aborts = self._gate.aborts
             self.counters["continued"] += 1
             with self._deadline() as deadline:
-                call, more = await self._dispatch.send(EncodedOrder.of(rest), deadline, ServerCall.whole)
+                call, more = await self._dispatch.send(EncodedRequest.of(rest), deadline, ServerCall.whole)
             server, choice = call.server, join_choices(choice, rest, more[0])
         return choice
 
-    async def stream(self, order: Order) -> AsyncGenerator[SampledChoice, None]:
+    async def stream(self, request: UpstreamRequest) -> AsyncGenerator[SampledChoice, None]:
         """Yields the pieces of an answer as they come. Closing it early aborts the call on the server.
 
         Raises like `sample`."""
         gate = self._gate
         if gate.closed:
             await gate.wait_open()
-        encoded = EncodedOrder.of(order)
+        encoded = EncodedRequest.of(request)
         #: Of each choice, what was told so far; without a finish_reason while there is more to come.
         told = [SampledChoice(index, [], None, None) for index in range(encoded.choices)]
         #: What is to be sampled, and the beginning of the answer that it continues.
-        todo: list[tuple[EncodedOrder, SampledChoice | None]] = [(encoded, None)]
+        todo: list[tuple[EncodedRequest, SampledChoice | None]] = [(encoded, None)]
         with self._in_flight() as deadline:
             try:
                 while todo:
@@ -141,7 +147,7 @@ class Upstream:
                         while pieces:
                             for piece in pieces:
                                 if before is not None:
-                                    append_to(piece, before, part.order)
+                                    append_to(piece, before, part.request)
                                 whole = told[piece.index]
                                 whole.ids += piece.ids
                                 whole.spans = piece.spans
@@ -157,11 +163,11 @@ class Upstream:
                     finally:
                         call.close()
                     for whole in cut:
-                        if whole.ids and must_restart(order):
+                        if whole.ids and must_restart(request):
                             raise RolloutServerFailed(
                                 "an answer that follows a grammar cannot go on after a pause's abort", "aborted"
                             )
-                        rest = rest_of(order, whole.index, whole.ids)
+                        rest = rest_of(request, whole.index, whole.ids)
                         if rest is None:
                             whole.finish_reason = "length"
                             yield SampledChoice(
@@ -170,7 +176,7 @@ class Upstream:
                         else:
                             self.counters["continued"] += 1
                             so_far = SampledChoice(whole.index, whole.ids.copy(), None, None, spans=whole.spans)
-                            todo.append((EncodedOrder.of(rest), so_far))
+                            todo.append((EncodedRequest.of(rest), so_far))
                     if cut:
                         await gate.wait_open()
             except (asyncio.CancelledError, GeneratorExit):
@@ -213,28 +219,32 @@ class Upstream:
     # -- weights -------------------------------------------------------------------------------------------------------
 
     async def pause(self, mode: str, lease_s: float = PAUSE_LEASE_S) -> None:
-        """Holds new orders; those in flight end (`drain`), freeze (`keep`), or are cut and later continued. After
+        """Holds new requests; those in flight end (`drain`), freeze (`keep`), or are cut and later continued. After
         `lease_s` without a `resume` it ends by itself, and `overdue` says so."""
         await self._control.pause(mode, lease_s)
 
     async def resume(self) -> None:
+        """Ends a pause, if there is one."""
         await self._control.resume()
 
     @property
     def overdue(self) -> str | None:
+        """Why the last pause ended without a `resume`; None where it did not."""
         return self._control.overdue
 
     @property
     def paused(self) -> bool:
+        """Whether new requests wait."""
         return self._gate.closed
 
     @property
     def waiting(self) -> int:
-        """Orders that wait for `resume`."""
+        """Requests that wait for `resume`."""
         return self._gate.waiting
 
     @property
     def in_flight(self) -> int:
+        """Requests that were let through and have not ended."""
         return self._gate.in_flight
 
     def set_version(self, version: int, server: str | None = None) -> None:
@@ -260,6 +270,7 @@ class Upstream:
 
     @property
     def versions(self) -> dict[str, int]:
+        """Each server's policy version, by its address."""
         return {server.address: server.version for server in self._fleet.servers.values()}
 
     # -- the servers ---------------------------------------------------------------------------------------------------
@@ -292,7 +303,7 @@ class Upstream:
 
     @property
     def ready(self) -> bool:
-        """Whether an order would find a server."""
+        """Whether a request would find a server."""
         return bool(self._fleet.up)
 
     @property
@@ -321,17 +332,18 @@ class Upstream:
         return next((server.model for server in self._fleet.up), None)
 
     def describe(self) -> list[dict[str, Any]]:
+        """What `/servers` tells of each server."""
         return self._fleet.describe()
 
 
-def must_restart(order: Order) -> bool:
+def must_restart(request: UpstreamRequest) -> bool:
     """Whether an answer that was cut cannot be continued, and must be sampled again from its beginning."""
-    return any(order.sampling.get(name) or order.extra.get(name) for name in RESTARTING_PARAMS)
+    return any(request.sampling.get(name) or request.extra.get(name) for name in RESTARTING_PARAMS)
 
 
-def rest_of(order: Order, index: int, ids: list[int]) -> Order | None:
-    """The order for what is left of one choice after these tokens; None where `max_tokens` is reached."""
-    sampling: dict[str, Any] = {**order.sampling, "n": 1}
+def rest_of(request: UpstreamRequest, index: int, ids: list[int]) -> UpstreamRequest | None:
+    """The request for what is left of one choice after these tokens; None where `max_tokens` is reached."""
+    sampling: dict[str, Any] = {**request.sampling, "n": 1}
     most = sampling.get("max_tokens")
     if isinstance(most, int):
         if most <= len(ids):
@@ -342,13 +354,20 @@ def rest_of(order: Order, index: int, ids: list[int]) -> Order | None:
     if isinstance(seed := sampling.get("seed"), int):
         # The same seed would draw the same numbers again; vLLM gives choice i the seed + i.
         sampling["seed"] = (seed + index + len(ids)) % 2**63
-    prompt = np.concatenate([order.prompt, np.array(ids, np.int32)]) if ids else order.prompt
-    call_id = f"{order.call_id}.{index}.{len(ids)}" if order.call_id else ""
-    return msgspec.structs.replace(order, prompt=prompt, sampling=sampling, call_id=call_id)
+    prompt = np.concatenate([request.prompt, np.array(ids, np.int32)]) if ids else request.prompt
+    call_id = f"{request.call_id}.{index}.{len(ids)}" if request.call_id else ""
+    return msgspec.structs.replace(request, prompt=prompt, sampling=sampling, call_id=call_id)
 
 
-def append_to(piece: SampledChoice, before: SampledChoice, rest: Order) -> None:
-    """Changes a piece of the order `rest` into one of the whole answer, of which `before` was already given out."""
+def join_spans(before: VersionSpans, tokens: int, after: VersionSpans) -> VersionSpans:
+    """The spans of an answer that was cut after `tokens` tokens and continued."""
+    for first, version in after:
+        before = extend_spans(before, tokens + first, version)
+    return before
+
+
+def append_to(piece: SampledChoice, before: SampledChoice, rest: UpstreamRequest) -> None:
+    """Changes a piece of the request `rest` into one of the whole answer, of which `before` was already given out."""
     piece.index = before.index
     piece.spans = join_spans(before.spans, len(before.ids), piece.spans)
     if not before.ids:
@@ -358,8 +377,8 @@ def append_to(piece: SampledChoice, before: SampledChoice, rest: Order) -> None:
     piece.text = None  # a character may lie across the cut: the two texts do not add up to that of all ids
 
 
-def join_choices(cut: SampledChoice, rest: Order, more: SampledChoice) -> SampledChoice:
-    """One choice out of its beginning and of what the order `rest` sampled."""
+def join_choices(cut: SampledChoice, rest: UpstreamRequest, more: SampledChoice) -> SampledChoice:
+    """One choice out of its beginning and of what the request `rest` sampled."""
     if not cut.ids:
         return msgspec.structs.replace(more, index=cut.index)
     # A prompt that is not what was sent: whoever compares it will see that.

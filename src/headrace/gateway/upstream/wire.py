@@ -19,7 +19,7 @@ import orjson
 from headrace.data.errors import shown
 from headrace.data.step import INT32_MAX, IntArray
 from headrace.gateway.upstream.errors import ErrorBody, MalformedAnswer, ServerFault
-from headrace.gateway.upstream.types import Order, SampledChoice, VersionRange, spans_of
+from headrace.gateway.upstream.types import SampledChoice, UpstreamRequest, VersionSpans
 from headrace.tokens.vision import fold_images
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
@@ -31,17 +31,20 @@ AS_SENT = b'"as sent"'
 LONG_PROMPT_BYTES = 2048
 
 
-class EncodedOrder(msgspec.Struct, frozen=True, eq=False):
-    """An order with its prompt as JSON: written once, sent as it is, and compared with what comes back."""
+class EncodedRequest(msgspec.Struct, frozen=True, eq=False):
+    """A request with its prompt as JSON: written once, sent as it is, and compared with what comes back."""
 
-    order: Order
+    request: UpstreamRequest
     choices: int
     prompt: bytes
 
     @classmethod
-    def of(cls, order: Order) -> EncodedOrder:
-        n = order.sampling.get("n")
-        return cls(order, n if isinstance(n, int) else 1, orjson.dumps(order.prompt, option=orjson.OPT_SERIALIZE_NUMPY))
+    def of(cls, request: UpstreamRequest) -> EncodedRequest:
+        """A request with its prompt encoded."""
+        n = request.sampling.get("n")
+        return cls(
+            request, n if isinstance(n, int) else 1, orjson.dumps(request.prompt, option=orjson.OPT_SERIALIZE_NUMPY)
+        )
 
     def without_prompt(self, data: bytes) -> bytes:
         """The answer with every long prompt that came back as it was sent replaced by the short mark `AS_SENT`.
@@ -62,32 +65,34 @@ class EncodedOrder(msgspec.Struct, frozen=True, eq=False):
         return b"".join([*kept, data[done:]]) if kept else data
 
     def consumed(self, told: msgspec.Raw) -> IntArray | None:
-        """The prompt as the server told it: the order's own array where it is that, None where it told none."""
+        """The prompt as the server told it: the request's own array where it is that, None where it told none."""
         said = bytes(told)
         if said == self.prompt or said == AS_SENT:
-            return self.order.prompt
+            return self.request.prompt
         if said == b"null":
             return None
         found = np.array(msgspec.json.decode(said, type=list[TokenId]), dtype=np.int32)
-        return self.order.prompt if np.array_equal(found, self.order.prompt) else found
+        return self.request.prompt if np.array_equal(found, self.request.prompt) else found
 
     def prompt_to_send(self) -> bytes:
         """The prompt with one placeholder an image: the server unfolds images itself."""
-        if not self.order.images:
+        if not self.request.images:
             return self.prompt
-        return orjson.dumps(fold_images(self.order.prompt, self.order.images), option=orjson.OPT_SERIALIZE_NUMPY)
+        return orjson.dumps(fold_images(self.request.prompt, self.request.images), option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 class SamplingWire(Protocol):
-    """A route that samples: how an order is written, and how its answer is read."""
+    """A route that samples: how a request is written, and how its answer is read."""
 
-    def body(self, encoded: EncodedOrder, model: str, *, stream: bool) -> bytes: ...
+    def body(self, encoded: EncodedRequest, model: str, *, stream: bool) -> bytes:
+        """A request's body; `model` is the name that the server knows the model by."""
+        ...
 
-    def whole(self, encoded: EncodedOrder, data: bytes, version: int) -> list[SampledChoice]:
+    def whole(self, encoded: EncodedRequest, data: bytes, version: int) -> list[SampledChoice]:
         """The choices of a whole answer; `spans` only where the server told versions. `version` was known before."""
         ...
 
-    def piece(self, encoded: EncodedOrder, data: bytes, version: int) -> list[SampledChoice]:
+    def piece(self, encoded: EncodedRequest, data: bytes, version: int) -> list[SampledChoice]:
         """The pieces that one event of a stream holds; raises `ServerFault` where it is an error."""
         ...
 
@@ -112,6 +117,47 @@ def decode_experts(told: str | None) -> Any:
 def no_token_ids() -> MalformedAnswer:
     """The error for an answer without ids."""
     return MalformedAnswer("there are no token_ids; a server that returns them is needed (vLLM 0.11 or later)")
+
+
+class VersionRange(msgspec.Struct):
+    """One of a server's `weight_versions`: its tokens `[start, end)` are of this version."""
+
+    version: str
+    start: int
+    end: int
+
+
+def extend_spans(spans: VersionSpans, first: int, version: int) -> VersionSpans:
+    """The spans, with the tokens from `first` on under `version`."""
+    if spans and spans[-1][1] == version:
+        return spans
+    return (*spans, (first, version))
+
+
+def spans_of(told: Sequence[VersionRange] | None, known: int) -> VersionSpans:
+    """A server's `weight_versions` as spans; empty where none of them is a number, or they leave a gap.
+
+    A version that is no number, beside one that is, counts as `known`, the version known when the call began.
+    """
+    if not told or all(version_number(span.version) is None for span in told):
+        return ()
+    spans: VersionSpans = ()
+    at = 0
+    for span in told:
+        if span.start != at or span.end < span.start:
+            return ()
+        if span.end > span.start:
+            number = version_number(span.version)
+            spans = extend_spans(spans, span.start, known if number is None else number)
+        at = span.end
+    return spans
+
+
+def version_number(told: str) -> int | None:
+    """A server's version as a number; None for "default" (weights nobody numbered) and names such as "step-7"."""
+    if not (told.isascii() and told.isdigit() and len(told) <= 10):
+        return None
+    return number if (number := int(told)) <= INT32_MAX else None
 
 
 class _CompletionLogProbs(msgspec.Struct):
@@ -167,36 +213,40 @@ class CompletionsWire:
         self._piece = msgspec.json.Decoder(_CompletionChunk)
         self._shown_piece = msgspec.json.Decoder(_CompletionTopChunk)
 
-    def body(self, encoded: EncodedOrder, model: str, *, stream: bool) -> bytes:
-        order = encoded.order
+    def body(self, encoded: EncodedRequest, model: str, *, stream: bool) -> bytes:
+        request = encoded.request
         given: dict[str, Any] = {
-            **order.extra,
-            **{name: value for name, value in order.sampling.items() if value is not None},
+            **request.extra,
+            **{name: value for name, value in request.sampling.items() if value is not None},
             "model": model,
             "prompt": orjson.Fragment(encoded.prompt),
-            "logprobs": order.tops or 1,
+            "logprobs": request.top_logprobs or 1,
             "return_token_ids": True,
             "skip_special_tokens": False,
         }
-        if order.call_id:
-            given["request_id"] = order.call_id
+        if request.call_id:
+            given["request_id"] = request.call_id
         if stream:
             given["stream"] = True
             given["stream_options"] = {"include_usage": True}
         return orjson.dumps(given, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
 
-    def whole(self, encoded: EncodedOrder, data: bytes, version: int) -> list[SampledChoice]:
-        found = (self._shown_whole if encoded.order.tops else self._whole).decode(encoded.without_prompt(data))
+    def whole(self, encoded: EncodedRequest, data: bytes, version: int) -> list[SampledChoice]:
+        found = (self._shown_whole if encoded.request.top_logprobs else self._whole).decode(
+            encoded.without_prompt(data)
+        )
         return [_from_completion(choice, encoded) for choice in found.choices]
 
-    def piece(self, encoded: EncodedOrder, data: bytes, version: int) -> list[SampledChoice]:
-        found = (self._shown_piece if encoded.order.tops else self._piece).decode(encoded.without_prompt(data))
+    def piece(self, encoded: EncodedRequest, data: bytes, version: int) -> list[SampledChoice]:
+        found = (self._shown_piece if encoded.request.top_logprobs else self._piece).decode(
+            encoded.without_prompt(data)
+        )
         if found.error is not None:
             raise ServerFault.of(found.error)
         return [_from_completion(choice, encoded) for choice in found.choices]
 
 
-def _from_completion(choice: _CompletionChoice, encoded: EncodedOrder) -> SampledChoice:
+def _from_completion(choice: _CompletionChoice, encoded: EncodedRequest) -> SampledChoice:
     if choice.token_ids is None:
         raise no_token_ids()
     given = choice.logprobs
@@ -290,20 +340,24 @@ class GenerateWire:
         self._piece = msgspec.json.Decoder(_GenerateChunk)
 
     @staticmethod
-    def can_serve(order: Order) -> bool:
-        """Whether this route answers an order as a completion would."""
-        return not GenerateWire.missing(order)
+    def can_serve(request: UpstreamRequest) -> bool:
+        """Whether this route answers a request as a completion would."""
+        return not GenerateWire.missing(request)
 
     @staticmethod
-    def missing(order: Order) -> list[str]:
-        """The parameters of an order that this route does not have; empty where it has all."""
-        given = {name for name, value in order.sampling.items() if value is not None and value != [] and value != {}}
-        return [*(["logprobs"] if order.tops else []), *sorted(order.extra), *sorted(given - GENERATE_PARAMS)]
+    def missing(request: UpstreamRequest) -> list[str]:
+        """The parameters of a request that this route does not have; empty where it has all."""
+        given = {name for name, value in request.sampling.items() if value is not None and value != [] and value != {}}
+        return [
+            *(["logprobs"] if request.top_logprobs else []),
+            *sorted(request.extra),
+            *sorted(given - GENERATE_PARAMS),
+        ]
 
-    def body(self, encoded: EncodedOrder, model: str, *, stream: bool) -> bytes:
-        order = encoded.order
+    def body(self, encoded: EncodedRequest, model: str, *, stream: bool) -> bytes:
+        request = encoded.request
         sampling = {
-            name: value for name, value in order.sampling.items() if name in GENERATE_PARAMS and value is not None
+            name: value for name, value in request.sampling.items() if name in GENERATE_PARAMS and value is not None
         }
         given: dict[str, Any] = {
             "model": model,
@@ -311,21 +365,21 @@ class GenerateWire:
             "sampling_params": {**sampling, "logprobs": 1, "skip_special_tokens": False},
             "return_token_ids": True,
         }
-        if order.images:
-            given["content_parts"] = [{"type": "image_url", "url": placed.image.url} for placed in order.images]
-        if order.call_id:
-            given["request_id"] = order.call_id
+        if request.images:
+            given["content_parts"] = [{"type": "image_url", "url": placed.image.url} for placed in request.images]
+        if request.call_id:
+            given["request_id"] = request.call_id
         if stream:
             given["stream"] = True
         return orjson.dumps(given, option=orjson.OPT_SERIALIZE_NUMPY)
 
-    def whole(self, encoded: EncodedOrder, data: bytes, version: int) -> list[SampledChoice]:
+    def whole(self, encoded: EncodedRequest, data: bytes, version: int) -> list[SampledChoice]:
         found = self._whole.decode(encoded.without_prompt(data))
         return _from_generate(
             found.choices, encoded, _consumed_prompt(encoded, found.prompt_token_ids, found.mm_placeholders), version
         )
 
-    def piece(self, encoded: EncodedOrder, data: bytes, version: int) -> list[SampledChoice]:
+    def piece(self, encoded: EncodedRequest, data: bytes, version: int) -> list[SampledChoice]:
         found = self._piece.decode(encoded.without_prompt(data))
         if found.error is not None:
             raise ServerFault.of(found.error)
@@ -334,24 +388,24 @@ class GenerateWire:
         )
 
 
-def _consumed_prompt(encoded: EncodedOrder, prompt: msgspec.Raw, runs: _ImageSpans) -> IntArray | None:
+def _consumed_prompt(encoded: EncodedRequest, prompt: msgspec.Raw, runs: _ImageSpans) -> IntArray | None:
     """The prompt as the server reports it, None where it does not. `MalformedAnswer` where images are in it and stand
     elsewhere than planned: a server may well answer without having looked at one."""
-    consumed, images = encoded.consumed(prompt), encoded.order.images
+    consumed, images = encoded.consumed(prompt), encoded.request.images
     if not images or consumed is None:
         return consumed
     stand = [(run.offset, run.length) for run in (runs or {}).get("image", ())]
     planned = [(placed.offset, placed.length) for placed in images]
-    if consumed is not encoded.order.prompt or stand != planned:
+    if consumed is not encoded.request.prompt or stand != planned:
         raise MalformedAnswer(
             f"it did not read the prompt's images as its model's processor does here: they stand at {shown(stand)} in "
-            f"{len(consumed)} ids, and belong at {shown(planned)} in {len(encoded.order.prompt)} (offset, length)"
+            f"{len(consumed)} ids, and belong at {shown(planned)} in {len(encoded.request.prompt)} (offset, length)"
         )
     return consumed
 
 
 def _from_generate(
-    choices: list[_GenerateChoice], encoded: EncodedOrder, consumed: IntArray | None, version: int
+    choices: list[_GenerateChoice], encoded: EncodedRequest, consumed: IntArray | None, version: int
 ) -> list[SampledChoice]:
     found = []
     for choice in choices:

@@ -5,15 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headrace.gateway.call.ask import (
-    Ask,
-    References,
-    read_fields,
-    take,
-    take_max_tokens,
-    take_sampling,
-)
-from headrace.gateway.call.turn import Turn
 from headrace.gateway.dialects import openai
 from headrace.gateway.dialects.openai_responses.answer import (
     RESPONSE_ID_PREFIX,
@@ -32,9 +23,11 @@ from headrace.gateway.dialects.openai_responses.request import (
     take_offer,
     take_reasoning,
     take_text,
-    take_tops,
+    take_top_logprobs,
 )
 from headrace.gateway.dialects.shared import conversation
+from headrace.gateway.request import CallRequest, References, read_fields, take, take_max_tokens, take_sampling
+from headrace.gateway.turn import Turn
 from headrace.tokens import Message
 
 __all__ = ["OpenAIResponses"]
@@ -56,7 +49,7 @@ def _input(
 class OpenAIResponses(openai.OpenAIDialect):
     """`POST /v1/responses`."""
 
-    def read(self, body: bytes) -> Ask:
+    def read(self, body: bytes) -> CallRequest:
         fields = read_fields(body)
         refuse_unbuilt(fields)
         model = take(fields, "model", str, "default", "a string")
@@ -75,27 +68,27 @@ class OpenAIResponses(openai.OpenAIDialect):
         reasoning = take_reasoning(fields)
         echo |= {"reasoning": reasoning, **take_echoed(fields)}
         include = take_include(fields)
-        tops = take_tops(fields, include)
-        keep = take(fields, "store", bool, True, "true or false")
+        top_logprobs = take_top_logprobs(fields, include)
+        store = take(fields, "store", bool, True, "true or false")
         options = take(fields, "chat_template_kwargs", dict, None, "an object")
-        return Ask(
+        return CallRequest(
             model=model,
             conversation=conversation(messages, offered, options, "input"),
             sampling=sampling,
             stream=stream,
-            tops=tops,
-            calls=offered.calls,
-            must_call=offered.must_call,
-            one_call=not take(fields, "parallel_tool_calls", bool, True, "true or false"),
+            top_logprobs=top_logprobs,
+            allow_tool_calls=offered.allow_tool_calls,
+            required_tools=offered.required_tools,
+            single_tool_call=not take(fields, "parallel_tool_calls", bool, True, "true or false"),
             thinking=False if reasoning["effort"] == "none" else None,
             user=echo["user"],
-            show_ids=take(fields, "return_token_ids", bool, False, "true or false"),
+            return_token_ids=take(fields, "return_token_ids", bool, False, "true or false"),
             opening=len(opening),
             previous=None if previous is None else previous.removeprefix(RESPONSE_ID_PREFIX),
             references=named,
-            keep=keep,
-            notes=ResponsesNotes(
-                {**echo, "top_logprobs": tops or 0}, namespaces, INCLUDE_ENCRYPTED in include or not keep
+            store=store,
+            dialect_notes=ResponsesNotes(
+                {**echo, "top_logprobs": top_logprobs or 0}, namespaces, INCLUDE_ENCRYPTED in include or not store
             ),
             extra=fields,
         )

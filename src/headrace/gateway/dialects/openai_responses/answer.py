@@ -12,10 +12,10 @@ from typing import Any, Literal, Self
 import msgspec
 import orjson
 
-from headrace.gateway.call.turn import Choice, Turn
 from headrace.gateway.dialects import openai
 from headrace.gateway.dialects.shared import arguments_text, seal
 from headrace.gateway.errors import Refusal
+from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream.types import SampledChoice
 from headrace.tokens import AnswerDelta, ToolCall
 
@@ -60,7 +60,7 @@ class ResponsesNotes(msgspec.Struct, frozen=True):
 
 def response(turn: Turn, status: str, output: list[Json], **more: Any) -> Json:
     """The response object with this status and output; `more` replaces fields."""
-    ask, sampling = turn.ask, turn.order.sampling
+    request, sampling = turn.request, turn.upstream_request.sampling
     return {
         "id": RESPONSE_ID_PREFIX + turn.call_id,
         "object": "response",
@@ -69,16 +69,16 @@ def response(turn: Turn, status: str, output: list[Json], **more: Any) -> Json:
         "background": False,
         "error": None,
         "incomplete_details": None,
-        "model": ask.model,
+        "model": request.model,
         "output": output,
-        "parallel_tool_calls": not ask.one_call,
-        "previous_response_id": None if ask.previous is None else RESPONSE_ID_PREFIX + ask.previous,
-        "store": ask.keep,
+        "parallel_tool_calls": not request.single_tool_call,
+        "previous_response_id": None if request.previous is None else RESPONSE_ID_PREFIX + request.previous,
+        "store": request.store,
         "temperature": sampling.get("temperature"),
         "top_p": sampling.get("top_p"),
         "truncation": "disabled",
         "usage": None,
-        **ask.notes.echo,
+        **request.dialect_notes.echo,
         **more,
     }
 
@@ -87,7 +87,7 @@ def ended(turn: Turn, output: list[Json]) -> Json:
     """The response object of an answer that has ended: completed, or incomplete at its limit of tokens."""
     (choice,) = turn.choices
     more: Json = {"usage": _usage(turn, choice)}
-    if turn.ask.show_ids:
+    if turn.request.return_token_ids:
         more |= {"prompt_token_ids": turn.plan.ids.tolist(), "token_ids": choice.ids}
     if is_cut(choice):
         return response(turn, "incomplete", output, incomplete_details={"reason": "max_output_tokens"}, **more)
@@ -102,12 +102,14 @@ def is_cut(choice: Choice) -> bool:
 def output_of(turn: Turn) -> list[Json]:
     """The output items of a whole answer: reasoning, text and calls."""
     (choice,) = turn.choices
-    message = choice.message(one_call=turn.ask.one_call)
+    message = choice.message(single_tool_call=turn.request.single_tool_call)
     items: list[Json] = []
     if message.reasoning:
         items.append(reasoning_item(turn, message.reasoning))
     if message.content or not (items or message.tool_calls):
-        logprobs = [] if turn.ask.tops is None else openai.token_entries(choice, 0, turn.ask.tops)
+        logprobs = (
+            [] if turn.request.top_logprobs is None else openai.token_entries(choice, 0, turn.request.top_logprobs)
+        )
         items.append(text_item(turn, 0, message.content, logprobs))
     items += [call_item(turn, number, call) for number, call in enumerate(message.tool_calls)]
     if is_cut(choice) and not message.tool_calls:
@@ -120,7 +122,7 @@ def reasoning_item(turn: Turn, text: str, status: str = "completed") -> Json:
     parts = [reasoning_part(text)] if status != "in_progress" else []
     name = str(ItemName("rs", turn.call_id))
     item: Json = {"id": name, "type": "reasoning", "status": status, "summary": [], "content": parts}
-    if turn.ask.notes.seal and parts:
+    if turn.request.dialect_notes.seal and parts:
         item["encrypted_content"] = seal(text)
     return item
 
@@ -135,7 +137,7 @@ def text_item(turn: Turn, number: int, text: str, logprobs: list[Json], status: 
 def call_item(turn: Turn, number: int, call: ToolCall, status: str = "completed") -> Json:
     """The item of one tool call; a function of a namespace is named by both again."""
     space, dot, name = call.name.partition(".")
-    within = bool(dot) and space in turn.ask.notes.namespaces
+    within = bool(dot) and space in turn.request.dialect_notes.namespaces
     return {
         "id": str(ItemName("fc", turn.call_id, number)),
         "type": "function_call",
@@ -191,7 +193,7 @@ class ResponseEvents:
         if delta.content:
             out += self._begin("message")
             out += self._grow("response.output_text.delta", delta.content, logprobs=self._logprobs(choice))
-        calls = delta.tool_calls[: max(0, 1 - self._calls)] if turn.ask.one_call else delta.tool_calls
+        calls = delta.tool_calls[: max(0, 1 - self._calls)] if turn.request.single_tool_call else delta.tool_calls
         for call in calls:
             out += self._end() + self._call(call)
         return out
@@ -275,8 +277,8 @@ class ResponseEvents:
         return entries
 
     def _entries(self, choice: Choice, since: int) -> list[Json]:
-        tops = self._turn.ask.tops
-        return [] if tops is None else openai.token_entries(choice, since, tops)
+        top_logprobs = self._turn.request.top_logprobs
+        return [] if top_logprobs is None else openai.token_entries(choice, since, top_logprobs)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = orjson.dumps({"type": kind, "sequence_number": self._number, **fields})

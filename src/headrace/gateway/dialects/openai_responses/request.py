@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.gateway.call.ask import BadField, take
 from headrace.gateway.dialects import openai
 from headrace.gateway.dialects.openai_responses.answer import ItemName
 from headrace.gateway.dialects.shared import OfferedTools, check_function, offer_tools, unseal
 from headrace.gateway.errors import Refusal
+from headrace.gateway.request import BadField, take
 from headrace.tokens import Message, ToolCall, read_message
 from headrace.tokens.messages import read_arguments
 
@@ -51,7 +51,7 @@ SUMMARIES = ("auto", "concise", "detailed")
 
 
 def refuse_unbuilt(fields: Json) -> None:
-    """Raises `Bad` for a field that should change the answer and cannot; drops those whose value changes nothing."""
+    """Raises `BadField` for a field that should change the answer and cannot; drops those that change nothing."""
     for name in NOT_OFFERED.keys() & fields.keys():
         if fields.pop(name):
             raise BadField(f"{name}: {NOT_OFFERED[name]} is not offered here; leave it out", name)
@@ -157,7 +157,7 @@ def take_reasoning(fields: Json) -> Json:
 
 
 def take_include(fields: Json) -> list[str]:
-    """Takes `include`; raises `Bad` for what cannot be included."""
+    """Takes `include`; raises `BadField` for what cannot be included."""
     include: list[str] = take(fields, "include", list, [], "a list of strings")
     for name in include:
         if name not in (INCLUDE_ENCRYPTED, INCLUDE_LOGPROBS, *IGNORED_INCLUDES):
@@ -167,14 +167,14 @@ def take_include(fields: Json) -> list[str]:
     return include
 
 
-def take_tops(fields: Json, include: list[str]) -> int | None:
+def take_top_logprobs(fields: Json, include: list[str]) -> int | None:
     """Takes `top_logprobs`: how many alternatives a token; None where no log-probs are included."""
-    tops: int = take(fields, "top_logprobs", int, 0, "an integer")
-    if not 0 <= tops <= openai.MAX_TOPS:
-        raise BadField(f"top_logprobs is {tops}; it must lie in 0..{openai.MAX_TOPS}", "top_logprobs")
-    if tops and INCLUDE_LOGPROBS not in include:
+    top_logprobs: int = take(fields, "top_logprobs", int, 0, "an integer")
+    if not 0 <= top_logprobs <= openai.MAX_TOP_LOGPROBS:
+        raise BadField(f"top_logprobs is {top_logprobs}; it must lie in 0..{openai.MAX_TOP_LOGPROBS}", "top_logprobs")
+    if top_logprobs and INCLUDE_LOGPROBS not in include:
         raise BadField(f"top_logprobs needs include to hold {INCLUDE_LOGPROBS}", "top_logprobs")
-    return tops if INCLUDE_LOGPROBS in include else None
+    return top_logprobs if INCLUDE_LOGPROBS in include else None
 
 
 def take_echoed(fields: Json) -> Json:

@@ -1,4 +1,4 @@
-"""When two messages are the same, and digests of conversations by which earlier calls are found.
+"""`Conversation`: messages, tools and template options of one call, and the digests by which earlier calls are found.
 
 Two assistant messages are the same however an SDK re-serialised one on its way back: key order, null, missing or empty
 content, surrounding white space, arguments as a string or an object, declared defaults filled into them, integers as
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from hashlib import blake2b
 from math import isfinite
 from typing import Any
@@ -24,6 +25,30 @@ DIGEST_BYTES = 16
 ROOT = b"\0" * DIGEST_BYTES
 
 _LEADING_THOUGHT = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
+
+
+class Conversation:
+    """What one call was made with: messages, tools and template options, digested once."""
+
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.messages = tuple(messages)
+        self.tools = tuple(tools or ())
+        self.options = dict(options or {})
+        self.chain = DigestChain(self.messages, self.tools)
+        self.tools_key = digest_of(list(self.tools))
+        self.options_key = digest_of(self.options)
+
+    def with_option(self, name: str, value: Any) -> Conversation:
+        """The same conversation under one more template option; what it says of that one already, stays."""
+        found = copy(self)
+        found.options = {name: value, **self.options}
+        found.options_key = digest_of(found.options)
+        return found
 
 
 class DigestChain:

@@ -18,18 +18,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from headrace.data.errors import HeadraceError
+from headrace.gateway import replay
 from headrace.gateway.access import Caller
-from headrace.gateway.call import replay
-from headrace.gateway.call.ask import Ask
-from headrace.gateway.call.connection import ClientGone, DisconnectWatch, ResponseWriter
-from headrace.gateway.call.retries import ExpectedRetries, RetryMark, RunningCall
-from headrace.gateway.call.turn import Turn, completion_tokens, digest_of, prompt_tokens
 from headrace.gateway.dialects import AnswerEvents, CountingDialect, Dialect
 from headrace.gateway.errors import Refusal, refusal, too_deep
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.http import json_response, retry_header
-from headrace.gateway.models.served_model import ServedModel
+from headrace.gateway.http import ClientGone, DisconnectWatch, ResponseWriter, json_response, retry_header
+from headrace.gateway.request import CallRequest
+from headrace.gateway.retries import ExpectedRetries, RetryMark, RunningCall
+from headrace.gateway.served_model import ServedModel
 from headrace.gateway.sessions import Session
+from headrace.gateway.turn import Turn, completion_tokens, digest_of, prompt_tokens
 from headrace.net.connection import delivered
 from headrace.tokens import AnswerDelta
 
@@ -47,12 +46,12 @@ class CallTarget(Protocol):
     #: How many segments of the path are in front of what the dialect's vendor calls it.
     path_depth: int
 
-    async def session(self, ask: Ask, policy: ServedModel, digest: str, *, recorded: bool) -> Session:
+    async def session(self, request: CallRequest, model: ServedModel, digest: str, *, recorded: bool) -> Session:
         """What is known of the trajectory's calls to the model; `Refusal` where there is no such trajectory."""
         ...
 
     def call_id(self, given: str) -> str:
-        """What the call is to be known by, once its session is found; `given` is unique."""
+        """The call's id, once its session is found; `given` is unique."""
         ...
 
     def answered(self, turns: list[Turn]) -> None:
@@ -79,8 +78,8 @@ class NamedTrajectory:
         self._uid = uid
         self._prompt = prompt
 
-    async def session(self, ask: Ask, policy: ServedModel, digest: str, *, recorded: bool) -> Session:
-        return await self._gateway.session(self._caller, self._uid, self._prompt, policy, recorded=recorded)
+    async def session(self, request: CallRequest, model: ServedModel, digest: str, *, recorded: bool) -> Session:
+        return await self._gateway.session(self._caller, self._uid, self._prompt, model, recorded=recorded)
 
     def call_id(self, given: str) -> str:
         return given
@@ -191,28 +190,30 @@ class Call:
     async def _answer_recorded_model(self, body: bytes) -> None:
         """A call to a model whose calls are recorded, and not passed on to a provider."""
         gateway = self._gateway
-        ask, digest = await gateway.reader.read(body, self._dialect.read, self._mark.digest)
-        policy = gateway.models.called(ask.model)
-        policy.calls.planner.apply_thinking(ask)  # raises while the tokenizer loads
+        request, digest = await gateway.reader.read(body, self._dialect.read, self._mark.digest)
+        model = gateway.models.resolve(request.model)
+        model.calls.planner.apply_thinking(request)  # raises while the tokenizer loads
         recorded = _is_recorded(self._request)
         try:
-            session = await self._target.session(ask, policy, digest, recorded=recorded)
+            session = await self._target.session(request, model, digest, recorded=recorded)
             self._call_id = self._target.call_id(self._call_id)
             with gateway.sessions.using(session):
-                await self._answer_in(session, policy, ask, digest, recorded=recorded)
+                await self._answer_in(session, model, request, digest, recorded=recorded)
         finally:
             await self._target.close()
 
-    async def _answer_in(self, session: Session, policy: ServedModel, ask: Ask, digest: str, *, recorded: bool) -> None:
+    async def _answer_in(
+        self, session: Session, model: ServedModel, request: CallRequest, digest: str, *, recorded: bool
+    ) -> None:
         """Answers a call of a session: with what its first try was answered, or with what is sampled now."""
-        gateway, planner, context = self._gateway, policy.calls.planner, policy.upstream.max_model_len
+        gateway, planner, context = self._gateway, model.calls.planner, model.upstream.max_model_len
         if not recorded:
-            turns = await planner.turns(session, ask, self._call_id, digest, context)
+            turns = await planner.turns(session, request, self._call_id, digest, context)
             gateway.counters.add("unrecorded", "asked_for")
-            await self._sample(policy, turns)
+            await self._sample(model, turns)
             return
         if self._mark.repeats:
-            again = await replay.earlier_answer(planner, gateway.sessions, session, ask, self._mark, digest)
+            again = await replay.earlier_answer(planner, gateway.sessions, session, request, self._mark, digest)
             if again is not None:
                 gateway.counters.add("replayed")
                 self._answered = session.retries.expected, digest, _call_of(again)
@@ -220,39 +221,39 @@ class Call:
                 return
         with session.retries.under_way(digest, self._mark.count) as running:
             self._recording = session, running
-            turns = await planner.turns(session, ask, self._call_id, digest, context)
-            await self._sample(policy, turns)
+            turns = await planner.turns(session, request, self._call_id, digest, context)
+            await self._sample(model, turns)
 
-    async def _sample(self, policy: ServedModel, turns: list[Turn]) -> None:
+    async def _sample(self, model: ServedModel, turns: list[Turn]) -> None:
         """Samples, records and answers, in one piece or as a stream."""
-        if turns[0].ask.stream:
-            await self._stream(policy, turns)
+        if turns[0].request.stream:
+            await self._stream(model, turns)
             return
-        await policy.calls.sample(turns)
-        await self._record(policy, turns)
+        await model.calls.sample(turns)
+        await self._record(model, turns)
         await self._writer.whole(json_response(self._dialect.whole(turns), 200, self._headers(turns)))
 
-    async def _stream(self, policy: ServedModel, turns: list[Turn]) -> None:
+    async def _stream(self, model: ServedModel, turns: list[Turn]) -> None:
         writer = self._writer
         events = self._events = self._dialect.events(turns)
-        writer.expect(self._headers(turns, policy.upstream.version))
+        writer.expect(self._headers(turns, model.upstream.version))
         opened = False
-        async with aclosing(policy.calls.stream(turns)) as pieces:
+        async with aclosing(model.calls.stream(turns)) as pieces:
             async for turn, choice, delta, piece in pieces:
                 if not opened:
                     opened = True
                     await writer.event(events.opening())
                 await writer.event(events.delta(turn, choice, delta, piece))
-        await self._record(policy, turns)
+        await self._record(model, turns)
         await writer.last(events.closing())
 
-    async def _record(self, policy: ServedModel, turns: list[Turn]) -> None:
+    async def _record(self, model: ServedModel, turns: list[Turn]) -> None:
         """Hands the steps over, whoever still listens; from here on the answer is there for whoever asks again."""
         self._watch.settle()
         self._caller.used(prompt_tokens(turns), completion_tokens(turns))
         if self._recording is not None:
             session, running = self._recording
-            await policy.calls.record(session, turns)
+            await model.calls.record(session, turns)
             session.retries.answered(running, turns)
             self._answered = session.retries.expected, running.digest, self._call_id
             self._target.answered(turns)
@@ -260,7 +261,7 @@ class Call:
     async def _replay(self, turns: list[Turn]) -> None:
         """Sends an answer that is there already."""
         writer = self._writer
-        if not turns[0].ask.stream:
+        if not turns[0].request.stream:
             await writer.whole(json_response(self._dialect.whole(turns), 200, self._headers(turns)))
             return
         events = self._events = self._dialect.events(turns)
@@ -268,7 +269,7 @@ class Call:
         await writer.event(events.opening())
         for turn in turns:
             for choice in turn.choices:
-                message = choice.message(one_call=turn.ask.one_call)
+                message = choice.message(single_tool_call=turn.request.single_tool_call)
                 delta = AnswerDelta(message.content, message.reasoning or "", message.tool_calls)
                 await writer.event(events.delta(turn, choice, delta, replay.whole_piece(choice)))
         await writer.last(events.closing())
@@ -306,14 +307,14 @@ class CountTokensCall(Call):
 
     async def _answer_recorded_model(self, body: bytes) -> None:
         gateway, dialect = self._gateway, self._counter
-        ask, digest = await gateway.reader.read(body, dialect.read_count, digest_of)
-        policy = gateway.models.called(ask.model)
-        planner = policy.calls.planner
-        planner.apply_thinking(ask)
+        request, digest = await gateway.reader.read(body, dialect.read_count, digest_of)
+        model = gateway.models.resolve(request.model)
+        planner = model.calls.planner
+        planner.apply_thinking(request)
         try:
-            session = await self._target.session(ask, policy, digest, recorded=False)
+            session = await self._target.session(request, model, digest, recorded=False)
             with gateway.sessions.using(session):
-                tokens = await planner.length(session, ask)
+                tokens = await planner.length(session, request)
         finally:
             await self._target.close()
         await self._writer.whole(json_response(dialect.counted(tokens), 200, dialect.headers(self._call_id)))

@@ -6,8 +6,9 @@ channel of its own. What an agent or its author says of the one holds for all: w
 
 from __future__ import annotations
 
+from typing import Any
+
 from headrace.gateway.gateway import Gateway
-from headrace.gateway.http import InitTrajectoryBody, RegisterTrajectoryBody
 from headrace.pool.errors import NotFound
 from headrace.pool.operation import Completion
 
@@ -21,7 +22,14 @@ class PerModelTrajectories:
         self._default = gateway.models.default
 
     async def place(
-        self, uid: str, prompt: str, channel: str, asked: InitTrajectoryBody | RegisterTrajectoryBody, *, keep: bool
+        self,
+        uid: str,
+        prompt: str,
+        channel: str,
+        metadata: dict[str, Any] | None,
+        n_rollouts: int | None,
+        *,
+        keep: bool,
     ) -> None:
         """Gives the other models' trajectories the prompt, channel and metadata of the agent's; raises the pool's
         `Conflict` where one cannot move. `keep`: metadata that is there stays as it is."""
@@ -32,7 +40,7 @@ class PerModelTrajectories:
                 continue
             goes = model.channel_of(channel)
             moves = there.channel != goes
-            await self._pool.open(there.uid, prompt, goes, asked.metadata, asked.n_rollouts, move=moves, keep=keep)
+            await self._pool.open(there.uid, prompt, goes, metadata, n_rollouts, move=moves, keep=keep)
             there.channel, there.prompt_uid = goes, prompt
 
     async def reward(self, uid: str, reward: float, index: int | None) -> str:

@@ -1,7 +1,7 @@
 """Carrying calls out: sample, read, check, record. What an agent sees answered has been handed over before.
 
 A call that the rollout server failed, or whose agent hung up, leaves nothing behind. One whose step fails the check is
-answered all the same, and its step is a void that nothing trains on.
+answered all the same, and its step is quarantined: nothing trains on it.
 """
 
 from __future__ import annotations
@@ -13,32 +13,16 @@ from typing import Any
 from msgspec.structs import asdict, replace
 
 from headrace.data.step import FloatArray, IntArray, Step
-from headrace.gateway.call.turn import Choice, TextKey, Turn
 from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.planner import Planner
 from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
-from headrace.gateway.sessions import (
-    REQUEST_FIELD,
-    STORED_FIELD,
-    TEXT_FIELD,
-    Session,
-    Sessions,
-    TextNode,
-)
+from headrace.gateway.sessions import REQUEST_FIELD, STORED_FIELD, TEXT_FIELD, Session, Sessions, TextNode
+from headrace.gateway.turn import Choice, TextKey, Turn
 from headrace.gateway.upstream import RolloutServerFailed, Upstream
 from headrace.gateway.upstream.types import SampledChoice
 from headrace.gateway.upstream.upstream import gather_or_cancel
-from headrace.tokens import (
-    RECORD,
-    RECORD_ONLY,
-    AnswerDelta,
-    Node,
-    NodeRecord,
-    Quarantine,
-    check_step,
-    text_of,
-)
+from headrace.tokens import RECORD, RECORD_ONLY, AnswerDelta, Node, NodeRecord, Quarantine, check_step, text_of
 from headrace.tokens.images import to_step
 
 #: What is wrong with log-probs that cannot even be kept.
@@ -48,7 +32,7 @@ StreamedPiece = tuple[Turn, Choice, AnswerDelta, SampledChoice | None]
 
 
 class CallExecutor:
-    """One gateway's way from a planned turn to a recorded step."""
+    """Samples, checks and records the planned turns of one model's calls."""
 
     def __init__(
         self,
@@ -57,7 +41,7 @@ class CallExecutor:
         sessions: Sessions,
         recorder: Recorder,
         counters: GatewayCounters,
-        redaction: Redaction,
+        redaction: Redaction | None,
         *,
         trained: bool = True,
     ) -> None:
@@ -71,14 +55,14 @@ class CallExecutor:
         self._trained = trained
 
     async def sample(self, turns: list[Turn]) -> None:
-        """Whole answers to all the turns."""
+        """Samples whole answers to all the turns, into their choices; raises like `Upstream.sample`."""
         if len(turns) == 1:
             await self._whole(turns[0])
         else:
             await gather_or_cancel([self._whole(turn) for turn in turns])
 
     async def _whole(self, turn: Turn) -> None:
-        answer = await self._upstream.sample(turn.order)
+        answer = await self._upstream.sample(turn.upstream_request)
         turn.server = answer.server
         turn.first_token = time.monotonic()
         for sampled in answer.choices:
@@ -88,9 +72,10 @@ class CallExecutor:
         _check_whole(turn)
 
     async def stream(self, turns: list[Turn]) -> AsyncGenerator[StreamedPiece, None]:
-        """What is new of the answers, as it comes."""
+        """Samples turn by turn, and yields what is new as it comes; text that was held back has no piece. Raises like
+        `Upstream.stream`."""
         for turn in turns:
-            pieces = self._upstream.stream(turn.order)
+            pieces = self._upstream.stream(turn.upstream_request)
             try:
                 async for sampled in pieces:
                     if turn.first_token is None:
@@ -111,13 +96,13 @@ class CallExecutor:
         return turn.choices[sampled.index]
 
     async def record(self, session: Session, turns: list[Turn]) -> None:
-        """Checks the answers and hands their steps over."""
+        """Checks the answers, makes a step of each, and hands the steps over; raises like `Recorder.hand_over`."""
         steps: list[Step] = []
         nodes: list[Node | None] = []
         for turn in turns:
             for choice in turn.choices:
                 step, node = self._step(session, turn, choice, first=not steps)
-                if self._redaction.asked_for:
+                if self._redaction is not None:
                     whole = step if step.builds_on is None else replace(step, prompt_ids=turn.plan.ids, builds_on=None)
                     if not await self._redaction.keeps(whole, session.channel):
                         continue
@@ -127,7 +112,7 @@ class CallExecutor:
             await self._recorder.hand_over(session, steps, nodes)
 
     def _step(self, session: Session, turn: Turn, choice: Choice, *, first: bool) -> tuple[Step, Node | None]:
-        ask, plan, sampled = turn.ask, turn.plan, choice.sampled
+        request, plan, sampled = turn.request, turn.plan, choice.sampled
         assert sampled is not None
         response, log_probs = choice.response(), choice.values()
         renderer = self.planner.renderer
@@ -139,8 +124,8 @@ class CallExecutor:
             turn.text_keys.append(key)
             metadata[TEXT_FIELD] = asdict(key)
         parent = plan.parent
-        if ask.keep:
-            stored = session.stored.share(ask, choice.message(one_call=ask.one_call), parent)
+        if request.store:
+            stored = session.stored.share(request, choice.message(single_tool_call=request.single_tool_call), parent)
             metadata[STORED_FIELD] = stored.to_metadata()
             session.stored.add(turn.call_id, stored)
         builds_on = (parent.step, plan.kept) if first and parent is not None and isinstance(parent.step, int) else None
@@ -155,8 +140,8 @@ class CallExecutor:
             version_spans=sampled.spans if len(sampled.spans) > 1 else None,
             metadata=metadata,
             finish_reason=sampled.finish_reason,
-            sampling={**turn.order.sampling, **({"extra": ask.extra} if ask.extra else {})},
-            multi_modal_data=to_step(plan.images),
+            sampling={**turn.upstream_request.sampling, **({"extra": request.extra} if request.extra else {})},
+            multi_modal_data=to_step(plan.images) if plan.images else None,
             routed_experts=sampled.routed_experts,
             call_id=turn.call_id if len(turn.choices) == 1 else f"{turn.call_id}-{choice.index}",
             builds_on=builds_on,
@@ -185,29 +170,29 @@ class CallExecutor:
             parent=turn.plan.parent,
             consumed=choice.consumed,
             text=choice.text,
-            stop=turn.ask.stop,
-            stop_ids=renderer.stop_ids.union(turn.order.sampling.get("stop_token_ids", ())),
+            stop=turn.request.stop,
+            stop_ids=renderer.stop_ids.union(turn.upstream_request.sampling.get("stop_token_ids", ())),
         )
 
     def _record(self, session: Session, turn: Turn, choice: Choice) -> NodeRecord:
-        if turn.ask.conversation is None:
+        if turn.request.conversation is None:
             return NodeRecord.opaque(f"{turn.call_id}-{choice.index}", turn.plan.parent)
-        message = choice.message(one_call=turn.ask.one_call)
-        return session.history.record(turn.ask.conversation, message, turn.plan.parent)
+        message = choice.message(single_tool_call=turn.request.single_tool_call)
+        return session.history.record(turn.request.conversation, message, turn.plan.parent)
 
     def _about(self, turn: Turn, choice: Choice) -> dict[str, object]:
         """What a step keeps beside its tokens."""
         now = time.monotonic()
         waited = (turn.first_token or now) - turn.began
         about: dict[str, object] = {
-            "model": turn.ask.model,
+            "model": turn.request.model,
             "server": turn.server,
             "cause": turn.plan.cause.value,
             "timings": {"first_token_s": round(waited, 6), "total_s": round(now - turn.began, 6)},
-            REQUEST_FIELD: turn.request,
+            REQUEST_FIELD: turn.request_digest,
         }
-        if turn.ask.user is not None:
-            about["user"] = turn.ask.user
+        if turn.request.user is not None:
+            about["user"] = turn.request.user
         if choice.sampled is not None and choice.sampled.stop_reason is not None:
             about["stop_reason"] = choice.sampled.stop_reason
         if turn.first or choice.index:

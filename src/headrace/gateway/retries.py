@@ -22,7 +22,7 @@ from contextlib import contextmanager
 import msgspec
 from starlette.requests import Request
 
-from headrace.gateway.call.turn import Turn, digest_of
+from headrace.gateway.turn import Turn, digest_of
 
 #: How often an SDK tried before; OpenAI's and Anthropic's send it with every call.
 RETRY_HEADER = "x-stainless-retry-count"
@@ -53,7 +53,7 @@ class RetryMark(msgspec.Struct, frozen=True):
         return self.key is not None or self.count > 0
 
     def digest(self, body: bytes) -> str:
-        """What is the same for a call and its retries."""
+        """The digest that a call and its retries share."""
         named = b"" if self.key is None else self.key.encode("latin-1", "replace") + b"\0"
         return digest_of(named + body)
 

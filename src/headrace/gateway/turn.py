@@ -14,18 +14,10 @@ import msgspec
 import numpy as np
 
 from headrace.data.step import FloatArray, IntArray
-from headrace.gateway.call.ask import Ask
-from headrace.gateway.upstream.types import Order, SampledChoice
-from headrace.tokens import (
-    AnswerDelta,
-    AnswerStream,
-    Detokenizer,
-    Message,
-    Parsed,
-    PromptPlan,
-    Vocabulary,
-)
-from headrace.tokens.digests import DIGEST_BYTES
+from headrace.gateway.request import CallRequest
+from headrace.gateway.upstream.types import SampledChoice, UpstreamRequest
+from headrace.tokens import AnswerDelta, AnswerStream, Detokenizer, Message, Parsed, PromptPlan, Vocabulary
+from headrace.tokens.conversation import DIGEST_BYTES
 from headrace.tokens.parse import StopCut
 
 #: Tool call ids are nine letters or digits: the form that every family's template takes.
@@ -37,7 +29,7 @@ CHUNK_BYTES = 256
 
 
 def digest_of(data: bytes) -> str:
-    """What requests and texts are known by in steps' metadata."""
+    """The digest by which steps' metadata names requests and texts."""
     return blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
 
 
@@ -55,6 +47,7 @@ class TextKey(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, text: str) -> TextKey:
+        """The key of a text."""
         data = text.encode()
         tail = len(data) % CHUNK_BYTES
         hasher = blake2b(data[: len(data) - tail], digest_size=DIGEST_BYTES)
@@ -64,7 +57,7 @@ class TextKey(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_metadata(cls, given: Any) -> TextKey | None:
-        """None where a flow wrote something of its own there."""
+        """The key in a step's metadata; None where a flow wrote something of its own there."""
         try:
             return msgspec.convert(given, cls)
         except msgspec.ValidationError:
@@ -136,10 +129,10 @@ class Choice:
         self.parsed = self.reader.parsed
         return last
 
-    def message(self, *, one_call: bool) -> Message:
+    def message(self, *, single_tool_call: bool) -> Message:
         """The answer as the agent sees it, and will send it back."""
         parsed = self.parsed
-        calls = parsed.tool_calls[:1] if one_call else parsed.tool_calls
+        calls = parsed.tool_calls[:1] if single_tool_call else parsed.tool_calls
         return Message("assistant", parsed.content, parsed.reasoning, calls)
 
     @property
@@ -169,16 +162,16 @@ class Turn(msgspec.Struct, kw_only=True, eq=False):
     text completion has one for each of its prompts."""
 
     call_id: str
-    ask: Ask
+    request: CallRequest
     plan: PromptPlan
-    order: Order
+    upstream_request: UpstreamRequest
     choices: list[Choice]
     first: int = 0  # the number of the first choice, where a call has several prompts
     created: int = 0
     began: float = 0.0
     first_token: float | None = None
     server: str = ""
-    request: str = ""  # the digest of the request's body
+    request_digest: str = ""  # the digest of the request's body
     text: str | None = None  # the prompt of a text completion
     text_keys: list[TextKey] = []  # what it and its answers are known by, once they are recorded
 

@@ -13,17 +13,17 @@ import time
 from msgspec.structs import replace
 
 from headrace.data.step import Step
-from headrace.gateway.call.ask import Ask
-from headrace.gateway.call.retries import RetryMark, RunningCall
-from headrace.gateway.call.turn import Choice, Turn
 from headrace.gateway.planner import Planner
+from headrace.gateway.request import CallRequest
+from headrace.gateway.retries import RetryMark, RunningCall
 from headrace.gateway.sessions import REQUEST_FIELD, Session, Sessions
-from headrace.gateway.upstream.types import Order, SampledChoice
+from headrace.gateway.turn import Choice, Turn
+from headrace.gateway.upstream.types import SampledChoice, UpstreamRequest
 from headrace.tokens import Cause, PromptPlan
 
 
 async def earlier_answer(
-    planner: Planner, sessions: Sessions, session: Session, ask: Ask, mark: RetryMark, digest: str
+    planner: Planner, sessions: Sessions, session: Session, request: CallRequest, mark: RetryMark, digest: str
 ) -> list[Turn] | None:
     """The turns of the call that this one repeats, where it was answered or will be; None where it is a new one."""
     retries = session.retries
@@ -32,11 +32,11 @@ async def earlier_answer(
         if retry.answer is None:
             return None
         try:
-            made = _by_call(ask, _answers(await sessions.recorded(session), digest)).get(retry.answer)
+            made = _by_call(request, _answers(await sessions.recorded(session), digest)).get(retry.answer)
         except BaseException:
             retries.expected.add(digest, mark.count, retry.answer)  # for the try after this one
             raise
-        return _rebuilt(planner, ask, made) if made else None
+        return _rebuilt(planner, request, made) if made else None
     while True:
         if mark.key is None and retries.count(digest) > 1:
             return None
@@ -46,8 +46,8 @@ async def earlier_answer(
         steps = await sessions.recorded(session)
         if retries.running(digest):
             continue  # it began meanwhile
-        made = _only(ask, steps, digest, named=mark.key is not None)
-        return _rebuilt(planner, ask, made) if made else None
+        made = _only(request, steps, digest, named=mark.key is not None)
+        return _rebuilt(planner, request, made) if made else None
 
 
 async def _joined(call: RunningCall) -> list[Turn] | None:
@@ -66,12 +66,12 @@ def whole_piece(choice: Choice) -> SampledChoice:
     return replace(choice.sampled, **fields, tokens=choice.tokens, top=choice.top)
 
 
-def _by_call(ask: Ask, steps: list[Step]) -> dict[str, list[Step]]:
+def _by_call(request: CallRequest, steps: list[Step]) -> dict[str, list[Step]]:
     """Steps by the call that made them."""
     found: dict[str, list[Step]] = {}
     for step in steps:
-        at, index = divmod(int(step.metadata.get("choice", 0)), ask.n)
-        ending = (f"-{at}" if len(ask.prompts) > 1 else "") + (f"-{index}" if ask.n > 1 else "")
+        at, index = divmod(int(step.metadata.get("choice", 0)), request.n)
+        ending = (f"-{at}" if len(request.prompts) > 1 else "") + (f"-{index}" if request.n > 1 else "")
         found.setdefault((step.call_id or "").removesuffix(ending), []).append(step)
     return found
 
@@ -80,36 +80,36 @@ def _answers(steps: list[Step], digest: str) -> list[Step]:
     return [step for step in steps if step.metadata.get(REQUEST_FIELD) == digest]
 
 
-def _only(ask: Ask, steps: list[Step], digest: str, *, named: bool) -> list[Step] | None:
+def _only(request: CallRequest, steps: list[Step], digest: str, *, named: bool) -> list[Step] | None:
     """The steps of the call with that digest. Where it has no name of its own, others may ask the same: then it must be
     the only one."""
-    calls = list(_by_call(ask, _answers(steps, digest)).values())
+    calls = list(_by_call(request, _answers(steps, digest)).values())
     return calls[0] if len(calls) == 1 or (calls and named) else None
 
 
-def _rebuilt(planner: Planner, ask: Ask, steps: list[Step]) -> list[Turn] | None:
+def _rebuilt(planner: Planner, request: CallRequest, steps: list[Step]) -> list[Turn] | None:
     """Turns out of recorded steps: one a prompt, its choices in their order."""
     by_choice = {int(step.metadata.get("choice", 0)): step for step in steps}
-    prompts = max(1, len(ask.prompts))
-    if set(by_choice) != set(range(prompts * ask.n)):
+    prompts = max(1, len(request.prompts))
+    if set(by_choice) != set(range(prompts * request.n)):
         return None
     turns: list[Turn] = []
     for at in range(prompts):
-        own = [by_choice[at * ask.n + index] for index in range(ask.n)]
+        own = [by_choice[at * request.n + index] for index in range(request.n)]
         plan = PromptPlan(own[0].prompt_ids, Cause.REPEATED)
-        call_id = (own[0].call_id or "").removesuffix("-0") if ask.n > 1 else own[0].call_id or ""
-        choices = planner.choices(ask, plan, call_id)
+        call_id = (own[0].call_id or "").removesuffix("-0") if request.n > 1 else own[0].call_id or ""
+        choices = planner.choices(request, plan, call_id)
         for choice, step in zip(choices, own, strict=True):
             choice.take(_sampled(planner, choice.index, step))
             choice.finish()
         turns.append(
             Turn(
                 call_id=call_id,
-                ask=ask,
+                request=request,
                 plan=plan,
-                order=Order(plan.ids, own[0].sampling or {}),
+                upstream_request=UpstreamRequest(plan.ids, own[0].sampling or {}),
                 choices=choices,
-                first=at * ask.n,
+                first=at * request.n,
                 created=int(own[0].created_at or time.time()),
                 began=time.monotonic(),
             )

@@ -1,24 +1,53 @@
-"""What a `--models` file says: names, where each is served, and what becomes of its calls.
+"""The files that people write for a gateway: `--models` and `--tenants`, read and checked.
 
-A batch never mixes two policies: every recorded model has a channel of its own.
+What is unknown or wrong is refused with `InvalidInput`, naming the file, the entry and the key. A batch never mixes two
+policies: every recorded model has a channel of its own.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from headrace import files
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import check_uid
-from headrace.gateway.tables import fitted, known
+from headrace.files import nearest
 from headrace.gateway.upstream.options import Balancing, LogProbModeAsked, WireAsked
 from headrace.gateway.upstream.server import normal_address
 from headrace.pool.config import DEFAULT_CHANNEL
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def fitted(table: Any, kind: type[T], where: str) -> T:
+    """A table of a file as the struct `kind`; raises `InvalidInput`, with its place `where`, for any other."""
+    names = kind.__struct_fields__
+    if not isinstance(table, dict):
+        raise InvalidInput(f"{where} must be a table with some of {', '.join(names)}, not {shown(table)}")
+    for name in table:
+        known(str(name), names, f"{where}: key")
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"{where}: {error}") from None
+
+
+def known(name: str, names: Iterable[str], what: str) -> str:
+    """The name, where it is one of `names`; raises `InvalidInput` with the nearest otherwise."""
+    among = list(names)
+    if name in among:
+        return name
+    hint = nearest(name, among) or f"; known: {', '.join(among) or 'none'}"
+    raise InvalidInput(f"{what} {shown(name)} is unknown{hint}")
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
 
 #: Stands between the name of a trajectory or channel and the model whose steps it holds.
 MODEL_SEPARATOR = "@"
@@ -71,14 +100,17 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def recorded(self) -> bool:
+        """Whether its calls make steps."""
         return self.mode != "pass"
 
     @property
     def servers(self) -> list[str]:
+        """Its `addresses`, one by one; empty where the flags' are meant."""
         return _listed(self.addresses)
 
     @property
     def patterns(self) -> list[str]:
+        """Its `pattern`, one by one."""
         return _listed(self.pattern)
 
     @property
@@ -96,7 +128,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return found
 
     def changes(self) -> dict[str, Any]:
-        """The flags that it changes, by the names of `Settings`."""
+        """The flags that it changes, by the names of `GatewaySettings`."""
         given = {
             "vllm_addresses": ",".join(self.servers) or None,
             "tokenizer_path": self.tokenizer,
@@ -123,14 +155,14 @@ class ModelsFile(msgspec.Struct, frozen=True):
         return given or (DEFAULT_CHANNEL if name == self.default else f"{DEFAULT_CHANNEL}{MODEL_SEPARATOR}{name}")
 
 
-class _Top(msgspec.Struct):
+class _ModelsTable(msgspec.Struct):
     models: dict[str, Any]
     default: str | None = None
 
 
 def read_models(path: Path) -> ModelsFile:
     """Reads and checks a `--models` file; raises `InvalidInput`, naming the file, the model and the key."""
-    top = fitted(files.read(path), _Top, str(path))
+    top = fitted(files.read(path), _ModelsTable, str(path))
     models = {name: fitted(given, ModelSpec, f"{path}: models.{name}") for name, given in top.models.items()}
     found = ModelsFile(models, top.default)
     try:
@@ -196,3 +228,88 @@ def _behind_v1(path: str) -> str:
 def _listed(given: Names | None) -> list[str]:
     parts = given.split(",") if isinstance(given, str) else given or []
     return [part.strip().rstrip("/") for part in parts if part.strip()]
+
+
+# -- tenants -----------------------------------------------------------------------------------------------------------
+
+#: What stands between a tenant's name and the uids that its keys name.
+UID_SEPARATOR = "/"
+#: A key that begins so is in the environment variable of the name behind it.
+ENVIRONMENT_PREFIX = "env:"
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class TenantSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One tenant.
+
+    keys            its agents' keys; `env:NAME` is the value of a variable
+    reward_keys     its keys for rewards and completions; without any, its agents' open those too, unless --reward-key
+    channels        where its trajectories may go; the first is for those that name none
+    calls_per_s     requests a second, of any kind; `burst` at once after a pause, otherwise a second's worth
+    tokens_per_s    tokens a second, consumed and sampled, counted when a call has ended; a minute's may be saved up
+    concurrency     requests under way at once
+    max_body_mb     its largest request
+    """
+
+    keys: list[str]
+    reward_keys: list[str] = []
+    channels: list[str] = msgspec.field(default_factory=lambda: [DEFAULT_CHANNEL])
+    calls_per_s: Positive | None = None
+    burst: Count | None = None
+    tokens_per_s: Positive | None = None
+    concurrency: Count | None = None
+    max_body_mb: Positive | None = None
+
+
+class _TenantsTable(msgspec.Struct):
+    tenants: dict[str, Any]
+
+
+def read_tenants(path: Path) -> dict[str, TenantSpec]:
+    """The tenants of a file by name, their keys in place; an error names the file, the tenant and the key."""
+    top = fitted(files.read(path), _TenantsTable, str(path))
+    found: dict[str, TenantSpec] = {}
+    taken: dict[str, str] = {}
+    for name, given in top.tenants.items():
+        where = f"{path}: tenants.{name}"
+        spec = fitted(given, TenantSpec, where)
+        try:
+            found[name] = _settled(name, spec)
+        except InvalidInput as error:
+            raise InvalidInput(f"{where}: {error}") from None
+        for key in (*found[name].keys, *found[name].reward_keys):
+            other = taken.setdefault(key, name)
+            if other != name or (found[name].keys + found[name].reward_keys).count(key) > 1:
+                raise InvalidInput(f"{where}: one of its keys stands twice, the other time under {other!r}")
+    return found
+
+
+def _settled(name: str, spec: TenantSpec) -> TenantSpec:
+    check_uid(name, "the name")
+    if UID_SEPARATOR in name:
+        raise InvalidInput(f"the name holds a {UID_SEPARATOR!r}, which ends it where its uids begin; choose another")
+    if not spec.keys:
+        raise InvalidInput("keys is empty; a tenant without a key can do nothing")
+    if not spec.channels:
+        raise InvalidInput("channels is empty; name those that its trajectories may go to, the usual one first")
+    for channel in spec.channels:
+        check_uid(channel, "channels")
+    if spec.burst is not None and spec.calls_per_s is None:
+        raise InvalidInput("burst says how much of calls_per_s may be saved up; give that too")
+    keys, reward_keys = ([_key(key) for key in given] for given in (spec.keys, spec.reward_keys))
+    return msgspec.structs.replace(spec, keys=keys, reward_keys=reward_keys)
+
+
+def _key(given: str) -> str:
+    if not given.startswith(ENVIRONMENT_PREFIX):
+        found = given
+    else:
+        variable = given.removeprefix(ENVIRONMENT_PREFIX)
+        found = os.environ.get(variable, "")
+        if not found:
+            raise InvalidInput(f"a key is {shown(given)}, and {variable} is not set in the environment")
+    if not found:
+        raise InvalidInput("a key is empty")
+    return found

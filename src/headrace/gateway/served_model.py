@@ -15,14 +15,14 @@ from typing import Any
 import msgspec
 
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.gateway.call.executor import CallExecutor
-from headrace.gateway.call.sampling import SamplingRules
+from headrace.gateway.config_files import MODEL_SEPARATOR
 from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import not_ready
-from headrace.gateway.models.spec import MODEL_SEPARATOR
+from headrace.gateway.executor import CallExecutor
 from headrace.gateway.planner import Planner
 from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
+from headrace.gateway.request import SamplingRules
 from headrace.gateway.sessions import Sessions
 from headrace.gateway.settings import GatewaySettings
 from headrace.gateway.upstream import Upstream, UpstreamOptions
@@ -94,7 +94,7 @@ class SharedServices(msgspec.Struct, frozen=True, eq=False):
     sessions: Sessions
     recorder: Recorder
     counters: GatewayCounters
-    redaction: Redaction
+    redaction: Redaction | None
     renderers: RendererCache
 
 
@@ -102,8 +102,8 @@ class ServedModel:
     """One recorded model. Its `name` is empty where it is the one of the command line's flags. Where the settings name
     no tokenizer, the folder is asked of its server.
 
-    The default model's steps go into the agent's own trajectory; those of any other are `apart`, in a trajectory
-    `uid@name` of a channel of its own. `trained`: its steps may be in a batch.
+    The default model's steps go into the agent's own trajectory; those of any other into a trajectory `uid@name` of a
+    channel of its own. `trained`: its steps may be in a batch.
     """
 
     def __init__(
@@ -199,6 +199,7 @@ class ServedModel:
             ) from error
 
     async def close(self) -> None:
+        """Lets go of its threads and servers."""
         if self._calls is not None:
             self._calls.planner.close()
         await self.upstream.close()
@@ -207,6 +208,7 @@ class ServedModel:
 
     @property
     def loaded(self) -> bool:
+        """Whether its tokenizer is there, and its servers were probed."""
         return self._calls is not None
 
     @property
@@ -248,12 +250,13 @@ class ServedModel:
     # -- where its steps go --------------------------------------------------------------------------------------------
 
     @property
-    def apart(self) -> bool:
-        return self._default is not None
+    def is_default(self) -> bool:
+        """Whether its steps go into the agent's own trajectory."""
+        return self._default is None
 
     def uid_of(self, uid: str) -> str:
         """The trajectory that its steps go to, for an agent's trajectory `uid`."""
-        return f"{uid}{MODEL_SEPARATOR}{self.name}" if self.apart else uid
+        return uid if self.is_default else f"{uid}{MODEL_SEPARATOR}{self.name}"
 
     def channel_of(self, channel: str) -> str:
         """The channel that its steps go to, for an agent's trajectory in `channel`."""
@@ -270,6 +273,7 @@ class ServedModel:
     # -- its versions --------------------------------------------------------------------------------------------------
 
     def versions(self) -> dict[str, Any]:
+        """What `/policy_version` answers: the newest version, and each server's."""
         return {"version": self.upstream.version, "servers": self.upstream.versions}
 
     async def set_version(self, version: int, server: str | None, *, tell_pool: bool) -> None:
@@ -291,7 +295,7 @@ class ServedModel:
     async def _tell_pool(self) -> None:
         """Tells the pool's channels the version; where there are several models, only this one's."""
         pool, version = self._shared.pool.aio, self.upstream.version
-        if not self.apart and not self.others:
+        if self.is_default and not self.others:
             await pool.set_version(version)
             return
         for channel in {self.channel, *filter(self.owns, (await pool.stats()).get("channels", {}))}:

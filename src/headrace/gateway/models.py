@@ -18,10 +18,10 @@ from starlette.datastructures import Headers
 from yarl import URL
 
 from headrace.data.errors import HeadraceError
-from headrace.gateway.call.connection import ResponseWriter
+from headrace.gateway.config_files import MODEL_SEPARATOR, ModelsFile, ModelSpec, read_models
 from headrace.gateway.errors import Refusal
-from headrace.gateway.models.served_model import ServedModel, SharedServices
-from headrace.gateway.models.spec import MODEL_SEPARATOR, ModelsFile, ModelSpec, read_models
+from headrace.gateway.http import ResponseWriter
+from headrace.gateway.served_model import ServedModel, SharedServices
 from headrace.gateway.settings import GatewaySettings
 from headrace.gateway.upstream.errors import RolloutServerFailed
 from headrace.net.async_client import AsyncHttpClient
@@ -62,9 +62,11 @@ class Models:
         return iter(self._recorded.values())
 
     async def load(self) -> None:
+        """Returns once every recorded model takes calls, or its `failure` says why it never will."""
         await asyncio.gather(*(model.load() for model in self))
 
     async def close(self) -> None:
+        """Lets go of all servers and providers."""
         for model in self:
             await model.close()
         for provider in self._providers.values():
@@ -83,15 +85,16 @@ class Models:
             raise
 
     async def resume(self, name: str | None) -> None:
+        """Resumes one recorded model, or all; raises `Refusal` where there is none of that name."""
         for model in self._concerned(name):
             await model.upstream.resume()
 
     def _concerned(self, name: str | None) -> list[ServedModel]:
-        return list(self) if name is None else [self.asked(name)]
+        return list(self) if name is None else [self.get(name)]
 
     # -- by name -------------------------------------------------------------------------------------------------------
 
-    def called(self, name: str) -> ServedModel:
+    def resolve(self, name: str) -> ServedModel:
         """The recorded model that a name in a call means; the default for names that nobody lists."""
         if not self._listed:
             return self.default
@@ -112,7 +115,7 @@ class Models:
             return None  # what is wrong with it is for its dialect to say
         return None if name is None else self._providers.get(self._meant(name))
 
-    def asked(self, name: str | None) -> ServedModel:
+    def get(self, name: str | None) -> ServedModel:
         """The recorded model of exactly that name, the default for None; raises `Refusal` where there is none."""
         if name is None:
             return self.default

@@ -1,1 +1,0 @@
-"""The models behind one gateway: policies that are recorded, and providers that calls are only passed on to."""
