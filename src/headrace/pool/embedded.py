@@ -22,17 +22,16 @@ import msgspec
 from headrace.data.errors import InvalidInput, shown
 from headrace.pool import facts as f
 from headrace.pool.calls import AsyncPool, BlockingPool
-from headrace.pool.clock import MonotonicClock
 from headrace.pool.config import ChannelConfig, Durability, Limits, choice
 from headrace.pool.errors import DiskFull, PoolClosed
 from headrace.pool.journal.files import Files
 from headrace.pool.journal.journal import Journal
-from headrace.pool.journaled import JournaledState
+from headrace.pool.journaled import JournaledState, MonotonicClock
 from headrace.pool.operation import PENDING, Change, MustWait, Operation, Read, Upkeep
 from headrace.pool.operations.consume import FetchBatch
 from headrace.pool.operations.control import BackUpJournal, ForgetTrajectory
 from headrace.pool.operations.read import ReadStats
-from headrace.pool.operations.scored import NackScoredBatch, TakeScoredBatch
+from headrace.pool.operations.scored_consume import NackScoredBatch, TakeScoredBatch
 from headrace.pool.state import State
 
 #: Waits are cut to this: a lock cannot wait for centuries. Who wakes early looks, and waits on.

@@ -27,8 +27,8 @@ from headrace.data.trajectory import Group, Trajectory
 from headrace.data.tree import TokenTree
 from headrace.pool.config import ChannelConfig
 from headrace.pool.operation import Completion, Receipt
-from headrace.pool.queries import HandOut
 from headrace.pool.state import Event
+from headrace.pool.views import HandOut
 
 #: The media type of a frame in an HTTP body.
 FRAME_TYPE = "application/vnd.headrace.frame"
