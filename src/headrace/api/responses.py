@@ -53,10 +53,12 @@ class ApiResponse:
 
 
 def json_response(value: Any, status: int = 200, settle: Settle | None = None) -> ApiResponse:
+    """A response whose body is `value` as JSON."""
     return ApiResponse(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(), status, settle=settle)
 
 
 def takes_gzip(request: Request) -> bool:
+    """Whether the client said, in `accept-encoding`, that it reads gzip."""
     for offer in request.headers.get("accept-encoding", "").lower().split(","):
         name, _, quality = offer.replace(" ", "").partition(";q=")
         if name == "gzip":

@@ -128,7 +128,7 @@ class Gateway:
 
     async def _find_pool(self, pool: RemotePool) -> None:
         """Returns once a pool that is elsewhere answers: it may be starting too. Raises what will not pass."""
-        hasty = pool.hasty()
+        hasty = pool.without_retries()
         while True:
             try:
                 await hasty.aio.stats()

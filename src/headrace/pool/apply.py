@@ -77,7 +77,7 @@ def _appended(state: State, channel: Channel, fact: f.Appended, block: Block | N
             state.orphan(fact)
             continue
         if head.blobs:
-            state.adopt(record, block.blobs)
+            state.attach_blobs(record, block.blobs)
         if number in known and number not in channel.groups:
             number = None  # an earlier step of this submit was the last that its group waited for
         channel.append(record, fact.at, number)

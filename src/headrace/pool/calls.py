@@ -16,7 +16,7 @@ from headrace.pool.operation import Answer, Operation
 from headrace.pool.operations import consume, control, produce, read, scored_consume, scored_produce, submit
 
 P = ParamSpec("P")
-Face = TypeVar("Face")
+PoolClass = TypeVar("PoolClass")
 
 
 def blocking(make: Callable[P, Operation[Answer]]) -> Callable[Concatenate[BlockingPool, P], Answer]:
@@ -63,12 +63,12 @@ def _answer(make: Callable[..., Operation[Any]]) -> Any:
     return Any
 
 
-def _named(face: type[Face]) -> type[Face]:
+def _named(pool: type[PoolClass]) -> type[PoolClass]:
     """Gives the methods their names, for `help` and tracebacks."""
-    for name, call in vars(face).items():
+    for name, call in vars(pool).items():
         if hasattr(call, "__signature__"):
-            call.__name__, call.__qualname__ = name, f"{face.__qualname__}.{name}"
-    return face
+            call.__name__, call.__qualname__ = name, f"{pool.__qualname__}.{name}"
+    return pool
 
 
 class Executor(Protocol):

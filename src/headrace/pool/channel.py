@@ -10,7 +10,7 @@ from heapq import heappop
 
 from headrace.data.block import Record
 from headrace.pool.config import ChannelConfig
-from headrace.pool.groups import OPEN, GroupState, Lease, Tomb, TrajectoryState, is_quarantined, quarantined_steps
+from headrace.pool.groups import OPEN, GroupState, Lease, Tombstone, TrajectoryState, is_quarantined, quarantined_steps
 from headrace.pool.single_steps import SingleSteps
 
 
@@ -306,8 +306,8 @@ class Channel(SingleSteps):
         """Counts steps that came too late for their group."""
         self.ledger.submitted += steps
         self.ledger.dropped[reason] += steps
-        if uid not in self.tombs and uid not in self.trajectories:
-            self.tombs[uid] = Tomb(reason, prompt, b"")
+        if uid not in self.tombstones and uid not in self.trajectories:
+            self.tombstones[uid] = Tombstone(reason, prompt, b"")
             self.expected_late.arrived(prompt)
             self._enforce_limits()
 
@@ -338,7 +338,9 @@ class Channel(SingleSteps):
             else:
                 self._return_leased_steps(trajectory)
                 self.drop_trajectory(trajectory, "forgotten")
-        self.tombs[uid] = Tomb("forgotten", self.tombs[uid].prompt if uid in self.tombs else "", b"")
+        self.tombstones[uid] = Tombstone(
+            "forgotten", self.tombstones[uid].prompt if uid in self.tombstones else "", b""
+        )
 
     # -- trajectories --------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from headrace.pool.groups import (
     GroupState,
     Lease,
     Ledger,
-    Tomb,
+    Tombstone,
     TrajectoryState,
     fingerprint,
 )
@@ -52,7 +52,7 @@ class ChannelIndex:
         self.waiting = AgeOrderedSet()
         self.ready: dict[int, AgeOrderedSet] = {FULL: AgeOrderedSet()}
         self.leases: dict[str, Lease] = {}
-        self.tombs: OrderedDict[str, Tomb] = OrderedDict()
+        self.tombstones: OrderedDict[str, Tombstone] = OrderedDict()
         self.expected_late = ExpectedLate()
         self.now = 0.0  # when the newest fact about it happened
         self.history: OrderedDict[int, GroupState] = OrderedDict()
@@ -232,7 +232,7 @@ class ChannelIndex:
         else:
             last = max(records, default=-1)
             digests = b"".join([fingerprint(records[i]) if i in records else bytes(DIGEST) for i in range(last + 1)])
-        self.tombs[trajectory.uid] = Tomb(reason, trajectory.group.uid, digests)
+        self.tombstones[trajectory.uid] = Tombstone(reason, trajectory.group.uid, digests)
 
     def _release_trajectory(self, trajectory: TrajectoryState) -> None:
         if self.trajectories.pop(trajectory.uid, None) is not None:
@@ -247,8 +247,8 @@ class ChannelIndex:
 
     def _enforce_limits(self) -> None:
         config = self.config
-        while len(self.tombs) > config.tombstones:
-            _, tomb = self.tombs.popitem(last=False)
+        while len(self.tombstones) > config.tombstones:
+            _, tomb = self.tombstones.popitem(last=False)
             self.expected_late.cancel(tomb.prompt)
         while len(self.history) > config.history_size:
             self.gone.append(self.history.popitem(last=False)[1])

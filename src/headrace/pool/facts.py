@@ -199,7 +199,7 @@ class ChannelImage(Fact, tag="image", frozen=True):
     next_seq: int = 0
     next_lease: int = 0
     ledger: dict[str, Any] = {}
-    tombs: tuple[tuple[str, str, str, bytes], ...] = ()
+    tombstones: tuple[tuple[str, str, str, bytes], ...] = msgspec.field(default=(), name="tombs")
     expected_late: tuple[tuple[str, int], ...] = msgspec.field(default=(), name="owed")
     acked: tuple[str, ...] = ()
     pool_version: int = 0

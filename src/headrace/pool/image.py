@@ -16,13 +16,13 @@ from headrace.data.block import Block, BlockHeader, Record
 from headrace.data.frame import Buffer
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
-from headrace.pool.groups import OPEN, GroupState, Lease, Tomb, TrajectoryState
+from headrace.pool.groups import OPEN, GroupState, Lease, Tombstone, TrajectoryState
 from headrace.pool.journal.records import Captured, Commit, encode
 from headrace.pool.scored import image as scored_image
 from headrace.pool.state import State
 
 #: A channel may remember 200,000 trajectories: as many in one record would be a frame of tens of MB.
-TOMBS_A_RECORD = 10_000
+TOMBSTONES_A_RECORD = 10_000
 
 
 def capture(state: State, now: float) -> list[Captured]:
@@ -61,9 +61,9 @@ def _all_groups(channel: Channel) -> dict[int, GroupState]:
 
 def _channel(state: State, channel: Channel, now: float, written: set[bytes]) -> Iterable[Captured]:
     counters = {**channel.ledger.as_dict(), "counts": dict(channel.ledger.counts), "cursor": state.next_cursor}
-    tombs = iter([(uid, tomb.reason, tomb.prompt, tomb.digests) for uid, tomb in channel.tombs.items()])
+    tombs = iter([(uid, tomb.reason, tomb.prompt, tomb.digests) for uid, tomb in channel.tombstones.items()])
     first = True
-    while (some := tuple(islice(tombs, TOMBS_A_RECORD))) or first:
+    while (some := tuple(islice(tombs, TOMBSTONES_A_RECORD))) or first:
         image = f.ChannelImage(
             channel.name,
             now,
@@ -161,8 +161,8 @@ def _channel_image(state: State, channel: Channel, fact: f.ChannelImage, block: 
     ledger.counts = Counter(fact.ledger["counts"])
     state.next_cursor = max(state.next_cursor, fact.ledger["cursor"])
     channel.by_default = fact.by_default
-    for uid, reason, prompt, digests in fact.tombs:
-        channel.tombs[uid] = Tomb(reason, prompt, digests)
+    for uid, reason, prompt, digests in fact.tombstones:
+        channel.tombstones[uid] = Tombstone(reason, prompt, digests)
     state.version, state.closed = fact.pool_version, fact.pool_closed
     since = fact.expected_since or [fact.at] * len(fact.expected_late)
     for (prompt, missing), at in zip(fact.expected_late, since, strict=True):
@@ -186,7 +186,7 @@ def _group_image(state: State, channel: Channel, fact: f.GroupImage, block: Bloc
     records = block.records()
     for record in records:
         if record.head.blobs:
-            state.adopt(record, block.blobs)
+            state.attach_blobs(record, block.blobs)
         _restore_step(channel, group.trajectories[record.head.trajectory_uid], record)
     _restore_group(channel, group, fact.counted, opened=fact.open)
 

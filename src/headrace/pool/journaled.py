@@ -106,7 +106,7 @@ class JournaledState:
         self._time = clock
         self._lock = threading.Lock()
         self._closed: str | None = None  # why nothing more can be done
-        self._about: dict[str, None] = {}  # the channels of the last commit
+        self._last_channels: dict[str, None] = {}  # those of the last commit
         self._check_at = COMPACT_FROM_BYTES  # when to look whether the journal is worth rewriting
         self._compacting = threading.Lock()
         self._compactions = 0
@@ -128,7 +128,7 @@ class JournaledState:
                     f"({error!r}). Nothing was changed"
                 ) from error
             self._state.sweep()
-            self._about = dict.fromkeys([fact.channel for fact in facts])
+            self._last_channels = dict.fromkeys([fact.channel for fact in facts])
             self._time.after(max((fact.at for fact in facts), default=0.0))
 
         collecting = gc.isenabled()
@@ -189,9 +189,9 @@ class JournaledState:
         facts = [*self._state.begun_by(facts), *facts]
         try:
             if self._journal is not None:
-                about = dict.fromkeys([fact.channel for fact in facts])
-                self._journal.append(facts, block, self._state.tallies(self._about | about))
-                self._about = about
+                channels = dict.fromkeys([fact.channel for fact in facts])
+                self._journal.append(facts, block, self._state.tallies(self._last_channels | channels))
+                self._last_channels = channels
             apply(self._state, facts, block)
         except JournalError:
             raise  # nothing of it was written, and nothing changed

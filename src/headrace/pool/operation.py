@@ -116,6 +116,7 @@ class Read(Operation[Answer], frozen=True):
     """An operation that changes nothing."""
 
     def read(self, state: State, now: float) -> Answer:
+        """The answer, by what the state holds."""
         raise NotImplementedError
 
 

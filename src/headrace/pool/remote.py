@@ -38,15 +38,19 @@ class Transport(Protocol):
 
     address: str
 
-    def call(self, op: str, body: bytes, timeout: float) -> bytes: ...
-
-    async def acall(self, op: str, body: bytes, timeout: float, *, waits: bool = True) -> bytes:
-        """`waits`: the call may wait in the pool; one that does not may travel with others."""
+    def call(self, op: str, body: bytes, timeout: float) -> bytes:
+        """The answer's frame to the call `body`, which is the operation `op`, within `timeout` seconds."""
         ...
 
-    def close(self) -> None: ...
+    async def acall(self, op: str, body: bytes, timeout: float, *, waits: bool = True) -> bytes:
+        """`call`, awaited. `waits`: the call may wait in the pool; one that does not may travel with others."""
+        ...
 
-    async def aclose(self) -> None: ...
+    def close(self) -> None:
+        """Closes this thread's connection."""
+
+    async def aclose(self) -> None:
+        """Closes this event loop's connections."""
 
 
 class RemotePool(BlockingPool):
@@ -65,8 +69,8 @@ class RemotePool(BlockingPool):
     def address(self) -> str:
         return self._transport.address
 
-    def hasty(self) -> RemotePool:
-        """The same pool, for a caller who would rather hear at once that it does not answer."""
+    def without_retries(self) -> RemotePool:
+        """The same pool; its calls raise `PoolUnreachable` at the first failure."""
         return RemotePool(self._transport, retry_s=0)
 
     def __enter__(self) -> RemotePool:

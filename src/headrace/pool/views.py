@@ -29,6 +29,7 @@ class HandOut:
 
 
 def unpack_metadata(packed: bytes) -> dict[str, Any]:
+    """A trajectory's metadata, which is kept packed; empty where it has none."""
     return _extras.decode(packed).metadata if packed else {}
 
 
@@ -60,6 +61,7 @@ def trajectory_view(channel: Channel, trajectory: TrajectoryState, only: int | N
 
 
 def group_view(channel: Channel, group: GroupState, *, replayed: bool) -> Group:
+    """A group as it is; `replayed`: it was consumed before, and comes from the channel's history."""
     return Group(
         prompt_uid=group.uid,
         trajectories=tuple([trajectory_view(channel, trajectory) for trajectory in group.trajectories.values()]),

@@ -146,10 +146,12 @@ def decode_reply(data: frame.Buffer) -> Any:
 
 
 def encode_groups(groups: Sequence[Group]) -> bytes:
+    """Groups alone as a frame."""
     return encode_reply(HandOut("", "", 0.0, groups))
 
 
 def decode_groups(data: frame.Buffer) -> Sequence[Group]:
+    """What `encode_groups` made a frame of."""
     found: HandOut = decode_reply(data)
     return found.groups
 

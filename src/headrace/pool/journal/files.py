@@ -171,6 +171,7 @@ class Files:
         return fd
 
     def unlock(self, fd: int) -> None:
+        """Ends what `lock` began."""
         _sign(fd, "")
         # A forked child shares the lock: closing alone would leave it held for as long as the child lives.
         fcntl.flock(fd, fcntl.LOCK_UN)
@@ -310,4 +311,5 @@ class Reserve:
             self.alarm |= self._used > ALARM_BYTES
 
     def clear_alarm(self) -> None:
+        """The journal was compacted: what is written from here on counts anew."""
         self.alarm, self._used = False, 0

@@ -276,6 +276,7 @@ class SnapshotWriter:
             raise
 
     def add(self, header: bytes, body: Sequence[frame.Buffer]) -> None:
+        """Writes one record."""
         self._files.write(self._fd, frame.encode(FrameKind.COMMIT, header, body))
         self._records += 1
 
@@ -289,6 +290,7 @@ class SnapshotWriter:
         return self.path
 
     def abandon(self) -> None:
+        """Deletes what was written."""
         self._close()
         self._files.unlink(self._draft)
 

@@ -49,8 +49,8 @@ class OpenTrajectory(_Open, frozen=True, kw_only=True):
         check_dict(metadata, "metadata")
         if channel.closed:
             raise PoolClosed(f"channel {self.channel!r} was shut down")
-        if uid in channel.tombs:
-            raise Conflict(f"trajectory {uid!r} is {channel.tombs[uid].reason}: open another")
+        if uid in channel.tombstones:
+            raise Conflict(f"trajectory {uid!r} is {channel.tombstones[uid].reason}: open another")
         if known is not None and known.group.uid != prompt and (len(known.tree) or known.last != OPEN):
             raise Conflict(f"trajectory {uid!r} has steps in group {known.group.uid!r}; it cannot move to {prompt!r}")
         if known is None or known.group.uid != prompt or left is not None:
@@ -88,7 +88,7 @@ class SetReward(Change[str], frozen=True):
     def plan(self, state: State, now: float) -> Plan:
         uid, reward = self.trajectory_uid, check_finite(self.reward, "reward")
         channel, known = state.find(uid, self.channel)
-        if known is None and uid not in channel.tombs:
+        if known is None and uid not in channel.tombstones:
             raise NotFound(f"no trajectory {uid!r} in channel {channel.name!r}")
         late = Plan([f.LateReward(channel.name, now, uid, reward)], reply="late")
         if known is None or known.group.lease:
@@ -119,7 +119,7 @@ class MarkComplete(Change[Completion], frozen=True):
         channel, known = state.find(uid, self.channel)
         late: list[f.Fact] = [f.LateReward(channel.name, now, uid, reward)] if reward is not None else []
         if known is None:
-            if uid not in channel.tombs:
+            if uid not in channel.tombstones:
                 return Plan(reply=Completion("unknown"))
             return Plan(late, reply=Completion("late"))
         steps = len(known.tree)

@@ -146,7 +146,7 @@ def _channel_stats(c: Channel) -> Row:
         "policy_version": c.version,
         "oldest_version": oldest.oldest if oldest else None,
         "closed": c.closed,
-        "tombstones": len(c.tombs),
+        "tombstones": len(c.tombstones),
         "counts": dict(c.ledger.counts),
         "config": msgspec.structs.asdict(c.config),
     }
@@ -171,7 +171,7 @@ def _trajectory(state: State, uid: str, channel: str | None) -> Trajectory:
         )
         if found is not None:
             return trajectory_view(there, found)
-    gone = next((state.look(n).tombs[uid].reason for n in names if uid in state.look(n).tombs), None)
+    gone = next((state.look(n).tombstones[uid].reason for n in names if uid in state.look(n).tombstones), None)
     if gone:
         raise Gone(f"trajectory {uid!r} is {gone}: its content is gone")
     raise NotFound(f"no trajectory {uid!r}")

@@ -121,7 +121,7 @@ def _all_new(channel: Channel, block: Block) -> bool:
     return (
         len(uids) == len(block.heads)
         and channel.trajectories.keys().isdisjoint(uids)
-        and channel.tombs.keys().isdisjoint(uids)
+        and channel.tombstones.keys().isdisjoint(uids)
     )
 
 
@@ -238,7 +238,7 @@ class _Intake:
         channel, head = self.channel, record.head
         uid = head.trajectory_uid
         trajectory = channel.trajectories.get(uid)
-        if trajectory is None and uid in channel.tombs:
+        if trajectory is None and uid in channel.tombstones:
             return self._after_the_end(record)
         prompt = trajectory.group.uid if trajectory else self.prompts.setdefault(uid, head.prompt_uid)
         if head.prompt_uid != prompt:
@@ -352,7 +352,7 @@ class _Intake:
     def _after_the_end(self, record: Record) -> int:
         """A step of a trajectory that is gone: a retry is a duplicate, anything else is too late."""
         head = record.head
-        tomb = self.channel.tombs[head.trajectory_uid]
+        tomb = self.channel.tombstones[head.trajectory_uid]
         index = head.step_index
         if index < 0 and head.peek().call_id is not None:
             index = _position(tomb.digests, fingerprint(record))

@@ -70,7 +70,7 @@ def _as_steps(state: State, channel: Channel, number: int) -> Block | None:
 
 
 def _known(channel: Channel, uid: str) -> bool:
-    return uid in channel.trajectories or uid in channel.tombs
+    return uid in channel.trajectories or uid in channel.tombstones
 
 
 def _joined(blocks: list[Block]) -> Block:

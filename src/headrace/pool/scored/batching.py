@@ -89,6 +89,8 @@ class Buffers:
 
 
 class Batching:
+    """The queue, the buffers, and what is out, by group number; see the module."""
+
     def __init__(self) -> None:
         self._environments = Environments()
         self._queue = GroupQueue()
@@ -106,6 +108,7 @@ class Batching:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def knows(self, number: int) -> bool:
+        """Whether a group is here: queued, buffered or out."""
         return number in self._groups
 
     def is_out(self, number: int) -> bool:
@@ -172,6 +175,7 @@ class Batching:
                     self._queue.add(own)
 
     def disconnect(self, env: int) -> None:
+        """Ends an environment's weight and share; `InvalidInput` where it never connected."""
         self._environments.change(env, connected=False)
 
     def silence(self, env: int, silent: bool = True) -> None:
