@@ -15,8 +15,8 @@ from headrace.data.block import Block, StepHead
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.groups import DAMAGED, GroupState, Lease, is_quarantined, reconcile
-from headrace.pool.image import APPLY as _APPLY_IMAGES
 from headrace.pool.scored.apply import APPLY as _APPLY_TO_SCORED
+from headrace.pool.snapshot import APPLY as _APPLY_IMAGES
 from headrace.pool.state import State
 
 

@@ -26,12 +26,12 @@ from headrace.pool import policies
 from headrace.pool.apply import apply, count_steps
 from headrace.pool.errors import DiskFull, JournalError, PoolClosed
 from headrace.pool.groups import DAMAGED
-from headrace.pool.image import capture, live_bytes
 from headrace.pool.journal.journal import Journal
 from headrace.pool.journal.records import decode_commit
 from headrace.pool.journal.repair import backup
 from headrace.pool.scored import facts as scored_facts
 from headrace.pool.scored.piece_store import ScratchFiles
+from headrace.pool.snapshot import capture, live_bytes
 from headrace.pool.state import State
 
 log = logging.getLogger("headrace.pool")

@@ -27,5 +27,5 @@ What always holds:
     batching      which groups are queued, buffered and out, and which can never be served
     queue, environments, exact_fill   the line, who posts, and which groups fill a batch
     piece_store   the groups' bytes, in memory and in scratch files
-    image         the state in a snapshot
+    snapshot      the state as facts, and back
 """

@@ -2,7 +2,7 @@
 
 `capture` is called with the state held still. It encodes what can change (heads, counters) and only refers to what
 cannot (token bytes), so the long part, summing and writing, happens while the pool goes on. A snapshot brings the
-ledger whole: restoring counts no step again. The scored groups' part is in `headrace.pool.scored.image`.
+ledger whole: restoring counts no step again. The scored groups' part is in `headrace.pool.scored.snapshot`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 from heapq import heappush
 from itertools import islice
 
-from headrace.data.block import Block, BlockHeader, Record
+from headrace.data.block import Block, Record, block_layout
 from headrace.data.frame import Buffer
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.groups import OPEN, GroupState, Lease, Tombstone, TrajectoryState
 from headrace.pool.journal.records import Captured, Commit, encode
-from headrace.pool.scored import image as scored_image
+from headrace.pool.scored import snapshot as scored_snapshot
 from headrace.pool.state import State
 
 #: A channel may remember 200,000 trajectories: as many in one record would be a frame of tens of MB.
@@ -31,7 +31,7 @@ def capture(state: State, now: float) -> list[Captured]:
     records: list[Captured] = []
     for channel in state.channels.values():
         records.extend(_channel(state, channel, now, written))
-    for fact, header, body in scored_image.capture(state.scored, state.next_cursor, now):
+    for fact, header, body in scored_snapshot.capture(state.scored, state.next_cursor, now):
         records.append((encode(Commit([fact], header)), body))
     return records
 
@@ -119,7 +119,9 @@ def _group(channel: Channel, group: GroupState, now: float, written: set[bytes])
                 tuple((trajectory.deliveries or {}).items()),
             )
         )
-    blobs = {blob.digest: blob.data for record in records for blob in record.blobs if blob.digest not in written}
+    blobs: dict[bytes, Buffer] = {
+        blob.digest: blob.data for record in records for blob in record.blobs if blob.digest not in written
+    }
     written.update(blobs)
     image = f.GroupImage(
         channel.name,
@@ -138,11 +140,8 @@ def _group(channel: Channel, group: GroupState, now: float, written: set[bytes])
         group.oldest,
         channel.open_groups.get(group.uid) is group,
     )
-    ids: list[Buffer] = [record.ids for record in records]
-    probs: list[Buffer] = [record.log_probs for record in records if record.log_probs]
-    sizes = [(digest, len(data)) for digest, data in blobs.items()]
-    header = BlockHeader([record.head for record in records], sum(map(len, ids)), sum(map(len, probs)), sizes)
-    return encode(Commit([image], header)), [*ids, *probs, *blobs.values()]
+    header, body = block_layout(records, blobs)
+    return encode(Commit([image], header)), body
 
 
 # -- restoring ---------------------------------------------------------------------------------------------------------
