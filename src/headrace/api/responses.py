@@ -30,7 +30,7 @@ PART_BYTES = 256 * 1024
 #: Turns of the event loop within which a hang-up that lies in the socket is noticed.
 HANG_UP_TURNS = 4
 
-_GZIP = 31  # zlib's word for a gzip member
+_GZIP = 31  # `wbits` of a gzip member
 
 #: Called with whether the response was written to a connection that was still open.
 Settle = Callable[[bool], Awaitable[None]]
@@ -40,7 +40,7 @@ Settle = Callable[[bool], Awaitable[None]]
 class ApiResponse:
     """What is sent. `gzipped`: the body is compressed already.
 
-    `settle` is called once the system has all of it, or nobody was there to take it. A process that dies in between has
+    `settle` is called once the system has all of it, or the client hung up. A process that dies in between has
     called nothing: what hangs on the response is then as if it had not been given.
     """
 

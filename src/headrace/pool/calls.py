@@ -72,7 +72,7 @@ def _named(pool: type[PoolClass]) -> type[PoolClass]:
 
 
 class Executor(Protocol):
-    """What carries out awaitable calls. With `pieces`, one that waited in vain is answered with `PENDING`."""
+    """Carries out awaitable calls. With `pieces`, one that timed out while it waited is answered with `PENDING`."""
 
     async def execute_async(
         self, operation: Operation[Any], then: Callable[[Any], Any] | None = None, *, pieces: bool = False

@@ -41,7 +41,7 @@ class ChannelIndex:
     def __init__(self, name: str, config: ChannelConfig) -> None:
         self.name = name
         self.config = config
-        self.by_default = True  # nobody chose its options: they are the pool's
+        self.by_default = True  # its options are the pool's defaults
         self.version = 0
         self.closed = False
         self.next_seq = 0
@@ -191,7 +191,7 @@ class ChannelIndex:
         heappush(deadlines, (at, key))
 
     def move_deadlines(self, seconds: float) -> None:
-        """Moves all that waits for a time: the clock was set forward by as much, and nobody has waited longer."""
+        """Moves all that waits for a time: the clock was set forward by as much."""
         for group in self.groups.values():
             group.touched += seconds
         for trajectory in self.trajectories.values():
@@ -267,7 +267,7 @@ class ChannelIndex:
                 group.trajectories.clear()
 
     def sweep(self) -> None:
-        """Lets go of the content of groups that are gone and that nobody may ask for again.
+        """Frees the content of groups that are gone and that no retry can ask for.
 
         Called once a call's answer is made. A group and its trajectories refer to each other: without this, their
         tokens would stay in memory until the garbage collector looks for cycles.

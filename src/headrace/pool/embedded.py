@@ -149,7 +149,7 @@ class DataPool(JournaledState, BlockingPool):
     async def execute_async(
         self, operation: Operation[Any], then: Callable[[Any], Any] | None = None, *, pieces: bool = False
     ) -> Any:
-        """`execute`, awaited; no thread a call. With `pieces`, a call that waited in vain is answered `PENDING`."""
+        """`execute`, awaited; no call takes a thread. With `pieces`, a wait that timed out is answered `PENDING`."""
         loop = asyncio.get_running_loop()
         if isinstance(operation, Upkeep):
             await loop.run_in_executor(None, self._upkeep, operation)
@@ -312,7 +312,7 @@ def _until(operation: Operation[Any]) -> float | None:
 
 
 def _gave_up(operation: Operation[Any], *, pieces: bool) -> Any:
-    """The answer of a call that waited in vain; a remote caller who waits in pieces is told to ask again."""
+    """The answer of a call whose wait timed out; a remote caller that waits in pieces gets `PENDING` and asks again."""
     assert isinstance(operation, Change)
     return PENDING if pieces else operation.gave_up()
 

@@ -58,7 +58,7 @@ class MonotonicClock:
         self._passed = monotonic() if monotonic is not None else 0.0  # what the monotonic one said then
         self._resumed = False  # the clock said that in an earlier run
         self._ahead = 0.0  # by how much this is ahead of the clock
-        self._jump = 0.0  # by how much the clock was set forward since somebody asked
+        self._jump = 0.0  # by how much the clock was set forward since `jumped` was called
 
     def now(self) -> float:
         """Asked by one thread at a time."""

@@ -108,7 +108,7 @@ class Change(Operation[Answer], frozen=True):
         raise NotImplementedError
 
     def gave_up(self) -> Any:
-        """The answer where it waited in vain for as long as it may."""
+        """The answer where its wait timed out."""
         return None
 
 

@@ -99,7 +99,7 @@ class RemotePool(BlockingPool):
     async def execute_async(
         self, operation: Operation[Any], then: Callable[[Any], Any] | None = None, *, pieces: bool = False
     ) -> Any:
-        """`execute`, awaited. With `pieces`, a call that waited in vain is answered `PENDING`."""
+        """`execute`, awaited. With `pieces`, a wait that timed out is answered `PENDING`."""
         call = _Call(operation, retry_s=self._retry_s, consumer=self._consumer, relayed=pieces)
         while not call.done:
             try:
@@ -192,7 +192,7 @@ def _identify(block: Block) -> None:
 
 
 def _wrong(timeout: Any) -> bool:
-    """A timeout that is none is sent as it is: the pool says what is wrong with it."""
+    """Whether a timeout is invalid: it is then sent as it is, and the pool raises what is wrong with it."""
     return timeout is not None and (
         isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0
     )

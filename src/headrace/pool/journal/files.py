@@ -34,7 +34,7 @@ RESERVE = "reserve"
 
 #: Buffers that one `writev` takes (IOV_MAX is at least this on Linux and macOS).
 BUFFERS_A_WRITE = 512
-#: What a journal holds is nobody's but its user's.
+#: Permissions: only the user who runs the pool may read a journal.
 PRIVATE, PRIVATE_FOLDER = 0o600, 0o700
 #: Where Linux tells one start of the machine from another.
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -160,7 +160,7 @@ class Files:
 
     def lock(self, directory: Path) -> int:
         """Locks the directory until `unlock`, or the process's end; `BlockingIOError` where another has it. The file
-        `LOCK` in it only says who: whoever deletes that frees nothing."""
+        `LOCK` in it only says who has it: deleting that file frees nothing."""
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

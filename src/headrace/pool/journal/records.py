@@ -105,7 +105,7 @@ _snapshot_ends = msgspec.msgpack.Decoder(SnapshotEnd)
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[T], found: frame.Frame) -> T:
-    """What an undamaged frame's header holds; `ForeignFrame` where that is none of ours."""
+    """What an undamaged frame's header holds; `ForeignFrame` where this release does not know it."""
     try:
         return decoder.decode(found.header)
     except msgspec.MsgspecError as error:
@@ -257,7 +257,7 @@ class Reader:
 
 
 class SnapshotWriter:
-    """A snapshot while it is written: nobody reads it before it is whole and on the disk.
+    """A snapshot while it is written: it has its name only once it is whole and on the disk.
 
     `add` its records, then `finish` puts it in place, at once and for good; `abandon` leaves no trace.
     """

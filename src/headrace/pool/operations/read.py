@@ -23,7 +23,7 @@ from headrace.pool.views import trajectory_view
 Row = dict[str, Any]
 
 #: Where a row stands: its group's number, then a trajectory's place in the group, then a step's index. As a cursor it
-#: is a text such as `12-0-3`; groups that come or go between two pages move nobody else's.
+#: is a text such as `12-0-3`; groups that come or go between two pages do not move the others.
 Position = tuple[int, ...]
 
 #: Rows that one page may have: more would be an answer of megabytes, and a lock held for as long.

@@ -228,7 +228,7 @@ class ForgetKeys(ScoredChange[None], frozen=True):
 
 
 def desk_forget(keys: list[tuple[int | None, str]]) -> ForgetKeys:
-    """Forgets keys, each with its environment: whoever sent a group under one has its answer."""
+    """Forgets keys, each with its environment: the answers to the groups under them have arrived."""
     return ForgetKeys([list(key) for key in keys])
 
 

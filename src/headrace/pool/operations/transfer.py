@@ -1,7 +1,7 @@
 """Groups that move between scored groups and the one channel that is served, where either has too few.
 
 A group that moves leaves the one and enters the other in one record of the journal: whatever happens, it is in exactly
-one. It moves only where the move makes up what was asked for, and only if it can be told in the other's terms.
+one. It moves only where the move makes up what was asked for, and only if it can be expressed as the other's kind.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _useful(size: int, counts: dict[int, int], batch_size: int) -> bool:
 
 
 def _may_suffice(channel: Channel, missing: int) -> bool:
-    """Whether the ready groups have so many trajectories: whoever polls for a batch should not unpack them in vain."""
+    """Whether the ready groups have so many trajectories: a poll for a batch should not unpack them for nothing."""
     for seq in policies.ready_groups(channel, None):
         missing -= len(channel.groups[seq].trajectories)
         if missing <= 0:

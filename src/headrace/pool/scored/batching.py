@@ -199,7 +199,7 @@ class Batching:
         if size < 1:
             raise InvalidInput(f"group {number} has {size} sequences; a group has at least one")
         if env is None or env not in self._environments:
-            # nobody's, for as long as nobody has that id: who posts at random costs no lanes
+            # without an environment until one has that id: posts under random ids add no lanes
             self._enter(QueuedGroup(self._place(), number, None, size, claim=env))
             return Added("received", (number,))
         if size == self._environments[env].group_size:

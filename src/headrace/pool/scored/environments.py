@@ -14,7 +14,7 @@ import msgspec
 from headrace.data.errors import InvalidInput, shown
 from headrace.pool.scored.queue import GroupQueue
 
-#: No environment is told a smaller weight than this fraction of all: it would starve.
+#: The smallest weight that an environment is given, as a fraction of all: with less it would starve.
 MIN_WEIGHT = 0.01
 
 

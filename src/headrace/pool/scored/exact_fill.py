@@ -1,10 +1,10 @@
-"""Which groups the next batch takes: packs where the queue's sizes allow it and nobody has a minimum, else by age.
+"""Which groups the next batch takes: packs where the sizes allow it and no environment has a minimum, else by age.
 
 Packs are equal-sized groups, oldest first, as many as make up the largest size M in the line; they leave in the order
 in which they became full. Where every size divides M and M divides the batch, packs fill any batch exactly.
 
 Elsewhere the batch is filled by age: the oldest group that some full batch can hold, then the next oldest, and so on.
-Groups come in supplies, one for each environment with a minimum and one for everybody else; of each supply at least its
+Groups come in supplies, one for each environment with a minimum and one for all others; of each supply at least its
 need is taken, or, where no full batch allows that, as much of the need as the earlier supplies leave possible. If any
 choice of groups fills the batch, one is found, and the oldest group that is part of any such choice is in it.
 
@@ -36,7 +36,7 @@ MIN_PLANS = 4
 def next_batch(
     queue: GroupQueue, environments: Environments, batch_size: int, *, by_age: bool = False
 ) -> list[QueuedGroup] | None:
-    """Groups of exactly `batch_size` sequences; None where no batch is ready. Larger groups stand in nobody's way."""
+    """Groups of exactly `batch_size` sequences; None where no batch is ready. Larger groups are passed over."""
     sizes = {size: count for size, count in queue.sizes.items() if size <= batch_size}
     sequences = sum(size * count for size, count in sizes.items())
     if sequences < batch_size:
@@ -50,7 +50,7 @@ def next_batch(
 
 
 def _supplies(queue: GroupQueue, minimums: dict[int, int], batch_size: int) -> list[GroupSupply]:
-    """The groups that fit: of each environment with a minimum apart, as far as it has any, and everybody else's."""
+    """The groups that fit: a supply for each environment that has a minimum and groups, and one for all others."""
     with_minimum, rest = [], []
     for env, by_size in queue.lanes.items():
         lanes = [(size, lane) for size, lane in by_size.items() if size <= batch_size]

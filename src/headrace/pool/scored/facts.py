@@ -58,7 +58,7 @@ class GroupsPosted(Fact, tag="desk_post", frozen=True):
 
 
 class KeysForgotten(Fact, tag="desk_forget", frozen=True):
-    """Keys that nobody will send again: a group that comes under one of them is another group."""
+    """Keys that will not be sent again: a group that comes under one of them is another group."""
 
     keys: tuple[tuple[int | None, str], ...] = ()
 

@@ -153,7 +153,7 @@ class ScoredGroups:
         self.heard.move_to_end(env)
 
     def silence(self, since: float) -> None:
-        """Leaves out of the weights whoever has not called since."""
+        """Leaves environments that have not called since out of the weights."""
         while self.heard:
             env, heard = next(iter(self.heard.items()))
             if heard >= since:
@@ -164,7 +164,7 @@ class ScoredGroups:
     # -- groups --------------------------------------------------------------------------------------------------------
 
     def take(self, entry: PostedGroup, piece: Piece, at: float) -> Posted:
-        """Takes in a posted group; the answer to whoever posted it."""
+        """Takes in a posted group; returns the answer to its poster."""
         self.pieces.put(entry.number, piece)
         added = self.batching.add(entry.number, entry.env, entry.sequences)
         self.next_number = max(self.next_number, entry.number + 1)
@@ -267,8 +267,8 @@ class ScoredGroups:
         self.unchecked = True
 
     def receive(self, lease_id: str) -> None:
-        """The batch of a lease that was given back had arrived: what nobody else has of it is gone, and it was a step
-        if anything is."""
+        """The batch of a lease that was given back had arrived: what of it still waits is served, and where any does,
+        its step counts again."""
         waiting = [number for number in self.returned.pop(lease_id) if self.batching.is_queued(number)]
         _remember(self.ended, lease_id, "acked", REQUESTS_REMEMBERED)
         if waiting:

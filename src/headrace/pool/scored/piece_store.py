@@ -30,7 +30,7 @@ Write = Callable[[int, Sequence[Buffer]], None]
 
 
 class ScratchFile:
-    """One file without a name; it is gone once nobody refers to it."""
+    """One file without a name; it is gone once nothing refers to it."""
 
     def __init__(self, folder: Path) -> None:
         self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
@@ -139,7 +139,7 @@ class PieceStore:
         return len(self._stored)
 
     def stage(self, pieces: Sequence[tuple[int, Piece]]) -> None:
-        """Puts on the disk what will not fit, before anybody is told that it was taken; `DiskFull` where it cannot."""
+        """Puts on the disk what will not fit into memory, before it is acknowledged; `DiskFull` where it cannot."""
         self._staged.clear()
         memory = self.memory
         for number, piece in pieces:
