@@ -13,7 +13,7 @@ from headrace.data.packing import pack
 from headrace.gateway import outbox as module
 from headrace.gateway.outbox import MAX_TRIES, Outbox, OutboxEntry
 from headrace.pool.errors import InternalError, PoolFull, PoolUnreachable
-from headrace.pool.operations.produce import SubmitBlock
+from headrace.pool.operations.submit import SubmitBlock
 
 PATIENCE_S = 120
 

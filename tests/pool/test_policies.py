@@ -14,14 +14,15 @@ from tests.pool.kit import step, trajectory
 
 from headrace import Step
 from headrace.data import HeadraceError
+from headrace.pool import policies
 from headrace.pool.apply import apply
 from headrace.pool.config import ChannelConfig, Limits
 from headrace.pool.errors import PoolFull
 from headrace.pool.operation import Change, MustWait
 from headrace.pool.operations.consume import ExtendLease, FetchBatch, NackLease
 from headrace.pool.operations.control import ForgetTrajectory, SetVersion, ShutDown, configure, curate
-from headrace.pool.operations.produce import MarkComplete, OpenTrajectory, SetReward, submit_steps
-from headrace.pool.policies import expiry, order
+from headrace.pool.operations.produce import MarkComplete, OpenTrajectory, SetReward
+from headrace.pool.operations.submit import submit_steps
 from headrace.pool.state import State
 
 
@@ -54,7 +55,7 @@ class Planned:
     def settle(self) -> list[Any]:
         """The facts that are due, each applied before the next is asked for."""
         found = []
-        for fact in expiry.due(self.channel, self.now):
+        for fact in policies.due(self.channel, self.now):
             found.append(fact)
             apply(self.state, [fact], None)
         return found
@@ -104,8 +105,8 @@ def test_a_batch_takes_the_oldest_or_the_newest_that_are_ready(
     wanted = min(need, lowered) if lowered is not None else need
     ready = [at for at, made in enumerate(groups) if made.complete >= wanted]
     expected = ready[::-1][:size] if newest else ready[:size]
-    assert order.pick(planned.channel, size, lowered, "latest" if newest else "fifo") == (expected, [])
-    assert order.ready_count(planned.channel, lowered) == len(ready)
+    assert policies.pick(planned.channel, size, lowered, "latest" if newest else "fifo") == (expected, [])
+    assert list(policies.ready_groups(planned.channel, lowered)) == ready
 
 
 @given(groups=GROUPS, need=st.integers(1, 3), data=st.data())
@@ -119,7 +120,7 @@ def test_a_group_that_was_out_and_came_back_stands_where_it_stood(
         if size <= len(ready):
             lease = planned.fetch(size, lease_s=5, order=data.draw(st.sampled_from(["fifo", "latest"]))).lease
             planned.run(NackLease(lease))
-    assert order.pick(planned.channel, 100, None, "fifo") == (ready, [])
+    assert policies.pick(planned.channel, 100, None, "fifo") == (ready, [])
 
 
 @given(complete=st.integers(0, 5), unfinished=st.integers(0, 3), need=st.integers(1, 4))
@@ -128,7 +129,7 @@ def test_surplus_is_what_is_not_complete_and_what_is_beyond_the_need(complete: i
     if not complete + unfinished:
         return
     planned = filled([made], n_rollouts=need)
-    left = set(order.surplus(planned.channel, planned.channel.groups[0]))
+    left = set(policies.surplus(planned.channel, planned.channel.groups[0]))
     kept = {f"g0/{i}" for i in range(min(complete, need))}
     assert left == {one.trajectory_uid for one in made.steps("g0")} - kept
 
@@ -149,7 +150,7 @@ def test_a_mixed_batch_has_at_most_its_share_of_replays_the_least_used_first(
     for at in range(fresh):
         planned.submit(trajectory(f"fresh{at}", 1, policy_version=4))
     planned.run(SetVersion(4))
-    taken, replayed = order.pick(planned.channel, size, None, "mixed", limit)
+    taken, replayed = policies.pick(planned.channel, size, None, "mixed", limit)
     usable = [at for at, version in enumerate(history) if limit is None or version >= 4 - limit]
     assert len(replayed) == min(int(size * share), len(usable))
     assert replayed == usable[::-1][: len(replayed)]
@@ -251,7 +252,7 @@ def test_exactly_the_leases_whose_last_deadline_passed_come_back(
 def test_nothing_is_due_where_nothing_was_asked_for(groups: list[Made]) -> None:
     planned = filled(groups)
     planned.now = 1e9
-    assert expiry.next_due(planned.channel, planned.now) is None
+    assert policies.next_due(planned.channel, planned.now) is None
     assert planned.channel.deadline() is None
 
 

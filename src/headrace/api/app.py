@@ -63,8 +63,8 @@ class TrajectoryApi:
         authorize: Callable[[Request], None] | None = None,
         front_page: Page | None = None,
     ) -> None:
-        """`authorize` raises `Unauthorized` for who may not; without it, whoever has the key may. `front_page` is what
-        a browser sees at the root; it shows no more than its caller may see."""
+        """`authorize` raises `Unauthorized` where a request is refused; without it, requests need the key. `front_page`
+        is what a browser sees at the root; it shows no more than its caller may see."""
         self._pool = pool
         self._settings = settings or TrajectoryApiSettings()
         self._authorize = authorize if authorize is not None else self._check_key
@@ -125,7 +125,7 @@ class TrajectoryApi:
         return _Endpoint(by_method, self._answer, self._settings.answer_s)
 
     async def _answer(self, handler: Handler, request: Request) -> ApiResponse:
-        """What the handler answers to a caller who may, or the error as a response."""
+        """The handler's response to a request that is authorized, or the error as one."""
         try:
             self._authorize(request)
             return gzipped(await handler(request), request)
@@ -135,7 +135,7 @@ class TrajectoryApi:
             return _error_response(f"the body is larger than {self._settings.max_body_mb:g} MB; send it in parts", 413)
 
     async def _root(self, handler: Handler, request: Request) -> ApiResponse:
-        """A page for a browser, which needs no key; what the original answers for everybody else."""
+        """A page for a browser, which needs no key; for other clients what Atropos' API answers."""
         if wants_page(request):
             return gzipped(ApiResponse(await self._front_page(request), content_type=KIND.encode()), request)
         return await self._answer(handler, request)

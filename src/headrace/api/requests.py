@@ -16,7 +16,7 @@ from headrace.net.server import BodyTooLarge, read_body
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_GZIP = 31  # zlib's word for a gzip member
+_GZIP = 31  # `wbits` of a gzip member
 _ERROR: type[Exception] = isal_zlib.error  # type: ignore[assignment]  # a class, which its types do not say
 #: Members that a gzip body may have: who compresses it whole makes one, and each costs a call.
 MAX_GZIP_MEMBERS = 1000

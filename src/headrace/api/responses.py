@@ -30,7 +30,7 @@ PART_BYTES = 256 * 1024
 #: Turns of the event loop within which a hang-up that lies in the socket is noticed.
 HANG_UP_TURNS = 4
 
-_GZIP = 31  # zlib's word for a gzip member
+_GZIP = 31  # `wbits` of a gzip member
 
 #: Called with whether the response was written to a connection that was still open.
 Settle = Callable[[bool], Awaitable[None]]
@@ -40,7 +40,7 @@ Settle = Callable[[bool], Awaitable[None]]
 class ApiResponse:
     """What is sent. `gzipped`: the body is compressed already.
 
-    `settle` is called once the system has all of it, or nobody was there to take it. A process that dies in between has
+    `settle` is called once the system has all of it, or the client hung up. A process that dies in between has
     called nothing: what hangs on the response is then as if it had not been given.
     """
 
@@ -53,10 +53,12 @@ class ApiResponse:
 
 
 def json_response(value: Any, status: int = 200, settle: Settle | None = None) -> ApiResponse:
+    """A response whose body is `value` as JSON."""
     return ApiResponse(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(), status, settle=settle)
 
 
 def takes_gzip(request: Request) -> bool:
+    """Whether the client said, in `accept-encoding`, that it reads gzip."""
     for offer in request.headers.get("accept-encoding", "").lower().split(","):
         name, _, quality = offer.replace(" ", "").partition(";q=")
         if name == "gzip":

@@ -10,7 +10,7 @@ from headrace.pool.config import MAX_CHANNEL_NAME
 
 
 class TrajectoryApiSettings(BaseModel):
-    """What a Trajectory API may be told; each field is also a flag of `headrace api`."""
+    """Settings of a Trajectory API; each field is also a flag of `headrace api`."""
 
     api_key: str | None = Field(None, description="key that every call must present (or set HEADRACE_API_KEY)")
     serve_channel: str | None = Field(

@@ -134,6 +134,7 @@ class Record(msgspec.Struct, eq=False, gc=False):
 
     @property
     def response(self) -> bytes:
+        """The sampled ids, packed."""
         return self.ids[self.head.n_prompt * TOKEN_BYTES :]
 
 
@@ -166,6 +167,7 @@ class Block:
         return block
 
     def header(self) -> BlockHeader:
+        """How `body` is laid out."""
         sizes = [(digest, len(blob)) for digest, blob in self.blobs.items()]
         return BlockHeader(self.heads, len(self.ids), len(self.log_probs), sizes)
 
@@ -247,8 +249,10 @@ def pack_extra(extra: StepExtra) -> bytes:
 
 
 def ids_array(data: Buffer) -> IntArray:
+    """Packed token ids as an array over the same memory."""
     return np.frombuffer(data, _I4)
 
 
 def floats_array(data: Buffer) -> FloatArray:
+    """Packed log-probs as an array over the same memory."""
     return np.frombuffer(data, _F4)

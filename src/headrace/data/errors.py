@@ -21,6 +21,7 @@ class HeadraceError(Exception):
 
     @classmethod
     def from_wire(cls, code: str, message: str) -> HeadraceError:
+        """The error of the class that has this code; a `HeadraceError` where none has."""
         return cls.registry.get(code, HeadraceError)(message)
 
 

@@ -53,6 +53,8 @@ class Frame(NamedTuple):
 
 
 class Preamble(NamedTuple):
+    """What stands before a frame's header; sizes are in bytes."""
+
     version: int
     kind: int
     header_len: int
@@ -63,6 +65,7 @@ class Preamble(NamedTuple):
 
     @property
     def body_at(self) -> int:
+        """Where the body begins, counted from the frame's first byte."""
         return _padded(PREAMBLE_SIZE + self.header_len)
 
     @property

@@ -258,6 +258,7 @@ def check_depth(value: Any, field: str) -> None:
 
 
 def check_tags(value: Any) -> tuple[str, ...]:
+    """`value` as a tuple, if it is a list of strings."""
     if not isinstance(value, list | tuple) or not all(isinstance(tag, str) for tag in value):
         raise InvalidInput(f"tags must be a list of strings, not {shown(value)}")
     return tuple(value)

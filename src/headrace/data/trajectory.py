@@ -84,6 +84,7 @@ class Group(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def steps(self) -> list[Step]:
+        """Every step but quarantined ones, trajectory by trajectory, each with its full prompt."""
         return [step for trajectory in self.trajectories for step in trajectory.steps if step.quarantined is None]
 
     @property
@@ -92,4 +93,5 @@ class Group(msgspec.Struct, frozen=True, eq=False, gc=False):
         return [trajectory.reward for trajectory in self.trajectories]
 
     def sequences(self) -> list[Sequence]:
+        """What to train on: its trajectories' root-to-leaf paths."""
         return [sequence for trajectory in self.trajectories for sequence in trajectory.sequences()]

@@ -24,6 +24,7 @@ class TokenTree(msgspec.Struct, eq=False, gc=False):  # holds records, which hol
         return len(self.records)
 
     def add(self, record: Record) -> None:
+        """Takes a record in under its step index, in place of one that is there; what it builds on must be here."""
         head = record.head
         self.records[head.step_index] = record
         if self.children is not None:

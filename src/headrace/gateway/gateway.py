@@ -128,10 +128,10 @@ class Gateway:
 
     async def _find_pool(self, pool: RemotePool) -> None:
         """Returns once a pool that is elsewhere answers: it may be starting too. Raises other errors than that."""
-        hasty = pool.hasty()
+        without_retries = pool.without_retries()
         while True:
             try:
-                await hasty.aio.stats()
+                await without_retries.aio.stats()
             except PoolUnreachable as error:
                 reason = f"waiting for the pool at {pool.address}: {error.__cause__ or error}"
                 if self._pool_away is None:

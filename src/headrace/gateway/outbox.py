@@ -38,7 +38,7 @@ from headrace.pool.errors import (
     Unauthorized,
 )
 from headrace.pool.operation import Receipt
-from headrace.pool.operations.produce import SubmitBlock
+from headrace.pool.operations.submit import SubmitBlock
 from headrace.pool.remote import RemotePool
 from headrace.pool.wire import decode_call, encode_call
 

@@ -1,23 +1,22 @@
 """What each fact does to a pool's state: the one place where the state changes.
 
 Live calls and recovery go through the same `apply`, so what a journal replays to is what was there. A fact about
-something that is not there (a hole that a repair left) is counted and passed over.
+something that is not there (a hole that a repair left) is counted and passed over, and what the hole swallowed is set
+right; in a journal that was never repaired, the rules for that do nothing.
 """
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from headrace.data.block import Block
+from headrace.data.block import Block, StepHead
 from headrace.pool import facts as f
-from headrace.pool import recovery
 from headrace.pool.channel import Channel
-from headrace.pool.groups import GroupState, Lease, Tomb, TrajectoryState, is_quarantined
-from headrace.pool.policies.expiry import end_graces
-from headrace.pool.scored.apply import APPLY as _APPLY_TO_DESK
+from headrace.pool.groups import DAMAGED, GroupState, Lease, is_quarantined, reconcile
+from headrace.pool.scored.apply import APPLY as _APPLY_TO_SCORED
+from headrace.pool.snapshot import APPLY as _APPLY_IMAGES
 from headrace.pool.state import State
 
 
@@ -30,7 +29,7 @@ def apply(state: State, facts: Sequence[f.Fact], block: Block | None) -> None:
         channel = state.channel(fact.channel)
         channel.now = max(channel.now, fact.at)
         if channel.grace_deadlines:
-            end_graces(channel, fact.at)  # no fact of its own, so it must not depend on who asked when
+            channel.end_graces(fact.at)  # no fact of its own, so it must not depend on who asked when
         _APPLY[type(fact)](state, channel, fact, block)
 
 
@@ -72,12 +71,13 @@ def _appended(state: State, channel: Channel, fact: f.Appended, block: Block | N
     known = {number for number in fact.groups if number in channel.groups}
     for record, number in zip(block.records(), numbers, strict=True):
         head = record.head
-        if (head.base >= 0 or head.trajectory_uid in channel.trajectories) and not recovery.fits(channel, head):
-            recovery.lose(channel, 1)
+        if (head.base >= 0 or head.trajectory_uid in channel.trajectories) and not _fits(channel, head):
+            channel.ledger.submitted += 1
+            channel.ledger.dropped[DAMAGED] += 1
             state.orphan(fact)
             continue
         if head.blobs:
-            state.adopt(record, block.blobs)
+            state.attach_blobs(record, block.blobs)
         if number in known and number not in channel.groups:
             number = None  # an earlier step of this submit was the last that its group waited for
         channel.append(record, fact.at, number)
@@ -158,7 +158,7 @@ def _steps_handed_out(state: State, channel: Channel, fact: f.StepsHandedOut, bl
 def _set_free(state: State, channel: Channel, group: GroupState, fact: f.Fact) -> None:
     if group.lease or group.leased:
         state.orphan(fact)
-        recovery.end_leases_of(channel, group)
+        _end_leases_of(channel, group)
 
 
 def _free_groups(state: State, channel: Channel, fact: f.Dropped | f.Trimmed) -> Iterator[GroupState]:
@@ -231,77 +231,66 @@ def _lost(state: State, channel: None, fact: f.Lost, block: Block | None) -> Non
 
 def _tallied(state: State, channel: Channel | None, fact: f.Tallied, block: Block | None) -> None:
     told = fact.submitted, fact.consumed, fact.live
-    lost, returned = recovery.settle(channel, *told) if channel is not None else state.scored.settle(*told)
+    lost, returned = _settle(channel, *told) if channel is not None else state.scored.settle(*told)
     if lost or returned:
         state.record("damage", fact.channel, fact.at, lost=lost, returned=returned)
 
 
 def _recounted(state: State, channel: Channel, fact: f.Recounted, block: Block | None) -> None:
-    lost = recovery.recount(channel, fact.queued, fact.leased)
+    lost = _recount(channel, fact.queued, fact.leased)
     state.record("recount", channel.name, fact.at, lost=lost)
 
 
-def _channel_image(state: State, channel: Channel, fact: f.ChannelImage, block: Block | None) -> None:
-    channel.config = fact.config
-    channel.version = fact.version
-    channel.closed = fact.closed
-    channel.next_seq = fact.next_seq
-    channel.next_lease = fact.next_lease
+# -- where commits were lost -------------------------------------------------------------------------------------------
+
+
+def _fits(channel: Channel, head: StepHead) -> bool:
+    """Whether a step that was taken can stand here: what it builds on is there, and its place is free."""
+    trajectory = channel.trajectories.get(head.trajectory_uid)
+    if trajectory is None:
+        return head.base < 0
+    records = trajectory.tree.records
+    return head.step_index not in records and (head.base < 0 or head.base in records)
+
+
+def _end_leases_of(channel: Channel, group: GroupState) -> None:
+    """Ends leases whose end was lost: what comes next says that the group is free."""
+    for lease in list(channel.leases.values()):
+        if group in lease.groups or any(trajectory.group is group for trajectory, _ in lease.steps):
+            channel.give_back(lease)
+
+
+def count_steps(channel: Channel) -> tuple[int, int]:
+    """Steps queued and leased, by what is there."""
+    groups = channel.groups.values()
+    return sum(group.queued for group in groups), sum(group.leased for group in groups)
+
+
+def _settle(channel: Channel, submitted: int, consumed: int, live: int) -> tuple[int, int]:
+    """Sets the ledger by what it said behind a hole, and by what is there. How many steps were lost, and how many at
+    least are queued again though they had gone: nothing says any more which."""
     ledger = channel.ledger
-    for name in ("submitted", "queued", "leased", "consumed", "quarantined"):
-        setattr(ledger, name, fact.ledger[name])
-    ledger.dropped = Counter(fact.ledger["dropped"])
-    ledger.counts = Counter(fact.ledger["counts"])
-    state.next_cursor = max(state.next_cursor, fact.ledger["cursor"])
-    channel.by_default = fact.by_default
-    for uid, reason, prompt, digests in fact.tombs:
-        channel.tombs[uid] = Tomb(reason, prompt, digests)
-    state.version, state.closed = fact.pool_version, fact.pool_closed
-    since = fact.expected_since or [fact.at] * len(fact.expected_late)
-    for (prompt, missing), at in zip(fact.expected_late, since, strict=True):
-        channel.expected_late.expect(prompt, missing, at)
-    channel.acked = OrderedDict.fromkeys(fact.acked)
+    ledger.queued, ledger.leased = count_steps(channel)
+    here = ledger.queued + ledger.leased
+    gone = ledger.consumed + ledger.quarantined + sum(ledger.dropped.values())
+    found = reconcile(submitted, consumed, here=here, gone=gone, known_consumed=ledger.consumed)
+    ledger.submitted = found.submitted
+    ledger.consumed += found.consumed
+    if found.lost:
+        ledger.dropped[DAMAGED] += found.lost
+    return found.lost, max(0, here - live)
 
 
-def _group_image(state: State, channel: Channel, fact: f.GroupImage, block: Block | None) -> None:
-    assert block is not None
-    group = GroupState(fact.prompt, fact.seq, fact.touched)
-    group.deliveries, group.partial, group.consumed = fact.deliveries, fact.partial, fact.consumed
-    group.broken = fact.broken
-    for image in fact.trajectories:
-        trajectory = TrajectoryState(image.uid, group)
-        trajectory.last, trajectory.completed_at = image.last, image.completed_at
-        trajectory.n_rollouts, trajectory.metadata = image.n_rollouts, image.metadata
-        trajectory.consumed = set(image.consumed) or None
-        trajectory.deliveries = dict(image.deliveries) or None
-        group.trajectories[image.uid] = trajectory
-    group.seen, group.n, group.oldest = fact.seen, fact.n, fact.oldest
-    records = block.records()
-    for record in records:
-        if record.head.blobs:
-            state.adopt(record, block.blobs)
-        recovery.restore_step(channel, group.trajectories[record.head.trajectory_uid], record)
-    recovery.restore_group(channel, group, fact.counted, opened=fact.open)
-
-
-def _leases_image(state: State, channel: Channel, fact: f.LeasesImage, block: Block | None) -> None:
-    gone = {uid: trajectory for group in channel.restoring.values() for uid, trajectory in group.trajectories.items()}
-    trajectories = {**gone, **channel.trajectories}
-    leases = []
-    for id, deadline, request, groups, steps, replayed in fact.leases:
-        lease = Lease(id, deadline, request)
-        lease.groups = [channel.groups[seq] for seq in groups if seq in channel.groups]
-        lease.groups += [channel.restoring[seq] for seq in groups if seq in channel.restoring]
-        lease.steps = [(trajectories[uid], index) for uid, index in steps if uid in trajectories]
-        lease.replayed = [channel.restoring[seq] for seq in replayed if seq in channel.restoring]
-        recovery.restore_lease(channel, lease)
-        leases.append(lease)
-    for place in fact.replies:
-        channel.replies[leases[place].request] = leases[place]
-    for seq in fact.history:
-        if seq in channel.restoring:
-            channel.history[seq] = channel.restoring[seq]
-    channel.restoring.clear()
+def _recount(channel: Channel, queued: int, leased: int) -> int:
+    """Sets the ledger by what is there; how many steps of it were lost."""
+    ledger = channel.ledger
+    lost = ledger.queued + ledger.leased - queued - leased
+    ledger.queued, ledger.leased = queued, leased
+    if lost > 0:
+        ledger.dropped[DAMAGED] += lost
+    else:
+        ledger.submitted -= lost  # their arrival was lost, they were not
+    return lost
 
 
 _APPLY: dict[type, Callable[..., None]] = {
@@ -328,8 +317,6 @@ _APPLY: dict[type, Callable[..., None]] = {
     f.Lost: _lost,
     f.Tallied: _tallied,
     f.Recounted: _recounted,
-    f.ChannelImage: _channel_image,
-    f.GroupImage: _group_image,
-    f.LeasesImage: _leases_image,
-    **_APPLY_TO_DESK,
+    **_APPLY_IMAGES,
+    **_APPLY_TO_SCORED,
 }

@@ -47,7 +47,7 @@ class Batch:
         return [step for group in self._groups for step in group.steps]
 
     def sequences(self) -> list[Sequence]:
-        """What to train on: one a root-to-leaf path, every sampled token a target exactly once."""
+        """What to train on: a Sequence for each root-to-leaf path; every sampled token is a target in exactly one."""
         return [sequence for group in self.groups for sequence in group.sequences()]
 
     def ack(self) -> Any:

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, get_args, get_type_hints
 
 from headrace.pool.operation import Answer, Operation
-from headrace.pool.operations import consume, control, produce, read, scored
+from headrace.pool.operations import consume, control, produce, read, scored_consume, scored_produce, submit
 
 P = ParamSpec("P")
-Face = TypeVar("Face")
+PoolClass = TypeVar("PoolClass")
 
 
 def blocking(make: Callable[P, Operation[Answer]]) -> Callable[Concatenate[BlockingPool, P], Answer]:
@@ -63,16 +63,16 @@ def _answer(make: Callable[..., Operation[Any]]) -> Any:
     return Any
 
 
-def _named(face: type[Face]) -> type[Face]:
+def _named(pool: type[PoolClass]) -> type[PoolClass]:
     """Gives the methods their names, for `help` and tracebacks."""
-    for name, call in vars(face).items():
+    for name, call in vars(pool).items():
         if hasattr(call, "__signature__"):
-            call.__name__, call.__qualname__ = name, f"{face.__qualname__}.{name}"
-    return face
+            call.__name__, call.__qualname__ = name, f"{pool.__qualname__}.{name}"
+    return pool
 
 
 class Executor(Protocol):
-    """What carries out awaitable calls. With `pieces`, one that waited in vain is answered with `PENDING`."""
+    """Carries out awaitable calls. With `pieces`, one that timed out while it waited is answered with `PENDING`."""
 
     async def execute_async(
         self, operation: Operation[Any], then: Callable[[Any], Any] | None = None, *, pieces: bool = False
@@ -87,8 +87,8 @@ class AsyncPool:
         self._pool = pool
 
     # Producers.
-    submit_steps = awaitable(produce.submit_steps)
-    submit_step = awaitable(produce.submit_step)
+    submit_steps = awaitable(submit.submit_steps)
+    submit_step = awaitable(submit.submit_step)
     open = awaitable(produce.OpenTrajectory)
     reward = awaitable(produce.SetReward)
     complete = awaitable(produce.MarkComplete)
@@ -115,22 +115,22 @@ class AsyncPool:
     list_trajectories = awaitable(read.list_trajectories)
     list_steps = awaitable(read.list_steps)
     # Scored groups.
-    desk_register = awaitable(scored.desk_register)
-    desk_batch = awaitable(scored.TakeScoredBatch)
-    desk_ack = awaitable(scored.AckScoredBatch)
-    desk_nack = awaitable(scored.NackScoredBatch)
-    desk_received = awaitable(scored.ConfirmScoredBatch)
-    desk_release = awaitable(scored.ReleaseScoredBatches)
-    desk_register_env = awaitable(scored.desk_register_env)
-    desk_disconnect = awaitable(scored.DisconnectEnvironment)
-    desk_post = awaitable(scored.desk_post)
-    desk_forget = awaitable(scored.desk_forget)
-    desk_serve = awaitable(scored.ServeFromChannel)
-    desk_reset = awaitable(scored.ResetScoredGroups)
-    desk_info = awaitable(scored.ReadScoredInfo)
-    desk_status = awaitable(scored.ReadScoredStatus)
-    desk_env_status = awaitable(scored.ReadEnvironmentStatus)
-    desk_latest = awaitable(scored.ReadLatestGroup)
+    desk_register = awaitable(scored_consume.desk_register)
+    desk_batch = awaitable(scored_consume.TakeScoredBatch)
+    desk_ack = awaitable(scored_consume.AckScoredBatch)
+    desk_nack = awaitable(scored_consume.NackScoredBatch)
+    desk_received = awaitable(scored_consume.ConfirmScoredBatch)
+    desk_release = awaitable(scored_consume.ReleaseScoredBatches)
+    desk_register_env = awaitable(scored_produce.desk_register_env)
+    desk_disconnect = awaitable(scored_produce.DisconnectEnvironment)
+    desk_post = awaitable(scored_produce.desk_post)
+    desk_forget = awaitable(scored_produce.desk_forget)
+    desk_serve = awaitable(scored_consume.ServeFromChannel)
+    desk_reset = awaitable(scored_consume.ResetScoredGroups)
+    desk_info = awaitable(scored_consume.ReadScoredInfo)
+    desk_status = awaitable(scored_consume.ReadScoredStatus)
+    desk_env_status = awaitable(scored_produce.ReadEnvironmentStatus)
+    desk_latest = awaitable(scored_produce.ReadLatestGroup)
 
 
 @_named
@@ -144,8 +144,8 @@ class BlockingPool(ABC):
         """Carries an operation out and returns the pool's answer, passed through `then`."""
 
     # Producers.
-    submit_steps = blocking(produce.submit_steps)
-    submit_step = blocking(produce.submit_step)
+    submit_steps = blocking(submit.submit_steps)
+    submit_step = blocking(submit.submit_step)
     open = blocking(produce.OpenTrajectory)
     reward = blocking(produce.SetReward)
     complete = blocking(produce.MarkComplete)
@@ -172,19 +172,19 @@ class BlockingPool(ABC):
     list_trajectories = blocking(read.list_trajectories)
     list_steps = blocking(read.list_steps)
     # Scored groups.
-    desk_register = blocking(scored.desk_register)
-    desk_batch = blocking(scored.TakeScoredBatch)
-    desk_ack = blocking(scored.AckScoredBatch)
-    desk_nack = blocking(scored.NackScoredBatch)
-    desk_received = blocking(scored.ConfirmScoredBatch)
-    desk_release = blocking(scored.ReleaseScoredBatches)
-    desk_register_env = blocking(scored.desk_register_env)
-    desk_disconnect = blocking(scored.DisconnectEnvironment)
-    desk_post = blocking(scored.desk_post)
-    desk_forget = blocking(scored.desk_forget)
-    desk_serve = blocking(scored.ServeFromChannel)
-    desk_reset = blocking(scored.ResetScoredGroups)
-    desk_info = blocking(scored.ReadScoredInfo)
-    desk_status = blocking(scored.ReadScoredStatus)
-    desk_env_status = blocking(scored.ReadEnvironmentStatus)
-    desk_latest = blocking(scored.ReadLatestGroup)
+    desk_register = blocking(scored_consume.desk_register)
+    desk_batch = blocking(scored_consume.TakeScoredBatch)
+    desk_ack = blocking(scored_consume.AckScoredBatch)
+    desk_nack = blocking(scored_consume.NackScoredBatch)
+    desk_received = blocking(scored_consume.ConfirmScoredBatch)
+    desk_release = blocking(scored_consume.ReleaseScoredBatches)
+    desk_register_env = blocking(scored_produce.desk_register_env)
+    desk_disconnect = blocking(scored_produce.DisconnectEnvironment)
+    desk_post = blocking(scored_produce.desk_post)
+    desk_forget = blocking(scored_produce.desk_forget)
+    desk_serve = blocking(scored_consume.ServeFromChannel)
+    desk_reset = blocking(scored_consume.ResetScoredGroups)
+    desk_info = blocking(scored_consume.ReadScoredInfo)
+    desk_status = blocking(scored_consume.ReadScoredStatus)
+    desk_env_status = blocking(scored_produce.ReadEnvironmentStatus)
+    desk_latest = blocking(scored_produce.ReadLatestGroup)

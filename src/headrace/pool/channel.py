@@ -6,17 +6,11 @@ and every step ever taken in exactly one column of the ledger.
 
 from __future__ import annotations
 
+from heapq import heappop
+
 from headrace.data.block import Record
 from headrace.pool.config import ChannelConfig
-from headrace.pool.groups import (
-    OPEN,
-    GroupState,
-    Lease,
-    Tomb,
-    TrajectoryState,
-    is_quarantined,
-    quarantined_steps,
-)
+from headrace.pool.groups import OPEN, GroupState, Lease, Tombstone, TrajectoryState, is_quarantined, quarantined_steps
 from headrace.pool.single_steps import SingleSteps
 
 
@@ -149,6 +143,16 @@ class Channel(SingleSteps):
         self.update_ready(group)
         if group.broken:
             self._end_if_consumed(group)
+
+    def end_graces(self, now: float) -> None:
+        """Lets trajectories count whose grace is over. No fact: recovery comes to the same by the clock."""
+        graces = self.grace_deadlines
+        while graces and graces[0][0] <= now:
+            deadline, uid = heappop(graces)
+            trajectory = self.trajectories.get(uid)
+            # One that ended anew has a later entry: each comes in its own time.
+            if trajectory is not None and deadline >= trajectory.completed_at + self.config.grace_s:
+                self.count_if_complete(trajectory, now)
 
     def amend(
         self,
@@ -302,8 +306,8 @@ class Channel(SingleSteps):
         """Counts steps that came too late for their group."""
         self.ledger.submitted += steps
         self.ledger.dropped[reason] += steps
-        if uid not in self.tombs and uid not in self.trajectories:
-            self.tombs[uid] = Tomb(reason, prompt, b"")
+        if uid not in self.tombstones and uid not in self.trajectories:
+            self.tombstones[uid] = Tombstone(reason, prompt, b"")
             self.expected_late.arrived(prompt)
             self._enforce_limits()
 
@@ -334,7 +338,9 @@ class Channel(SingleSteps):
             else:
                 self._return_leased_steps(trajectory)
                 self.drop_trajectory(trajectory, "forgotten")
-        self.tombs[uid] = Tomb("forgotten", self.tombs[uid].prompt if uid in self.tombs else "", b"")
+        self.tombstones[uid] = Tombstone(
+            "forgotten", self.tombstones[uid].prompt if uid in self.tombstones else "", b""
+        )
 
     # -- trajectories --------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from headrace.pool.groups import (
     GroupState,
     Lease,
     Ledger,
-    Tomb,
+    Tombstone,
     TrajectoryState,
     fingerprint,
 )
@@ -41,7 +41,7 @@ class ChannelIndex:
     def __init__(self, name: str, config: ChannelConfig) -> None:
         self.name = name
         self.config = config
-        self.by_default = True  # nobody chose its options: they are the pool's
+        self.by_default = True  # its options are the pool's defaults
         self.version = 0
         self.closed = False
         self.next_seq = 0
@@ -52,7 +52,7 @@ class ChannelIndex:
         self.waiting = AgeOrderedSet()
         self.ready: dict[int, AgeOrderedSet] = {FULL: AgeOrderedSet()}
         self.leases: dict[str, Lease] = {}
-        self.tombs: OrderedDict[str, Tomb] = OrderedDict()
+        self.tombstones: OrderedDict[str, Tombstone] = OrderedDict()
         self.expected_late = ExpectedLate()
         self.now = 0.0  # when the newest fact about it happened
         self.history: OrderedDict[int, GroupState] = OrderedDict()
@@ -191,7 +191,7 @@ class ChannelIndex:
         heappush(deadlines, (at, key))
 
     def move_deadlines(self, seconds: float) -> None:
-        """Moves all that waits for a time: the clock was set forward by as much, and nobody has waited longer."""
+        """Moves all that waits for a time: the clock was set forward by as much."""
         for group in self.groups.values():
             group.touched += seconds
         for trajectory in self.trajectories.values():
@@ -232,7 +232,7 @@ class ChannelIndex:
         else:
             last = max(records, default=-1)
             digests = b"".join([fingerprint(records[i]) if i in records else bytes(DIGEST) for i in range(last + 1)])
-        self.tombs[trajectory.uid] = Tomb(reason, trajectory.group.uid, digests)
+        self.tombstones[trajectory.uid] = Tombstone(reason, trajectory.group.uid, digests)
 
     def _release_trajectory(self, trajectory: TrajectoryState) -> None:
         if self.trajectories.pop(trajectory.uid, None) is not None:
@@ -247,8 +247,8 @@ class ChannelIndex:
 
     def _enforce_limits(self) -> None:
         config = self.config
-        while len(self.tombs) > config.tombstones:
-            _, tomb = self.tombs.popitem(last=False)
+        while len(self.tombstones) > config.tombstones:
+            _, tomb = self.tombstones.popitem(last=False)
             self.expected_late.cancel(tomb.prompt)
         while len(self.history) > config.history_size:
             self.gone.append(self.history.popitem(last=False)[1])
@@ -267,7 +267,7 @@ class ChannelIndex:
                 group.trajectories.clear()
 
     def sweep(self) -> None:
-        """Lets go of the content of groups that are gone and that nobody may ask for again.
+        """Frees the content of groups that are gone and that no retry can ask for.
 
         Called once a call's answer is made. A group and its trajectories refer to each other: without this, their
         tokens would stay in memory until the garbage collector looks for cycles.

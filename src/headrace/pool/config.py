@@ -26,8 +26,8 @@ class ChannelConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_queue_size    groups held, leased ones included
     overflow          what a new group meets in a full channel: another makes room (an empty one, else the oldest), an
                       error, or a wait
-    by_owner          groups belong to whoever stands before the first slash of their prompt's uid, and where one makes
-                      room it is one of those who have the most
+    by_owner          a group that makes room is one of the owner's with the most groups; the owner is what stands
+                      before the first slash of a prompt's uid
     n_rollouts        trajectories that make a group ready, where a trajectory does not say itself
     require_reward    a trajectory counts only once one of its steps has a reward
     group_timeout_s   an incomplete group without news for so long is dropped, or served partial

@@ -83,7 +83,7 @@ class EvictionQueue:
     oldest.
 
     An owner is what stands before the first slash of a group's prompt uid (a gateway's tenant), in a channel that is
-    shared `by_owner`; in any other, all groups have one. So nobody loses groups to somebody who has more, and an
+    shared `by_owner`; in any other, all groups have one. So no owner loses groups to one that has more, and an
     announcement without a step never displaces what was sampled.
     """
 

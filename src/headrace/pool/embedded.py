@@ -22,17 +22,16 @@ import msgspec
 from headrace.data.errors import InvalidInput, shown
 from headrace.pool import facts as f
 from headrace.pool.calls import AsyncPool, BlockingPool
-from headrace.pool.clock import MonotonicClock
 from headrace.pool.config import ChannelConfig, Durability, Limits, choice
 from headrace.pool.errors import DiskFull, PoolClosed
 from headrace.pool.journal.files import Files
 from headrace.pool.journal.journal import Journal
-from headrace.pool.journaled import JournaledState
+from headrace.pool.journaled import JournaledState, MonotonicClock
 from headrace.pool.operation import PENDING, Change, MustWait, Operation, Read, Upkeep
 from headrace.pool.operations.consume import FetchBatch
 from headrace.pool.operations.control import BackUpJournal, ForgetTrajectory
 from headrace.pool.operations.read import ReadStats
-from headrace.pool.operations.scored import NackScoredBatch, TakeScoredBatch
+from headrace.pool.operations.scored_consume import NackScoredBatch, TakeScoredBatch
 from headrace.pool.state import State
 
 #: Waits are cut to this: a lock cannot wait for centuries. Who wakes early looks, and waits on.
@@ -150,7 +149,7 @@ class DataPool(JournaledState, BlockingPool):
     async def execute_async(
         self, operation: Operation[Any], then: Callable[[Any], Any] | None = None, *, pieces: bool = False
     ) -> Any:
-        """`execute`, awaited; no thread a call. With `pieces`, a call that waited in vain is answered `PENDING`."""
+        """`execute`, awaited; no call takes a thread. With `pieces`, a wait that timed out is answered `PENDING`."""
         loop = asyncio.get_running_loop()
         if isinstance(operation, Upkeep):
             await loop.run_in_executor(None, self._upkeep, operation)
@@ -313,7 +312,7 @@ def _until(operation: Operation[Any]) -> float | None:
 
 
 def _gave_up(operation: Operation[Any], *, pieces: bool) -> Any:
-    """The answer of a call that waited in vain; a remote caller who waits in pieces is told to ask again."""
+    """The answer of a call whose wait timed out; a remote caller that waits in pieces gets `PENDING` and asks again."""
     assert isinstance(operation, Change)
     return PENDING if pieces else operation.gave_up()
 

@@ -1,8 +1,7 @@
 """Facts: everything that can change a pool's state. The journal holds facts and nothing else.
 
 A fact says what was decided ("these groups were handed out"), never what to decide ("hand out some groups"), so that a
-journal replays to the same state under any configuration and any later release. Facts that cannot be told again
-exactly do not exist: the clock and every choice are in them.
+journal replays to the same state under any configuration and any later release: the time and every choice are in it.
 """
 
 from __future__ import annotations
@@ -169,7 +168,7 @@ class Cut(Fact, tag="cut", frozen=True):
 
 
 class Lost(Fact, tag="lost", frozen=True):
-    """Commits were lost here, in the words of whoever repaired the journal. It concerns no channel."""
+    """Commits were lost here, as the repair of the journal describes it. It concerns no channel."""
 
     detail: str = ""
 
@@ -199,7 +198,7 @@ class ChannelImage(Fact, tag="image", frozen=True):
     next_seq: int = 0
     next_lease: int = 0
     ledger: dict[str, Any] = {}
-    tombs: tuple[tuple[str, str, str, bytes], ...] = ()
+    tombstones: tuple[tuple[str, str, str, bytes], ...] = msgspec.field(default=(), name="tombs")
     expected_late: tuple[tuple[str, int], ...] = msgspec.field(default=(), name="owed")
     acked: tuple[str, ...] = ()
     pool_version: int = 0

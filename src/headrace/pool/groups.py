@@ -42,6 +42,7 @@ class TrajectoryState(msgspec.Struct, eq=False, gc=False):
     deliveries: dict[int, int] | None = None
 
     def deliver(self, index: int) -> None:
+        """Counts a hand-out of a single step."""
         if self.deliveries is None:
             self.deliveries = {}
         self.deliveries[index] = self.deliveries.get(index, 0) + 1
@@ -89,7 +90,7 @@ class Lease(msgspec.Struct, eq=False, gc=False):
         )
 
 
-class Tomb(msgspec.Struct, eq=False, gc=False):
+class Tombstone(msgspec.Struct, eq=False, gc=False):
     """What is left of a trajectory: why it went, its group, and a fingerprint a step."""
 
     reason: str

@@ -86,8 +86,8 @@ def pool_routes(
 ) -> list[BaseRoute]:
     """The pool's routes under `/pool/`, to put into any Starlette or FastAPI application.
 
-    `authorize` raises `Unauthorized` for who may not; without it, whoever has the `key` may. `backups` is the folder
-    below which callers may have backups made; without one they may not.
+    `authorize` raises `Unauthorized` where a request is refused; without it, requests need the `key`. `backups` is the
+    folder below which callers may have backups made; without one they may not.
     """
     authorized = authorize if authorize is not None else partial(_authorize, key=key)
     limit = int(max_body_mb * 1e6)

@@ -1,7 +1,13 @@
-"""A pool's state with its journal: every change is written down first, and found again when the pool is opened.
+"""A pool's state with its journal and its clock: every change is written down first, and found again when the pool is
+opened.
 
 A fact is applied once the journal has it. What opening finds lost is set right with facts of its own. The journal is
 rewritten, as a snapshot of what lives, when enough of it is dead.
+
+Time is the wall clock's, but never behind what it was before, in this run or an earlier one. A clock that is set back
+is followed from there on: facts come one after the other, and a deadline that was ten seconds away stays so. One that
+is set forward is followed at once, since people read these times, and every deadline moves by as much. So deadlines go
+by the monotonic clock, whatever the other one does.
 """
 
 from __future__ import annotations
@@ -9,26 +15,23 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from headrace.data.block import Block
 from headrace.data.errors import HeadraceError
 from headrace.data.frame import Frame
 from headrace.pool import facts as f
-from headrace.pool import recovery
-from headrace.pool.apply import apply
-from headrace.pool.clock import MonotonicClock
+from headrace.pool import policies
+from headrace.pool.apply import apply, count_steps
 from headrace.pool.errors import DiskFull, JournalError, PoolClosed
 from headrace.pool.groups import DAMAGED
 from headrace.pool.journal.journal import Journal
 from headrace.pool.journal.records import decode_commit
 from headrace.pool.journal.repair import backup
-from headrace.pool.journal.snapshot import capture, live_bytes
-from headrace.pool.policies import expiry
 from headrace.pool.scored import facts as scored_facts
 from headrace.pool.scored.piece_store import ScratchFiles
-from headrace.pool.scored.plans import due as scored_due
+from headrace.pool.snapshot import capture, live_bytes
 from headrace.pool.state import State
 
 log = logging.getLogger("headrace.pool")
@@ -37,6 +40,61 @@ log = logging.getLogger("headrace.pool")
 COMPACT_FROM_BYTES = 64_000_000
 #: A journal that is full is rewritten where it holds so many times the bytes of what lives in it.
 COMPACT_RATIO = 1.15
+#: Seconds by which the wall clock may get ahead of the monotonic one between two calls without having been set. A clock
+#: that is being corrected gently gains half a second in a quarter of an hour.
+JUMP_S = 1.0
+#: Seconds between two runs that count as time. More of them are a clock that was set, or a pool that was away for long;
+#: nothing tells which, and who holds a lease could do nothing about either.
+AWAY_S = 60.0
+
+
+class MonotonicClock:
+    """The time by `clock`. `monotonic`: seconds that pass in any case; without it, `clock` is never set forward."""
+
+    def __init__(self, clock: Callable[[], float], monotonic: Callable[[], float] | None = None) -> None:
+        self._clock = clock
+        self._monotonic = monotonic
+        self._last = 0.0  # what the clock said last; 0: it was not asked yet
+        self._passed = monotonic() if monotonic is not None else 0.0  # what the monotonic one said then
+        self._resumed = False  # the clock said that in an earlier run
+        self._ahead = 0.0  # by how much this is ahead of the clock
+        self._jump = 0.0  # by how much the clock was set forward since `jumped` was called
+
+    def now(self) -> float:
+        """Asked by one thread at a time."""
+        wall = self._clock()
+        gained, most = self._gained(wall), AWAY_S if self._resumed else JUMP_S
+        if gained > most:
+            back = min(self._ahead, gained)  # it was set back before: that is made up for first
+            self._ahead -= back
+            self._jump += gained - back
+        elif gained < -JUMP_S:
+            self._ahead -= gained
+        else:
+            self._ahead += max(0.0, self._last - wall)
+        self._last, self._resumed = wall, False
+        return wall + self._ahead
+
+    def _gained(self, wall: float) -> float:
+        """Seconds by which the clock got ahead of the monotonic one since it was asked last."""
+        if self._monotonic is None:
+            return 0.0
+        before, self._passed = self._passed, self._monotonic()
+        return wall - self._last - (self._passed - before) if self._last else 0.0
+
+    def jumped(self) -> float:
+        """By how much the clock was set forward since this was asked last."""
+        jump, self._jump = self._jump, 0.0
+        return jump
+
+    def after(self, moment: float) -> None:
+        """Goes on from a moment of an earlier run."""
+        if moment > self._last:
+            self._last, self._resumed = moment, True
+
+    def until(self, moment: float) -> float:
+        """Seconds to a moment; asked by any thread."""
+        return moment - self._ahead - self._clock()
 
 
 class JournaledState:
@@ -48,7 +106,7 @@ class JournaledState:
         self._time = clock
         self._lock = threading.Lock()
         self._closed: str | None = None  # why nothing more can be done
-        self._about: dict[str, None] = {}  # the channels of the last commit
+        self._last_channels: dict[str, None] = {}  # those of the last commit
         self._check_at = COMPACT_FROM_BYTES  # when to look whether the journal is worth rewriting
         self._compacting = threading.Lock()
         self._compactions = 0
@@ -70,7 +128,7 @@ class JournaledState:
                     f"({error!r}). Nothing was changed"
                 ) from error
             self._state.sweep()
-            self._about = dict.fromkeys([fact.channel for fact in facts])
+            self._last_channels = dict.fromkeys([fact.channel for fact in facts])
             self._time.after(max((fact.at for fact in facts), default=0.0))
 
         collecting = gc.isenabled()
@@ -90,7 +148,7 @@ class JournaledState:
             log.warning("journal %s: %s", journal.directory, journal.torn)
             self._settle_one(f.Cut("", now, journal.torn))
         for name, channel in self._state.channels.items():
-            queued, leased = recovery.count_steps(channel)
+            queued, leased = count_steps(channel)
             if (queued, leased) != (channel.ledger.queued, channel.ledger.leased):
                 log.warning(
                     "journal %s: steps of channel %r are lost: the ledger is set right", journal.directory, name
@@ -131,9 +189,9 @@ class JournaledState:
         facts = [*self._state.begun_by(facts), *facts]
         try:
             if self._journal is not None:
-                about = dict.fromkeys([fact.channel for fact in facts])
-                self._journal.append(facts, block, self._state.tallies(self._about | about))
-                self._about = about
+                channels = dict.fromkeys([fact.channel for fact in facts])
+                self._journal.append(facts, block, self._state.tallies(self._last_channels | channels))
+                self._last_channels = channels
             apply(self._state, facts, block)
         except JournalError:
             raise  # nothing of it was written, and nothing changed
@@ -155,9 +213,9 @@ class JournaledState:
 
     def _due(self, name: str, now: float) -> Iterable[f.Fact]:
         if not name:
-            return scored_due(self._state, now)
+            return policies.due_of_scored(self._state.scored, now)
         channel = self._state.channels.get(name)
-        return expiry.due(channel, now) if channel is not None else ()
+        return policies.due(channel, now) if channel is not None else ()
 
     # -- the journal's upkeep ------------------------------------------------------------------------------------------
 

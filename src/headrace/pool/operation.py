@@ -21,6 +21,7 @@ from headrace.data.block import Block
 from headrace.data.step import check_uid
 from headrace.pool.config import MAX_CHANNEL_NAME
 from headrace.pool.facts import Fact
+from headrace.pool.scored.types import read as as_record
 from headrace.pool.state import State
 
 Answer = TypeVar("Answer")
@@ -107,7 +108,7 @@ class Change(Operation[Answer], frozen=True):
         raise NotImplementedError
 
     def gave_up(self) -> Any:
-        """The answer where it waited in vain for as long as it may."""
+        """The answer where its wait timed out."""
         return None
 
 
@@ -115,6 +116,7 @@ class Read(Operation[Answer], frozen=True):
     """An operation that changes nothing."""
 
     def read(self, state: State, now: float) -> Answer:
+        """The answer, by what the state holds."""
         raise NotImplementedError
 
 
@@ -122,6 +124,35 @@ class Upkeep(Operation[None], frozen=True):
     """Work on the journal's files, which the pool does outside of its lock."""
 
     takes_long = True
+
+
+def _concerned(state: State) -> list[str]:
+    """The scored groups, and the channel with which they serve each other."""
+    serving = state.scored.serving
+    return ["", serving] if serving is not None else [""]
+
+
+class ScoredChange(Change[Answer], frozen=True):
+    """An operation that may change the scored groups."""
+
+    def concerned(self, state: State) -> list[str]:
+        return _concerned(state)
+
+
+class ScoredRead(Read[Answer], frozen=True):
+    """An operation that looks at the scored groups."""
+
+    def concerned(self, state: State) -> list[str]:
+        return _concerned(state)
+
+
+def result_as(kind: type[Any]) -> Any:
+    """An operation's `result` for an answer that is a record, or None; from another process it comes as a dict."""
+
+    def result(self: Any, caller: Any, answer: Any) -> Any:
+        return None if answer is None else as_record(answer, kind)
+
+    return result
 
 
 class Receipt(msgspec.Struct, frozen=True):

@@ -212,7 +212,7 @@ class _Gathering:
                 some, self._next = self._next[:MAX_CALLS_TOGETHER], self._next[MAX_CALLS_TOGETHER:]
                 try:
                     answers = await self._actor.call_many.remote([body for body, _ in some])
-                except Exception as error:  # also what nobody thought of: whoever waits must hear of it
+                except Exception as error:  # any: those who wait must hear of it
                     failed = Unreachable(_cause(error)) if isinstance(error, LOST_ANSWERS) else error
                     for _, waiting in some:
                         if not waiting.done():

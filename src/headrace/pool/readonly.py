@@ -112,5 +112,6 @@ def lock_shared(directory: Path) -> int:
 
 
 def unlock(held: int) -> None:
+    """Ends what `lock_shared` began."""
     fcntl.flock(held, fcntl.LOCK_UN)
     os.close(held)

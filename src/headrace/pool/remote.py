@@ -38,15 +38,19 @@ class Transport(Protocol):
 
     address: str
 
-    def call(self, op: str, body: bytes, timeout: float) -> bytes: ...
-
-    async def acall(self, op: str, body: bytes, timeout: float, *, waits: bool = True) -> bytes:
-        """`waits`: the call may wait in the pool; one that does not may travel with others."""
+    def call(self, op: str, body: bytes, timeout: float) -> bytes:
+        """The answer's frame to the call `body`, which is the operation `op`, within `timeout` seconds."""
         ...
 
-    def close(self) -> None: ...
+    async def acall(self, op: str, body: bytes, timeout: float, *, waits: bool = True) -> bytes:
+        """`call`, awaited. `waits`: the call may wait in the pool; one that does not may travel with others."""
+        ...
 
-    async def aclose(self) -> None: ...
+    def close(self) -> None:
+        """Closes this thread's connection."""
+
+    async def aclose(self) -> None:
+        """Closes this event loop's connections."""
 
 
 class RemotePool(BlockingPool):
@@ -65,8 +69,8 @@ class RemotePool(BlockingPool):
     def address(self) -> str:
         return self._transport.address
 
-    def hasty(self) -> RemotePool:
-        """The same pool, for a caller who would rather hear at once that it does not answer."""
+    def without_retries(self) -> RemotePool:
+        """The same pool; its calls raise `PoolUnreachable` at the first failure."""
         return RemotePool(self._transport, retry_s=0)
 
     def __enter__(self) -> RemotePool:
@@ -95,7 +99,7 @@ class RemotePool(BlockingPool):
     async def execute_async(
         self, operation: Operation[Any], then: Callable[[Any], Any] | None = None, *, pieces: bool = False
     ) -> Any:
-        """`execute`, awaited. With `pieces`, a call that waited in vain is answered `PENDING`."""
+        """`execute`, awaited. With `pieces`, a wait that timed out is answered `PENDING`."""
         call = _Call(operation, retry_s=self._retry_s, consumer=self._consumer, relayed=pieces)
         while not call.done:
             try:
@@ -188,7 +192,7 @@ def _identify(block: Block) -> None:
 
 
 def _wrong(timeout: Any) -> bool:
-    """A timeout that is none is sent as it is: the pool says what is wrong with it."""
+    """Whether a timeout is invalid: it is then sent as it is, and the pool raises what is wrong with it."""
     return timeout is not None and (
         isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0
     )

@@ -20,7 +20,8 @@ log = logging.getLogger("headrace.pool")
 
 
 async def _unless(gone: Awaitable[None], call: Awaitable[bytes]) -> bytes:
-    """What the call returns; a fetch that waits must not take a batch for someone who has left."""
+    """What the call returns. It is cancelled where `gone` returns first (`CallerGone`): a fetch that waits must not
+    take a batch for a caller that hung up."""
     left, task = asyncio.ensure_future(gone), asyncio.ensure_future(call)
     try:
         await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -35,7 +36,7 @@ async def _unless(gone: Awaitable[None], call: Awaitable[bytes]) -> bytes:
 
 
 class CallerGone(Exception):
-    """Nobody is there any more to take the answer, and the call was given up."""
+    """The caller hung up before its call was answered; the call was cancelled."""
 
 
 async def answer(

@@ -63,7 +63,7 @@ class State:
                 if trajectory in candidate.trajectories:
                     return candidate, candidate.trajectories[trajectory]
             for candidate in self.channels.values():
-                if trajectory in candidate.tombs:
+                if trajectory in candidate.tombstones:
                     return candidate, None
         there = self.look(channel or DEFAULT_CHANNEL)
         return there, there.trajectories.get(trajectory)
@@ -120,7 +120,7 @@ class State:
         self.events.append(Event(self.next_cursor, kind, channel, at, detail))
         self.next_cursor += 1
 
-    def adopt(self, record: Record, given: dict[bytes, Any]) -> None:
+    def attach_blobs(self, record: Record, given: dict[bytes, Any]) -> None:
         """Gives a record its blobs: those that came with it, or the ones that are here already."""
         found = []
         for digest in record.head.blobs:

@@ -27,8 +27,8 @@ from headrace.data.trajectory import Group, Trajectory
 from headrace.data.tree import TokenTree
 from headrace.pool.config import ChannelConfig
 from headrace.pool.operation import Completion, Receipt
-from headrace.pool.queries import HandOut
 from headrace.pool.state import Event
+from headrace.pool.views import HandOut
 
 #: The media type of a frame in an HTTP body.
 FRAME_TYPE = "application/vnd.headrace.frame"
@@ -146,10 +146,12 @@ def decode_reply(data: frame.Buffer) -> Any:
 
 
 def encode_groups(groups: Sequence[Group]) -> bytes:
+    """Groups alone as a frame."""
     return encode_reply(HandOut("", "", 0.0, groups))
 
 
 def decode_groups(data: frame.Buffer) -> Sequence[Group]:
+    """What `encode_groups` made a frame of."""
     found: HandOut = decode_reply(data)
     return found.groups
 

@@ -119,7 +119,7 @@ def _channel(c: Channel) -> dict[str, Any]:
         "leases": {id: _lease(lease) for id, lease in sorted(c.leases.items())},
         "replies": [(request, _lease(reply)) for request, reply in c.replies.items()],
         "history": [_group(group) for group in c.history.values()],
-        "tombs": [(uid, tomb.reason, tomb.prompt, tomb.digests) for uid, tomb in c.tombs.items()],
+        "tombs": [(uid, tomb.reason, tomb.prompt, tomb.digests) for uid, tomb in c.tombstones.items()],
         "expected_late": sorted(c.expected_late),
         "acked": list(c.acked),
     }

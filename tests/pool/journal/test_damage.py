@@ -17,11 +17,10 @@ from headrace.data.frame import FrameKind, frame_bytes
 from headrace.pool.apply import apply
 from headrace.pool.config import ChannelConfig, Durability, Limits
 from headrace.pool.errors import JournalDamaged, JournalError
-from headrace.pool.journal import records, watermark
-from headrace.pool.journal.files import MARK, snapshot_path
+from headrace.pool.journal import records
+from headrace.pool.journal.files import MARK, read_watermark, snapshot_path
 from headrace.pool.journal.repair import repair, verify
 from headrace.pool.journal.scan import scan
-from headrace.pool.journal.watermark import read_watermark
 from headrace.pool.readonly import JournalView
 from headrace.pool.state import State
 
@@ -280,7 +279,7 @@ def test_after_a_start_of_the_machine_only_what_was_synced_is_missed(
     pool = DataPool(tmp_path, durability="os", files=files)
     pool.submit_step(one("c"))
     files.crash()
-    monkeypatch.setattr(watermark, "boot_id", lambda: b"another start...")
+    monkeypatch.setattr("headrace.pool.journal.files.boot_id", lambda: b"another start...")
     path, places = segment(tmp_path), frames(segment(tmp_path))
     path.write_bytes(path.read_bytes()[: places[2][1] + 20])
     with opened(tmp_path) as pool:

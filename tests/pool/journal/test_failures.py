@@ -16,7 +16,7 @@ from headrace import DataPool
 from headrace.data.errors import InvalidInput
 from headrace.pool.errors import DiskFull, JournalDamaged, JournalError, JournalLocked, PoolClosed
 from headrace.pool.journal.repair import repair
-from headrace.pool.journal.snapshot import capture
+from headrace.pool.snapshot import capture
 
 ROOT = Path(__file__).parents[3]
 

@@ -62,7 +62,7 @@ def flat(lists: list[list[str]]) -> list[str]:
 def check_recovered(folder: Path, answer: dict[str, Any], durability: Any) -> None:
     with DataPool(folder, durability=durability, files=Unsynced()) as pool:
         check_rules(pool._state)
-        there, tombs = set(uids(pool)), set(pool._state.look("train").tombs)
+        there, tombs = set(uids(pool)), set(pool._state.look("train").tombstones)
         kept, consumed = told(answer, "kept"), flat(told(answer, "consumed"))
         assert set(flat(kept)) <= there | tombs
         assert set(consumed) <= tombs

@@ -45,7 +45,7 @@ def lost(folder: Path, told: Told) -> set[str]:
     """What was acknowledged and is not there after a recovery."""
     with DataPool(folder) as pool:
         check_rules(pool._state)
-        there, tombs = set(uids(pool)), set(pool._state.look("train").tombs)
+        there, tombs = set(uids(pool)), set(pool._state.look("train").tombstones)
     kept = {uid for what, value in told if what == "kept" for uid in value}
     consumed = {uid for what, value in told if what == "consumed" for uid in value}
     forgotten = {value for what, value in told if what == "forgotten"}

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from isal import isal_zlib
 
-_RAW_DEFLATE = -15  # zlib's word for a deflate stream without header and trailer
+_RAW_DEFLATE = -15  # `wbits` of a deflate stream without header and trailer
 #: isal's fastest: the others save a fifth of the bytes for a third more time.
 _COMPRESSION_LEVEL = 0
 #: A last, empty block: what makes a fragment a whole stream.

@@ -28,7 +28,7 @@ from headrace.data.scored.values import (
 #: Numbers by how deep they are nested; these can be long, and are served as they came where that is possible.
 _INTS = {"tokens": 2, "masks": 2, "distill_token_ids": 3}
 _FLOATS = {"scores": 1, "advantages": 2, "ref_logprobs": 2, "inference_logprobs": 2, "distill_logprobs": 3}
-#: A group without one of these is none.
+#: Fields that every group must have.
 _REQUIRED = ("tokens", "masks", "scores")
 
 _ABSENT = Raw(b"")
@@ -60,9 +60,9 @@ _NULL = b"null"
 _NO_VALUE = Raw(_NULL)
 _GROUP: msgspec.json.Decoder[_Fields] = msgspec.json.Decoder(_Fields)
 _GROUPS: msgspec.json.Decoder[list[Raw]] = msgspec.json.Decoder(list[Raw])
-#: What Python writes for numbers that are none, outside of strings.
+#: NaN and infinities as Python writes them, outside of strings.
 _NOT_A_NUMBER = re.compile(rb"(%b)|-?\b(?:NaN|Infinity)\b" % STRING, re.DOTALL)
-#: Read by everybody as infinity.
+#: JSON that every parser reads as infinity.
 _INFINITY = b"1e999"
 
 _MAX_ENV_ID = 2**63 - 1
@@ -71,7 +71,7 @@ _MAX_SEQUENCES = 100_000
 
 
 def read_group(body: bytes) -> ScoredGroup:
-    """The group that `body` is; `InvalidInput` names the field where it is none."""
+    """The group in a JSON body; `InvalidInput` names the field that is missing or wrong."""
     return _group(_decode(_GROUP, body, "a group"))
 
 

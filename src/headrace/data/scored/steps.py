@@ -1,7 +1,7 @@
 """Scored groups as Steps, and Sequences as scored groups: so that any producer feeds any consumer.
 
 The convention of both: `masks` are labels, -100 where a token is not trained on, else its id; `inference_logprobs` has
-an entry a token, 1.0 where it is masked.
+an entry for each token, 1.0 where it is masked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headrace.data.step import Step
 
 MASKED_LABEL = -100
 MASKED_LOG_PROB = 1.0
-#: Fields with an entry a sequence; the other optional ones are the group's.
+#: Fields with an entry for each sequence; the other optional ones are the group's.
 _PER_SEQUENCE = ("advantages", "ref_logprobs", "messages", "overrides", "distill_token_ids", "distill_logprobs")
 _PER_GROUP = ("generation_params", "group_overrides", "images", "env_id")
 

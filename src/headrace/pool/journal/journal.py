@@ -22,12 +22,19 @@ from headrace.pool.config import Durability
 from headrace.pool.errors import DiskFull, JournalDamaged, JournalError, JournalLocked
 from headrace.pool.facts import Fact
 from headrace.pool.journal import records
-from headrace.pool.journal.files import PRIVATE, Files, number_of, read_layout, segment_path
+from headrace.pool.journal.files import (
+    NEW_SEGMENT_BYTES,
+    PRIVATE,
+    Files,
+    Reserve,
+    WatermarkFile,
+    number_of,
+    read_layout,
+    segment_path,
+)
+from headrace.pool.journal.records import Captured, SnapshotWriter
 from headrace.pool.journal.repair import holder, save_around
-from headrace.pool.journal.reserve import NEW_SEGMENT_BYTES, Reserve
 from headrace.pool.journal.scan import OnCommit, Scan, scan
-from headrace.pool.journal.snapshot import Captured, SnapshotWriter
-from headrace.pool.journal.watermark import WatermarkFile
 
 #: Errors of a disk, a quota or a file that is full.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

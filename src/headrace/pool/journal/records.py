@@ -1,9 +1,10 @@
-"""The journal's records: frames, their headers, and how a file of them is read."""
+"""The journal's records: frames and their headers, how a file of them is read, and how a snapshot is written."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,10 +15,13 @@ from headrace.data.block import Block, BlockHeader, read_block
 from headrace.data.errors import ForeignFrame, FrameError
 from headrace.data.frame import FrameKind
 from headrace.pool.facts import AnyFact, Fact
+from headrace.pool.journal.files import Files, snapshot_path
 from headrace.pool.scored.facts import ScoredFact
 
 T = TypeVar("T")
 
+#: A snapshot's record: its header, and its body, or how to read that when it is written.
+Captured = tuple[bytes, list[frame.Buffer] | Callable[[], list[frame.Buffer]]]
 #: A channel's ledger as a commit notes it: its name, the steps submitted, those consumed, those queued or leased. The
 #: scored groups' has no name: groups posted, served, and there.
 Tally = tuple[str, int, int, int]
@@ -101,7 +105,7 @@ _snapshot_ends = msgspec.msgpack.Decoder(SnapshotEnd)
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[T], found: frame.Frame) -> T:
-    """What an undamaged frame's header holds; `ForeignFrame` where that is none of ours."""
+    """What an undamaged frame's header holds; `ForeignFrame` where this release does not know it."""
     try:
         return decoder.decode(found.header)
     except msgspec.MsgspecError as error:
@@ -250,3 +254,47 @@ class Reader:
                 break
             got += more
         self._data, self._start = into[:got], at
+
+
+class SnapshotWriter:
+    """A snapshot while it is written: it has its name only once it is whole and on the disk.
+
+    `add` its records, then `finish` puts it in place, at once and for good; `abandon` leaves no trace.
+    """
+
+    def __init__(self, files: Files, directory: Path, number: int, first_serial: int) -> None:
+        self.path = snapshot_path(directory, number)
+        self._files = files
+        self._draft = self.path.with_suffix(".tmp")
+        self._records = 0
+        files.unlink(self._draft)
+        self._fd = files.create(self._draft)
+        try:
+            files.write(self._fd, encode_head(SegmentHead(number, first_serial, time.time())))
+        except BaseException:
+            self.abandon()
+            raise
+
+    def add(self, header: bytes, body: Sequence[frame.Buffer]) -> None:
+        """Writes one record."""
+        self._files.write(self._fd, frame.encode(FrameKind.COMMIT, header, body))
+        self._records += 1
+
+    def finish(self) -> Path:
+        """Puts the snapshot in place, durable; its path."""
+        self._files.write(self._fd, encode_snapshot_end(self._records))
+        self._files.sync(self._fd)
+        self._close()
+        self._files.rename(self._draft, self.path)
+        self._files.sync_dir(self.path.parent)
+        return self.path
+
+    def abandon(self) -> None:
+        """Deletes what was written."""
+        self._close()
+        self._files.unlink(self._draft)
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._files.close(fd)

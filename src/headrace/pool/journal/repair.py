@@ -20,13 +20,14 @@ from headrace.pool.journal.files import (
     LOCK,
     Files,
     Layout,
+    WatermarkFile,
     number_of,
     read_layout,
+    read_watermark,
     segment_path,
 )
+from headrace.pool.journal.records import SnapshotWriter
 from headrace.pool.journal.scan import Hole, Scan, scan
-from headrace.pool.journal.snapshot import SnapshotWriter
-from headrace.pool.journal.watermark import WatermarkFile, read_watermark
 
 SAVED = "saved"
 DAMAGED = "damaged"

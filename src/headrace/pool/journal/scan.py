@@ -20,6 +20,7 @@ from headrace.pool.journal.files import (
     Layout,
     number_of,
     read_layout,
+    read_watermark,
     segment_path,
 )
 from headrace.pool.journal.records import (
@@ -29,7 +30,6 @@ from headrace.pool.journal.records import (
     decode_segment_end,
     decode_snapshot_end,
 )
-from headrace.pool.journal.watermark import read_watermark
 
 #: Gets each commit that reads back, as its frame.
 OnCommit = Callable[[Frame], None]

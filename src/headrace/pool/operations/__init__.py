@@ -13,10 +13,10 @@ import msgspec
 from headrace.data.block import Block
 from headrace.data.errors import InvalidInput
 from headrace.pool.operation import Operation
-from headrace.pool.operations import consume, control, produce, read, scored
+from headrace.pool.operations import consume, control, produce, read, scored_consume, scored_produce, submit
 
 _ALL: tuple[type[Operation[Any]], ...] = (
-    produce.SubmitBlock,
+    submit.SubmitBlock,
     consume.FetchBatch,
     produce.OpenTrajectory,
     produce.SetReward,
@@ -38,22 +38,22 @@ _ALL: tuple[type[Operation[Any]], ...] = (
     read.ListSteps,
     control.CompactJournal,
     control.BackUpJournal,
-    scored.RegisterTrainer,
-    scored.RegisterEnvironment,
-    scored.DisconnectEnvironment,
-    scored.PostScoredGroups,
-    scored.ForgetKeys,
-    scored.TakeScoredBatch,
-    scored.AckScoredBatch,
-    scored.NackScoredBatch,
-    scored.ConfirmScoredBatch,
-    scored.ReleaseScoredBatches,
-    scored.ServeFromChannel,
-    scored.ResetScoredGroups,
-    scored.ReadScoredInfo,
-    scored.ReadScoredStatus,
-    scored.ReadEnvironmentStatus,
-    scored.ReadLatestGroup,
+    scored_consume.RegisterTrainer,
+    scored_produce.RegisterEnvironment,
+    scored_produce.DisconnectEnvironment,
+    scored_produce.PostScoredGroups,
+    scored_produce.ForgetKeys,
+    scored_consume.TakeScoredBatch,
+    scored_consume.AckScoredBatch,
+    scored_consume.NackScoredBatch,
+    scored_consume.ConfirmScoredBatch,
+    scored_consume.ReleaseScoredBatches,
+    scored_consume.ServeFromChannel,
+    scored_consume.ResetScoredGroups,
+    scored_consume.ReadScoredInfo,
+    scored_consume.ReadScoredStatus,
+    scored_produce.ReadEnvironmentStatus,
+    scored_produce.ReadLatestGroup,
 )
 
 OPERATIONS: dict[str, type[Operation[Any]]] = {operation.name: operation for operation in _ALL}
@@ -65,7 +65,7 @@ def from_wire(name: str, arguments: dict[str, Any], steps: Block | None) -> tupl
     kind = OPERATIONS.get(name)
     if kind is None:
         raise InvalidInput(f"no operation {name!r}; known: {', '.join(OPERATIONS)}")
-    if kind is produce.SubmitBlock:
+    if kind is submit.SubmitBlock:
         if steps is None:
             raise InvalidInput("a submit needs steps")
         arguments = {**arguments, "block": steps}

@@ -7,16 +7,16 @@ from typing import Any
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import check_count
 from headrace.pool import facts as f
+from headrace.pool import policies
 from headrace.pool.batch import Batch
 from headrace.pool.channel import Channel
 from headrace.pool.config import DEFAULT_CHANNEL, Order, Unit, choice
 from headrace.pool.errors import LeaseLost
 from headrace.pool.groups import Lease
 from headrace.pool.operation import Change, MustWait, Plan
-from headrace.pool.policies import expiry, order
-from headrace.pool.queries import HandOut, group_view, step_views
-from headrace.pool.scored.transfer import into_channel
+from headrace.pool.operations.transfer import into_channel
 from headrace.pool.state import State
+from headrace.pool.views import HandOut, group_view, step_views
 
 
 class FetchBatch(Change[Batch | None], frozen=True):
@@ -53,7 +53,7 @@ class FetchBatch(Change[Batch | None], frozen=True):
         if self.request_id and self.request_id in channel.replies:
             return Plan(reply=_handed_out(channel, channel.replies[self.request_id]))
         if self.max_staleness is not None:
-            stale = expiry.stale(channel, now, self.max_staleness)
+            stale = policies.stale(channel, now, self.max_staleness)
             if stale is not None:
                 return Plan([stale], again=True)
         lease_id = f"{self.channel}-{channel.next_lease}" if lease_s is not None else ""
@@ -62,7 +62,7 @@ class FetchBatch(Change[Batch | None], frozen=True):
             missing = self.batch_size - len(channel.offered())
             plan = self._take_steps(channel, lease, now)
         else:
-            fresh, replayed = order.pick(channel, self.batch_size, self.n_rollouts, self.order, self.max_staleness)
+            fresh, replayed = policies.pick(channel, self.batch_size, self.n_rollouts, self.order, self.max_staleness)
             missing = self.batch_size - len(fresh) - len(replayed)
             plan = self._take_groups(channel, lease, now, fresh, replayed)
         if plan is None and state.scored.serving == self.channel:
@@ -93,7 +93,7 @@ class FetchBatch(Change[Batch | None], frozen=True):
             uid
             for group in lease.groups
             if len(group.trajectories) > len(group.counted) or len(group.counted) > channel.need(group)
-            for uid in order.surplus(channel, group)
+            for uid in policies.surplus(channel, group)
         )
         fact = f.HandedOut(
             channel.name, now, tuple(fresh), surplus, tuple(replayed), lease.id, lease.deadline, lease.request

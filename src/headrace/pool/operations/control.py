@@ -162,7 +162,7 @@ class ForgetTrajectory(_Forget, frozen=True, kw_only=True):
 def _holds(channel: Channel, trajectory: str) -> bool:
     return (
         trajectory in channel.trajectories
-        or (trajectory in channel.tombs and channel.tombs[trajectory].reason != "forgotten")
+        or (trajectory in channel.tombstones and channel.tombstones[trajectory].reason != "forgotten")
         or any(trajectory in group.trajectories for group in channel.history.values())
         or any(lease.holds(trajectory) for lease in (*channel.replies.values(), *channel.leases.values()))
     )

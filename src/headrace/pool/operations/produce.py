@@ -1,74 +1,20 @@
-"""Operations of producers: steps and announced trajectories come in, get rewards, and end."""
+"""Operations of producers beside a submit: trajectories are announced, get rewards, and end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from headrace.data.block import Block, StepExtra, pack_extra
-from headrace.data.errors import InvalidInput, shown
-from headrace.data.packing import pack
-from headrace.data.step import (
-    Step,
-    check_count,
-    check_dict,
-    check_finite,
-    check_uid,
-)
+from headrace.data.block import StepExtra, pack_extra
+from headrace.data.step import check_count, check_dict, check_finite, check_uid
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.config import DEFAULT_CHANNEL
-from headrace.pool.errors import Conflict, NotFound, PoolClosed, PoolFull
+from headrace.pool.errors import Conflict, NotFound, PoolClosed
 from headrace.pool.groups import OPEN
-from headrace.pool.intake import check_indices, check_room, check_size, plan_submit
-from headrace.pool.operation import Change, Completion, Plan, Receipt
-from headrace.pool.queries import unpack_metadata
+from headrace.pool.operation import Change, Completion, Plan
+from headrace.pool.operations.submit import check_room
 from headrace.pool.state import State
-
-
-class _Block(Change[Receipt], frozen=True):
-    block: Block
-    channel: str = DEFAULT_CHANNEL
-
-
-class SubmitBlock(_Block, frozen=True, kw_only=True):
-    """Takes all the steps of a block, or none."""
-
-    name = "submit"
-    waits = True
-
-    timeout: float | None = None
-
-    def arguments(self) -> dict[str, Any]:
-        return {"channel": self.channel, "timeout": self.timeout}
-
-    def steps(self) -> Block:
-        return self.block
-
-    def plan(self, state: State, now: float) -> Plan:
-        check_size(self.block, state.limits)
-        plan = plan_submit(state.look(self.channel), self.block, now, state.holds_blob)
-        check_indices(plan.reply.indices, state.limits)
-        return plan
-
-    def gave_up(self) -> None:
-        raise PoolFull(f"channel {self.channel!r} had no room within {self.timeout} s; nothing was taken")
-
-
-def submit_steps(
-    steps: Sequence[Step | dict[str, Any]], channel: str = DEFAULT_CHANNEL, *, timeout: float | None = None
-) -> SubmitBlock:
-    """Takes all the steps, or none. `timeout` bounds the wait for room (`overflow="block"`)."""
-    if isinstance(steps, Step | dict | str) or not hasattr(steps, "__len__"):
-        raise InvalidInput(f"steps must be a list of steps, not {shown(steps)}")
-    return SubmitBlock(pack(steps), channel, timeout=timeout)
-
-
-def submit_step(
-    step: Step | dict[str, Any], channel: str = DEFAULT_CHANNEL, *, timeout: float | None = None
-) -> SubmitBlock:
-    """`submit_steps` for one step."""
-    return submit_steps([step], channel, timeout=timeout)
+from headrace.pool.views import unpack_metadata
 
 
 class _Open(Change[None], frozen=True):
@@ -103,8 +49,8 @@ class OpenTrajectory(_Open, frozen=True, kw_only=True):
         check_dict(metadata, "metadata")
         if channel.closed:
             raise PoolClosed(f"channel {self.channel!r} was shut down")
-        if uid in channel.tombs:
-            raise Conflict(f"trajectory {uid!r} is {channel.tombs[uid].reason}: open another")
+        if uid in channel.tombstones:
+            raise Conflict(f"trajectory {uid!r} is {channel.tombstones[uid].reason}: open another")
         if known is not None and known.group.uid != prompt and (len(known.tree) or known.last != OPEN):
             raise Conflict(f"trajectory {uid!r} has steps in group {known.group.uid!r}; it cannot move to {prompt!r}")
         if known is None or known.group.uid != prompt or left is not None:
@@ -142,7 +88,7 @@ class SetReward(Change[str], frozen=True):
     def plan(self, state: State, now: float) -> Plan:
         uid, reward = self.trajectory_uid, check_finite(self.reward, "reward")
         channel, known = state.find(uid, self.channel)
-        if known is None and uid not in channel.tombs:
+        if known is None and uid not in channel.tombstones:
             raise NotFound(f"no trajectory {uid!r} in channel {channel.name!r}")
         late = Plan([f.LateReward(channel.name, now, uid, reward)], reply="late")
         if known is None or known.group.lease:
@@ -173,7 +119,7 @@ class MarkComplete(Change[Completion], frozen=True):
         channel, known = state.find(uid, self.channel)
         late: list[f.Fact] = [f.LateReward(channel.name, now, uid, reward)] if reward is not None else []
         if known is None:
-            if uid not in channel.tombs:
+            if uid not in channel.tombstones:
                 return Plan(reply=Completion("unknown"))
             return Plan(late, reply=Completion("late"))
         steps = len(known.tree)

@@ -10,7 +10,7 @@ from headrace.data.scored.piece import Piece
 from headrace.pool.channel import Channel
 from headrace.pool.facts import Fact
 from headrace.pool.scored import facts as f
-from headrace.pool.scored import image
+from headrace.pool.scored import snapshot
 from headrace.pool.scored.groups import BatchLease, ScoredGroups
 
 
@@ -136,7 +136,7 @@ def _reset(state: PoolState, _: None, fact: f.ScoredReset, block: Block | None) 
 
 
 def _scored_image(state: PoolState, _: None, fact: f.ScoredImage, block: Block | None) -> None:
-    image.restore(state.scored, fact)
+    snapshot.restore(state.scored, fact)
     state.next_cursor = max(state.next_cursor, fact.cursor)
 
 

@@ -89,6 +89,8 @@ class Buffers:
 
 
 class Batching:
+    """The queue, the buffers, and what is out, by group number; see the module."""
+
     def __init__(self) -> None:
         self._environments = Environments()
         self._queue = GroupQueue()
@@ -106,6 +108,7 @@ class Batching:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def knows(self, number: int) -> bool:
+        """Whether a group is here: queued, buffered or out."""
         return number in self._groups
 
     def is_out(self, number: int) -> bool:
@@ -172,6 +175,7 @@ class Batching:
                     self._queue.add(own)
 
     def disconnect(self, env: int) -> None:
+        """Ends an environment's weight and share; `InvalidInput` where it never connected."""
         self._environments.change(env, connected=False)
 
     def silence(self, env: int, silent: bool = True) -> None:
@@ -195,7 +199,7 @@ class Batching:
         if size < 1:
             raise InvalidInput(f"group {number} has {size} sequences; a group has at least one")
         if env is None or env not in self._environments:
-            # nobody's, for as long as nobody has that id: who posts at random costs no lanes
+            # without an environment until one has that id: posts under random ids add no lanes
             self._enter(QueuedGroup(self._place(), number, None, size, claim=env))
             return Added("received", (number,))
         if size == self._environments[env].group_size:

@@ -14,7 +14,7 @@ import msgspec
 from headrace.data.errors import InvalidInput, shown
 from headrace.pool.scored.queue import GroupQueue
 
-#: No environment is told a smaller weight than this fraction of all: it would starve.
+#: The smallest weight that an environment is given, as a fraction of all: with less it would starve.
 MIN_WEIGHT = 0.01
 
 
@@ -42,10 +42,13 @@ class Environment(msgspec.Struct, frozen=True):
 
     @property
     def min_share(self) -> float:
+        """The share of every batch that it has a claim to: none once it is disconnected."""
         return max(0.0, self.min_allocation or 0.0) if self.connected else 0.0
 
 
 class Environments:
+    """What every environment that ever connected registered with, by its id, and the totals over them."""
+
     def __init__(self) -> None:
         self._known: dict[int, Environment] = {}
         self._changed()
@@ -60,6 +63,7 @@ class Environments:
             raise InvalidInput(f"no environment {shown(env)} was connected; connect it first") from None
 
     def put(self, env: int, environment: Environment) -> None:
+        """Takes an environment in, in place of what it registered with before."""
         self._known[env] = environment
         self._changed()
 
@@ -93,10 +97,12 @@ class Environments:
         return {env: minimum for env, minimum in found.items() if minimum}
 
     def state(self) -> list[list[Any]]:
+        """Everything, as plain data for a snapshot."""
         return [[env, *msgspec.structs.astuple(one)] for env, one in self._known.items()]
 
     @classmethod
     def restored(cls, state: list[list[Any]]) -> Environments:
+        """What `state` was taken of."""
         environments = cls()
         environments._known = {env: Environment(*fields) for env, *fields in state}
         environments._changed()

@@ -1,15 +1,15 @@
-"""Which groups the next batch takes: packs where the queue's sizes allow it and nobody has a minimum, else by age.
+"""Which groups the next batch takes: packs where the sizes allow it and no environment has a minimum, else by age.
 
 Packs are equal-sized groups, oldest first, as many as make up the largest size M in the line; they leave in the order
 in which they became full. Where every size divides M and M divides the batch, packs fill any batch exactly.
 
 Elsewhere the batch is filled by age: the oldest group that some full batch can hold, then the next oldest, and so on.
-Groups come in supplies, one for each environment with a minimum and one for everybody else; of each supply at least its
+Groups come in supplies, one for each environment with a minimum and one for all others; of each supply at least its
 need is taken, or, where no full batch allows that, as much of the need as the earlier supplies leave possible. If any
 choice of groups fills the batch, one is found, and the oldest group that is part of any such choice is in it.
 
 First fit does it nearly always, and where it ends full it is this very choice: what it took, the batch itself shows to
-be possible, and what it passed over would have left too little room for what is owed. Otherwise sums of sizes decide.
+be possible, and what it passed over would have left too little room for the needs. Otherwise sums of sizes decide.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MIN_PLANS = 4
 def next_batch(
     queue: GroupQueue, environments: Environments, batch_size: int, *, by_age: bool = False
 ) -> list[QueuedGroup] | None:
-    """Groups of exactly `batch_size` sequences; None where no batch is ready. Larger groups stand in nobody's way."""
+    """Groups of exactly `batch_size` sequences; None where no batch is ready. Larger groups are passed over."""
     sizes = {size: count for size, count in queue.sizes.items() if size <= batch_size}
     sequences = sum(size * count for size, count in sizes.items())
     if sequences < batch_size:
@@ -50,7 +50,7 @@ def next_batch(
 
 
 def _supplies(queue: GroupQueue, minimums: dict[int, int], batch_size: int) -> list[GroupSupply]:
-    """The groups that fit: of each environment with a minimum apart, as far as it has any, and everybody else's."""
+    """The groups that fit: a supply for each environment that has a minimum and groups, and one for all others."""
     with_minimum, rest = [], []
     for env, by_size in queue.lanes.items():
         lanes = [(size, lane) for size, lane in by_size.items() if size <= batch_size]
@@ -108,7 +108,7 @@ class GroupSupply:
             counts[size] += len(lane)
         return counts
 
-    def owed(self, need: int) -> int:
+    def fewest(self, need: int) -> int:
         """The fewest sequences that meet a need: whole groups, where all are of one size."""
         if need <= 0:
             return 0
@@ -158,20 +158,20 @@ def fill_by_age(target: int, supplies: Sequence[GroupSupply]) -> list[QueuedGrou
 
 
 def _first_fit(target: int, supplies: Sequence[GroupSupply]) -> list[QueuedGroup] | None:
-    needs, owed = [], 0
+    needs, reserved = [], 0  # sequences of the batch that needs which are not met yet will take
     for supply in supplies:
-        needs.append(min(supply.need, supply.at_most(target - owed)))
-        owed += supply.owed(needs[-1])
+        needs.append(min(supply.need, supply.at_most(target - reserved)))
+        reserved += supply.fewest(needs[-1])
     walk, chosen = _OldestFirst(supplies), []
     while target and walk:
         group, index = walk.head
         need = needs[index] - group.size
-        then_owed = owed - supplies[index].owed(needs[index]) + supplies[index].owed(need)
-        if target - group.size < then_owed:
-            walk.drop()  # and so it stays: room that is not owed only shrinks
+        then_reserved = reserved - supplies[index].fewest(needs[index]) + supplies[index].fewest(need)
+        if target - group.size < then_reserved:
+            walk.drop()  # and so it stays: room that is not reserved only shrinks
             continue
         chosen.append(group)
-        target, needs[index], owed = target - group.size, need, then_owed
+        target, needs[index], reserved = target - group.size, need, then_reserved
         walk.advance()
     return chosen if not target else None
 
@@ -215,8 +215,8 @@ def _plan_with(
         return None
     less = [dict(each) for each in counts]
     less[index][group.size] -= 1
-    owed = [need - group.size if at == index else need for at, need in enumerate(needs)]
-    found = plan(target - group.size, owed, less)
+    needs_left = [need - group.size if at == index else need for at, need in enumerate(needs)]
+    found = plan(target - group.size, needs_left, less)
     if found is not None:
         found[index][group.size] = found[index].get(group.size, 0) + 1
     return found

@@ -37,6 +37,8 @@ class TrainerStarted(Fact, tag="desk_start", frozen=True):
 
 
 class EnvJoined(Fact, tag="desk_join", frozen=True):
+    """An environment registered, under the id `env`; `request` tells a retry of it from another."""
+
     env: int = 0
     registration: EnvRegistration | None = None
     name: str = ""
@@ -44,20 +46,26 @@ class EnvJoined(Fact, tag="desk_join", frozen=True):
 
 
 class EnvLeft(Fact, tag="desk_leave", frozen=True):
+    """An environment disconnected; its groups stay."""
+
     env: int = 0
 
 
 class GroupsPosted(Fact, tag="desk_post", frozen=True):
+    """Groups were taken in; their bytes are the record's blobs."""
+
     groups: tuple[PostedGroup, ...] = ()
 
 
 class KeysForgotten(Fact, tag="desk_forget", frozen=True):
-    """Keys that nobody will send again: a group that comes under one of them is another group."""
+    """Keys that will not be sent again: a group that comes under one of them is another group."""
 
     keys: tuple[tuple[int | None, str], ...] = ()
 
 
 class BatchHandedOut(Fact, tag="desk_handout", frozen=True):
+    """Groups went to the trainer as one batch, under a lease."""
+
     groups: tuple[int, ...] = ()
     lease: str = ""
     deadline: float = 0.0
@@ -65,6 +73,8 @@ class BatchHandedOut(Fact, tag="desk_handout", frozen=True):
 
 
 class BatchAcked(Fact, tag="desk_ack", frozen=True):
+    """A batch arrived: its groups are served."""
+
     lease: str = ""
 
 
@@ -100,7 +110,7 @@ class ChannelServed(Fact, tag="desk_serve", frozen=True):
 
 
 class ScoredReset(Fact, tag="desk_reset", frozen=True):
-    pass
+    """Trainer, environments and groups were forgotten; the ledger goes on."""
 
 
 class ScoredImage(Fact, tag="desk", frozen=True):
@@ -159,4 +169,5 @@ ScoredFact = (
 
 
 def blob_name(number: int) -> bytes:
+    """The name under which a record's block has a group's bytes."""
     return number.to_bytes(8, "big")

@@ -108,6 +108,7 @@ class ScoredGroups:
     # -- trainers and environments -------------------------------------------------------------------------------------
 
     def register(self, uuid: str, registration: Registration | None, step: int | None) -> None:
+        """Takes a trainer in; its settings and the step to count from, where these are to hold."""
         _remember(self.uuids, uuid, None, REQUESTS_REMEMBERED)
         if registration is not None:
             self.registration = registration
@@ -119,6 +120,7 @@ class ScoredGroups:
                 lease.counted = False
 
     def join(self, env: int, registration: EnvRegistration, name: str, request: str, at: float) -> None:
+        """Takes an environment in."""
         self.environments[env] = (registration, name)
         self.names[registration.desired_name] += 1
         if request:
@@ -135,6 +137,7 @@ class ScoredGroups:
         self._forget_verdicts()
 
     def leave(self, env: int) -> None:
+        """Disconnects an environment; its groups stay."""
         self.batching.disconnect(env)
         self.heard.pop(env, None)
         self.silent.pop(env, None)
@@ -150,7 +153,7 @@ class ScoredGroups:
         self.heard.move_to_end(env)
 
     def silence(self, since: float) -> None:
-        """Leaves out of the weights whoever has not called since."""
+        """Leaves environments that have not called since out of the weights."""
         while self.heard:
             env, heard = next(iter(self.heard.items()))
             if heard >= since:
@@ -161,7 +164,7 @@ class ScoredGroups:
     # -- groups --------------------------------------------------------------------------------------------------------
 
     def take(self, entry: PostedGroup, piece: Piece, at: float) -> Posted:
-        """Takes in a posted group; the answer to whoever posted it."""
+        """Takes in a posted group; returns the answer to its poster."""
         self.pieces.put(entry.number, piece)
         added = self.batching.add(entry.number, entry.env, entry.sequences)
         self.next_number = max(self.next_number, entry.number + 1)
@@ -197,6 +200,7 @@ class ScoredGroups:
         return self._unservable
 
     def drop(self, numbers: Iterable[int], kind: str, reason: str) -> None:
+        """Counts groups as dead letters of a kind. Their sizes are condemned, unless they went by damage."""
         if kind != DAMAGED:
             self._condemn([number for number in numbers if self.batching.knows(number)], kind, reason)
         self.dead[kind] += self._forget(numbers)
@@ -212,6 +216,7 @@ class ScoredGroups:
         self.misfit = reason
 
     def move(self, numbers: Iterable[int]) -> None:
+        """Counts groups as moved to the channel that is served."""
         self.counts["moved"] += self._forget(numbers)
 
     def _forget(self, numbers: Iterable[int]) -> int:
@@ -227,6 +232,7 @@ class ScoredGroups:
     # -- batches -------------------------------------------------------------------------------------------------------
 
     def hand_out(self, lease: BatchLease) -> None:
+        """Takes a batch's groups out of the queue and counts its step."""
         self.batching.hand_out(lease.groups)
         for number in lease.groups:
             self.condemned.discard(self.batching.size(number))
@@ -237,6 +243,7 @@ class ScoredGroups:
         self.restore_lease(lease)
 
     def restore_lease(self, lease: BatchLease) -> None:
+        """Notes a lease whose groups are out."""
         self.leases[lease.id] = lease
         if lease.request:
             self.requests[lease.request] = lease
@@ -244,10 +251,12 @@ class ScoredGroups:
         self.next_lease = max(self.next_lease, int(lease.id.rpartition("-")[2]) + 1)
 
     def ack(self, lease: BatchLease) -> None:
+        """Ends a lease whose batch arrived: its groups are served."""
         self._end(lease, "acked")
         self.counts["served"] += self._forget(lease.groups)
 
     def give_back(self, lease: BatchLease) -> None:
+        """Ends a lease whose batch did not arrive: its groups stand where they stood, and its step is taken back."""
         self._end(lease, "returned")
         back = [number for number in lease.groups if self.batching.is_out(number)]
         self.batching.give_back(back)
@@ -258,8 +267,8 @@ class ScoredGroups:
         self.unchecked = True
 
     def receive(self, lease_id: str) -> None:
-        """The batch of a lease that was given back had arrived: what nobody else has of it is gone, and it was a step
-        if anything is."""
+        """The batch of a lease that was given back had arrived: what of it still waits is served, and where any does,
+        its step counts again."""
         waiting = [number for number in self.returned.pop(lease_id) if self.batching.is_queued(number)]
         _remember(self.ended, lease_id, "acked", REQUESTS_REMEMBERED)
         if waiting:
@@ -325,6 +334,7 @@ class ScoredGroups:
         return self.counts["posted"] == len(self.pieces) + self._gone
 
     def stats(self) -> dict[str, Any]:
+        """What the pool's `stats()` shows under `desk`."""
         places = self.batching.places()
         return {
             **places,

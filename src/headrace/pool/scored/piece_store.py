@@ -30,7 +30,7 @@ Write = Callable[[int, Sequence[Buffer]], None]
 
 
 class ScratchFile:
-    """One file without a name; it is gone once nobody refers to it."""
+    """One file without a name; it is gone once nothing refers to it."""
 
     def __init__(self, folder: Path) -> None:
         self._file: IO[bytes] = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
@@ -42,6 +42,7 @@ class ScratchFile:
             self._file.close()
 
     def read(self, at: int, length: int) -> bytes:
+        """So many bytes from `at` on; `JournalError` where they cannot be read back."""
         try:
             data = os.pread(self.fd, length, at)
         except OSError as error:
@@ -90,6 +91,7 @@ class ScratchFiles:
             ) from error
 
     def let_go(self) -> None:
+        """Writes to none of them any more; each is gone once nothing refers to it."""
         self._newest = None
 
 
@@ -115,6 +117,7 @@ def load(stored: StoredPiece) -> Piece:
 
 
 def stored_bytes(stored: StoredPiece) -> int:
+    """Bytes that it takes, in memory or in a scratch file."""
     return len(stored.data) if isinstance(stored, Piece) else stored.length
 
 
@@ -136,7 +139,7 @@ class PieceStore:
         return len(self._stored)
 
     def stage(self, pieces: Sequence[tuple[int, Piece]]) -> None:
-        """Puts on the disk what will not fit, before anybody is told that it was taken; `DiskFull` where it cannot."""
+        """Puts on the disk what will not fit into memory, before it is acknowledged; `DiskFull` where it cannot."""
         self._staged.clear()
         memory = self.memory
         for number, piece in pieces:
@@ -158,12 +161,15 @@ class PieceStore:
         self._stored[number] = piece if staged is None else staged
 
     def stored(self, number: int) -> StoredPiece:
+        """A group's piece, wherever its bytes are; `load` reads them."""
         return self._stored[number]
 
     def piece(self, number: int) -> Piece:
+        """A group's piece with its bytes; `JournalError` if they cannot be read."""
         return load(self._stored[number])
 
     def drop(self, number: int) -> None:
+        """Frees a group's bytes; nothing where there are none."""
         stored = self._stored.pop(number, None)
         if isinstance(stored, Piece):
             self.memory -= len(stored.data)

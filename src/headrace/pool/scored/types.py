@@ -44,7 +44,7 @@ class Registration(msgspec.Struct, frozen=True):
 
 
 class RegistrationResult(msgspec.Struct, frozen=True):
-    """What a trainer that registered is told. `warning`: what of its registration does not hold, since a trainer
+    """The answer to a trainer's registration. `warning`: what of its registration does not hold, since a trainer
     registered before with other settings."""
 
     uuid: int
@@ -62,7 +62,7 @@ class EnvRegistration(msgspec.Struct, frozen=True):
 
 
 class EnvRegistered(msgspec.Struct, frozen=True):
-    """What an environment that registered is told. `misfit`: why no batch can hold its groups as long as no groups of
+    """The answer to an environment's registration. `misfit`: why no batch can hold its groups as long as no groups of
     another size come, where that is so."""
 
     env_id: int
@@ -96,7 +96,7 @@ class Posted(msgspec.Struct, frozen=True):
 
 class ScoredBatch(msgspec.Struct, frozen=True):
     """Scored groups for a trainer, out under a lease: `desk_ack` once they arrived, `desk_nack` where they did not.
-    `repeated`: some were out before, and nobody knows whether they arrived."""
+    `repeated`: some were out before, and may have arrived then."""
 
     lease: str
     pieces: list[Piece]
@@ -126,8 +126,8 @@ class ScoredStatus(msgspec.Struct, frozen=True):
 
 
 class ScoredEnvStatus(msgspec.Struct, frozen=True):
-    """What one environment is told of the queue, in its groups. `misfit`: why what it posted last fits no batch, where
-    that is so; the queue's sizes count that too."""
+    """The queue as one environment sees it, counted in its groups. `misfit`: why what it posted last fits no batch,
+    where that is so; the queue's sizes count that too."""
 
     step: int
     queue_size: int

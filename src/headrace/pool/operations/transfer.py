@@ -1,7 +1,7 @@
 """Groups that move between scored groups and the one channel that is served, where either has too few.
 
 A group that moves leaves the one and enters the other in one record of the journal: whatever happens, it is in exactly
-one. It moves only where the move makes up what was asked for, and only if it can be told in the other's terms.
+one. It moves only where the move makes up what was asked for, and only if it can be expressed as the other's kind.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from headrace.data.errors import InvalidInput
 from headrace.data.frame import Buffer
 from headrace.data.packing import pack
 from headrace.data.scored import ScoredGroup, from_sequences, to_steps
-from headrace.pool import facts
+from headrace.pool import facts, policies
 from headrace.pool.channel import Channel
 from headrace.pool.groups import GroupState
-from headrace.pool.intake import plan_submit
 from headrace.pool.operation import Plan
-from headrace.pool.policies import order
-from headrace.pool.queries import trajectory_view
+from headrace.pool.operations.submit import plan_submit
 from headrace.pool.scored.facts import GroupsMoved, GroupsPosted, PostedGroup, blob_name
 from headrace.pool.scored.subset_sums import sums
 from headrace.pool.state import State
+from headrace.pool.views import trajectory_view
 
 #: Batches' worth of scored sequences beyond which no more are brought from a channel: by then a batch is filled by age.
 ENOUGH_BATCHES = 2
@@ -71,7 +70,7 @@ def _as_steps(state: State, channel: Channel, number: int) -> Block | None:
 
 
 def _known(channel: Channel, uid: str) -> bool:
-    return uid in channel.trajectories or uid in channel.tombs
+    return uid in channel.trajectories or uid in channel.tombstones
 
 
 def _joined(blocks: list[Block]) -> Block:
@@ -130,8 +129,8 @@ def _useful(size: int, counts: dict[int, int], batch_size: int) -> bool:
 
 
 def _may_suffice(channel: Channel, missing: int) -> bool:
-    """Whether the ready groups have so many trajectories: whoever polls for a batch should not unpack them in vain."""
-    for seq in order.ready_groups(channel, None):
+    """Whether the ready groups have so many trajectories: a poll for a batch should not unpack them for nothing."""
+    for seq in policies.ready_groups(channel, None):
         missing -= len(channel.groups[seq].trajectories)
         if missing <= 0:
             return True
@@ -140,9 +139,9 @@ def _may_suffice(channel: Channel, missing: int) -> bool:
 
 def _as_scored(channel: Channel, batch_size: int) -> Iterator[tuple[GroupState, ScoredGroup]]:
     """The ready groups that a batch can hold, as environments would post them, oldest first."""
-    for seq in order.ready_groups(channel, None):
+    for seq in policies.ready_groups(channel, None):
         group = channel.groups[seq]
-        left_out = set(order.surplus(channel, group))
+        left_out = set(policies.surplus(channel, group))
         members = [member for uid, member in group.trajectories.items() if uid not in left_out]
         found = [sequence for member in members for sequence in trajectory_view(channel, member).sequences()]
         if 0 < len(found) <= batch_size:
@@ -153,7 +152,7 @@ def _plan_from_channel(state: State, channel: Channel, moved: list[tuple[GroupSt
     numbered = list(enumerate((as_scored for _, as_scored in moved), state.scored.next_number))
     state.scored.pieces.stage([(number, one.piece) for number, one in numbered])
     entries = tuple(PostedGroup(number, one.piece.size, one.piece.crc, one.sequences) for number, one in numbered)
-    surplus = tuple(uid for group, _ in moved for uid in order.surplus(channel, group))
+    surplus = tuple(uid for group, _ in moved for uid in policies.surplus(channel, group))
     taken = facts.HandedOut(channel.name, now, tuple(group.seq for group, _ in moved), surplus)
     block = Block([], b"", b"", {blob_name(number): one.piece.data for number, one in numbered})
     return Plan([taken, GroupsPosted("", now, entries)], block, again=True)

@@ -1,34 +1,73 @@
-"""Deciding on a submit: which steps are new, which are retries, which contradict, which come too late.
+"""Submitting steps: which of them are new, which are retries, which contradict, which come too late.
 
-Pure: it reads the state, and leaves it as it found it. All or nothing: one contradiction, and no step is taken.
+Deciding is pure: it reads the state, and leaves it as it found it. All or nothing: one contradiction, and no step is
+taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
-from headrace.data.block import (
-    TOKEN_BYTES,
-    Block,
-    Record,
-    StepHead,
-    pack_extra,
-)
-from headrace.data.errors import InvalidInput
+from headrace.data.block import TOKEN_BYTES, Block, Record, StepHead, pack_extra
+from headrace.data.errors import InvalidInput, shown
+from headrace.data.packing import pack
+from headrace.data.step import Step
 from headrace.data.tree import TokenTree
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
-from headrace.pool.config import Limits
+from headrace.pool.config import DEFAULT_CHANNEL, Limits
 from headrace.pool.errors import Conflict, PoolClosed, PoolFull
-from headrace.pool.groups import (
-    DIGEST,
-    OPEN,
-    TrajectoryState,
-    fingerprint,
-)
-from headrace.pool.operation import MustWait, Plan, Receipt
+from headrace.pool.groups import DIGEST, OPEN, TrajectoryState, fingerprint
+from headrace.pool.operation import Change, MustWait, Plan, Receipt
+from headrace.pool.state import State
+
+
+class _Block(Change[Receipt], frozen=True):
+    block: Block
+    channel: str = DEFAULT_CHANNEL
+
+
+class SubmitBlock(_Block, frozen=True, kw_only=True):
+    """Takes all the steps of a block, or none."""
+
+    name = "submit"
+    waits = True
+
+    timeout: float | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        return {"channel": self.channel, "timeout": self.timeout}
+
+    def steps(self) -> Block:
+        return self.block
+
+    def plan(self, state: State, now: float) -> Plan:
+        _check_size(self.block, state.limits)
+        plan = plan_submit(state.look(self.channel), self.block, now, state.holds_blob)
+        _check_indices(plan.reply.indices, state.limits)
+        return plan
+
+    def gave_up(self) -> None:
+        raise PoolFull(f"channel {self.channel!r} had no room within {self.timeout} s; nothing was taken")
+
+
+def submit_steps(
+    steps: Sequence[Step | dict[str, Any]], channel: str = DEFAULT_CHANNEL, *, timeout: float | None = None
+) -> SubmitBlock:
+    """Takes all the steps, or none. `timeout` bounds the wait for room (`overflow="block"`)."""
+    if isinstance(steps, Step | dict | str) or not hasattr(steps, "__len__"):
+        raise InvalidInput(f"steps must be a list of steps, not {shown(steps)}")
+    return SubmitBlock(pack(steps), channel, timeout=timeout)
+
+
+def submit_step(
+    step: Step | dict[str, Any], channel: str = DEFAULT_CHANNEL, *, timeout: float | None = None
+) -> SubmitBlock:
+    """`submit_steps` for one step."""
+    return submit_steps([step], channel, timeout=timeout)
 
 
 def plan_submit(channel: Channel, block: Block, now: float, known_blob: Callable[[bytes], bool]) -> Plan:
@@ -45,7 +84,7 @@ def plan_submit(channel: Channel, block: Block, now: float, known_blob: Callable
     return _Intake(channel, now).plan(block, known_blob)
 
 
-def check_size(block: Block, limits: Limits) -> None:
+def _check_size(block: Block, limits: Limits) -> None:
     """`InvalidInput` where a submit is larger than the limits."""
     if len(block.heads) > limits.max_submit_steps:
         raise InvalidInput(
@@ -61,10 +100,10 @@ def check_size(block: Block, limits: Limits) -> None:
     if most > limits.max_step_tokens:
         at = next(at for at, head in enumerate(block.heads) if head.keep + head.n_prompt + head.n_response == most)
         raise InvalidInput(f"step {at} has {most} tokens; at most {limits.max_step_tokens} are taken")
-    check_indices([head.step_index for head in block.heads], limits)
+    _check_indices([head.step_index for head in block.heads], limits)
 
 
-def check_indices(indices: Sequence[int], limits: Limits) -> None:
+def _check_indices(indices: Sequence[int], limits: Limits) -> None:
     """Those that producers gave, before they are looked at, and those that the pool assigned."""
     most = max(indices, default=0)
     if most >= limits.max_trajectory_steps:
@@ -82,7 +121,7 @@ def _all_new(channel: Channel, block: Block) -> bool:
     return (
         len(uids) == len(block.heads)
         and channel.trajectories.keys().isdisjoint(uids)
-        and channel.tombs.keys().isdisjoint(uids)
+        and channel.tombstones.keys().isdisjoint(uids)
     )
 
 
@@ -199,7 +238,7 @@ class _Intake:
         channel, head = self.channel, record.head
         uid = head.trajectory_uid
         trajectory = channel.trajectories.get(uid)
-        if trajectory is None and uid in channel.tombs:
+        if trajectory is None and uid in channel.tombstones:
             return self._after_the_end(record)
         prompt = trajectory.group.uid if trajectory else self.prompts.setdefault(uid, head.prompt_uid)
         if head.prompt_uid != prompt:
@@ -313,7 +352,7 @@ class _Intake:
     def _after_the_end(self, record: Record) -> int:
         """A step of a trajectory that is gone: a retry is a duplicate, anything else is too late."""
         head = record.head
-        tomb = self.channel.tombs[head.trajectory_uid]
+        tomb = self.channel.tombstones[head.trajectory_uid]
         index = head.step_index
         if index < 0 and head.peek().call_id is not None:
             index = _position(tomb.digests, fingerprint(record))

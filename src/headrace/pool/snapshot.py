@@ -1,0 +1,272 @@
+"""Channels in a snapshot: the facts that rebuild them, and what these facts do when a journal is opened.
+
+`capture` is called with the state held still. It encodes what can change (heads, counters) and only refers to what
+cannot (token bytes), so the long part, summing and writing, happens while the pool goes on. A snapshot brings the
+ledger whole: restoring counts no step again. The scored groups' part is in `headrace.pool.scored.snapshot`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
+from heapq import heappush
+from itertools import islice
+
+from headrace.data.block import Block, Record, block_layout
+from headrace.data.frame import Buffer
+from headrace.pool import facts as f
+from headrace.pool.channel import Channel
+from headrace.pool.groups import OPEN, GroupState, Lease, Tombstone, TrajectoryState
+from headrace.pool.journal.records import Captured, Commit, encode
+from headrace.pool.scored import snapshot as scored_snapshot
+from headrace.pool.state import State
+
+#: A channel may remember 200,000 trajectories: as many in one record would be a frame of tens of MB.
+TOMBSTONES_A_RECORD = 10_000
+
+
+def capture(state: State, now: float) -> list[Captured]:
+    """The records of a snapshot of the state."""
+    written: set[bytes] = set()
+    records: list[Captured] = []
+    for channel in state.channels.values():
+        records.extend(_channel(state, channel, now, written))
+    for fact, header, body in scored_snapshot.capture(state.scored, state.next_cursor, now):
+        records.append((encode(Commit([fact], header)), body))
+    return records
+
+
+def live_bytes(state: State) -> int:
+    """Bytes of ids, log-probs, blobs and scored groups that a snapshot would hold."""
+    total = sum(len(blob.data) for blob in list(state.blobs.values()))
+    total += state.scored.pieces.memory + state.scored.pieces.spilled
+    for channel in state.channels.values():
+        for group in _all_groups(channel).values():
+            for trajectory in group.trajectories.values():
+                total += sum(
+                    len(r.ids) + len(r.log_probs) + 64 + len(r.head.extra) for r in trajectory.tree.records.values()
+                )
+    return total
+
+
+def _all_groups(channel: Channel) -> dict[int, GroupState]:
+    """Every group whose content is held: live, kept for replay, or kept for a lost answer."""
+    groups = dict(channel.groups)
+    groups.update(channel.history)
+    for lease in (*channel.replies.values(), *channel.leases.values()):
+        handed_out = (*lease.groups, *lease.replayed, *(trajectory.group for trajectory, _ in lease.steps))
+        groups.update((group.seq, group) for group in handed_out)
+    return dict(sorted(groups.items()))
+
+
+def _channel(state: State, channel: Channel, now: float, written: set[bytes]) -> Iterable[Captured]:
+    counters = {**channel.ledger.as_dict(), "counts": dict(channel.ledger.counts), "cursor": state.next_cursor}
+    tombs = iter([(uid, tomb.reason, tomb.prompt, tomb.digests) for uid, tomb in channel.tombstones.items()])
+    first = True
+    while (some := tuple(islice(tombs, TOMBSTONES_A_RECORD))) or first:
+        image = f.ChannelImage(
+            channel.name,
+            now,
+            channel.config,
+            channel.version,
+            channel.closed,
+            channel.next_seq,
+            channel.next_lease,
+            counters,
+            some,
+            tuple((prompt, missing) for prompt, missing, _ in channel.expected_late),
+            tuple(channel.acked),
+            state.version,
+            state.closed,
+            channel.by_default,
+            tuple(since for _, _, since in channel.expected_late),
+        )
+        yield encode(Commit([image])), []
+        first = False
+    groups = _all_groups(channel)
+    for group in groups.values():
+        yield _group(channel, group, now, written)
+    leases = {id(lease): lease for lease in (*channel.leases.values(), *channel.replies.values())}
+    places = {key: place for place, key in enumerate(leases)}
+    replies = tuple(places[id(reply)] for reply in channel.replies.values())
+    end = f.LeasesImage(channel.name, now, tuple(map(_lease, leases.values())), tuple(channel.history), replies)
+    yield encode(Commit([end])), []
+
+
+def _lease(lease: Lease) -> tuple[str, float, str, tuple[int, ...], tuple[tuple[str, int], ...], tuple[int, ...]]:
+    return (
+        lease.id,
+        lease.deadline,
+        lease.request,
+        tuple(group.seq for group in lease.groups),
+        tuple((trajectory.uid, index) for trajectory, index in lease.steps),
+        tuple(group.seq for group in lease.replayed),
+    )
+
+
+def _group(channel: Channel, group: GroupState, now: float, written: set[bytes]) -> Captured:
+    images, records = [], list[Record]()
+    for trajectory in group.trajectories.values():
+        records.extend(trajectory.tree.in_order())
+        images.append(
+            f.TrajectoryImage(
+                trajectory.uid,
+                trajectory.last,
+                trajectory.completed_at,
+                trajectory.n_rollouts,
+                trajectory.metadata,
+                tuple(sorted(trajectory.consumed or ())),
+                tuple((trajectory.deliveries or {}).items()),
+            )
+        )
+    blobs: dict[bytes, Buffer] = {
+        blob.digest: blob.data for record in records for blob in record.blobs if blob.digest not in written
+    }
+    written.update(blobs)
+    image = f.GroupImage(
+        channel.name,
+        now,
+        group.uid,
+        group.seq,
+        group.touched,
+        group.deliveries,
+        group.partial,
+        group.seq not in channel.groups,
+        group.broken,
+        group.seen,
+        group.counted,
+        tuple(images),
+        group.n,
+        group.oldest,
+        channel.open_groups.get(group.uid) is group,
+    )
+    header, body = block_layout(records, blobs)
+    return encode(Commit([image], header)), body
+
+
+# -- restoring ---------------------------------------------------------------------------------------------------------
+
+
+def _channel_image(state: State, channel: Channel, fact: f.ChannelImage, block: Block | None) -> None:
+    channel.config = fact.config
+    channel.version = fact.version
+    channel.closed = fact.closed
+    channel.next_seq = fact.next_seq
+    channel.next_lease = fact.next_lease
+    ledger = channel.ledger
+    for name in ("submitted", "queued", "leased", "consumed", "quarantined"):
+        setattr(ledger, name, fact.ledger[name])
+    ledger.dropped = Counter(fact.ledger["dropped"])
+    ledger.counts = Counter(fact.ledger["counts"])
+    state.next_cursor = max(state.next_cursor, fact.ledger["cursor"])
+    channel.by_default = fact.by_default
+    for uid, reason, prompt, digests in fact.tombstones:
+        channel.tombstones[uid] = Tombstone(reason, prompt, digests)
+    state.version, state.closed = fact.pool_version, fact.pool_closed
+    since = fact.expected_since or [fact.at] * len(fact.expected_late)
+    for (prompt, missing), at in zip(fact.expected_late, since, strict=True):
+        channel.expected_late.expect(prompt, missing, at)
+    channel.acked = OrderedDict.fromkeys(fact.acked)
+
+
+def _group_image(state: State, channel: Channel, fact: f.GroupImage, block: Block | None) -> None:
+    assert block is not None
+    group = GroupState(fact.prompt, fact.seq, fact.touched)
+    group.deliveries, group.partial, group.consumed = fact.deliveries, fact.partial, fact.consumed
+    group.broken = fact.broken
+    for image in fact.trajectories:
+        trajectory = TrajectoryState(image.uid, group)
+        trajectory.last, trajectory.completed_at = image.last, image.completed_at
+        trajectory.n_rollouts, trajectory.metadata = image.n_rollouts, image.metadata
+        trajectory.consumed = set(image.consumed) or None
+        trajectory.deliveries = dict(image.deliveries) or None
+        group.trajectories[image.uid] = trajectory
+    group.seen, group.n, group.oldest = fact.seen, fact.n, fact.oldest
+    records = block.records()
+    for record in records:
+        if record.head.blobs:
+            state.attach_blobs(record, block.blobs)
+        _restore_step(channel, group.trajectories[record.head.trajectory_uid], record)
+    _restore_group(channel, group, fact.counted, opened=fact.open)
+
+
+def _leases_image(state: State, channel: Channel, fact: f.LeasesImage, block: Block | None) -> None:
+    gone = {uid: trajectory for group in channel.restoring.values() for uid, trajectory in group.trajectories.items()}
+    trajectories = {**gone, **channel.trajectories}
+    leases = []
+    for id, deadline, request, groups, steps, replayed in fact.leases:
+        lease = Lease(id, deadline, request)
+        lease.groups = [channel.groups[seq] for seq in groups if seq in channel.groups]
+        lease.groups += [channel.restoring[seq] for seq in groups if seq in channel.restoring]
+        lease.steps = [(trajectories[uid], index) for uid, index in steps if uid in trajectories]
+        lease.replayed = [channel.restoring[seq] for seq in replayed if seq in channel.restoring]
+        _restore_lease(channel, lease)
+        leases.append(lease)
+    for place in fact.replies:
+        channel.replies[leases[place].request] = leases[place]
+    for seq in fact.history:
+        if seq in channel.restoring:
+            channel.history[seq] = channel.restoring[seq]
+    channel.restoring.clear()
+
+
+def _restore_step(channel: Channel, trajectory: TrajectoryState, record: Record) -> None:
+    """Takes a step of a group in a snapshot in."""
+    trajectory.tree.add(record)
+    group, head = trajectory.group, record.head
+    if not group.consumed:
+        for blob in record.blobs:
+            blob.uses += 1
+    head.trajectory_uid, head.prompt_uid = trajectory.uid, group.uid
+    gone = trajectory.consumed is not None and head.step_index in trajectory.consumed
+    if channel.note_step(trajectory, record) or gone or group.consumed:
+        return
+    group.queued += 1
+
+
+def _restore_group(channel: Channel, group: GroupState, counted: tuple[str, ...], *, opened: bool) -> None:
+    """Takes a group in: among the living, or among those kept for replay and for lost answers."""
+    channel.next_seq = max(channel.next_seq, group.seq + 1)
+    group.counted = counted
+    for uid in counted:
+        group.trajectories[uid].counted = True
+    if group.consumed:
+        channel.restoring[group.seq] = group
+        return
+    channel.trajectories.update(group.trajectories)
+    channel.insert_group(group, opened=opened)
+    channel.update_ready(group, end_empty=False)  # it may be under a lease that is yet to be read
+    channel.note_version(group, group.oldest)
+    if channel.config.grace_s:
+        for trajectory in group.trajectories.values():
+            if trajectory.last != OPEN and not trajectory.counted:
+                heappush(channel.grace_deadlines, (trajectory.completed_at + channel.config.grace_s, trajectory.uid))
+
+
+def _restore_lease(channel: Channel, lease: Lease) -> None:
+    """Puts a lease back; the memory of a hand-out has no id."""
+    if not lease.id:
+        return
+    channel.leases[lease.id] = lease
+    channel.count_lease(lease.id)
+    heappush(channel.lease_deadlines, (lease.deadline, lease.id))
+    for group in lease.groups:
+        channel.dequeue(group)
+        group.lease = lease.id
+        group.leased, group.queued = group.queued, 0
+        if channel.open_groups.get(group.uid) is group:
+            del channel.open_groups[group.uid]
+    for trajectory, index in lease.steps:
+        channel.dequeue(trajectory.group)
+        if trajectory.leased_steps is None:
+            trajectory.leased_steps = set()
+        trajectory.leased_steps.add(index)
+        trajectory.group.queued -= 1
+        trajectory.group.leased += 1
+
+
+APPLY: dict[type, Callable[..., None]] = {
+    f.ChannelImage: _channel_image,
+    f.GroupImage: _group_image,
+    f.LeasesImage: _leases_image,
+}
