@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from headrace.checkpoints import local_folder
 from headrace.commands import CommandModel, command
 from headrace.data.errors import HeadraceError
 from headrace.extras import require_for
+from headrace.files import local_model_folder
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -27,7 +27,7 @@ def check_model(model: str) -> None:
     """Raises `MissingExtra` or `InvalidInput` for what could not be served, before anything is loaded."""
     require_for("engine")
     if model != TINY:
-        local_folder(model)
+        local_model_folder(model)
 
 
 class EngineCommand(CommandModel):

@@ -14,10 +14,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from headrace.braille import braille
 from headrace.demo.games import Game
 from headrace.demo.progress import DemoProgress, averaged
 from headrace.demo.recipe import LEARNED_REWARD, LEARNED_STEPS
+from headrace.terminal import braille
 
 #: Columns of the view: as many as the terminal has, and no more than reads well.
 MOST_WIDTH, LEAST_WIDTH = 100, 40

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from headrace.checkpoints import checkpoint_folder
 from headrace.data.errors import InvalidInput
 from headrace.engine import tiny
 from headrace.engine.http import no_such_model
@@ -24,6 +23,7 @@ from headrace.engine.sequence import EngineSequence, OutputText, SamplingParams
 from headrace.engine.tokenizer import EngineTokenizer, render_chat
 from headrace.engine.weights import DTYPES
 from headrace.engine.worker import EngineCall, Worker
+from headrace.files import model_folder
 from headrace.version import __version__
 
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
@@ -63,7 +63,7 @@ class Engine:
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
-        self.folder = tiny.folder(settings.seed) if settings.model == "tiny" else checkpoint_folder(settings.model)
+        self.folder = tiny.folder(settings.seed) if settings.model == "tiny" else model_folder(settings.model)
         if not (self.folder / "config.json").exists():
             raise InvalidInput(f"model is {settings.model!r}; {self.folder} is no checkpoint: it has no config.json")
         device = torch.device(_device(settings.device))

@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from headrace.braille import braille
+from headrace.terminal import figure_table, labelled_curve
 from headrace.trainer.checkpoint import Progress
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.reporting import AWAITING_BATCH, RunWatcher
@@ -170,24 +170,12 @@ class TrainView(RunWatcher):
 
     def _drawn(self) -> Table:
         """The curve, between 0 and 1 where it stays there, else between its lowest and its highest."""
-        low, high = min(0.0, *self._curve), max(1.0, *self._curve)
-        lines = braille([(value - low) / (high - low) for value in self._curve], WIDTH, HEIGHT)
-        labels = [f"{high:.3g}", *[""] * (HEIGHT - 2), f"{low:.3g}"]
-        curve = Table.grid(padding=(0, 1))
-        for label, line in zip(labels, lines, strict=True):
-            curve.add_row(Text(label, style="dim"), Text(line, style="cyan"))
-        return curve
+        return labelled_curve(self._curve, min(0.0, *self._curve), max(1.0, *self._curve), WIDTH, HEIGHT)
 
     def _tables(self) -> list[Table]:
         """The figures, five beside each other."""
-        found, tables = self._figures(), []
-        for begin in range(0, len(found), 5):
-            part = found[begin : begin + 5]
-            table = Table.grid(padding=(0, 2))
-            table.add_row(*(Text(name, style="dim") for name, _ in part))
-            table.add_row(*(Text(value, style="bold") for _, value in part))
-            tables.append(table)
-        return tables
+        found = self._figures()
+        return [figure_table(found[begin : begin + 5]) for begin in range(0, len(found), 5)]
 
 
 class _Above(logging.Handler):
