@@ -36,7 +36,8 @@ _handed_on: dict[str, dict[str, Any]] = {}
 
 
 def hand_on(path: str, held: dict[str, Any]) -> None:
-    """Sets what `read` returns for a path in this process: what the parent process read there before it started this one."""
+    """Has `read` return `held` for a path in this process: what its parent read there, should the file have changed
+    since."""
     _handed_on[path] = held
 
 

@@ -1,4 +1,4 @@
-"""What one sees while a run goes on: a live view in a terminal, a line now and then elsewhere."""
+"""The progress of a training run: a live view in a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ BATCH_WAIT_TOLD_AFTER_S, BATCH_WAIT_TOLD_EVERY_S = 5.0, 60.0
 
 
 class TrainView(RunWatcher):
-    """Shows a run. Used as a context, it also shows the program's log: above the live view, which would be torn by it,
-    or on stderr."""
+    """Shows a run. As a context manager it also shows the log: above the live view, or on stderr."""
 
     def __init__(self, console: Console, config: TrainerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -72,6 +71,7 @@ class TrainView(RunWatcher):
         root.setLevel(self._level)
 
     def say(self, words: str) -> None:
+        """Prints a line, above the live view where there is one."""
         self._console.print(words, markup=False, highlight=False, soft_wrap=True)
 
     # -- what it is told -----------------------------------------------------------------------------------------------
@@ -169,11 +169,11 @@ class TrainView(RunWatcher):
         return Panel(Group(*parts), title=title, title_align="left", width=width, border_style="dim")
 
     def _drawn(self) -> Table:
-        """The curve, between 0 and 1 where it stays there, else between its lowest and its highest."""
+        """The reward curve, from 0 to 1 or as far beyond as it goes."""
         return labelled_curve(self._curve, min(0.0, *self._curve), max(1.0, *self._curve), WIDTH, HEIGHT)
 
     def _tables(self) -> list[Table]:
-        """The figures, five beside each other."""
+        """The figures, five in a row."""
         found = self._figures()
         return [figure_table(found[begin : begin + 5]) for begin in range(0, len(found), 5)]
 
