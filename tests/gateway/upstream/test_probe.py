@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.kit import Client
+from tests.engine.kit import Client, serving
 from tests.gateway.upstream.kit import OPTIONS, Puppet, Request, connected, order, until
 from tests.gateway.wire import hangs
 
@@ -47,11 +48,12 @@ async def modal() -> Any:
         await found.stop()
 
 
-async def test_a_real_engine_is_found_fit_and_described(engine: Client, vocabulary: Vocabulary) -> None:
-    async with connected(vocabulary, engine.host) as upstream:
-        (found,) = upstream.describe()
-        assert (upstream.trouble, upstream.ready) == (None, True)
-        assert upstream.log_prob_mode == found["log_prob_mode"]
+async def test_a_real_engine_is_found_fit_and_described(folder: Path, vocabulary: Vocabulary) -> None:
+    with serving(model=str(folder), served_model_name="tiny") as engine:
+        async with connected(vocabulary, engine.host) as upstream:
+            (found,) = upstream.describe()
+            assert (upstream.trouble, upstream.ready) == (None, True)
+            assert upstream.log_prob_mode == found["log_prob_mode"]
     assert {name: found[name] for name in ("state", "reason", "wire", "model", "max_model_len", "log_prob_mode")} == {
         "state": "up",
         "reason": None,
