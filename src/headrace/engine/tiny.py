@@ -78,7 +78,8 @@ CORPUS = (
 
 
 def folder(seed: int = 0) -> Path:
-    """The folder of `tiny` with this seed: found in the user's cache, or built there (or in a temporary folder)."""
+    """The folder of `tiny` with this seed, found or built in the user's cache, or in a temporary folder where that
+    cannot be written."""
     import transformers
 
     recipe = json.dumps([CONFIG, TEMPLATE, CORPUS, VOCABULARY, transformers.__version__, seed])
@@ -101,12 +102,12 @@ def folder(seed: int = 0) -> Path:
 
 
 def build(into: Path, seed: int = 0, **config: Any) -> None:
-    """Writes the checkpoint into an empty folder; `config` overrides what its configuration says."""
+    """Writes the checkpoint into an empty folder; `config` overrides fields of its configuration."""
     write(into, _tokenizer(), {**CONFIG, **config}, seed)
 
 
 def write(into: Path, tokenizer: Any, config: dict[str, Any], seed: int) -> None:
-    """Writes a Llama with random weights and the vocabulary of a tokenizer."""
+    """Writes a Llama with random weights for a tokenizer's vocabulary."""
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
@@ -120,7 +121,7 @@ def write(into: Path, tokenizer: Any, config: dict[str, Any], seed: int) -> None
 
 
 def _tokenizer() -> Any:
-    """A byte-level BPE: any text has ids, and digits stand alone."""
+    """A byte-level BPE: every text can be encoded, and each digit is a token."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
