@@ -7,8 +7,9 @@ where no SDK is installed.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
@@ -126,7 +127,7 @@ class JoinedStream:
         self.troubles.append((cause, said))
 
 
-class DialectClient(Protocol):
+class DialectClient(ABC):
     """Speaks one dialect as an agent's client does.
 
     turns       conversations go on from an answer
@@ -142,16 +143,21 @@ class DialectClient(Protocol):
 
     def question(self, text: str) -> list[Json]:
         """A user's turn as items of a history."""
+        return [{"role": "user", "content": text}]
 
+    @abstractmethod
     def result(self, call: AnswerToolCall, text: str) -> list[Json]:
         """A tool's result as items of a history."""
 
+    @abstractmethod
     def body(self, ask: CheckRequest, model: str) -> Json:
         """The request's JSON."""
 
+    @abstractmethod
     def read(self, body: Json) -> list[CheckAnswer]:
         """The choices of a whole answer; raises `Malformed`, or a look-up's error where its shape is wrong."""
 
+    @abstractmethod
     def join(self, events: list[bytes]) -> JoinedStream:
         """A stream's events as the whole answer that they amount to."""
 

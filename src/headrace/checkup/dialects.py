@@ -102,15 +102,12 @@ def join_chunks(
     return found
 
 
-class ChatClient:
+class ChatClient(DialectClient):
     """OpenAI's chat completions."""
 
     name = "chat"
     path = "/v1/chat/completions"
     turns = log_probs = several = True
-
-    def question(self, text: str) -> list[Json]:
-        return [{"role": "user", "content": text}]
 
     def result(self, call: AnswerToolCall, text: str) -> list[Json]:
         return [{"role": "tool", "tool_call_id": call.id, "content": text}]
@@ -177,7 +174,7 @@ def _add_chat_delta(kept: Json, choice: Json, found: JoinedStream) -> None:
         kept["logprobs"] = {"content": [*((kept["logprobs"] or {}).get("content") or []), *told]}
 
 
-class CompletionsClient:
+class CompletionsClient(DialectClient):
     """OpenAI's completions. A history is one text: there are no turns to go on from."""
 
     name = "completions"

@@ -63,4 +63,5 @@ class ReasoningStepsReward(RewardFunction):
 
 
 def reasoning_steps_reward(completions: list[Any], **kwargs: Any) -> list[float]:
+    """`ReasoningStepsReward` with its defaults."""
     return ReasoningStepsReward().compute(completions, **kwargs)

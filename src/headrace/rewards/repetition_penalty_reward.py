@@ -1,4 +1,4 @@
-"""A penalty for completions that say the same again."""
+"""A penalty for completions that repeat themselves."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class RepetitionPenaltyReward(RewardFunction):
 
 
 def _again(things: Iterable[Any]) -> int:
-    """How many of them were there before."""
+    """How many items occurred earlier in the sequence."""
     counts = Counter(things)
     return counts.total() - len(counts)
 
@@ -100,4 +100,5 @@ def _phrases(words: Sequence[str], size: int) -> Iterable[tuple[str, ...]]:
 
 
 def repetition_penalty_reward(completions: list[Any], threshold: float = 0.05, **kwargs: Any) -> list[float]:
+    """`RepetitionPenaltyReward` with its defaults but for `threshold`."""
     return RepetitionPenaltyReward(threshold=threshold).compute(completions, **kwargs)
