@@ -92,7 +92,7 @@ class MessagesClient(DialectClient):
 
 
 def _add_message_event(found: JoinedStream, event: Any, *, is_open: bool) -> bool:
-    """Takes an event in; whether a block is open behind it."""
+    """Adds an event; returns whether a block is open after it."""
     blocks = found.body["content"]
     match event["type"]:
         case "content_block_start":

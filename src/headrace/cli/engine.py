@@ -24,7 +24,7 @@ TINY = "tiny"
 
 
 def check_model(model: str) -> None:
-    """Raises `MissingExtra` or `InvalidInput` for what could not be served, before anything is loaded."""
+    """Raises `MissingExtra` or `InvalidInput` for a model that cannot be served, before anything is loaded."""
     require_for("engine")
     if model != TINY:
         local_model_folder(model)

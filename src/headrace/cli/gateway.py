@@ -98,7 +98,7 @@ class GatewayCommand(GatewaySettings, PoolOptions, CommandModel):
             raise HeadraceError(f"cannot listen on {host} port {self.port}: {error.strerror or error}") from error
 
     def settings(self, **own: Any) -> GatewaySettings:
-        """The gateway's own settings, with keys from the environment where no flag gave them. `own` overrides flags."""
+        """The gateway's settings, with keys from the environment where no flag gave them. `own` overrides flags."""
         given: dict[str, Any] = {name: getattr(self, name) for name in GatewaySettings.model_fields} | own
         given |= {name: os.environ.get(variable) for name, variable in KEY_VARIABLES.items() if not given[name]}
         return GatewaySettings(**given)
@@ -155,7 +155,7 @@ class ServeCommand(GatewayCommand):
 
 
 class _StartOutput:
-    """Prints how the start goes: what programs read on stdout, what it waits for on stderr."""
+    """Prints the progress of the start: what programs read on stdout, what is waited for on stderr."""
 
     def listening(self, address: str) -> None:
         print(f"gateway listening on {address}", flush=True)

@@ -76,7 +76,7 @@ CONTEXT = 131_072
 
 
 class CannedAnswer:
-    """The stub's answer, the whole of it and token by token."""
+    """The stub's answer, whole and token by token."""
 
     def __init__(self, folder: Path, count: int) -> None:
         from tokenizers import Tokenizer
@@ -88,7 +88,7 @@ class CannedAnswer:
         self.log_probs = [-0.05 - 0.031 * (at * 7 % 23) for at in range(count)]
 
     def choice(self, begin: int, end: int) -> dict[str, Any]:
-        """A choice of `/v1/completions` with these of the tokens."""
+        """A choice of `/v1/completions` with the tokens in this range."""
         pieces, log_probs = self.pieces[begin:end], self.log_probs[begin:end]
         offsets = [len("".join(self.pieces[:at])) for at in range(begin, end)]
         return {
@@ -110,9 +110,8 @@ class CannedAnswer:
 class StubServer:
     """A rollout server, plain ASGI, that answers at once with the same sampled ids and log-probs, in vLLM's shape.
 
-    All that depends on the request is echoed (`prompt_token_ids`, the counts); the rest is written once, when it
-    starts, so that it takes as little of the machine as it can. It answers a chat body too, for those who pass one
-    through.
+    What depends on the request is echoed (`prompt_token_ids`, the counts); the rest is encoded once, at start, so that
+    it takes as little CPU as possible. It also answers chat bodies, for those who forward one.
     """
 
     def __init__(self, sampled: CannedAnswer, first_token_s: float) -> None:
@@ -208,11 +207,8 @@ FORWARDED = ("/v1/chat/completions", "/v1/completions")
 
 
 def create_proxy(upstream: str) -> Starlette:
-    """The least that can stand between an agent and a rollout server: bodies pass as they are, and nothing is looked
-    at.
-
-    It stands on what the gateway stands on: a raw Starlette route on uvicorn (uvloop, httptools), and aiohttp upstream.
-    """
+    """The least that can stand between an agent and a rollout server: bodies are forwarded unread. It uses what the
+    gateway uses: a raw Starlette route on uvicorn (uvloop, httptools), and aiohttp upstream."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[dict[str, aiohttp.ClientSession]]:
@@ -234,21 +230,19 @@ def create_proxy(upstream: str) -> Starlette:
 
 
 def start_stub(folder: Path, sizes: GatewaySizes, *, first_token_ms: float = 0) -> ServerProcess:
-    """The rollout server, and its tokenizer in `folder`."""
+    """Starts the stub server, with its tokenizer in `folder`."""
     build_tokenizer(folder)
     return ServerProcess("headrace.bench.gateway.servers", "stub", folder, sizes.sampled, first_token_ms)
 
 
 def start_proxy(stub: ServerProcess) -> ServerProcess:
-    """The bare proxy in front of the stub."""
+    """Starts the bare proxy in front of the stub."""
     return ServerProcess("headrace.bench.gateway.servers", "proxy", stub.address)
 
 
 def start_gateway(stub: ServerProcess, folder: Path, *flags: object) -> ServerProcess:
-    """A gateway that is on its way; `ready` waits for it, so that several can start at once.
-
-    The renderer is the one that `auto` would find for this tokenizer after it had tried all others.
-    """
+    """Starts a gateway without waiting for it, so that several can start at once; `ready` waits. The renderer is named,
+    so that `auto` need not try them all."""
     where = ("--vllm-addresses", stub.address, "--tokenizer-path", folder, "--renderer", "template")
     return ServerProcess("headrace.gateway", *where, "--host", "127.0.0.1", "--port", 0, *flags)
 

@@ -152,9 +152,8 @@ class PoolStopCommand(CommandModel):
 
 
 def channel_spec(text: str) -> tuple[str, dict[str, Any]]:
-    """The channel's name and its options, of text such as `train:n_rollouts=8,overflow=reject`. Raises `Usage` or
-    `InvalidInput` where it is not of that form, or an option is unknown or wrong.
-    """
+    """The channel's name and options in a text such as `train:n_rollouts=8,overflow=reject`. Raises `Usage` or
+    `InvalidInput` for another form, or an unknown or wrong option."""
     name, _, rest = text.partition(":")
     if not name:
         raise Usage(f"--channel {text!r}: it begins with the channel's name, as in train:n_rollouts=8")
@@ -169,7 +168,7 @@ def channel_spec(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _value(text: str) -> Any:
-    """An option's value: a number, true, false or none where the text is one, else the text itself."""
+    """An option's value: a number, true, false or none where the text is one, else the text."""
     if text.lower() in ("none", "null"):
         return None
     try:
