@@ -1,7 +1,9 @@
-"""What the commands share: opening the pool that a TARGET names, and output for terminals, pipes and programs."""
+"""What the commands share: opening the pool that a TARGET names, starting servers, and output for terminals, pipes and
+programs."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +20,7 @@ from rich.text import Text
 
 from headrace.command_line import Usage
 from headrace.commands import CommandModel, Positional
+from headrace.data.errors import HeadraceError
 from headrace.data.json import to_json
 from headrace.pool import KEY_VARIABLE
 
@@ -97,6 +100,34 @@ def connected(on: TargetCommand) -> Iterator[RemotePool]:
 
     with connect(on.target, key=pool_key(on.key), retry_s=RETRY_S) as pool:
         yield pool
+
+
+# -- servers -----------------------------------------------------------------------------------------------------------
+
+
+def log_to_stderr() -> None:
+    """Sets the log of a command that serves: from INFO on, on stderr."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+
+
+def warn_unprotected(host: str, powers: str, remedy: str) -> None:
+    """Warns where a server without a key listens beyond loopback: what a caller can do there, and what to set."""
+    from headrace.net.server import loopback  # with uvicorn, which commands that only read do without
+
+    if not loopback(host):
+        remark(
+            f"warning: {host} can be reached from other machines and there is no key: whoever reaches it can {powers}. "
+            f"Set {remedy}"
+        )
+
+
+@contextmanager
+def listening_on(host: str, port: int) -> Iterator[None]:
+    """Has an `OSError` of the block say which address cannot be listened on."""
+    try:
+        yield
+    except OSError as error:
+        raise HeadraceError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
 
 
 # -- output ------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -121,26 +122,31 @@ def write(into: Path, tokenizer: Any, config: dict[str, Any], seed: int) -> None
 
 
 def _tokenizer() -> Any:
-    """A byte-level BPE: every text can be encoded, and each digit is a token."""
+    """A byte-level BPE in which each digit is a token."""
+    from tokenizers import pre_tokenizers
+
+    bytes_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), bytes_level])
+    return bpe_tokenizer(CORPUS, VOCABULARY - len(MARKS), pre_tokenizer, model_max_length=CONTEXT)
+
+
+def bpe_tokenizer(corpus: Iterable[str], vocabulary: int, pre_tokenizer: Any, **options: Any) -> Any:
+    """A byte-level BPE with merges learned from a corpus, the marks of tool calls and `TEMPLATE`: every text can be
+    encoded. `options` are those of transformers' `PreTrainedTokenizerFast`."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
+    inner.pre_tokenizer = pre_tokenizer
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(MARKS),
+        vocab_size=vocabulary,
         min_frequency=2,
         special_tokens=[PAD, BOS, EOS],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    inner.train_from_iterator(CORPUS, trainer)
+    inner.train_from_iterator(corpus, trainer)
     inner.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
     return PreTrainedTokenizerFast(
         tokenizer_object=inner,
@@ -148,6 +154,6 @@ def _tokenizer() -> Any:
         pad_token=PAD,
         additional_special_tokens=[BOS],
         chat_template=TEMPLATE,
-        model_max_length=CONTEXT,
         clean_up_tokenization_spaces=False,
+        **options,
     )

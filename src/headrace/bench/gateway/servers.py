@@ -1,8 +1,8 @@
 """The servers of `headrace bench gateway`: the rollout server that the gateway calls (a stub), the proxy that the
 gateway is measured against, and the gateway; each a process of its own.
 
-python -m headrace.bench.gateway.servers stub TOKENIZER_FOLDER SAMPLED FIRST_TOKEN_MS python -m
-headrace.bench.gateway.servers proxy UPSTREAM
+    python -m headrace.bench.gateway.servers stub TOKENIZER_FOLDER SAMPLED FIRST_TOKEN_MS
+    python -m headrace.bench.gateway.servers proxy UPSTREAM
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from headrace.bench.gateway.load import JSON, KEEP_ALIVE_S, SOURCE, WORDS, GatewaySizes
 from headrace.bench.server_process import ServerProcess
-from headrace.engine.tiny import BOS, EOS, MARKS, PAD, TEMPLATE
+from headrace.engine.tiny import bpe_tokenizer
 from headrace.net.server import Server
 
 #: More merges than the words need: learning ends when every word is whole.
@@ -41,30 +41,10 @@ def build_tokenizer(into: Path) -> None:
     text that agents speak, so a word is a token, as it is for the commonest words in a tokenizer of 150,000. The same
     text gives the same tokenizer.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import pre_tokenizers
 
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        min_frequency=2,
-        special_tokens=[PAD, BOS, EOS],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
     spoken = [" ".join([word, word]) for word in sorted({*WORDS, *OTHERS})]
-    inner.train_from_iterator([SOURCE, *spoken, *spoken], trainer)
-    inner.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        eos_token=EOS,
-        pad_token=PAD,
-        additional_special_tokens=[BOS],
-        chat_template=TEMPLATE,
-        clean_up_tokenization_spaces=False,
-    )
+    tokenizer = bpe_tokenizer([SOURCE, *spoken, *spoken], VOCABULARY, pre_tokenizers.ByteLevel(add_prefix_space=False))
     tokenizer.save_pretrained(into)
 
 
