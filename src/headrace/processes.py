@@ -154,7 +154,7 @@ class Processes:
         while self.children:
             try:
                 self.end(self.children[-1])
-            except KeyboardInterrupt:  # a second Ctrl-C: whoever is left is not waited for
+            except KeyboardInterrupt:  # a second Ctrl-C: the others are not waited for
                 for child in self.children:
                     child.process.kill()
 

@@ -102,7 +102,7 @@ def averaged(values: Sequence[float], window: int = LEARNED_STEPS) -> list[float
 
 
 RECORDED_FILE = "recorded.json"
-#: Seconds that a pool is tried for: what it has is shown, and nobody waits for it.
+#: Seconds for which the pool is tried: its records are shown where it answers, and else left out.
 POOL_RETRY_S = 2.0
 #: Games that are looked at to choose one.
 CANDIDATE_GAMES = 6
@@ -161,7 +161,7 @@ class GameRecords:
                 uid = trajectory_uid(self._seed, game.group)
                 try:
                     steps = there.trajectory(uid).steps
-                except HeadraceError:  # learned from already, or nobody answers
+                except HeadraceError:  # learned from already, or the pool is away
                     continue
                 found.append(RecordedGame(uid, game, [_call(step) for step in steps]))
         return max(found, key=lambda game: len(game.calls), default=None)

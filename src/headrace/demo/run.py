@@ -31,7 +31,7 @@ from headrace.demo.view import DemoView
 from headrace.processes import ChildDied, Processes
 
 STATE_FILE = "demo.json"
-#: What is played where nobody says.
+#: The task where none is given.
 DEFAULT_TASK = "number"
 #: Seconds between two looks at the run.
 REFRESH_S = 0.25

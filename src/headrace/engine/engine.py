@@ -45,7 +45,7 @@ class EngineSettings:
     seed: int = 0
     logprobs_mode: str = "raw_logprobs"
     prefix_cache_mb: float = 256
-    #: How many of the last calls are kept for whoever asks; 0 keeps none.
+    #: How many of the last calls are kept for `/debug/calls`; 0 keeps none.
     record: int = 0
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from headrace.engine.sequence import EngineSequence
 
-#: What JSON gets for the log-prob of the impossible, as in vLLM's answers.
+#: The log-prob of a token with probability 0 in JSON, as in vLLM's answers.
 LOWEST_LOGPROB = -9999.0
 
 

@@ -64,7 +64,7 @@ def run(
         threading.Thread(target=loading, name="headrace-load", daemon=True).start()
 
     server.run(begin)
-    if not outcome:  # libraries that are being loaded do not bear the interpreter's end
+    if not outcome:  # a normal exit while libraries are being loaded may crash
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

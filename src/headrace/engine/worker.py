@@ -158,7 +158,7 @@ class Worker:
         for loop, deltas in news.items():
             try:
                 loop.call_soon_threadsafe(_deliver, deltas)
-            except RuntimeError:  # the loop was closed: nobody is there to be told
+            except RuntimeError:  # the loop was closed, and nothing awaits the call
                 pass
 
 

@@ -62,7 +62,7 @@ def _verified(content: str, gold: float | int | str) -> bool | None:
         boxed_match_priority=0,
         try_extract_without_anchor=False,
     )
-    unbounded: Any = None  # by the clock, that is
+    unbounded: Any = None  # not by the clock: `bounded` limits CPU time
     try:
         with bounded(LIMIT_S):
             answer = parse(content, [reading], extraction_mode="first_match", parsing_timeout=unbounded)

@@ -19,7 +19,7 @@ PHRASES = (3, 4, 5)
 #: Words of a text whose phrases are looked at.
 PHRASED_WORDS = 5
 LEAST_PENALTY = -0.1
-#: Words that may be said as often as one likes.
+#: Words whose repetition does not count.
 COMMON = (
     "this that with from what when where which who whom whose will shall should would could have has had been being "
     "than then there these those their"

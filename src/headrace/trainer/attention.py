@@ -21,9 +21,9 @@ import torch.nn.functional as F
 
 from headrace.data.errors import InvalidInput, shown
 
-#: What models say in `attn_implementation`.
+#: The name for `attn_implementation`.
 NAME = "headrace_packed"
-#: Shapes of attention that are computed elsewhere, by the names under which transformers hands them to us.
+#: Kinds of attention that are not supported, by transformers' names of their arguments.
 UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
 #: What one more call costs, in units of attending one token to one token; measured forward and backward on a CPU.
 CALL_COST = 12_000

@@ -35,8 +35,8 @@ from headrace.trainer.stopping import (
 
 #: Seconds between two tries at a pool that does not answer: the second comes soon, for a connection that was lost.
 RETRY_DELAYS_S = (0.05, 0.2, 0.5, 1.0)
-#: Seconds that a call which ends a run (an acknowledgement, a batch given back) may take: somebody waits for the end,
-#: and a busy machine takes a while to answer.
+#: Seconds that a call which ends a run (an acknowledgement, a batch given back) may take: the end waits for it, and a
+#: busy machine takes a while to answer.
 LAST_CALL_S = 5.0
 LEASE_ENDING_CALLS = frozenset({"ack", "nack"})
 
@@ -100,7 +100,7 @@ log = logging.getLogger(__name__)
 #: Seconds that one wait in the pool lasts; between two, a stop is noticed, and it is told how far the batch is.
 FETCH_WAIT_S = 0.5
 #: Seconds that a fetch under way is waited for when the run ends, so that its batch can be given back: one wait in the
-#: pool and an answer. Where it takes longer, the lease runs out, or the run's next life gives the batch back.
+#: pool and an answer. Where it takes longer, the lease runs out, or a resumed run gives the batch back.
 LAST_FETCH_S = 2.0
 
 
@@ -329,5 +329,5 @@ class BatchFeed:
                     log.warning("a lease could not be prolonged: %s", error)
                 except (Stopped, PoolUnreachable):
                     break  # why is told where it is waited for
-                except Exception as error:  # a full disk, or what nobody thought of: the next round tries again
+                except Exception as error:  # such as a full disk: the next round tries again
                     log.warning("a lease could not be prolonged yet: %s: %s", type(error).__name__, error)

@@ -78,7 +78,7 @@ class Checkpoints:
         for file in made.iterdir():
             _sync(file)
         _sync(made)
-        if place.exists():  # an earlier life of this run came as far, and did not end well
+        if place.exists():  # of a run that was resumed from an earlier one
             shutil.rmtree(place)
         made.rename(place)
         _sync(self.folder)

@@ -24,7 +24,7 @@ from headrace.trainer.trainer import device_of
 GIB = 1 << 30
 #: A weight, its gradient and AdamW's two averages, in float32.
 TRAINING_BYTES_A_WEIGHT = 16
-#: A look at a batch is over within this.
+#: Seconds of the lease under which the first batch is looked at.
 PEEK_LEASE_S = 60.0
 #: Seconds that a gateway may take to answer: one that is well takes milliseconds.
 GATEWAY_TIMEOUT_S = 5.0

@@ -22,7 +22,7 @@ from headrace.data.sequence import Sequence
 
 Floats = npt.NDArray[np.float64]
 
-#: Keeps the division by a spread of nearly nothing finite.
+#: Keeps a division by a standard deviation near 0 finite.
 EPS = 1e-6
 
 

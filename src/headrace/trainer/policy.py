@@ -20,7 +20,7 @@ from headrace.files import HUB_NAME
 from headrace.trainer import attention
 from headrace.trainer.backends.tensors import Packed
 
-#: Logits that are held at once: beyond that they are computed in parts, and again on the way back.
+#: Logits that are held at once: beyond that they are computed in parts, and again in the backward pass.
 MAX_LOGITS = 1 << 28
 
 
@@ -91,7 +91,7 @@ class Critic(nn.Module):  # type: ignore[misc] # torch is not checked
         self.device, self.dtype = torch.device(device), getattr(torch, dtype)
         self.trunk = _load(folder, causal=False)
         self.head = nn.Linear(self.trunk.config.hidden_size, 1)
-        nn.init.zeros_(self.head.weight)  # it begins with no opinion
+        nn.init.zeros_(self.head.weight)  # every value is 0 at first
         nn.init.zeros_(self.head.bias)
         self.to(self.device)
 
@@ -114,7 +114,7 @@ def _load(folder: Path, *, causal: bool) -> Any:
         model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention.register())
     except (OSError, ValueError) as error:
         raise model_load_error(folder, error) from error
-    return model.train()  # nothing drops out: `attention` refuses a model that would
+    return model.train()  # without dropout: `attention` refuses a model with it
 
 
 def _states(decoder: Any, ids: Tensor, positions: Tensor, cuts: list[int]) -> Tensor:

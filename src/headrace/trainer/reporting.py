@@ -89,7 +89,7 @@ REMEDIES = {
     "skipped_unrewarded": "set rewards before a trajectory is completed",
     "skipped_long": "raise max_length",
 }
-#: Of steps in a row that learned nothing, these are told: the first, and then ever more rarely.
+#: After so many steps in a row that learned nothing it is warned of: the first, and then ever more rarely.
 WARNED_STEP_COUNTS = frozenset({1, 10, 100, 1_000, 10_000, 100_000})
 
 
@@ -110,7 +110,7 @@ class RunOutcome:
         #: The channel was shut down, and had too little for another batch.
         self.shut_down = False
         self.progress = Progress()
-        #: Who stopped the run; empty where nobody did. And what it did or waited for at its end.
+        #: Who stopped the run, if anyone; and what it did or waited for at its end.
         self.stopped_by = self.standing = ""
         self._steps_without_learning = 0
 

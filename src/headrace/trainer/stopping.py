@@ -121,7 +121,7 @@ def _end() -> None:
 def _into(future: Future[T], work: Callable[[], T]) -> None:
     try:
         found = work()
-    except BaseException as error:  # whoever waits for it raises it
+    except BaseException as error:  # raised where the future is waited for
         future.set_exception(error)
     else:
         future.set_result(found)

@@ -84,7 +84,7 @@ class Trainer:
             gateway = self._outage("gateway", config.sync.gateway or "")
             self.publisher = Publisher(config.sync, gateway)
             if config.sync.gateway == config.pool.address.rstrip("/"):
-                outage = gateway  # the pool is the gateway's own: what is down is down once
+                outage = gateway  # the gateway serves the pool: one outage
         self.pool = RetryingPool(given, outage, self._stop, config.pool.patience_s)
         self._publishing = TaskThread("headrace-publish")
         self._published: Future[SyncReport] | None = None
@@ -114,7 +114,7 @@ class Trainer:
                 self._learn()
             except (Stopped, SyncFailed, PoolUnreachable):
                 if not self._stop.is_set():
-                    raise  # else it is what was waited for and had not come
+                    raise  # after a stop, it only ends a wait
             self._checkpoint(always=True)
             self._await_published()
             self.outcome.ended(self.progress, self._stop.by, self._watcher.standing)

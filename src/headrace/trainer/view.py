@@ -22,9 +22,9 @@ from headrace.trainer.checkpoint import Progress
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.reporting import AWAITING_BATCH, RunWatcher
 
-#: Letters that the curve takes, and that the panel does.
+#: Characters: the curve's width and height, and the panel's width.
 WIDTH, HEIGHT, PANEL = 60, 6, 100
-#: Pictures a second of the live view: what it waits for is seen to move.
+#: Redraws per second of the live view, so that its seconds are seen to count.
 FRAMES_PER_S = 4
 #: Elsewhere than in a terminal, every so many steps are told, and at least one in so many seconds.
 TOLD_EVERY_STEPS, TOLD_EVERY_S = 10, 60.0

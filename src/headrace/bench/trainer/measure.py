@@ -87,7 +87,7 @@ def _modes(task: str, scratch: Path) -> Figures:
     found = {}
     for mode in MODES:
         run = scratch / mode
-        played(run, task, steps=MODE_STEPS, sync_mode=mode)  # so few steps teach nobody
+        played(run, task, steps=MODE_STEPS, sync_mode=mode)  # too few steps to learn anything
         found[f"sync_hold_p99_{mode.replace('-', '_')}_ms"] = _held(rows_of(run))
     return Figures({}, found)
 

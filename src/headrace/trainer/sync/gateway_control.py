@@ -12,9 +12,9 @@ from headrace.trainer.sync.servers import STATUS_TIMEOUT_S, RolloutServer
 
 #: Seconds between two questions to a gateway that is not ready.
 READY_POLL_S = 0.25
-#: How many times as long as one answer may take a pause lasts that its trainer does not end.
+#: A pause that its trainer does not end is ended by the gateway after so many times `timeout_s`.
 PAUSE_LEASE_ANSWERS = 3
-#: A server's own word for what becomes of calls in flight.
+#: The rollout servers' word for each mode.
 PAUSE_MODES: dict[Mode, Literal["keep", "wait", "abort"]] = {"keep": "keep", "drain": "wait", "abort-resume": "abort"}
 
 

@@ -17,11 +17,11 @@ from headrace.data.errors import shown
 from headrace.trainer.sync.http import ServerFailed, ServerHttp
 from headrace.trainer.sync.weights import WeightDelivery
 
-#: Questions that any server that is well answers at once.
+#: Seconds for requests that a healthy server answers at once.
 STATUS_TIMEOUT_S = 10.0
-#: vLLM looks at its whole machine before it says what it was started with.
+#: Seconds for vLLM's /server_info, which inspects the whole machine first.
 VLLM_INFO_TIMEOUT_S = 60.0
-#: What a server is told its weights are when they are not what they should be: no number, so that no gateway takes it.
+#: The version of weights that failed verification: not a number, so that no gateway takes it for a version.
 UNVERIFIED = "unverified"
 
 Via = Literal["auto", "shared_memory", "files"]
