@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,18 @@ async def modal() -> Any:
         await found.stop()
 
 
-async def test_a_real_engine_is_found_fit_and_described(folder: Path, vocabulary: Vocabulary) -> None:
-    with serving(model=str(folder), served_model_name="tiny") as engine:
-        async with connected(vocabulary, engine.host) as upstream:
-            (found,) = upstream.describe()
-            assert (upstream.trouble, upstream.ready) == (None, True)
-            assert upstream.log_prob_mode == found["log_prob_mode"]
+@pytest.fixture
+def raw_engine(folder: Path) -> Iterator[Client]:
+    """An engine whose log-probs are of temperature 1, whatever it samples at."""
+    with serving(model=str(folder), served_model_name="tiny") as client:
+        yield client
+
+
+async def test_a_real_engine_is_found_fit_and_described(raw_engine: Client, vocabulary: Vocabulary) -> None:
+    async with connected(vocabulary, raw_engine.host) as upstream:
+        (found,) = upstream.describe()
+        assert (upstream.trouble, upstream.ready) == (None, True)
+        assert upstream.log_prob_mode == found["log_prob_mode"]
     assert {name: found[name] for name in ("state", "reason", "wire", "model", "max_model_len", "log_prob_mode")} == {
         "state": "up",
         "reason": None,
