@@ -6,12 +6,17 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from tests import tiers
 from tests.schedule import ByFile, check_ids, longest_first
+
+from headrace import DataPool
+
+if TYPE_CHECKING:
+    from tests.engine.kit import Client
 
 # Small models are slower with more threads than one, here and in every process that a test starts; and the machine's
 # other cores have tests of their own.
@@ -62,6 +67,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model with other weights."""
     return _tiny(tmp_path_factory.mktemp("other"), seed=1)
+
+
+@pytest.fixture(scope="session")
+def engine(folder: Path) -> Iterator[Client]:
+    """An engine that every test may use and none may change; it records what it consumed and sampled."""
+    from tests.engine.kit import rollout_engine  # with torch, which most tests do without
+
+    with rollout_engine(folder, record=100_000) as client:
+        yield client
+
+
+@pytest.fixture
+def own(folder: Path) -> Iterator[Client]:
+    """An engine for one test, to pause and to change."""
+    from tests.engine.kit import rollout_engine
+
+    with rollout_engine(folder) as client:
+        yield client
+
+
+@pytest.fixture
+def pool() -> Iterator[DataPool]:
+    """An empty pool in this process."""
+    with DataPool() as found:
+        yield found
 
 
 def _tiny(folder: Path, *, seed: int) -> Path:

@@ -56,19 +56,19 @@ class MissingExtra(HeadraceError):
 
 
 def missing(extras: Iterable[str]) -> tuple[str, ...]:
-    """The libraries of extras that are not installed, each once. Nothing is imported."""
+    """The libraries of these extras that are not installed, each once. Nothing is imported."""
     return tuple(dict.fromkeys(name for extra in extras for name in EXTRAS[extra] if not installed(name)))
 
 
 def installed(module: str) -> bool:
-    """Whether a top-level module could be imported, as far as can be seen without importing it."""
+    """Whether a top-level module can be found; it is not imported."""
     if module in sys.modules:
         return sys.modules[module] is not None
     return importlib.util.find_spec(module) is not None
 
 
 def require_for(command: str) -> None:
-    """Raises `MissingExtra`, which names all that a command of `NEEDS` lacks, and how to install it."""
+    """Raises `MissingExtra`, with all that a command lacks and how to install it."""
     lacking = missing(NEEDS[command])
     if lacking:
         extras = [extra for extra in NEEDS[command] if missing([extra])]
@@ -76,25 +76,25 @@ def require_for(command: str) -> None:
 
 
 def extra_of(module: str) -> str | None:
-    """The smallest extra that brings a module, given by its name or that of one inside it; None where no extra does."""
+    """The smallest extra that has a module, given by its name or that of a submodule; None where none has."""
     top = module.partition(".")[0]
     found = [extra for extra, modules in EXTRAS.items() if top in modules]
     return min(found, key=lambda extra: len(EXTRAS[extra]), default=None)
 
 
 def install_command(*extras: str) -> str:
-    """The command that adds extras to the Headrace that runs, as it is typed into a shell."""
+    """The shell command that adds extras to this installation of Headrace."""
     return f"{_pip()} install {_source(','.join(extras))}"
 
 
 def clone() -> Path | None:
-    """The folder of the clone that this Headrace runs from; None where it was installed for good."""
+    """The folder of the clone that this Headrace runs from; None where it was installed otherwise."""
     folder = Path(__file__).resolve().parents[2]
     return folder if (folder / "pyproject.toml").is_file() else None
 
 
 def _pip() -> str:
-    """`pip` where a shell would find the one of this Python; otherwise this Python's, by its path."""
+    """`pip`, where a shell would find this Python's; otherwise `PYTHON -m pip`."""
     found = shutil.which("pip")
     if found is not None and Path(found).parent == Path(sys.executable).parent:
         return "pip"
@@ -102,7 +102,7 @@ def _pip() -> str:
 
 
 def _source(extras: str) -> str:
-    """What pip is to install: the clone or the wheel that this Headrace came from, or its name in an index."""
+    """What pip is to install: the clone or the wheel that this Headrace came from, or its name."""
     if (folder := clone()) is not None:
         return f"--editable {shlex.quote(f'{folder}[{extras}]')}"
     try:

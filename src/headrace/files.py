@@ -1,4 +1,4 @@
-"""Files of every part: configurations that are read, lines that are appended, the folder of caches.
+"""Files of every part: configurations that are read, lines that are appended, the folder of caches, models' folders.
 
 A configuration is YAML, JSON or TOML, read as one mapping and checked by a model. A key that stands twice is refused,
 since one of its two values would be lost without a word. What a model does not know is answered with the nearest name
@@ -11,6 +11,7 @@ import copy
 import difflib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -25,19 +26,24 @@ Model = TypeVar("Model", bound=BaseModel)
 FieldPath = tuple[int | str, ...]
 
 MERGE = "tag:yaml.org,2002:merge"
-
+#: What a name on the hub can be: `name` or `owner/name`. Anything else is a path.
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w-][\w.-]*)?")
+#: The files of a model that are fetched: weights as safetensors, configuration, tokenizer and chat template.
+MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 
 #: What files held when another process read them, by their paths.
 _handed_on: dict[str, dict[str, Any]] = {}
 
 
 def hand_on(path: str, held: dict[str, Any]) -> None:
-    """Lets `read` find in a file what another process found there, whatever became of it since."""
+    """Has `read` return `held` for a path in this process: what its parent read there, should the file have changed
+    since."""
     _handed_on[path] = held
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The mapping in a file: JSON or TOML where its name ends so, YAML otherwise. An empty file is an empty mapping."""
+    """The mapping in a file: JSON or TOML where its name ends so, YAML otherwise. An empty file is an empty mapping.
+    Raises `InvalidInput` where it cannot be read or holds no mapping."""
     if str(path) in _handed_on:
         return copy.deepcopy(_handed_on[str(path)])
     try:
@@ -60,7 +66,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def checked(model: type[Model], values: Mapping[str, Any], source: object) -> Model:
-    """A model of these values. An error begins with `source` and names each field that is wrong."""
+    """Validates values as a model. Raises `InvalidInput`, which begins with `source` and names each wrong field."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
@@ -68,14 +74,44 @@ def checked(model: type[Model], values: Mapping[str, Any], source: object) -> Mo
 
 
 def cache_folder() -> Path:
-    """What can be made again is kept here for a user: `$HEADRACE_CACHE`, or `headrace` in the system's cache folder."""
+    """The user's folder for what can be made again: `$HEADRACE_CACHE`, or `headrace` in the system's cache folder."""
     if named := os.environ.get("HEADRACE_CACHE"):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headrace"
 
 
+def local_model_folder(model: str | Path) -> Path | None:
+    """The folder of a model on this machine; None where `model` is no path but could be a name on Hugging Face's hub.
+    Raises `InvalidInput` where it is neither."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.exists():
+        raise InvalidInput(f"{path.absolute()} is a file; a model is a folder, with a config.json")
+    if not HUB_NAME.fullmatch(str(model)):
+        raise InvalidInput(f"there is no folder {path.absolute()}")
+    return None
+
+
+def model_folder(model: str | Path) -> Path:
+    """The folder of a model; one that only the hub has is fetched into the hub's cache, or found there. Raises
+    `InvalidInput` where neither has it."""
+    found = local_model_folder(model)
+    if found is not None:
+        return found
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(model), allow_patterns=list(MODEL_FILES)))
+    except (OSError, ValueError) as error:
+        why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise InvalidInput(
+            f"there is no folder {Path(model).absolute()}, and no model {model} could be fetched from the hub: {why}"
+        ) from error
+
+
 def append(fd: int, data: bytes) -> None:
-    """Appends all of the data, or, where the disk is full, nothing: a reader beside the writer sees whole lines."""
+    """Appends all of the data, or raises `OSError` and appends nothing: readers of the file see whole lines."""
     before = os.fstat(fd).st_size
     rest = memoryview(data)
     try:
@@ -87,12 +123,12 @@ def append(fd: int, data: bytes) -> None:
 
 
 def dotted(path: FieldPath) -> str:
-    """The name that a file has for what is at a path of fields."""
+    """A path of fields as configuration files name it: `pool.batch_size`."""
     return ".".join(map(str, path))
 
 
 def explained(error: ValidationError, model: type[BaseModel], named: Callable[[FieldPath], str] = dotted) -> list[str]:
-    """What is wrong, a line a field, each by what it is `named`."""
+    """What pydantic found wrong, one sentence for each field; `named` turns a path of fields into its name."""
     found = []
     for line in error.errors():
         path, words = line["loc"], line["msg"].removeprefix("Value error, ")
@@ -106,7 +142,7 @@ def explained(error: ValidationError, model: type[BaseModel], named: Callable[[F
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """What a message about a wrong name ends with, where a right one is near."""
+    """`; did you mean X?` for the known name that is most like `name`; empty where none is."""
     near = difflib.get_close_matches(name, list(known), 1, 0.5)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -125,7 +161,7 @@ def _fields(model: type[BaseModel], path: FieldPath) -> Iterable[str]:
 
 
 def kinds(annotation: Any) -> list[Any]:
-    """The types that an annotation is made of."""
+    """An annotation and all types inside it: of `list[int] | None` also `list[int]`, `int` and `NoneType`."""
     return [annotation, *(kind for part in get_args(annotation) for kind in kinds(part))]
 
 

@@ -1,7 +1,7 @@
-"""Where metrics go: JSON lines, TensorBoard, wandb. A row is one step's metrics; a writer takes rows and is closed.
+"""Writers of metrics: JSON lines, TensorBoard, wandb. A row has the metrics of one step.
 
-TensorBoard's event files are written without torch or tensorflow. wandb without a login is kept offline, to be synced
-later; it never asks for a key.
+TensorBoard's event files are written without torch or tensorflow. Without a login wandb's run is kept offline, to be
+synced later; it never asks for a key.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ Row = dict[str, Any]
 
 
 class Writer(Protocol):
-    """Where rows are written."""
+    """Takes rows of metrics until it is closed."""
 
-    def write(self, row: Row) -> None: ...
+    def write(self, row: Row) -> None:
+        """Writes one row, which has a `step`."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Flushes and closes; nothing may be written afterwards."""
 
 
 def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of a row, those of nested mappings by names such as `times/wait`."""
+    """The numbers of a row; those of nested mappings under names such as `times/wait`."""
     found: dict[str, float] = {}
     for name, value in row.items():
         if isinstance(value, dict):
@@ -48,21 +50,21 @@ def flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 @dataclass(slots=True)
 class Table:
-    """A table among metrics. wandb shows it as one of its own, JSON lines hold it whole."""
+    """A table as a metric: shown as a table in wandb, and written whole to JSON lines."""
 
     columns: Sequence[str]
     data: list[tuple[Any, ...]] = field(default_factory=list)
 
     def add_data(self, *row: Any) -> None:
+        """Adds a row; raises `ValueError` where it has not one value for each column."""
         if len(row) != len(self.columns):
             raise ValueError(f"a row of {len(row)} values in a table of {len(self.columns)}: {', '.join(self.columns)}")
         self.data.append(row)
 
 
 class JsonLines:
-    """Appends one line per row to a file that others may read meanwhile. It holds whole lines only: a partial one is
-    taken back when its write fails, and cut off when the file of a killed writer is opened again.
-    """
+    """Appends one line for each row to a file that others may read meanwhile. It holds whole lines only: a partial one
+    is removed when its write fails, and when the file of a killed writer is opened again."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -91,7 +93,7 @@ def _encoded(row: Row) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON can hold: foreign tables by columns and data, anything else it cannot encode as text."""
+    """The value as JSON can hold it: foreign tables as columns and data, what cannot be encoded as its text."""
     if hasattr(value, "columns") and hasattr(value, "data"):
         return {"columns": list(value.columns), "data": [list(row) for row in value.data]}
     try:
@@ -102,7 +104,7 @@ def _plain(value: Any) -> Any:
 
 
 class TensorBoard:
-    """Writes TensorBoard's event files to a folder. Raises `HeadraceError` where it is not installed."""
+    """Writes TensorBoard's event files into a folder. Raises `HeadraceError` where it is not installed."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -131,7 +133,8 @@ WANDB_INIT_TIMEOUT_S = 30.0
 
 
 class Wandb:
-    """One run, which is also `wandb.run` of this process. Raises `HeadraceError` where wandb is not installed."""
+    """Writes to one run of wandb, which becomes `wandb.run` of this process. Raises `HeadraceError` where wandb is not
+    installed."""
 
     def __init__(
         self, project: str | None, folder: Path, *, name: str | None = None, group: str | None = None, config: Row
@@ -161,14 +164,14 @@ class Wandb:
         self._run.finish()
 
     def _shown(self, value: Any) -> Any:
-        """wandb's object for a table, or the value where it is one of wandb's; None for others, such as numbers."""
+        """wandb's object for a table, and wandb's own values as they are; None for anything else."""
         if isinstance(value, Table):
             return self._table(columns=list(value.columns), data=[list(row) for row in value.data])
         return value if type(value).__module__.startswith("wandb") else None
 
 
 def logged_in() -> bool:
-    """Whether wandb has credentials or a mode configured: by a variable, or a line of ~/.netrc."""
+    """Whether wandb has credentials or a mode configured, by a variable or in `~/.netrc`."""
     if any(os.environ.get(name) for name in WANDB_VARIABLES):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""

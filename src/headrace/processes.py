@@ -1,8 +1,8 @@
-"""Child processes of a command: started in order, watched together, and ended, whatever happens.
+"""Child processes of a command: started in order, watched together, and always ended.
 
-Each is a command of Headrace, or another module, with a log file of its own. It has a process group of its own, so that
-Ctrl-C reaches the parent alone, which then ends the others in their order; where the parent itself is killed, the
-kernel tells them to end (on Linux).
+Each is a command of Headrace, or another module, with a log file and a process group of its own, so that Ctrl-C reaches
+the parent alone, which then ends its children in reverse order; where the parent itself is killed, the kernel ends them
+(on Linux).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 class ChildDied(HeadraceError):
-    """A child process ended that should not have; `tail` is the end of its log."""
+    """A child process ended unexpectedly; `tail` has the last lines of its log."""
 
     code = "child_died"
 
@@ -48,7 +48,7 @@ class ChildDied(HeadraceError):
 
 
 class Child:
-    """One process. What it prints is in its log, and so is the line that says that it is ready."""
+    """One process. Its output goes to its log, where the line is found that says that it is ready."""
 
     def __init__(self, name: str, args: list[str], log: Path, env: dict[str, str] | None = None) -> None:
         self.name = name
@@ -67,17 +67,19 @@ class Child:
             )
 
     def said(self) -> str:
-        """What this run of it has printed so far."""
+        """The output of this process so far."""
         with self.log.open("rb") as log:
             log.seek(self._from)
             return log.read().decode(errors="replace")
 
     def ready(self, words: str) -> str:
-        """Waits for the line `WORDS ready on ADDRESS`, or `at PROGRESS`, and returns what stands there."""
+        """Waits for the line `WORDS ready on ADDRESS`, or `at PROGRESS`; returns the last part. Raises `ChildDied`, or
+        `HeadraceError` after `READY_S`."""
         return self._told(words, "ready")
 
     def listening(self, words: str) -> str:
-        """Waits for the line `WORDS listening on ADDRESS`, and returns the address: it may not be able to serve yet."""
+        """Waits for the line `WORDS listening on ADDRESS`; returns the address, which may not be served yet. Raises as
+        `ready`."""
         return self._told(words, "listening")
 
     def _told(self, words: str, state: str) -> str:
@@ -90,14 +92,14 @@ class Child:
         raise HeadraceError(f"{self.name} was not {state} within {READY_S:g} s; its log is {self.log}")
 
     def code(self) -> int | None:
-        """How it ended; None while it runs."""
+        """The exit code, or the negative signal number; None while it runs."""
         before = _cpu_of_children()
         code = self.process.poll()
         self.cpu_s += _cpu_of_children() - before  # a child's time counts from when its end is noticed
         return code
 
     def check(self) -> None:
-        """Raises `ChildDied` where it has ended."""
+        """Raises `ChildDied`, with the end of its log, where it has ended."""
         code = self.code()
         if code is None:
             return
@@ -105,7 +107,7 @@ class Child:
         raise ChildDied(f"{self.name} {how}", "\n".join(self.said().splitlines()[-TAIL:]))
 
     def end(self) -> None:
-        """SIGTERM, and SIGKILL where that is not enough. What CPU time it took is known afterwards."""
+        """Sends SIGTERM, and SIGKILL after `END_S`; `cpu_s` then has its CPU time."""
         if self.code() is not None:
             return
         before = _cpu_of_children()
@@ -119,7 +121,7 @@ class Child:
 
 
 class Processes:
-    """All of them, in the order in which they were started."""
+    """The children of a command. As a context manager it ends them all at exit, the last one first."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
@@ -128,16 +130,19 @@ class Processes:
         self.cpu_s: dict[str, float] = {}
 
     def start(self, name: str, *args: Any, env: dict[str, str] | None = None) -> Child:
+        """Starts `python -m ARGS`, which logs to `NAME.log`; `env` is added to the environment."""
         with _signals_held():
             child = Child(name, [str(arg) for arg in args], self._logs / f"{name}.log", env)
             self.children.append(child)
         return child
 
     def check(self) -> None:
+        """Raises `ChildDied` where one of them has ended."""
         for child in self.children:
             child.check()
 
     def end(self, child: Child) -> None:
+        """Ends one of them, and keeps its CPU time in `cpu_s`."""
         child.end()
         self.children.remove(child)
         self.cpu_s[child.name] = child.cpu_s
@@ -149,7 +154,7 @@ class Processes:
         while self.children:
             try:
                 self.end(self.children[-1])
-            except KeyboardInterrupt:  # a second Ctrl-C: whoever is left is not waited for
+            except KeyboardInterrupt:  # a second Ctrl-C: the others are not waited for
                 for child in self.children:
                     child.process.kill()
 
@@ -161,7 +166,8 @@ def _cpu_of_children() -> float:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """What would interrupt the block comes after it: a child that it forks is known to whoever ends children."""
+    """Delays SIGINT and SIGTERM until after the block, so that a child which it forks is always in the list of those to
+    end."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
@@ -170,7 +176,7 @@ def _signals_held() -> Iterator[None]:
 
 
 def _begin_as_child() -> None:
-    """Runs in the child before its program does: it ends with its parent, and hears the signals that were held."""
+    """Runs in the child before its program: has it end with its parent, and unblocks the delayed signals."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)

@@ -9,12 +9,6 @@ from headrace import DataPool
 
 
 @pytest.fixture
-def pool() -> Iterator[DataPool]:
-    with DataPool() as found:
-        yield found
-
-
-@pytest.fixture
 def api(pool: DataPool) -> Iterator[Api]:
     """A Trajectory API on an empty pool."""
     with api_on(pool) as found:

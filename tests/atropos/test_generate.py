@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.atropos.server import running
-from tests.engine.kit import serving
+from tests.engine.kit import rollout_engine
 
 from headrace.envs.server import APIServerConfig, NoTokens, RequestRefused, ServerManager
 
@@ -18,7 +18,7 @@ RUN_S = 240
 
 
 def test_the_original_s_client_takes_its_tokens_from_our_engine(atropos: Path, folder: Path) -> None:
-    with serving(model=str(folder), served_model_name="tiny", logprobs_mode="processed_logprobs") as engine:
+    with rollout_engine(folder) as engine:
         given = {"base_url": f"http://{engine.host}/v1", "tokenizer": str(folder), "input_ids": [5, 6, 7]}
         command = [str(atropos), str(INSIDE / "vllm_client.py"), json.dumps(given)]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)

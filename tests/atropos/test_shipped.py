@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.engine.kit import serving as serving_engine
+from tests.engine.kit import Client
 from tests.envs.shipped.kit import PARAMS, are_whole, shipped
 
 from headrace.envs import BaseEnv
 
 
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[str]:
-    with serving_engine(model=str(folder), served_model_name="tiny", logprobs_mode="processed_logprobs") as client:
-        yield f"http://{client.host}/v1"
+@pytest.fixture
+def engine(engine: Client) -> str:
+    """The base_url of a real engine."""
+    return f"http://{engine.host}/v1"
 
 
 @pytest.mark.parametrize("env_cls", PARAMS)

@@ -12,11 +12,11 @@ from rich.console import Console
 from tests.demo.test_games import played
 from tests.demo.test_games import write as write_games
 
-from headrace.braille import braille
 from headrace.demo import games
 from headrace.demo.games import AgentCounters
 from headrace.demo.progress import DemoProgress, averaged
 from headrace.demo.view import DemoView, curve
+from headrace.terminal import braille
 
 
 def write(run: Path, *rewards: float) -> None:

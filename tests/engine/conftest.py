@@ -4,14 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from tests.engine.kit import Client, Reference, serving
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Small models are slower with threads, and the machine has other tests to run."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -125,6 +125,15 @@ def serving(**settings: Any) -> Iterator[Client]:
         engine.close()
 
 
+@contextmanager
+def rollout_engine(folder: Path, name: str = "tiny", record: int = 1000) -> Iterator[Client]:
+    """An engine as rollouts need it: its log-probs are of what it samples from; it records the last `record` calls."""
+    with serving(
+        model=str(folder), served_model_name=name, logprobs_mode="processed_logprobs", record=record
+    ) as client:
+        yield client
+
+
 class Reference:
     """A checkpoint as transformers computes it: one full forward pass, no cache, no batch."""
 

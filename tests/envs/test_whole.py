@@ -10,9 +10,8 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-import torch
 from tests.atropos.words import registration
-from tests.engine.kit import serving as serving_engine
+from tests.engine.kit import Client
 from tests.envs.kit import CountingEnv, running
 from tests.gateway.kit import serving
 
@@ -58,10 +57,9 @@ class AskingEnv(BaseEnv):
 
 
 @pytest.fixture
-def engine(folder: Path) -> Iterator[str]:
-    torch.set_num_threads(1)
-    with serving_engine(model=str(folder), served_model_name="tiny") as client:
-        yield f"http://{client.host}/v1"
+def engine(engine: Client) -> str:
+    """The base_url of a real engine."""
+    return f"http://{engine.host}/v1"
 
 
 @pytest.fixture

@@ -5,44 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
-from tests.engine.kit import Client
-from tests.engine.kit import serving as serving_engine
+from tests.engine.kit import Client, rollout_engine
 from tests.gateway import tool_model
 from tests.gateway.kit import Evidence, Running, running_gateway
 from tests.gateway.rollout import Rollout, in_front, scripted
 
 from headrace import DataPool
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Small models are slower with threads, and the machine has other tests to run."""
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def engine(folder: Path) -> Iterator[Client]:
-    """An engine that every test may use and none may change; it records what it consumed and sampled."""
-    with serving_engine(
-        model=str(folder), served_model_name="tiny", logprobs_mode="processed_logprobs", record=100_000
-    ) as client:
-        yield client
-
-
-@pytest.fixture
-def own(folder: Path) -> Iterator[Client]:
-    """An engine for one test, to pause and to change."""
-    with serving_engine(
-        model=str(folder), served_model_name="tiny", logprobs_mode="processed_logprobs", record=1000
-    ) as client:
-        yield client
-
-
-@pytest.fixture
-def pool() -> Iterator[DataPool]:
-    with DataPool() as found:
-        yield found
 
 
 @pytest.fixture
@@ -104,9 +72,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def calculator(taught: Path) -> Iterator[Client]:
     """An engine with the model that calls tools; none may change it."""
-    with serving_engine(
-        model=str(taught), served_model_name="taught", logprobs_mode="processed_logprobs", record=100_000
-    ) as client:
+    with rollout_engine(taught, "taught", record=100_000) as client:
         yield client
 
 

@@ -31,12 +31,6 @@ class Elsewhere:
 
 
 @pytest.fixture
-def pool() -> Any:
-    with DataPool() as found:
-        yield found
-
-
-@pytest.fixture
 def elsewhere(pool: DataPool) -> Elsewhere:
     return Elsewhere(pool)
 

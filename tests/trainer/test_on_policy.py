@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.kit import Client, serving
+from tests.engine.kit import Client
 from tests.gateway.kit import Running, running_gateway, told, until
 
 from headrace import DataPool
@@ -20,17 +20,11 @@ GROUPS, ROLLOUTS = 2, 4
 
 
 @pytest.fixture
-def engine(folder: Path) -> Iterator[Client]:
-    with serving(model=str(folder), served_model_name="tiny", logprobs_mode="processed_logprobs") as found:
-        yield found
-
-
-@pytest.fixture
-def gateway(engine: Client, folder: Path) -> Iterator[Running]:
+def gateway(own: Client, folder: Path) -> Iterator[Running]:
     channels = {"train": {"n_rollouts": ROLLOUTS}}
     with (
         DataPool(channels=channels) as pool,
-        running_gateway(pool, f"http://{engine.host}", folder, open=True) as found,
+        running_gateway(pool, f"http://{own.host}", folder, open=True) as found,
     ):
         yield found
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from tests.engine.kit import Client, Reference, serving
 from tests.vllm.kit import reach
 from tests.vllm.server import MAX_NUM_SEQS, NAME, vllm
@@ -15,12 +14,6 @@ from headrace.engine import tiny
 
 #: vLLM's attention on a CPU wants heads of at least this width; those of `tiny` are narrower.
 HEAD = 32
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Small models are slower with threads, and vLLM has the other core."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,8 @@ NAMES = {name: f"headrace.bench.{name}.measure" for name in ("pool", "gateway", 
 def run(
     name: str, *, quick: bool = False, json_path: Path | None = None, runs: int | None = None, busy: int = 0
 ) -> int:
-    """Measures `name`, prints a table, writes the figures to `json_path` where one is given; returns an exit code.
+    """Measures `name`, prints a table, and writes the figures to `json_path` where one is given; returns an exit code.
+    Raises `InvalidInput` for an unknown name or options of another benchmark.
 
     `runs` and `busy` are the trainer's: so many runs of the demo, the last `busy` of them on busy cores.
     """

@@ -11,6 +11,7 @@ from headrace.data.errors import HeadraceError
 
 
 def main() -> int:
+    """Runs a benchmark by the command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m headrace.bench", description="Measure a part of Headrace.")
     parser.add_argument("name", help=f"what to measure: {', '.join(NAMES)}")
     parser.add_argument("--quick", action="store_true", help="smaller sizes: ends within two minutes on two cores")

@@ -1,6 +1,6 @@
-"""How things are timed: the two sides of a ratio in turn, and the medians of both.
+"""Timing: the two sides of a ratio in turn, and the medians of both.
 
-Whatever else the machine does then meets both sides alike, and a slow moment moves neither median.
+Whatever else the machine does then affects both sides alike, and a slow moment moves neither median.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MB = 1 << 20
 
 
 def seconds(action: Callable[[], object], times: int = 1) -> float:
-    """What the action takes, so many times in a row, on average."""
+    """Mean seconds of an action over so many calls in a row."""
     start = time.perf_counter()
     for _ in range(times):
         action()
@@ -38,10 +38,10 @@ def in_turn(
 
 
 def warm_memory(mb: int) -> None:
-    """Touches so much memory and gives it back, so that what is timed next does not meet it for the first time.
+    """Touches and frees so much memory, so that what is timed next does not touch it for the first time.
 
-    A virtual machine hands free memory back to its host, and the first touch after that costs several times an ordinary
-    page fault: what is timed would depend on how long the machine had been idle.
+    A virtual machine returns free memory to its host, and the first touch after that costs several times an ordinary
+    page fault: a figure would depend on how long the machine had been idle.
     """
     page = bytes(_MB)
     with mmap.mmap(-1, mb * _MB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
@@ -54,7 +54,7 @@ R = TypeVar("R")
 
 
 def in_own_process(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """What the function, which must be importable, returns in a new process that ends with it: nothing that ran before
-    is in its memory."""
+    """The function's result in a new process of its own, without anything of this one in its memory. The function must
+    be importable."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         return process.submit(function, *args, **kwargs).result()

@@ -1,6 +1,7 @@
-"""Can what a server samples be trained on, token for token? Conversations with it, and what they showed.
+"""`headrace check-gateway`: whether what a server samples can be trained on, token for token.
 
-It knows nothing of the server but its answers: ids, log-probs and texts are held against each other, never trusted.
+It knows nothing of the server but its answers: ids, log-probs and texts are compared with each other, and none is
+trusted.
 """
 
 from headrace.checkup.report import CheckReport, Finding, Verdict

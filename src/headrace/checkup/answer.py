@@ -7,8 +7,9 @@ where no SDK is installed.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
@@ -111,22 +112,23 @@ class CheckAnswer:
                 raise Malformed(f"{name.removeprefix('told_')} are {ids!r:.80}, no list of ids")
 
     def said(self) -> tuple[str, str, list[tuple[str, Any]], str | None]:
-        """What an agent sees of it; equal for answers that are the same."""
+        """What an agent sees of the answer; equal for answers that are the same."""
         return self.text, self.reasoning, [(call.name, call.arguments) for call in self.calls], self.finish
 
 
 @dataclass(slots=True)
 class JoinedStream:
-    """A stream put together: the body that it amounts to, and what was wrong on the way, as cause and text."""
+    """A stream put together: the body that its events amount to, and its faults, as cause and text."""
 
     body: Json
     troubles: list[tuple[str, str]] = field(default_factory=list)
 
     def trouble(self, cause: str, said: str) -> None:
+        """Adds a fault: a name for programs and a sentence for people."""
         self.troubles.append((cause, said))
 
 
-class DialectClient(Protocol):
+class DialectClient(ABC):
     """Speaks one dialect as an agent's client does.
 
     turns       conversations go on from an answer
@@ -142,22 +144,28 @@ class DialectClient(Protocol):
 
     def question(self, text: str) -> list[Json]:
         """A user's turn as items of a history."""
+        return [{"role": "user", "content": text}]
 
+    @abstractmethod
     def result(self, call: AnswerToolCall, text: str) -> list[Json]:
         """A tool's result as items of a history."""
 
+    @abstractmethod
     def body(self, ask: CheckRequest, model: str) -> Json:
         """The request's JSON."""
 
+    @abstractmethod
     def read(self, body: Json) -> list[CheckAnswer]:
-        """The choices of a whole answer; raises `Malformed`, or a look-up's error where its shape is wrong."""
+        """The choices of a whole answer. Raises `Malformed`, or `KeyError`, `TypeError` and the like where its shape is
+        wrong."""
 
+    @abstractmethod
     def join(self, events: list[bytes]) -> JoinedStream:
-        """A stream's events as the whole answer that they amount to."""
+        """The whole answer that a stream's events amount to, with its faults. Raises as `read`."""
 
 
 def parse_arguments(text: Any) -> Any:
-    """A call's arguments as parsed JSON; the text itself where it is none."""
+    """A tool call's arguments as parsed JSON; the text itself where it is not JSON."""
     try:
         return orjson.loads(text)
     except ValueError:

@@ -1,6 +1,6 @@
 """The checks of single answers: ids, streams, several choices, stop strings, versions; and the table of all checks.
 
-Each asks one server in one dialect, and gives findings.
+Each asks one server in one dialect, and returns findings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ IDS = "ids"
 
 
 async def check_ids(on: Subject) -> list[Finding]:
-    """Are the exact ids to be had that were consumed and sampled, and do all that tell them agree?"""
+    """Checks that the ids of prompt and response can be had, and that all sources of them agree."""
     (answer,) = await on.once(CheckRequest(on.question))
     name = on.dialect.name
     if answer.prompt_ids is None or answer.ids is None:
@@ -41,7 +41,7 @@ def _ids_missing(on: Subject, answer: CheckAnswer) -> Finding:
 
 
 def id_troubles(answer: CheckAnswer) -> list[tuple[str, str]]:
-    """What disagrees about an answer's ids, as cause and text."""
+    """Disagreements about an answer's ids, as cause and text."""
     found: list[tuple[str, str]] = []
     prompt, ids, step = answer.prompt_ids, answer.ids, answer.step
     assert prompt is not None
@@ -66,7 +66,7 @@ SEEN_PARTS = ("text", "reasoning", "calls", "finish")
 
 
 async def check_streaming(on: Subject) -> list[Finding]:
-    """Does a stream say what a whole answer says: text, calls, ids, usage, and events in order?"""
+    """Checks that a stream amounts to what a whole answer says: text, calls, ids, usage, and events in order."""
     name, ask = on.dialect.name, CheckRequest(on.question)
     (first,), (second,) = await on.once(ask), await on.once(ask)
     try:
@@ -118,7 +118,7 @@ UNLIKELY_LOG_PROB = -20.0
 
 
 async def check_several(on: Subject) -> list[Finding]:
-    """Does `n` sample n answers, each with ids of its own?"""
+    """Checks that `n` samples n answers, each with its own ids."""
     if not on.dialect.several:
         return []
     name = on.dialect.name
@@ -142,7 +142,7 @@ WITHOUT_STOP_STRINGS = ("responses",)
 
 
 async def check_stop(on: Subject) -> list[Finding]:
-    """Is a stop string obeyed: the text ends before it, and the answer says that it stopped?"""
+    """Checks that a stop string is obeyed: the text ends before it, and the finish reason says so."""
     name = on.dialect.name
     if name in WITHOUT_STOP_STRINGS:
         return []
@@ -172,7 +172,7 @@ VERSIONS = "versions"
 
 
 async def check_versions(on: Subject) -> list[Finding]:
-    """Is it told which weights sampled, and do those who tell it agree?"""
+    """Checks that it is known which weights sampled, and that all sources of that agree."""
     name = on.dialect.name
     before = await _served_version(on)
     (answer,) = await on.once(CheckRequest(on.question, max_tokens=4))
@@ -195,7 +195,7 @@ async def check_versions(on: Subject) -> list[Finding]:
 
 
 async def _served_version(on: Subject) -> Any:
-    """The version that the server says it has: a gateway's, or vLLM's."""
+    """The version that the server reports: a gateway's, or vLLM's."""
     for path, field in (("/policy_version", "version"), ("/weight_info", "weight_version")):
         found = await on.target.told(path)
         if isinstance(found, dict) and found.get(field) is not None:

@@ -50,7 +50,7 @@ def choices_of(body: Json) -> list[Json]:
 
 
 def read_accounting(answer: CheckAnswer, body: Json, choice: Json) -> None:
-    """Fills in what both dialects tell beside an answer's text: how it ended, ids and usage."""
+    """Fills in what both dialects send besides text: how the answer ended, ids and usage."""
     answer.finish = choice.get("finish_reason")
     answer.told_ids = choice.get("token_ids")
     answer.told_prompt_ids = body.get("prompt_token_ids") or choice.get("prompt_token_ids")
@@ -61,14 +61,15 @@ def read_accounting(answer: CheckAnswer, body: Json, choice: Json) -> None:
 
 
 def log_prob_values(log_probs: list[float | None]) -> list[float]:
-    """Log-probs as numbers; null, which is none, as NaN."""
+    """Log-probs as floats; null as NaN."""
     return [math.nan if value is None else float(value) for value in log_probs]
 
 
 def join_chunks(
     events: list[bytes], add: Callable[[Json, Json, JoinedStream], None], blank: Callable[[], Json]
 ) -> JoinedStream:
-    """The chunks of a stream as one body; `add` puts a chunk's choice into the choice that grows from `blank`."""
+    """Joins the chunks of a stream into one body; `add` merges a chunk's choice into one that began as `blank`. Raises
+    `Malformed` where the stream holds an error."""
     found = JoinedStream({"choices": []})
     if not events or events[-1] != STREAM_END:
         found.trouble("no_end", "the stream does not end with [DONE]")
@@ -102,15 +103,12 @@ def join_chunks(
     return found
 
 
-class ChatClient:
+class ChatClient(DialectClient):
     """OpenAI's chat completions."""
 
     name = "chat"
     path = "/v1/chat/completions"
     turns = log_probs = several = True
-
-    def question(self, text: str) -> list[Json]:
-        return [{"role": "user", "content": text}]
 
     def result(self, call: AnswerToolCall, text: str) -> list[Json]:
         return [{"role": "tool", "tool_call_id": call.id, "content": text}]
@@ -177,8 +175,8 @@ def _add_chat_delta(kept: Json, choice: Json, found: JoinedStream) -> None:
         kept["logprobs"] = {"content": [*((kept["logprobs"] or {}).get("content") or []), *told]}
 
 
-class CompletionsClient:
-    """OpenAI's completions. A history is one text: there are no turns to go on from."""
+class CompletionsClient(DialectClient):
+    """OpenAI's completions. A history is one text, so there are no turns to continue."""
 
     name = "completions"
     path = "/v1/completions"

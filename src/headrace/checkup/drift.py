@@ -1,6 +1,7 @@
-"""Does each turn's prompt begin, id for id, with the prompt and the response of the turn before, tool calls included?
+"""Checks that each turn's prompt begins, id for id, with the prompt and the response of the turn before, tool calls
+included.
 
-Why it does not is told by ids, and by text where a tokenizer or the server can say what ids mean.
+Where it does not, the cause is found by ids, and by text where a tokenizer or the server can decode them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ REASONING_MARK_TOKENS = 3
 
 @dataclass(frozen=True, slots=True)
 class TurnTexts:
-    """A turn's prompt and response and the next turn's prompt, as texts."""
+    """The texts of a turn's prompt and response, and of the next turn's prompt."""
 
     prompt: str
     response: str
@@ -36,7 +37,7 @@ class TurnTexts:
 
 
 def common_prefix(before: Sequence[int], after: Sequence[int]) -> int:
-    """How many ids two sequences begin with alike."""
+    """How many ids two sequences have in common at their beginning."""
     for at, (one, other) in enumerate(zip(before, after, strict=False)):
         if one != other:
             return at
@@ -65,7 +66,7 @@ def cause_of(before: CheckAnswer, following: Sequence[int], texts: TurnTexts | N
 
 
 def _stripped(reasoning: str, same: int, texts: TurnTexts | None) -> bool:
-    """Whether an answer's reasoning is gone; `same`: how many of its ids are still there."""
+    """Whether an answer's reasoning was removed; `same` is how many of its ids are still there."""
     if texts is None:
         return same <= REASONING_MARK_TOKENS
     return reasoning.strip() not in texts.following[len(texts.prompt) :]
@@ -80,7 +81,7 @@ QUESTIONS = (QUESTION, "And  then?\n\nGo on.", "How does it end?")
 
 
 async def check_drift(on: Subject) -> list[Finding]:
-    """Does each turn's prompt begin with the turn before, over a conversation of plain turns?"""
+    """Checks a conversation of plain turns: each prompt begins with the turn before."""
     if not on.dialect.turns:
         return []
     conversation = await on.target.begin(on.dialect)
@@ -94,7 +95,7 @@ async def check_drift(on: Subject) -> list[Finding]:
 
 
 async def drifted(on: Subject, answers: Sequence[CheckAnswer], check: str) -> list[Finding]:
-    """Findings about a conversation whose every turn goes on from the one before."""
+    """Findings about a conversation in which every turn continues the one before."""
     name, turns = on.dialect.name, len(answers)
     if any(answer.whole is None for answer in answers):
         return [_by_counts(on, answers, check)]
@@ -121,7 +122,7 @@ async def _cause(on: Subject, before: CheckAnswer, after: CheckAnswer) -> str | 
 
 
 def _by_counts(on: Subject, answers: Sequence[CheckAnswer], check: str) -> Finding:
-    """Without ids, counts still tell of a prompt that is too short to hold the turn before."""
+    """Findings by token counts, where there are no ids: a prompt that is too short to hold the turn before."""
     name = on.dialect.name
     for at, (before, after) in enumerate(pairwise(answers), start=2):
         if None not in (before.consumed, before.sampled, after.consumed):
@@ -140,7 +141,8 @@ TOOL_MAX_TOKENS = 96
 
 
 async def check_tools(on: Subject) -> list[Finding]:
-    """A tool's round trip: the model calls, the result goes back, and the next prompt holds the call as sampled."""
+    """Checks a tool's round trip: the model calls, the result is sent, and the next prompt holds the call as it was
+    sampled."""
     if not on.dialect.turns:
         return []
     name, asked = on.dialect.name, on.dialect.question(TOOL_QUESTION)
@@ -165,7 +167,7 @@ async def check_tools(on: Subject) -> list[Finding]:
 
 
 def _call_trouble(call: AnswerToolCall) -> str | None:
-    """Why a client could not carry out a call; None where it could. The arguments' values are up to the model."""
+    """Why a client could not execute a tool call; None where it could. The values of its arguments do not matter."""
     if not call.id:
         return f"the call of {call.name!r} has no id"
     if call.name != TOOL_NAME:

@@ -14,6 +14,7 @@ from headrace.checkup.answer import (
     AnswerToolCall,
     CheckAnswer,
     CheckRequest,
+    DialectClient,
     JoinedStream,
     Json,
     Malformed,
@@ -26,16 +27,13 @@ FINISH_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "le
 DELTA_FIELDS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 
 
-class MessagesClient:
+class MessagesClient(DialectClient):
     """Anthropic's Messages."""
 
     name = "messages"
     path = "/v1/messages"
     turns = True
     log_probs = several = False
-
-    def question(self, text: str) -> list[Json]:
-        return [{"role": "user", "content": text}]
 
     def result(self, call: AnswerToolCall, text: str) -> list[Json]:
         return [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": text}]}]
@@ -94,7 +92,7 @@ class MessagesClient:
 
 
 def _add_message_event(found: JoinedStream, event: Any, *, is_open: bool) -> bool:
-    """Takes an event in; whether a block is open behind it."""
+    """Adds an event; returns whether a block is open after it."""
     blocks = found.body["content"]
     match event["type"]:
         case "content_block_start":
@@ -132,16 +130,13 @@ GROWING_EVENTS = {
 }
 
 
-class ResponsesClient:
+class ResponsesClient(DialectClient):
     """OpenAI's Responses."""
 
     name = "responses"
     path = "/v1/responses"
     turns = True
     log_probs = several = False
-
-    def question(self, text: str) -> list[Json]:
-        return [{"role": "user", "content": text}]
 
     def result(self, call: AnswerToolCall, text: str) -> list[Json]:
         return [{"type": "function_call_output", "call_id": call.id, "output": text}]

@@ -1,4 +1,5 @@
-"""Are there log-probs of what was sampled, of which mode, and do they hold when the same ids are asked again?"""
+"""Checks that there are log-probs of what was sampled, which mode they are, and that they are the same when the ids are
+asked for again."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ Trouble = tuple[str, str]
 
 
 def value_troubles(answer: CheckAnswer) -> list[Trouble]:
-    """What is wrong with the log-probs of one answer at temperature 0, which has the best few of each token."""
+    """Faults in the log-probs of one answer at temperature 0 that has the top tokens."""
     values, ids = answer.log_probs, answer.ids
     if not values:
         return [("no_log_probs", "answers have no log-probs: what sampled them cannot be known")]
@@ -44,7 +45,7 @@ def value_troubles(answer: CheckAnswer) -> list[Trouble]:
 
 
 def step_trouble(answer: CheckAnswer) -> Trouble | None:
-    """What is wrong with the recorded log-probs beside those that the answer told; None where nothing is."""
+    """How the recorded log-probs differ from those in the answer; None where they do not."""
     recorded = answer.step.log_probs if answer.step is not None else None
     if answer.step is None or answer.log_probs is None:
         return None
@@ -58,7 +59,7 @@ def step_trouble(answer: CheckAnswer) -> Trouble | None:
 def observed_mode(
     at_one: Sequence[tuple[str, float]], at_other: Sequence[tuple[str, float]], temperature: float
 ) -> str:
-    """`raw`, `processed`, `neither`, or `unclear` where the two positions tell too little."""
+    """`raw`, `processed`, `neither`, or `unclear` where the two positions do not decide it."""
     one, other = _by_text(at_one), _by_text(at_other)
     shared = sorted(one.keys() & other.keys())
     values = [one[token] for token in shared]
@@ -70,7 +71,7 @@ def observed_mode(
 
 
 def _by_text(tops: Sequence[tuple[str, float]]) -> Mapping[str, float]:
-    """By text. Several tokens that read alike are none of them; parts of characters read alike too."""
+    """Log-probs by text, without texts that several tokens share (as parts of characters do)."""
     texts = [text for text, _ in tops]
     return {text: value for text, value in tops if text and "\ufffd" not in text and texts.count(text) == 1}
 
@@ -86,7 +87,7 @@ MODES = {
 
 
 async def check_log_probs(on: Subject) -> list[Finding]:
-    """Are there log-probs, do they hold when asked again, and of which mode are they?"""
+    """Checks that there are log-probs, that they are the same when asked for again, and which mode they are."""
     if not on.dialect.log_probs:
         return []
     name = on.dialect.name
@@ -106,7 +107,7 @@ async def check_log_probs(on: Subject) -> list[Finding]:
 
 
 async def _greedy_answer(on: Subject) -> tuple[CheckAnswer, int]:
-    """A greedy answer with as many of the best tokens as the server gives, and how many those are."""
+    """A greedy answer with as many top tokens as the server gives, and how many those are."""
     for tops in TOP_LOGPROBS_TRIED:
         try:
             (answer,) = await on.once(CheckRequest(on.question, tops=tops))
@@ -118,7 +119,7 @@ async def _greedy_answer(on: Subject) -> tuple[CheckAnswer, int]:
 
 
 async def _replay_trouble(on: Subject, answer: CheckAnswer) -> Trouble | None:
-    """The ids that are told, given back as a prompt, must be followed by the same token with the same log-prob."""
+    """The fault where the answer's ids, sent as a prompt, are not followed by the same token with the same log-prob."""
     prompt, ids, values = answer.prompt_ids, answer.ids, answer.log_probs
     if not on.completions or prompt is None or not ids or not values:
         return None

@@ -1,4 +1,4 @@
-"""A checkup: every check in every dialect that is there."""
+"""Runs every check in every dialect that a server has."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def checkup(
     channel: str = CHECKUP_CHANNEL,
     timeout_s: float = ANSWER_TIMEOUT_S,
 ) -> CheckReport:
-    """Makes every check in every dialect that the server at `url` has; raises `OutOfReach` where it answers in none."""
+    """Runs every check in every dialect that the server at `url` has. Raises `OutOfReach` where it answers in none."""
     async with CheckHttp(api_key, timeout_s) as http:
         target = CheckTarget(http, url, model=model, channel=channel, admin_key=admin_key)
         await target.find()
@@ -73,7 +73,7 @@ async def _present(on: Subject) -> Finding:
 
 
 async def _checked(name: str, check: Check, on: Subject) -> list[Finding]:
-    """A check's findings; a call that fails where others did not is one."""
+    """A check's findings; a call that fails is a finding too."""
     try:
         return await check(on)
     except CallRefused as error:

@@ -52,5 +52,5 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def run_api() -> None:
-    """`run-api`, as Atropos has it: `headrace api`."""
+    """`run-api`, the command's name in Atropos: `headrace api`."""
     main(["api", *sys.argv[1:]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +10,9 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from headrace.api.settings import TrajectoryApiSettings
-from headrace.cli.common import pool_key, remark
+from headrace.cli.common import listening_on, log_to_stderr, pool_key, warn_unprotected
 from headrace.cli.pool.run import PoolOptions
 from headrace.commands import CommandModel, command
-from headrace.data.errors import HeadraceError
 from headrace.net.server import loopback
 from headrace.pool import KEY_VARIABLE
 
@@ -60,23 +58,18 @@ class ApiCommand(TrajectoryApiSettings, PoolOptions, CommandModel):
             usual_host,
         )
 
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        log_to_stderr()
         settings = TrajectoryApiSettings(**{name: getattr(self, name) for name in TrajectoryApiSettings.model_fields})
         settings.api_key = settings.api_key or os.environ.get(KEY_OF_API) or None
         host = self.host or usual_host(keyed=settings.api_key is not None)
-        if settings.api_key is None and not loopback(host):
-            remark(
-                f"warning: {host} can be reached from other machines and there is no key: whoever reaches it can "
-                f"post, take and reset. Set {KEY_OF_API} or --api-key"
-            )
+        if settings.api_key is None:
+            warn_unprotected(host, "post, take and reset", f"{KEY_OF_API} or --api-key")
         with self._opened() as pool:
-            try:
+            with listening_on(host, self.port):
                 app: ASGIApp = create_app(pool, settings)
                 if settings.api_key is None and loopback(host):
                     app = LocalOnly(app, settings.allow_origin)
                 server = Server(app, host, self.port, lifespan=True)
-            except OSError as error:
-                raise HeadraceError(f"cannot listen on {host} port {self.port}: {error.strerror or error}") from error
             settle_memory()
             server.run(lambda address: print(f"api ready on {address}", flush=True))
 

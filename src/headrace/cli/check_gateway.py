@@ -93,7 +93,7 @@ class CheckGatewayCommand(CommandModel):
 
 
 def show(report: CheckReport) -> None:
-    """Prints the findings, as a table on a terminal and as lines with tabs elsewhere, and the verdict last."""
+    """Prints the findings, as a table on a terminal and as tab-separated lines elsewhere, and then the verdict."""
     rows = [[getattr(finding, name) for name in COLUMNS] for finding in report.findings]
     said = "trainable exactly" if report.exact else "not trainable exactly"
     verdict = f"{report.url} ({report.kind}, {report.model}): {said}"

@@ -1,7 +1,9 @@
-"""What the commands share: the pool that a TARGET names, and output for terminals, pipes and programs."""
+"""What the commands share: opening the pool that a TARGET names, starting servers, and output for terminals, pipes and
+programs."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +20,7 @@ from rich.text import Text
 
 from headrace.command_line import Usage
 from headrace.commands import CommandModel, Positional
+from headrace.data.errors import HeadraceError
 from headrace.data.json import to_json
 from headrace.pool import KEY_VARIABLE
 
@@ -78,7 +81,7 @@ def folder_of(target: str) -> Path | None:
 
 @contextmanager
 def opened_to_read(on: TargetCommand) -> Iterator[DataPool | RemotePool]:
-    """The pool at a TARGET. A journal's folder is read as it lies there, and not changed."""
+    """The pool at a TARGET. A journal's folder is opened read-only."""
     folder = folder_of(on.target)
     if folder is None:
         with connected(on) as pool:
@@ -92,27 +95,56 @@ def opened_to_read(on: TargetCommand) -> Iterator[DataPool | RemotePool]:
 
 @contextmanager
 def connected(on: TargetCommand) -> Iterator[RemotePool]:
-    """A connection to the pool that runs at a TARGET, over HTTP or Ray."""
+    """A client of the pool that runs at a TARGET, over HTTP or Ray."""
     from headrace.pool.connect import connect
 
     with connect(on.target, key=pool_key(on.key), retry_s=RETRY_S) as pool:
         yield pool
 
 
+# -- servers -----------------------------------------------------------------------------------------------------------
+
+
+def log_to_stderr() -> None:
+    """Sets the log of a command that serves: from INFO on, on stderr."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+
+
+def warn_unprotected(host: str, powers: str, remedy: str) -> None:
+    """Warns where a server without a key listens beyond loopback: what a caller can do there, and what to set."""
+    from headrace.net.server import loopback  # with uvicorn, which commands that only read do without
+
+    if not loopback(host):
+        remark(
+            f"warning: {host} can be reached from other machines and there is no key: whoever reaches it can {powers}. "
+            f"Set {remedy}"
+        )
+
+
+@contextmanager
+def listening_on(host: str, port: int) -> Iterator[None]:
+    """Has an `OSError` of the block say which address cannot be listened on."""
+    try:
+        yield
+    except OSError as error:
+        raise HeadraceError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+
+
 # -- output ------------------------------------------------------------------------------------------------------------
 
 
 def on_terminal() -> bool:
+    """Whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout: indented for people, on one line for pipes."""
+    """Prints one JSON document: indented on a terminal, else on one line."""
     print(to_json(value, orjson.OPT_NON_STR_KEYS | (orjson.OPT_INDENT_2 if on_terminal() else 0)).decode())
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
-    """A table on a terminal, without columns that are empty; elsewhere names and then rows, separated by tabs."""
+    """Prints a table on a terminal, without empty columns; elsewhere a header and rows separated by tabs."""
     if on_terminal():
         shown = [name for name in columns if any(cell(row.get(name)) != EMPTY_CELL for row in rows)] or columns
         table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
@@ -129,12 +161,12 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Non
 
 
 def remark(*parts: Any) -> None:
-    """Prints on stderr, so that stdout holds nothing but what was asked for."""
+    """Prints on stderr, so that stdout holds only what was asked for."""
     print(*parts, file=sys.stderr)
 
 
 def cell(value: Any) -> str:
-    """A value as a table shows it."""
+    """A value as a table's cell."""
     if value is None:
         return EMPTY_CELL
     if isinstance(value, bool):

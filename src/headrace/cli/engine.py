@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from headrace.checkpoints import local_folder
+from headrace.cli.common import listening_on, log_to_stderr
 from headrace.commands import CommandModel, command
-from headrace.data.errors import HeadraceError
 from headrace.extras import require_for
+from headrace.files import local_model_folder
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -24,10 +23,10 @@ TINY = "tiny"
 
 
 def check_model(model: str) -> None:
-    """Raises `MissingExtra` or `InvalidInput` for what could not be served, before anything is loaded."""
+    """Raises `MissingExtra` or `InvalidInput` for a model that cannot be served, before anything is loaded."""
     require_for("engine")
     if model != TINY:
-        local_folder(model)
+        local_model_folder(model)
 
 
 class EngineCommand(CommandModel):
@@ -64,13 +63,11 @@ class EngineCommand(CommandModel):
         from headrace.engine.serve import LoadingApp, run
         from headrace.net.server import LocalOnly, Server, loopback
 
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        log_to_stderr()
         check_model(self.model)
         front = LoadingApp(self.model)
-        try:
+        with listening_on(self.host, self.port):
             server = Server(LocalOnly(front) if loopback(self.host) else front, self.host, self.port)
-        except OSError as error:
-            raise HeadraceError(f"cannot listen on {self.host} port {self.port}: {error.strerror or error}") from error
         run(
             *(server, front, self._load),
             listening=lambda address: print(f"engine listening on {address}", flush=True),

@@ -50,7 +50,7 @@ def run(args: Sequence[str]) -> NoReturn:
 
 
 def _run(target: str, rest: list[str]) -> None:
-    """Finds the environment and runs the rest of the line as its command line."""
+    """Finds the environment and runs the rest of the command line as its own."""
     from headrace.compat.atropos import finder
     from headrace.envs.cli import main
     from headrace.envs.find import find
@@ -64,7 +64,7 @@ def _run(target: str, rest: list[str]) -> None:
 
 
 def _without_class(args: list[str]) -> tuple[str | None, list[str]]:
-    """The value of --class, and the arguments without it."""
+    """The value of `--class`, and the arguments without it."""
     for at, arg in enumerate(args):
         flag, equals, value = arg.partition("=")
         if flag == "--class":

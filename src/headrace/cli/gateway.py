@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from headrace.cli.common import pool_key, remark
+from headrace.cli.common import listening_on, log_to_stderr, pool_key, remark, warn_unprotected
 from headrace.cli.engine import check_model
 from headrace.cli.pool.run import PoolOptions
 from headrace.commands import CommandModel, command
-from headrace.data.errors import HeadraceError
 from headrace.extras import require_for
 from headrace.gateway.settings import GatewaySettings
-from headrace.net.server import loopback, usual_host
+from headrace.net.server import usual_host
 from headrace.pool import KEY_VARIABLE
 
 if TYPE_CHECKING:
@@ -72,14 +70,12 @@ class GatewayCommand(GatewaySettings, PoolOptions, CommandModel):
         """Serves until it is told to end; `watch` is called with the process before it starts."""
         from headrace.gateway.process import GatewayProcess
 
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        log_to_stderr()
         require_for("gateway")
         host = self.host or usual_host(keyed=settings.keyed)
-        if not settings.keyed and not loopback(host):
-            remark(
-                f"warning: {host} can be reached from other machines and there is no key: whoever reaches it can "
-                "call models, pay trajectories and read the pool. Set --api-key, --reward-key and --admin-key"
-            )
+        if not settings.keyed:
+            powers = "call models, pay trajectories and read the pool"
+            warn_unprotected(host, powers, "--api-key, --reward-key and --admin-key")
         process = GatewayProcess(
             settings,
             host=host,
@@ -92,13 +88,11 @@ class GatewayCommand(GatewaySettings, PoolOptions, CommandModel):
             drain_s=self.drain_s,
         )
         watch(process)
-        try:
+        with listening_on(host, self.port):
             process.run(_StartOutput())
-        except OSError as error:
-            raise HeadraceError(f"cannot listen on {host} port {self.port}: {error.strerror or error}") from error
 
     def settings(self, **own: Any) -> GatewaySettings:
-        """The gateway's own settings, with keys from the environment where no flag gave them. `own` overrides flags."""
+        """The gateway's settings, with keys from the environment where no flag gave them. `own` overrides flags."""
         given: dict[str, Any] = {name: getattr(self, name) for name in GatewaySettings.model_fields} | own
         given |= {name: os.environ.get(variable) for name, variable in KEY_VARIABLES.items() if not given[name]}
         return GatewaySettings(**given)
@@ -155,7 +149,7 @@ class ServeCommand(GatewayCommand):
 
 
 class _StartOutput:
-    """Prints how the start goes: what programs read on stdout, what it waits for on stderr."""
+    """Prints the progress of the start: what programs read on stdout, what is waited for on stderr."""
 
     def listening(self, address: str) -> None:
         print(f"gateway listening on {address}", flush=True)

@@ -1,1 +1,1 @@
-"""Other systems' words for what Headrace does."""
+"""Headrace under the module names of other systems."""

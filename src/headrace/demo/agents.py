@@ -31,11 +31,11 @@ KEEP_ALIVE_S = 4.0
 
 
 class TryAgain(Exception):
-    """No answer, or one that says to try again later."""
+    """No answer, or one that asks to retry (429, 5xx)."""
 
 
 class GatewayRefused(Exception):
-    """An answer that would be the same another time."""
+    """An error answer that a retry would not change."""
 
 
 class GatewayConnection:
@@ -54,9 +54,11 @@ class GatewayConnection:
         self._used = 0.0
 
     async def post(self, path: str, value: Any) -> Any:
+        """Posts a JSON value; returns the answer's JSON. Raises `TryAgain` or `GatewayRefused`."""
         return await self._ask("POST", path, orjson.dumps(value))
 
     async def get(self, path: str) -> Any:
+        """Like `post`, with GET."""
         return await self._ask("GET", path, b"")
 
     def close(self) -> None:
@@ -97,7 +99,7 @@ RETRY_DELAYS_S = (0.1, 0.3, 1.0, 2.0, 4.0)
 
 
 class Agent:
-    """Plays one game after the other; `calls` and `retries` count what it asked for."""
+    """Plays one game after another; `calls` and `retries` count its requests."""
 
     def __init__(self, address: str) -> None:
         self._connection = GatewayConnection(address)
@@ -105,7 +107,7 @@ class Agent:
         self.retries = 0
 
     async def play(self, game: NumberGame, base_path: str) -> None:
-        """Plays a game to its end; `base_path` is the path of its base URL."""
+        """Plays a game to its end; `base_path` is the path of its base URL. Raises `TryAgain` after the last retry."""
         while game.reward is None:
             answer = await self._patiently(
                 self._connection.post,
@@ -140,7 +142,7 @@ POOL_POLL_S = 0.02
 
 @dataclass(slots=True)
 class OpenGroup:
-    """A group that is being played."""
+    """A group with games to begin or under way."""
 
     left: int
     whole: bool = True
@@ -156,7 +158,7 @@ class GameSupply:
     """
 
     def __init__(self, first: int, rollouts: int, ahead: int, waiting: Callable[[], Awaitable[int]]) -> None:
-        """`waiting` asks how many groups are ready in the pool and not taken yet."""
+        """`waiting` returns how many groups are ready in the pool and not yet taken."""
         self.next = first
         self._rollouts = rollouts
         self._ahead = ahead
@@ -167,7 +169,7 @@ class GameSupply:
         self._turn = asyncio.Lock()
 
     async def take(self) -> tuple[int, int]:
-        """The next game, as soon as it may begin."""
+        """The next game, waited for until it may begin."""
         async with self._turn:
             while not self._games:
                 if len(self._open) + self._waiting < self._ahead:
@@ -179,7 +181,7 @@ class GameSupply:
             return self._games.popleft()
 
     def ended(self, group: int, *, kept: bool) -> None:
-        """A game is over; a group with one that was given up will never be ready."""
+        """Notes that a game is over; a group with one that was given up will never be ready."""
         found = self._open[group]
         found.left -= 1
         found.whole &= kept
@@ -199,7 +201,7 @@ COUNTERS_WRITE_S = 0.25
 
 
 class Agents:
-    """All of them, in one loop."""
+    """All agents of the process, in one event loop."""
 
     def __init__(self, given: argparse.Namespace) -> None:
         self._address: str = given.address.rstrip("/")
@@ -246,7 +248,8 @@ class Agents:
                 games.append_game(shown, games.Game(number, game.hidden, game.messages, game.reward or 0.0))
 
     async def _waiting(self) -> int:
-        """Groups that are ready and not taken yet. A pool that does not answer takes none."""
+        """The number of ready groups not yet taken; as many as there are agents where the pool does not answer, so that
+        none is opened."""
         try:
             stats = await self._asking.get("/pool/stats?channel=train")
         except (TryAgain, GatewayRefused):
@@ -276,6 +279,7 @@ async def _until_told(agents: Agents) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
+    """The command line of the agents' process."""
     found = argparse.ArgumentParser(prog="python -m headrace.demo.agents", description="Play until SIGTERM.")
     found.add_argument("--address", required=True, help="the gateway's")
     found.add_argument("--run", required=True, type=Path, help="folder for the counters and the games to be shown")

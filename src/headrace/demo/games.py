@@ -1,6 +1,5 @@
-"""What the agents write into the run's folder, for others to read: games that were played, one of every group, and
-counters of all that they did, so that a resumed run goes on counting.
-"""
+"""The files that the agents write into the run's folder: one game of every group, and counters over all that they did,
+so that a resumed run continues counting."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ MAX_LINE_BYTES = 4096
 
 
 class Game(msgspec.Struct, frozen=True):
-    """A game that is over; `group` is its group's number."""
+    """A finished game; `group` is its group's number."""
 
     group: int
     hidden: int
@@ -31,36 +30,37 @@ class Game(msgspec.Struct, frozen=True):
         return self.reward == 1.0
 
     def turns(self) -> Iterator[GameTurn]:
-        """Every guess with what it was answered: the next hint, or how the game ended."""
+        """Every guess with its answer: the next hint, or how the game ended."""
         said = [message["content"] for message in self.messages[1:]]
         for guess, hint in zip(said[::2], [*said[1::2], "hit" if self.won else "missed"], strict=True):
             yield GameTurn(guess, hint)
 
 
 class GameTurn(msgspec.Struct, frozen=True):
-    """A guess, and what it was answered."""
+    """A guess and its answer."""
 
     guess: str
     answer: str
 
 
 def group_uid(seed: int, group: int) -> str:
-    """The prompt uid of a group's games: by the seed and the group's number, so that none is used twice."""
+    """The prompt uid of a group's games, unique by seed and group number."""
     return f"s{seed}-g{group}"
 
 
 def trajectory_uid(seed: int, group: int, rollout: int = 0) -> str:
+    """The uid of one game, unique by seed, group number and rollout."""
     return f"{group_uid(seed, group)}-r{rollout}"
 
 
 def append_game(file: IO[bytes], game: Game) -> None:
-    """Adds a game; whoever reads the file sees it at once."""
+    """Appends a game and flushes, so that readers see it at once."""
     file.write(msgspec.json.encode(game) + b"\n")
     file.flush()
 
 
 def first_games(run: Path, most: int) -> list[Game]:
-    """The first games of a run; fewer where there are fewer."""
+    """The first games of a run, at most so many."""
     try:
         with (run / GAMES_FILE).open("rb") as file:
             return _games(list(islice(file, most)))
@@ -81,7 +81,7 @@ def last_games(run: Path, most: int) -> list[Game]:
 
 
 def _games(lines: list[bytes]) -> list[Game]:
-    """What is written to its end: a process that was killed may have left half a line."""
+    """The games in complete lines: a killed process may have left half a line."""
     found = []
     for line in lines:
         try:
@@ -95,7 +95,8 @@ COUNTERS_FILE = "agents.json"
 
 
 class AgentCounters(msgspec.Struct):
-    """`reserved` groups may have been begun, by this run of the agents or one before it: a uid is never used twice."""
+    """Counters over a run. `reserved` is the number of groups that may have been begun, before a resume included: no
+    uid is used twice."""
 
     reserved: int = 0
     calls: int = 0
@@ -107,7 +108,7 @@ class AgentCounters(msgspec.Struct):
 
 
 def read_counters(run: Path) -> AgentCounters:
-    """The counters of a run; none yet are zeros."""
+    """The counters of a run; zeros where there is no file."""
     try:
         return msgspec.json.decode((run / COUNTERS_FILE).read_bytes(), type=AgentCounters)
     except FileNotFoundError:
@@ -115,7 +116,7 @@ def read_counters(run: Path) -> AgentCounters:
 
 
 def write_counters(run: Path, counters: AgentCounters) -> None:
-    """Replaces the file, so that a reader sees the old one or the new one."""
+    """Replaces the file atomically."""
     counters.at = time.time()
     beside = run / f"{COUNTERS_FILE}.new"
     beside.write_bytes(msgspec.json.encode(counters))

@@ -1,7 +1,8 @@
-"""The demo's policy: a two-layer Llama of width 96 with random weights, which knows the sixteen words of its games.
+"""The demo's policy: a two-layer Llama of width 96 with random weights, whose vocabulary is the sixteen words of its
+games.
 
-The folder is an ordinary checkpoint, served by Headrace's engine and by vLLM alike (whose CPU build wants heads of 32).
-A word is a token, so that a guess is one call of one token, and a policy that knows nothing still guesses now and then.
+The folder is an ordinary checkpoint, served by Headrace's engine and by vLLM alike (whose CPU build needs heads of 32).
+A word is a token, so that a guess is one call of one token, and an untrained policy still guesses now and then.
 
     python -m headrace.demo.model FOLDER --seed 0
 
@@ -56,7 +57,7 @@ TEMPLATE = """\
 
 
 def build(into: Path, seed: int = 0) -> Path:
-    """Writes the checkpoint, whole or not at all; one that is there already stays."""
+    """Writes the checkpoint, complete or not at all; one that exists is left as it is."""
     if not (into / "config.json").exists():
         part = into.with_name(f".{into.name}.part")
         shutil.rmtree(part, ignore_errors=True)
@@ -67,7 +68,8 @@ def build(into: Path, seed: int = 0) -> Path:
 
 
 def _write(into: Path, seed: int) -> None:
-    """The files that transformers would write; without it, since its import alone takes as long as all else."""
+    """Writes the files that transformers would; without it, since its import takes as long as everything else
+    together."""
     from safetensors.numpy import save_file
 
     tokenizer = _tokenizer()
@@ -90,7 +92,7 @@ def _write(into: Path, seed: int) -> None:
 
 
 def _weights(config: dict[str, Any], seed: int) -> dict[str, npt.NDArray[np.float32]]:
-    """A Llama's weights by name, each matrix normal as transformers would draw it."""
+    """A Llama's weights by name, each matrix normally distributed as transformers initialises it."""
     draw = np.random.default_rng(seed)
     width, inner, vocabulary = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     heads = config["num_attention_heads"] * config["head_dim"]

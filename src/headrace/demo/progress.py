@@ -1,10 +1,9 @@
-"""How far a run is (`DemoProgress`): the trainer's metrics and the agents' counters, read from the run's folder as they
-grow. And what the pool recorded of a first and of a last game (`GameRecords`): the ids of every call and their
+"""The progress of a run (`DemoProgress`): the trainer's metrics and the agents' counters, read from the run's folder as
+they grow. And what the pool recorded of a first and of a last game (`GameRecords`): the ids of every call and their
 log-probs.
 
-The pool keeps a trajectory until the trainer has acknowledged what it learned from it, so the first game is read soon
-after it was played, and the last one from what the agents had played ahead when the trainer stopped. Reading takes
-nothing out.
+The pool keeps a trajectory until the trainer has acknowledged it, so the first game is read soon after it was played,
+and the last one from those played ahead when the trainer stopped. Reading consumes nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ LEAST_RISE = 0.03
 
 
 class DemoProgress:
-    """`rows` is one object a step; `refresh` reads what is new."""
+    """`rows` has one object for each step; `refresh` reads what is new."""
 
     def __init__(self, run: Path, trainer: Path) -> None:
         self._run = run
@@ -43,7 +42,7 @@ class DemoProgress:
         self.game: Game | None = None
 
     def refresh(self) -> bool:
-        """Whether a step was added."""
+        """Reads what was written since the last call; returns whether a step was added."""
         self.counters = games.read_counters(self._run)
         self.game = next(iter(last_games(self._run, 1)), self.game)
         try:
@@ -67,12 +66,12 @@ class DemoProgress:
 
     @property
     def learned(self) -> bool:
-        """Whether the moving average has reached the bar."""
+        """Whether the moving average has reached `LEARNED_REWARD`."""
         return len(self.rewards) >= LEARNED_STEPS and averaged(self.rewards[-LEARNED_STEPS:])[-1] >= LEARNED_REWARD
 
     def seconds_left(self, most: int) -> float | None:
-        """How long it takes until the bar is reached, or all of `most` steps are made, if the curve rises as it has of
-        late; None while that cannot be known."""
+        """Seconds until `LEARNED_REWARD` is reached, or all of `most` steps are done, if the curve goes on as of late;
+        None while that cannot be estimated."""
         curve = averaged(self.rewards)
         if len(curve) <= SPEED_STEPS:
             return None
@@ -103,14 +102,14 @@ def averaged(values: Sequence[float], window: int = LEARNED_STEPS) -> list[float
 
 
 RECORDED_FILE = "recorded.json"
-#: Seconds that a pool is tried for: what it has is shown, and nobody waits for it.
+#: Seconds for which the pool is tried: its records are shown where it answers, and else left out.
 POOL_RETRY_S = 2.0
 #: Games that are looked at to choose one.
 CANDIDATE_GAMES = 6
 
 
 class RecordedCall(msgspec.Struct, frozen=True):
-    """One step of the pool."""
+    """One step of the pool, as the report shows it."""
 
     prompt_ids: list[int]
     response_ids: list[int]
@@ -119,7 +118,7 @@ class RecordedCall(msgspec.Struct, frozen=True):
 
 
 class RecordedGame(msgspec.Struct, frozen=True):
-    """A game as the agents told it, and its calls as the pool has them."""
+    """A game as the agents wrote it, with its calls as the pool has them."""
 
     trajectory_uid: str
     game: Game
@@ -127,14 +126,14 @@ class RecordedGame(msgspec.Struct, frozen=True):
 
 
 class FirstAndLast(msgspec.Struct, frozen=True):
-    """One of a run's first games and one of its last, where they were read."""
+    """One of a run's first games and one of its last; None where none could be read."""
 
     first: RecordedGame | None = None
     last: RecordedGame | None = None
 
 
 class GameRecords:
-    """The two games of a run; they are in its folder from when they were read."""
+    """The first and last game of a run, kept in its folder once they were read."""
 
     def __init__(self, run: Path, seed: int) -> None:
         self._run = run
@@ -144,7 +143,7 @@ class GameRecords:
         self._looked = self.games.first is not None
 
     def keep_first(self, pool: str) -> None:
-        """Reads one of the first games, once they were played; where the pool has none of them any more, none is."""
+        """Reads one of the first games once they were played; none where the pool has none of them any more."""
         if not self._looked and len(told := first_games(self._run, CANDIDATE_GAMES)) == CANDIDATE_GAMES:
             self._looked = True
             self._keep(msgspec.structs.replace(self.games, first=self._longest(pool, told)))
@@ -155,14 +154,14 @@ class GameRecords:
         self._keep(msgspec.structs.replace(self.games, last=last or self.games.last))
 
     def _longest(self, pool: str, told: list[Game]) -> RecordedGame | None:
-        """The longest of the games that the pool has: it shows most."""
+        """The longest of the games that the pool still has, which shows most."""
         found = []
         with connect(pool, retry_s=POOL_RETRY_S) as there:
             for game in told:
                 uid = trajectory_uid(self._seed, game.group)
                 try:
                     steps = there.trajectory(uid).steps
-                except HeadraceError:  # learned from already, or nobody answers
+                except HeadraceError:  # learned from already, or the pool is away
                     continue
                 found.append(RecordedGame(uid, game, [_call(step) for step in steps]))
         return max(found, key=lambda game: len(game.calls), default=None)

@@ -1,10 +1,10 @@
-"""How the demo learns: its hyper-parameters, and the trainer's configuration that says them.
+"""The demo's hyper-parameters, and the trainer configuration that is made of them.
 
-A batch holds a multiple of as many groups as there are numbers: each is hidden equally often in it, and a policy is not
-drawn to one that happened to come more often.
+A batch holds a multiple of as many groups as there are numbers: each is hidden equally often in it, and the policy is
+not biased towards one that happened to come more often.
 
-What keeps a policy from being sure of a poor first guess for good is exploration: an entropy bonus that is large enough
-for every guess to be tried now and then, and groups so large that one try that wins stands beside fifteen that lose.
+What keeps a policy from settling on a poor first guess is exploration: an entropy bonus that is large enough for every
+guess to be tried now and then, and groups so large that one winning try is compared with fifteen losing ones.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def trainer_config(
     sync_mode: str = "auto",
     checkpoint_every: int = 10,
 ) -> dict[str, Any]:
-    """What `headrace train` is given. Batches are not fetched ahead: what the trainer holds, the agents have replaced,
-    and a batch would be two versions old."""
+    """The configuration for `headrace train`. Batches are not prefetched: the agents have replaced the groups that the
+    trainer holds, so a prefetched batch would be two versions old."""
     return {
         "model": str(model),
         "run": str(run),

@@ -1,4 +1,4 @@
-"""What is left of a run: a picture of its curve, and one page that needs nothing beside itself.
+"""The report of a run: a picture of its reward curve, and one self-contained HTML page.
 
 The curve is laid out once as lines, dots and text (`chart`), then written as SVG or as PNG.
 """
@@ -55,7 +55,7 @@ def write_report(
     cpu_s: Mapping[str, float],
     recorded: FirstAndLast,
 ) -> Path:
-    """Writes both into the run's folder and returns the page's path."""
+    """Writes the page and the picture into the run's folder; returns the page's path."""
     task = TASKS[settled.task]
     marks = chart(progress.rewards, f"{task.name}: reward by training step, and the mean of {LEARNED_STEPS}")
     write_png(marks, run / PICTURE)
@@ -97,7 +97,7 @@ def _outcome(progress: DemoProgress, verdict: Mapping[str, Any]) -> str:
 
 
 def _rules(task: NumberTask, words: int) -> str:
-    """What is played, what perfect play is, and what chance gets."""
+    """The game, what perfect play is, and what random play gets."""
     numbers, guesses = task.numbers, task.guesses
     opening = task.game(seed=0, group=0).messages[0]["content"]
     perfect = min(1.0, (2**guesses - 1) / numbers)
@@ -134,7 +134,7 @@ def _games(when: str, told: Iterable[Game]) -> str:
 
 
 def _tokens(recorded: FirstAndLast, vocabulary: Mapping[int, str]) -> list[str]:
-    """Two games as the pool had them, call by call."""
+    """Two games as the pool recorded them, call by call."""
 
     def name(token: int) -> str:
         return vocabulary.get(token, str(token)).replace("\n", "⏎")
@@ -176,7 +176,7 @@ def _vocabulary(model: Path) -> dict[int, str]:
 
 
 def _places(run: Path, recorded: FirstAndLast) -> str:
-    """What lies in the run's folder, and the commands that read it."""
+    """What is in the run's folder, and the commands that read it."""
     journal = shlex.quote(str(run / "journal"))
     look = [f"headrace pool stats {journal}"]
     if recorded.last is not None:
@@ -217,6 +217,8 @@ SMOOTH = 2
 
 @dataclass(frozen=True, slots=True)
 class ChartLine:
+    """A polyline."""
+
     points: tuple[tuple[float, float], ...]
     colour: str
     width: float = 1.0
@@ -225,6 +227,8 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True)
 class ChartDot:
+    """A filled circle."""
+
     x: float
     y: float
     colour: str
@@ -233,6 +237,8 @@ class ChartDot:
 
 @dataclass(frozen=True, slots=True)
 class ChartText:
+    """A text; `anchor` says which of its ends is at x."""
+
     x: float
     y: float
     text: str
@@ -323,7 +329,7 @@ def write_png(marks: Sequence[ChartMark], path: Path) -> None:
 
 
 def _dashes(points: list[tuple[float, float]], length: float) -> list[list[tuple[float, float]]]:
-    """A level line in pieces, with gaps of two thirds of their length."""
+    """A horizontal line in pieces, with gaps of two thirds of their length."""
     (left, y), (right, _) = points[0], points[-1]
     starts = [left + n * length for n in range(int((right - left) / length) + 1)]
     return [[(start, y), (min(start + 0.6 * length, right), y)] for start in starts]

@@ -1,7 +1,7 @@
-"""One run of the demo: its processes started, watched until the agents have learned, ended, and told of.
+"""One run of the demo: starts its processes, watches them until the agents have learned, ends them and reports.
 
 The engine serves a model with random weights, the gateway records what the agents do into a journalled pool, and the
-trainer learns from it and publishes its weights. This module looks at the files that they write.
+trainer learns from it and publishes its weights. This module reads the files that they write.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headrace.demo.view import DemoView
 from headrace.processes import ChildDied, Processes
 
 STATE_FILE = "demo.json"
-#: What is played where nobody says.
+#: The task where none is given.
 DEFAULT_TASK = "number"
 #: Seconds between two looks at the run.
 REFRESH_S = 0.25
@@ -40,7 +40,7 @@ CHANGEABLE = ("steps", "vllm_addresses")
 
 
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run is asked for. What is None was not said: a new run takes its default, a resumed one what it has."""
+    """The options of a run. None: not given; a new run takes the default, a resumed one keeps what it has."""
 
     task: str | None = None
     seed: int | None = None
@@ -53,12 +53,12 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     ray: bool | None = None
 
     def said(self) -> dict[str, Any]:
-        """The options that were given."""
+        """The options that were given, by name."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 
 class DemoState(msgspec.Struct, frozen=True):
-    """What the run's folder says of a run."""
+    """The file in a run's folder from which it is resumed."""
 
     settings: DemoSettings
     #: How long it took so far.
@@ -67,14 +67,15 @@ class DemoState(msgspec.Struct, frozen=True):
     ended: int = 0
 
     def write(self, run: Path) -> None:
+        """Writes the file into the run's folder."""
         (run / STATE_FILE).write_bytes(orjson.dumps(msgspec.to_builtins(self), option=orjson.OPT_INDENT_2))
 
 
 def play(options: DemoOptions, run: Path, *, resume: bool = False, console: Console | None = None) -> bool:
-    """Runs the demo and prints its verdict, one JSON object, as the last line. True where the agents have learned.
+    """Runs the demo and prints its result, one JSON object, as the last line. Returns whether the agents have learned.
 
-    Where it is interrupted or one of its processes dies, the others are ended, and what it says names the command that
-    goes on with it.
+    Where it is interrupted or one of its processes dies, the others are ended, and the message names the command that
+    resumes it.
     """
     began = time.monotonic()
     run = run.absolute()
@@ -104,7 +105,7 @@ def play(options: DemoOptions, run: Path, *, resume: bool = False, console: Cons
 
 
 class DemoRun:
-    """The processes of one run, and what they have come to."""
+    """The processes of one run, and their results."""
 
     def __init__(self, settled: DemoSettings, run: Path, console: Console) -> None:
         self.settled = settled
@@ -115,10 +116,12 @@ class DemoRun:
         self.cpu_s: dict[str, float] = {}
 
     def say(self, words: str) -> None:
+        """Prints a line on the console."""
         self.console.print(words, markup=False, highlight=False, soft_wrap=True)
 
     def learn(self, *, resume: bool) -> None:
-        """Starts everything, waits until the bar is reached or all steps are done, and ends everything."""
+        """Starts all processes, waits until the goal is reached or all steps are done, and ends them. Raises
+        `ChildDied`."""
         with ExitStack() as ending:
             self.say(f"Headrace: agents learn the task {self.settled.task!r}; the run is {_shown(self.run)}")
             # It ends last: the others still need it.
@@ -139,7 +142,7 @@ class DemoRun:
             self.cpu_s = processes.cpu_s
 
     def _watch(self, stack: DemoStack, processes: Processes) -> None:
-        """Shows how it goes until the trainer has stopped by itself, at the bar or after all steps."""
+        """Shows the progress until the trainer has stopped by itself, at the goal or after all steps."""
         with DemoView(self.console, self.progress, self.settled.steps) as view:
             while stack.trainer.code() != 0:
                 processes.check()
@@ -151,7 +154,7 @@ class DemoRun:
             view.finish()
 
     def verdict(self, seconds: float) -> dict[str, Any]:
-        """What the run came to: the JSON object of the demo's last line."""
+        """The result: the JSON object of the demo's last line."""
         progress = self.progress
         curve = averaged(progress.rewards)
         return {
@@ -166,7 +169,7 @@ class DemoRun:
         }
 
     def closing(self, verdict: dict[str, Any], page: Path) -> list[str]:
-        """What it came to, where to read about it, and what to try next."""
+        """Lines that tell the result, where to read about it, and what to try next."""
         steps, most, reward = verdict["steps"], self.settled.steps, verdict["reward_end"] or 0.0
         report = f"Report:   {_shown(page)}"
         if self.progress.learned:
@@ -192,17 +195,17 @@ class DemoRun:
 
 
 def resuming(run: Path, steps: int | None = None) -> str:
-    """The command that goes on with a run."""
+    """The command that resumes a run."""
     return f"headrace demo --resume --run {shlex.quote(_shown(run))}" + (f" --steps {steps}" if steps else "")
 
 
 def more_steps(settled: DemoSettings, steps: int) -> int:
-    """How far to go where so many steps were not enough: as far as the recipe does, or twice as far."""
+    """How many steps to suggest where so many were not enough: the recipe's, or twice as many."""
     return settled.recipe.steps if settled.recipe.steps > steps else 2 * steps
 
 
 def _begun(options: DemoOptions, run: Path) -> DemoState:
-    """A new run in an empty folder, settled and written down."""
+    """A new run in an empty folder, with its settings written to it."""
     if run.exists() and any(run.iterdir()):
         raise InvalidInput(f"--run {run} is not empty; go on with --resume, or name another folder")
     said = options.said()
@@ -224,7 +227,8 @@ def _begun(options: DemoOptions, run: Path) -> DemoState:
 
 
 def _resumed(options: DemoOptions, run: Path) -> DemoState:
-    """The run that is in a folder, with as many steps as are asked for. It goes on as it began, or not at all."""
+    """The run in a folder, with as many steps as are asked for. Raises where other options differ from those it began
+    with."""
     if not (run / STATE_FILE).exists():
         raise InvalidInput(f"--resume: {run} holds no demo; without --resume one would begin there")
     kept = msgspec.json.decode((run / STATE_FILE).read_bytes(), type=DemoState)
@@ -253,7 +257,7 @@ def _valued(flag: str, value: Any) -> str:
 
 
 def _shown(path: Path) -> str:
-    """A path as one would type it here."""
+    """A path relative to the current folder where it is below it."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 

@@ -1,7 +1,7 @@
 """The processes of one run, started together: each is a command of Headrace that knows the others by address only.
 
-Nearly all of a start is imports, so engine and gateway begin theirs at once and the trainer as soon as the gateway
-listens. The engine's port is set aside beforehand: the gateway is told an address that nobody serves yet, and waits.
+A start is mostly imports, so engine and gateway begin theirs at once and the trainer as soon as the gateway listens.
+The engine's port is reserved beforehand: the gateway is given an address that nothing serves yet, and waits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ READY = {
 
 
 class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run goes by from its first start on."""
+    """The settings of a run, fixed at its first start."""
 
     task: str
     recipe: Recipe
@@ -58,7 +58,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def channel(recipe: Recipe) -> dict[str, float]:
-    """The options of the pool's channel."""
+    """The options of the pool's channel for a task."""
     return {"n_rollouts": recipe.rollouts, "group_timeout_s": float(GROUP_TIMEOUT_S)}
 
 
@@ -81,7 +81,7 @@ class DemoStack:
         self._awaited: dict[str, Child] = {}
 
     def start(self, ray: tuple[str, str] | None = None, *, resume: bool) -> None:
-        """Starts all of them and tells each as it is ready. `ray`: the pool's address and the cluster's."""
+        """Starts the processes and prints each as it is ready. `ray`: the pool's address and the cluster's."""
         model = self._model()
         with ExitStack() as meanwhile:
             servers = self._servers(model, meanwhile)
@@ -131,7 +131,7 @@ class DemoStack:
         return found
 
     def _servers(self, model: Path, meanwhile: ExitStack) -> str:
-        """The rollout servers' addresses: the user's, or that of an engine which is started on a port set aside."""
+        """The rollout servers' addresses: the user's, or that of an engine which is started on a reserved port."""
         if self._settled.engine == "vllm":
             assert self._settled.vllm_addresses is not None
             return self._settled.vllm_addresses
@@ -198,7 +198,7 @@ def _address(gateway: Child) -> str | None:
 
 
 def _announced(child: Child, words: str) -> str | None:
-    """What stands in a child's line `WORDS on ADDRESS` or `WORDS at PROGRESS`; None until it has printed it."""
+    """What follows in a child's line `WORDS on ADDRESS` or `WORDS at PROGRESS`; None until it has printed it."""
     found = re.search(rf"^{words} (?:on|at) (.+)$", child.said(), re.MULTILINE)
     return found[1] if found else None
 

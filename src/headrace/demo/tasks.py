@@ -1,9 +1,8 @@
-"""The demo's tasks: what an agent plays. A game knows messages and a reward, and nothing of tokens or of Headrace.
+"""The demo's games. A game has messages and a reward, and knows nothing of tokens or of Headrace.
 
 The number game: a hidden number, so many guesses, each answered "higher" or "lower". The reward is 1 for a hit and 0
-for everything else. A reply is one guess and must be the number alone: anything else ends the game, so that a player
-who knows nothing yet is found out in one call. Every game of a group is the same one: what is hidden depends on the
-seed and the group alone.
+for everything else. A reply must be the number alone: anything else ends the game, so that an untrained player's game
+is one call. Every game of a group is the same: what is hidden depends on the seed and the group alone.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class NumberTask:
     max_tokens: int = 1
 
     def game(self, seed: int, group: int) -> NumberGame:
-        """A game of this group. Of so many groups in a row as there are numbers, each hides another one."""
+        """A game of this group. Of any `numbers` groups in a row, each hides another number."""
         round_, place = divmod(group, self.numbers)
         order = random.Random(f"{seed}/{round_}").sample(range(1, self.numbers + 1), self.numbers)
         return NumberGame(self, order[place])

@@ -1,4 +1,4 @@
-"""What one sees while the demo runs: a live view in a terminal, a line now and then elsewhere."""
+"""The progress of the demo: a live view in a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from headrace.braille import braille
 from headrace.demo.games import Game
 from headrace.demo.progress import DemoProgress, averaged
 from headrace.demo.recipe import LEARNED_REWARD, LEARNED_STEPS
+from headrace.terminal import braille
 
 #: Columns of the view: as many as the terminal has, and no more than reads well.
 MOST_WIDTH, LEAST_WIDTH = 100, 40
@@ -61,7 +61,7 @@ class DemoView:
             self._live.stop()
 
     def update(self) -> None:
-        """Shows what is there now."""
+        """Shows the current progress."""
         self._replay.show(self._progress.game)
         if self._live is not None:
             self._live.update(self.panel(), refresh=True)
@@ -71,7 +71,8 @@ class DemoView:
             self._tell(done)
 
     def finish(self) -> None:
-        """Shows how it ended: the last step, the whole of the last game, and the bar full where it was reached."""
+        """Shows the final state: the last step, the whole of the last game, and a full bar where the goal was
+        reached."""
         self._replay.end(self._progress.game)
         if self._live is not None:
             self._live.update(self.panel(ended=True), refresh=True)
@@ -106,7 +107,7 @@ class DemoView:
         return shown
 
     def _rate(self, calls: int) -> float:
-        """Calls a second, of the last few seconds."""
+        """Calls per second, over the last `RATE_S`."""
         now = self._clock()
         self._seen.append((now, calls))
         while len(self._seen) > 2 and now - self._seen[0][0] > RATE_S:
@@ -121,7 +122,7 @@ class DemoView:
     # -- the panel -----------------------------------------------------------------------------------------------------
 
     def panel(self, *, ended: bool = False) -> Panel:
-        """The live view as it stands; `ended`: nothing more will come."""
+        """The live view; `ended`: as it stays when the run is over."""
         width = min(max(self._console.width, LEAST_WIDTH), MOST_WIDTH)
         inner = width - 4
         done, learned = len(self._progress.rows), self._progress.learned
@@ -147,7 +148,7 @@ class DemoView:
 
 
 def curve(values: list[float], width: int) -> list[Text]:
-    """The curve with its axes: rewards on the left, steps below, and the bar as a dotted line."""
+    """The curve with its axes: rewards on the left, steps below, and the goal as a dotted line."""
     across = width - LEFT - RIGHT
     labels = {_row(tick): f"{tick:.2f}" for tick in TICKS}
     shown = []
@@ -166,13 +167,13 @@ def curve(values: list[float], width: int) -> list[Text]:
 
 
 def _row(reward: float) -> int:
-    """The line that a reward's dot is in."""
+    """The line that a reward's dot is drawn in."""
     return min(int((1 - reward) * 4 * HEIGHT), 4 * HEIGHT - 1) // 4
 
 
 def _steps_axis(steps: int, across: int) -> tuple[str, str]:
-    """A line with ticks at round numbers of steps, and the numbers. A letter is two steps wide, until all of the width
-    is taken; then the steps share it."""
+    """A line with ticks at round numbers of steps, and the numbers. A character is two steps wide until the width is
+    full; then the steps are scaled to it."""
     span = max(steps, 2 * across)
     apart = next(n for n in (20, 50, 100, 200, 500, 1000, 2000, span) if span / n <= across / 8)
     line, numbers = ["─"] * across, [" "] * (across + LEFT)
@@ -187,7 +188,7 @@ def _steps_axis(steps: int, across: int) -> tuple[str, str]:
 
 
 class GameReplay:
-    """One game after another, turn by turn, so that it can be followed: far more are played than could be shown."""
+    """Shows one game after another, turn by turn, slowly enough to follow; most games are not shown."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -196,7 +197,7 @@ class GameReplay:
         self._whole = False
 
     def show(self, newest: Game | None) -> None:
-        """Goes on with the game that is shown, or to the newest once that was there long enough."""
+        """Continues the game that is shown, or switches to the newest once it was shown for long enough."""
         turns = len(list(self._game.turns())) if self._game is not None else 0
         if self._clock() - self._since >= turns * TURN_S + STAYS_S or self._game is None:
             self._game, self._since = newest, self._clock()
@@ -206,6 +207,7 @@ class GameReplay:
         self._game, self._whole = newest, True
 
     def text(self) -> Text:
+        """The game as far as it is shown."""
         if self._game is None:
             return Text()
         turns = list(self._game.turns())
@@ -218,7 +220,7 @@ class GameReplay:
 
 
 def rounded(seconds: float) -> str:
-    """A time as exactly as it can be foretold."""
+    """A duration, as coarsely as it is estimated."""
     if seconds < 45:
         return f"{max(round(seconds / 10), 1) * 10} s"
     return "a minute" if seconds < 90 else f"{round(seconds / 60)} min"

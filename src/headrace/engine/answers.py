@@ -1,6 +1,5 @@
-"""What is answered, in vLLM's shapes: the same keys, in the same order, with the same nulls. Whole answers first,
-route by route; a chat's stream at the end.
-"""
+"""Answers in vLLM's shapes: the same keys, in the same order, with the same nulls. Whole answers first, route by route;
+the stream of a chat at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ Json = dict[str, Any]
 
 
 def usage(sequences: Seq[EngineSequence], n: int) -> Json:
-    """Token counts; a prompt counts once, however many choices answer it."""
+    """Token counts; a prompt counts once, however many choices it has."""
     asked = sum(len(sequence.prompt) for sequence in sequences[::n])
     answered = sum(len(sequence.output) for sequence in sequences)
     return {"prompt_tokens": asked, "total_tokens": asked + answered, "completion_tokens": answered}
@@ -29,6 +28,7 @@ def _whole_usage(sequences: Seq[EngineSequence], n: int) -> Json:
 
 
 def now() -> int:
+    """The time as Unix seconds."""
     return int(time.time())
 
 
@@ -70,7 +70,7 @@ def completion(
 def completion_choice(
     asked: CompletionRequest, delta: SequenceDelta, tokenizer: EngineTokenizer, offset: int
 ) -> tuple[Json, int]:
-    """One chunk's choice, and where the text of the next one's tokens begins."""
+    """The choice of one chunk, and the offset at which the next chunk's text begins."""
     sequence = delta.sequence
     logprobs, offset = _completion_logprobs(sequence, delta.first, delta.last, asked, tokenizer, offset)
     choice = {
@@ -209,7 +209,7 @@ def prompt_logprobs(sequence: EngineSequence, tokenizer: EngineTokenizer) -> lis
 def generate_choice(
     sequence: EngineSequence, first: int, last: int, tokenizer: EngineTokenizer, *, end: bool, text: str | None
 ) -> Json:
-    """One choice, or what is new of it; with text (`output_mode` "text") the log-probs tell strings, not ids."""
+    """One choice, or its newest part; with `output_mode` "text" log-probs are by string, not by id."""
     return {
         "index": sequence.index,
         "finish_reason": sequence.finish_reason if end else None,
@@ -228,7 +228,7 @@ def generate_choice(
 def generate_logprobs(
     candidates: Iterable[Candidates], most: int | None, tokenizer: EngineTokenizer | None
 ) -> Json | None:
-    """The `logprobs` of `/inference/v1/generate`; with a tokenizer they name strings, without it ids."""
+    """The `logprobs` of `/inference/v1/generate`: by string where a tokenizer is given, else by id."""
     if most is None:
         return None
     content = []
@@ -279,11 +279,9 @@ def generated(
 
 
 def atropos_generated(prompt: str, sequences: Seq[EngineSequence]) -> Json:
-    """The answers to one prompt as Atropos' vLLM server tells them: lists side by side, one item an answer.
-
-    A token's log-probs are a list of one object, from ids (as JSON's keys: strings) to log-probs, the sampled token
-    first. `prompt_logprobs`, where they were asked for, have such an object a token, and null for the first.
-    """
+    """The answers to one prompt as Atropos' vLLM server sends them: parallel lists with one item for each answer. A
+    token's log-probs are a list of one object, from ids (as strings, being JSON keys) to log-probs, the sampled token
+    first. `prompt_logprobs`, where asked for, have such an object for each token, and null for the first."""
     first = sequences[0]
     told: Json = {
         "text": [sequence.text.value for sequence in sequences],
@@ -319,7 +317,7 @@ class ChatChunks:
         self._sent: dict[int, int] = {}
 
     def opening(self, sequences: list[EngineSequence]) -> list[Chunk]:
-        """The first chunk of each choice, which names its role."""
+        """The first chunk of each choice, with its role."""
         found: list[Chunk] = []
         for sequence in sequences:
             delta = {"role": self._asked.role, "content": ""}
@@ -359,5 +357,5 @@ class ChatChunks:
 
 
 def _said(text: str) -> Chunk:
-    """A delta of text: nothing at all where there is none."""
+    """A delta of text; empty where there is none."""
     return {"content": text} if text else {}

@@ -1,6 +1,5 @@
-"""Keys and values of what has been computed: those of running sequences (`KVCache`), and those of beginnings that
-sequences share (`PrefixCache`).
-"""
+"""Keys and values of computed tokens: of running sequences (`KVCache`), and of prefixes that sequences share
+(`PrefixCache`)."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ class KVCache:
         return int(self._held.nbytes)
 
     def reserve(self, rows: int, length: int) -> None:
-        """Room for so many rows of such a length; what is there is kept."""
+        """Makes room for so many rows of such a length; keeps what is held. Raises `ValueError` beyond the limits."""
         if rows <= self._rows and length <= self._length:
             return
         if rows > self.max_rows or length > self.max_length:
@@ -61,13 +60,13 @@ class KVCache:
         self._held, self._rows, self._length = held, wide, long
 
     def write(self, layer: int, rows: torch.Tensor, at: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Puts the (token, head, width) keys and values of tokens into their rows, at their positions."""
+        """Stores the (token, head, width) keys and values of tokens in their rows, at their positions."""
         held = self._held[layer]
         held[0].transpose(1, 2)[rows, at] = keys
         held[1].transpose(1, 2)[rows, at] = values
 
     def read(self, layer: int, rows: slice, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The first `length` keys and values of some rows."""
+        """Views of the first `length` keys and values of some rows."""
         held = self._held[layer]
         return held[0, rows, :, :length], held[1, rows, :, :length]
 
@@ -80,11 +79,11 @@ class KVCache:
         return self._blocks()[self._places(rows, at, size)].permute(0, 2, 3, 4, 1, 5)
 
     def fill(self, rows: list[int], at: list[int], blocks: torch.Tensor) -> None:
-        """Puts blocks back, block i at position `at[i]` of row `rows[i]`."""
+        """Stores blocks, block i at position `at[i]` of row `rows[i]`."""
         self._blocks()[self._places(rows, at, blocks.shape[-2])] = blocks.permute(0, 4, 1, 2, 3, 5)
 
     def _blocks(self) -> torch.Tensor:
-        """Everything held, as (row, position, layer, 2, head, width)."""
+        """A view of everything held, as (row, position, layer, 2, head, width)."""
         return self._held.permute(2, 4, 0, 1, 3, 5)
 
     def _places(self, rows: list[int], at: list[int], size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -128,7 +127,8 @@ class PrefixCache:
 
     @property
     def held_bytes(self) -> int:
-        """The memory that is taken: on a CPU by the blocks that were written, elsewhere by all there is room for."""
+        """Bytes of memory in use: on a CPU those of the blocks that were written, elsewhere of the whole
+        reservation."""
         # A CPU's memory is taken page by page, when it is first written to; places are given from the first on.
         lazily = self._blocks.device.type == "cpu"
         blocks = self._each * (len(self._where) if lazily else self._most)
@@ -136,14 +136,14 @@ class PrefixCache:
         return blocks + sys.getsizeof(self._where) + len(self._where) * entry
 
     def clear(self) -> None:
-        """Forgets every block, and gives their memory back."""
+        """Drops every block and frees their memory."""
         if self._where:
             self._where = OrderedDict()
             self._blocks = torch.empty(0, **self._options)  # the old ones go first: there may be no room for both
             self._blocks = torch.empty(self._shape, **self._options)
 
     def find(self, tokens: list[int], most: int) -> list[int]:
-        """The blocks that hold the beginning of `tokens`, no more than `most` tokens of it."""
+        """The blocks that hold a prefix of `tokens`, of at most `most` tokens."""
         found: list[int] = []
         if self._where:
             for name in _names(tokens[:most]):
@@ -159,7 +159,7 @@ class PrefixCache:
         return self._blocks[torch.tensor(blocks, device=self._blocks.device)]
 
     def place(self, tokens: list[int]) -> dict[int, int]:
-        """A place for each whole block of `tokens` that is not there yet: block by block's number among them."""
+        """Reserves a block for each whole block of `tokens` that is not cached: by the block, its index in `tokens`."""
         placed: dict[int, int] = {}
         if self._most:
             for at, name in enumerate(_names(tokens)):
@@ -173,12 +173,12 @@ class PrefixCache:
         return placed
 
     def put(self, blocks: list[int], computed: torch.Tensor) -> None:
-        """Writes computed keys and values into the blocks that `place` gave."""
+        """Stores computed keys and values in the blocks that `place` reserved."""
         self._blocks[torch.tensor(blocks, device=self._blocks.device)] = computed
 
 
 def _names(tokens: list[int]) -> Iterator[bytes]:
-    """A name for each whole block of some tokens: a digest of it and of the one before."""
+    """A key for each whole block of tokens: a digest of the block and of the key before."""
     data, name, size = array("i", tokens).tobytes(), b"", BLOCK_TOKENS * 4
     for at in range(0, len(data) - size + 1, size):
         name = blake2b(name + data[at : at + size], digest_size=NAME_BYTES).digest()

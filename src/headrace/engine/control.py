@@ -1,7 +1,7 @@
-"""The routes of a trainer: pause and resume, weights and their version, and what the engine really did.
+"""The trainer's routes: pause and resume, weights and their version, and a record of what was sampled.
 
-vLLM opens these in its development mode; here they are always open. They are for the machine that trains: the engine
-listens on loopback unless told otherwise.
+vLLM has these in its development mode; here they are always open. They are meant for the machine that trains: the
+engine listens on loopback unless told otherwise.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class UpdateVersionRequest(BaseModel):
 
 
 class AbortRequest(BaseModel):
-    """The body of `/abort_requests`: which requests; all where none are named."""
+    """The body of `/abort_requests`: ids of requests; all requests where there are none."""
 
     request_ids: list[str] | None = None
 
 
 class ReloadArguments(BaseModel):
-    """The arguments of `reload_weights`: a checkpoint's folder; the engine's own where it is not given."""
+    """The arguments of `reload_weights`: a checkpoint's folder; by default the served one."""
 
     weights_path: str | None = None
 
 
 class RemoteCall(BaseModel):
-    """A method of the workers by its name; `reload_weights` is the one there is."""
+    """The body of `/collective_rpc`: a worker method's name, of which `reload_weights` is the only one."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -81,7 +81,7 @@ class TrainerRoutes:
         self.worker = engine.worker
 
     async def pause(self, request: Request) -> Response:
-        """Pauses sampling by `mode`: `abort` ends what runs, `wait` lets it end, `keep` freezes it."""
+        """`/pause`: by `mode`, `abort` ends what runs, `wait` waits for its end, `keep` freezes it."""
         mode = request.query_params.get("mode", "abort")
         if mode not in PAUSE_MODES:
             raise EngineRequestError(
@@ -93,38 +93,40 @@ class TrainerRoutes:
         return json_response({"status": "paused"})
 
     async def resume(self, request: Request) -> Response:
-        """Samples again, also what was frozen."""
+        """`/resume`: ends a pause; frozen sequences continue."""
         await self.worker.ask(lambda scheduler: scheduler.resume())
         return json_response({"status": "resumed"})
 
     async def is_paused(self, request: Request) -> Response:
+        """`/is_paused`: also true while a pause waits for sequences to end."""
         return json_response(
             {"is_paused": await self.worker.ask(lambda scheduler: scheduler.paused or scheduler.draining)}
         )
 
     async def abort_requests(self, request: Request) -> Response:
-        """Ends requests, with what they have so far."""
+        """`/abort_requests`: ends requests, with the tokens they have."""
         asked = (await read_body(request, AbortRequest)).request_ids
         names = {call.request_id for call in self.engine.open} if not asked else _known(self.engine, asked)
         await self.worker.stop_all(lambda sequence: sequence.request_id in names)
         return json_response({"status": "aborted", "aborted": len(names)})
 
     async def update_weight_version(self, request: Request) -> Response:
-        """Says which version the loaded weights are."""
+        """`/update_weight_version`: sets the version of the loaded weights."""
         asked = await read_body(request, UpdateVersionRequest)
         await self.worker.ask(lambda scheduler: setattr(scheduler, "version", asked.new_version))
         return json_response({"success": True, "new_version": asked.new_version})
 
     async def weight_info(self, request: Request) -> Response:
+        """`/weight_info`: the version of the loaded weights."""
         return json_response({"weight_version": await self.worker.ask(lambda scheduler: scheduler.version)})
 
     async def reset_prefix_cache(self, request: Request) -> Response:
-        """Drops all keys and values; what runs is computed anew."""
+        """`/reset_prefix_cache`: drops all keys and values; running sequences recompute theirs."""
         await self.worker.ask(lambda scheduler: scheduler.forget())
         return json_response({"success": True})
 
     async def collective_rpc(self, request: Request) -> Response:
-        """vLLM's call of a worker method: `reload_weights` from a checkpoint's safetensors."""
+        """`/collective_rpc`: `reload_weights` from a checkpoint's safetensors."""
         asked = await read_body(request, RemoteCall)
         given = ReloadArguments.model_validate((asked.model_extra or {}).get("kwargs") or {})
         if asked.method != "reload_weights":
@@ -138,7 +140,7 @@ class TrainerRoutes:
         return json_response({"results": [None]})
 
     async def load_weights_shm(self, request: Request) -> Response:
-        """Takes weights, and their version, out of a block of shared memory."""
+        """`/load_weights_shm`: loads weights, and their version, from a block of shared memory."""
         asked = await read_body(request, SharedWeights)
         manifest = [placed.model_dump() for placed in asked.manifest]
         try:
@@ -150,7 +152,7 @@ class TrainerRoutes:
         return json_response({"success": True, "loaded": len(found), "weight_version": version})
 
     async def score_tokens(self, request: Request) -> Response:
-        """The log-probs of a prompt's own tokens under the weights that are loaded now, paused or not."""
+        """`/score_tokens`: the log-probs of given tokens under the loaded weights, paused or not."""
         engine = self.engine
         ids = check_prompt(
             (await read_body(request, ScoreTokensRequest)).prompt_token_ids, engine.vocabulary, engine.context
@@ -163,7 +165,7 @@ class TrainerRoutes:
         )
 
     async def debug_calls(self, request: Request) -> Response:
-        """The last answers, where the engine was started with `--record`."""
+        """`/debug/calls`: the last answers; 404 unless the engine was started with `--record`."""
         if not self.engine.settings.record:
             raise EngineRequestError(
                 "This engine keeps no calls; start it with --record N.", status=404, kind="NotFoundError"
@@ -172,7 +174,7 @@ class TrainerRoutes:
 
 
 def _known(engine: Engine, asked: list[str]) -> set[str]:
-    """The open calls of these names, with or without the route's prefix (`cmpl-` and the like)."""
+    """The ids of open calls that match, with or without the route's prefix (`cmpl-` and the like)."""
     wanted = set(asked)
     return {
         call.request_id

@@ -1,4 +1,4 @@
-"""The parts put together: a model that is served, and the calls it answers."""
+"""The engine: a served model, its tokenizer and worker, and the calls it answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from headrace.checkpoints import checkpoint_folder
 from headrace.data.errors import InvalidInput
 from headrace.engine import tiny
 from headrace.engine.http import no_such_model
@@ -24,6 +23,7 @@ from headrace.engine.sequence import EngineSequence, OutputText, SamplingParams
 from headrace.engine.tokenizer import EngineTokenizer, render_chat
 from headrace.engine.weights import DTYPES
 from headrace.engine.worker import EngineCall, Worker
+from headrace.files import model_folder
 from headrace.version import __version__
 
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
@@ -33,9 +33,8 @@ GENERATION_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_pen
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """How an engine is run; `headrace engine`'s flags of the same names. Raises `InvalidInput` where they cannot
-    work.
-    """
+    """How an engine is run; the flags of `headrace engine` of the same names. Raises `InvalidInput` where they cannot
+    work."""
 
     model: str = "tiny"
     served_model_name: str | None = None
@@ -46,7 +45,7 @@ class EngineSettings:
     seed: int = 0
     logprobs_mode: str = "raw_logprobs"
     prefix_cache_mb: float = 256
-    #: How many of the last calls are kept for whoever asks; 0 keeps none.
+    #: How many of the last calls are kept for `/debug/calls`; 0 keeps none.
     record: int = 0
 
     def __post_init__(self) -> None:
@@ -59,11 +58,11 @@ class EngineSettings:
 
 
 class Engine:
-    """A model with its tokenizer, and the worker that samples from it. `start` begins a call, `end` lets go of it."""
+    """A model with its tokenizer, and the worker that samples from it. `start` begins a call; `end` must follow."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
-        self.folder = tiny.folder(settings.seed) if settings.model == "tiny" else checkpoint_folder(settings.model)
+        self.folder = tiny.folder(settings.seed) if settings.model == "tiny" else model_folder(settings.model)
         if not (self.folder / "config.json").exists():
             raise InvalidInput(f"model is {settings.model!r}; {self.folder} is no checkpoint: it has no config.json")
         device = torch.device(_device(settings.device))
@@ -92,12 +91,12 @@ class Engine:
         self.worker = Worker(scheduler, self._record if settings.record else _ignore)
 
     def served(self, model: str | None) -> None:
-        """Refuses a request for another model."""
+        """Raises a 404 where a request names another model."""
         if model and model != self.name:
             raise no_such_model(model, self.name)
 
     def rendered(self, asked: ChatRequest | TokenizeRequest) -> list[int]:
-        """The ids of a request's messages, if the model can read them."""
+        """The ids of a request's messages. Raises `EngineRequestError` where the model cannot take them."""
         ids = render_chat(
             self.tokenizer.hf_tokenizer,
             asked.messages or [],
@@ -109,7 +108,7 @@ class Engine:
         return check_prompt(ids, self.vocabulary, self.context)
 
     def start(self, request_id: str, prompts: list[tuple[list[int], SamplingParams]], *, stream: bool) -> EngineCall:
-        """Begins the answers to some prompts, `n` to each; choices are numbered through."""
+        """Begins a call with `n` answers to each prompt; choices are numbered across prompts."""
         sequences: list[EngineSequence] = []
         for prompt, sampling in prompts:
             seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
@@ -132,7 +131,7 @@ class Engine:
         return call
 
     def end(self, call: EngineCall) -> None:
-        """The request is answered, or nobody waits for it any more."""
+        """Forgets a call, and aborts what of it still runs."""
         self.open.discard(call)
         if not call.finished:
             self.worker.abort(lambda sequence: sequence.call is call)
@@ -169,7 +168,8 @@ def _device(asked: str) -> str:
 
 
 def _dtype(asked: str, folder: Path, device: torch.device) -> torch.dtype:
-    """`auto` is float32 on a CPU, where nothing else is faster, and the checkpoint's own on an accelerator."""
+    """The dtype to compute in; `auto` is float32 on a CPU, where nothing else is faster, and the checkpoint's
+    elsewhere."""
     if asked == "auto":
         config = _json(folder / "config.json")
         asked = str(config.get("dtype") or config.get("torch_dtype") or "") if device.type != "cpu" else ""
@@ -177,7 +177,7 @@ def _dtype(asked: str, folder: Path, device: torch.device) -> torch.dtype:
 
 
 def _eos(tokenizer: Any, generation: dict[str, Any], config: Any) -> frozenset[int]:
-    """The tokens that end an answer: the tokenizer's, and those that the checkpoint names."""
+    """The tokens that end an answer: the tokenizer's and the checkpoint's."""
     found: set[int] = set()
     for given in (tokenizer.eos_token_id, generation.get("eos_token_id"), config.eos_token_id):
         found.update([given] if isinstance(given, int) else given or [])

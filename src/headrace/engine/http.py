@@ -1,6 +1,4 @@
-"""How a route reads its body and answers: JSON, or a refusal in the shape and, where it was recorded, in the words
-of vLLM.
-"""
+"""Reading bodies and writing JSON answers and errors, in vLLM's shape and, where they were recorded, vLLM's words."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from headrace.data.errors import HeadraceError
 
 
 class EngineRequestError(HeadraceError):
-    """A request that is answered with an error."""
+    """A request that is answered with an error status."""
 
     code = "refused"
 
@@ -28,20 +26,20 @@ class EngineRequestError(HeadraceError):
         self.status, self.kind, self.param = status, kind, param
 
     def response(self) -> Response:
-        """The answer, in vLLM's shape."""
+        """The error as a response in vLLM's shape."""
         body = {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}}
         return Response(orjson.dumps(body), self.status, media_type="application/json")
 
 
 def no_such_model(name: str, served: str) -> EngineRequestError:
-    """404: another model is served."""
+    """404: the engine serves another model."""
     return EngineRequestError(
         f"The model `{name}` does not exist. Valid aliases: {served}.", status=404, kind="NotFoundError", param="model"
     )
 
 
 def outside_vocabulary(token: int) -> EngineRequestError:
-    """400: the model has no such token."""
+    """400: the model has no token of this id."""
     return EngineRequestError(f"Token id {token} is out of vocabulary")
 
 
@@ -65,7 +63,7 @@ def too_many_tokens(asked: int, context: int) -> EngineRequestError:
 
 
 def not_offered(what: str, param: str) -> EngineRequestError:
-    """400: vLLM has it, and this engine does not."""
+    """400: vLLM has this feature, and this engine has not."""
     return EngineRequestError(f"This engine does not offer {what}; vLLM does.", param=param)
 
 
@@ -75,7 +73,7 @@ def internal_error(message: str) -> EngineRequestError:
 
 
 def invalid_body(error: ValidationError) -> EngineRequestError:
-    """A body that is not what the route takes, with each fault as pydantic names it."""
+    """400 with every fault that pydantic found in a body."""
     lines: list[dict[str, Any]] = []
     for fault in error.errors(include_url=False, include_context=False):
         given = fault["input"]
@@ -89,7 +87,7 @@ def invalid_body(error: ValidationError) -> EngineRequestError:
 
 
 def _short(value: Any) -> Any:
-    """An echo of what was sent, no longer than it helps."""
+    """A value that was sent, shortened to quote it in an error."""
     text = repr(value)
     return value if len(text) <= 500 else text[:500] + "..."
 
@@ -99,7 +97,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def with_refusals(handler: Handler) -> Handler:
-    """A handler whose refusals become answers."""
+    """Wraps a handler so that an `EngineRequestError` becomes its response."""
 
     async def guard(request: Request) -> Response:
         try:
@@ -115,12 +113,13 @@ def with_refusals(handler: Handler) -> Handler:
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """An answer with a JSON body."""
+    """A response with a JSON body."""
     return Response(orjson.dumps(value), status, media_type="application/json")
 
 
 async def read_body(request: Request, kind: type[M]) -> M:
-    """A request's body. What is wrong with it is said in Python's words (list, not array), as vLLM does."""
+    """Parses a request's body as a model. Raises `EngineRequestError`, in Python's words (list, not array) as
+    vLLM's."""
     data = await request.body()
     try:
         return kind.model_validate_json(data)

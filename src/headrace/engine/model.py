@@ -1,8 +1,8 @@
 """One forward pass of a Llama-like transformer over rows of the cache.
 
-Written out here rather than taken from transformers because a small model's step is all overhead: about fifteen
-operations a layer, nothing else. Which families it computes is a list, `FAMILIES`; a checkpoint of another is refused
-when it is opened. That it computes them right is tested against transformers' own forward pass.
+It is written out here because a step of a small model is all overhead: this is about fifteen operations a layer, and
+nothing else. `FAMILIES` lists the architectures; a checkpoint of another is refused when it is opened. Tests compare it
+with transformers' own forward pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class ModelLayer:
-    """The tensors of one block, fused, and (in, out) rather than (out, in): small products are much faster so."""
+    """The tensors of one block, fused, and (in, out) rather than (out, in), which makes small products much faster."""
 
     def __init__(self, config: Any, head_dim: int, options: dict[str, Any]) -> None:
         hidden, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
@@ -40,7 +40,7 @@ class ModelLayer:
         self.mlp_norm = torch.empty(hidden, **options)
 
     def views(self, prefix: str, config: Any, head_dim: int) -> dict[str, torch.Tensor]:
-        """What a checkpoint calls the parts of this block."""
+        """The block's tensors by their names in a checkpoint, as views."""
         q, k = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
         cuts = {"q_proj": slice(0, q), "k_proj": slice(q, q + k), "v_proj": slice(q + k, q + 2 * k)}
         found = {f"{prefix}self_attn.{name}.weight": self.qkv[:, cut].t() for name, cut in cuts.items()}
@@ -61,7 +61,7 @@ class ModelLayer:
 
 
 class EngineModel:
-    """A checkpoint, ready to compute."""
+    """A loaded checkpoint. Raises `InvalidInput` for an architecture that is not among `FAMILIES`."""
 
     def __init__(self, folder: Path, *, dtype: torch.dtype, device: torch.device) -> None:
         from transformers import AutoConfig
@@ -100,9 +100,11 @@ class EngineModel:
 
     @property
     def size(self) -> int:
+        """The number of parameters."""
         return sum(view.numel() for view in self.weights.views.values())
 
     def cache(self, rows: int, length: int) -> KVCache:
+        """An empty cache for at most `rows` sequences of at most `length` tokens."""
         return KVCache(
             layers=len(self.layers),
             heads=self.kv_heads,

@@ -1,7 +1,7 @@
-"""What is asked: vLLM's fields, checked by pydantic, and what they come to.
+"""The bodies of requests: vLLM's fields, checked by pydantic, and the parameters they amount to.
 
-Fields that nobody knows are ignored, as vLLM does. Fields that vLLM knows and this engine does not compute are refused
-when they are set: an answer that silently lacks what was asked for is worse than none.
+Unknown fields are ignored, as vLLM does. Fields that vLLM knows and this engine does not implement are refused when
+they are set: an answer that silently lacks what was asked for would be worse.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NOT_OFFERED = {
 
 
 class StreamOptions(BaseModel):
-    """What a stream tells of usage."""
+    """Whether a stream reports usage."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
@@ -78,7 +78,7 @@ class SamplingFields(BaseModel):
     response_format: dict[str, Any] | None = None
 
     def sampling(self, defaults: Mapping[str, Any], *, max_tokens: int, logprobs: int | None) -> SamplingParams:
-        """What is sampled by: the request's fields, else the model's defaults, else vLLM's."""
+        """The sampling parameters: the request's fields, else the model's defaults, else vLLM's."""
         for name, what in NOT_OFFERED.items():
             if (self.model_extra or {}).get(name):
                 raise not_offered(what, name)
@@ -117,7 +117,7 @@ _DIRECT = (
 
 
 class OpenAIRequest(SamplingFields):
-    """What both of OpenAI's routes share."""
+    """The fields that both of OpenAI's routes share."""
 
     model: str | None = None
     request_id: str | None = None
@@ -127,7 +127,7 @@ class OpenAIRequest(SamplingFields):
     return_tokens_as_token_ids: bool | None = None
 
     def check(self) -> None:
-        """What vLLM refuses of fields that do not go together."""
+        """Raises `EngineRequestError` for combinations of fields that vLLM refuses."""
         if self.stream_options is not None and not self.stream:
             raise EngineRequestError(
                 "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
@@ -159,7 +159,7 @@ class ChatRequest(OpenAIRequest):
 
     @property
     def role(self) -> str:
-        """Whose turn the answer is: the assistant's, or that of the message that it goes on with."""
+        """The role of the answer: the assistant's, or that of the message which it continues."""
         return "assistant" if self.add_generation_prompt else str(self.messages[-1]["role"])
 
     def check(self) -> None:
@@ -172,7 +172,8 @@ class ChatRequest(OpenAIRequest):
 
 
 class GenerateSampling(SamplingFields):
-    """vLLM's own parameters: none but those that may be absent may be null, and the model's defaults do not count."""
+    """`sampling_params` of `/inference/v1/generate`: only optional ones may be null, and the model's defaults are not
+    applied."""
 
     n: int = 1
     temperature: float = 1.0
@@ -201,7 +202,7 @@ class GenerateRequest(BaseModel):
 
 
 class PromptIds(BaseModel):
-    """A prompt as vLLM's engine itself takes it, already tokenised."""
+    """A tokenised prompt, as vLLM's engine takes it."""
 
     prompt_token_ids: list[int]
 
@@ -266,7 +267,7 @@ def _ids(given: list[Any]) -> list[int]:
 
 
 def check_prompt(ids: list[int], vocabulary: int, context: int) -> list[int]:
-    """A prompt that the model can read; else `EngineRequestError`."""
+    """The prompt. Raises `EngineRequestError` where it is empty, too long, or holds ids outside of the vocabulary."""
     if not ids:
         raise EngineRequestError("The prompt is empty: it has no tokens.", param="prompt")
     if len(ids) >= context:
@@ -277,13 +278,13 @@ def check_prompt(ids: list[int], vocabulary: int, context: int) -> list[int]:
 
 
 def answer_limit(asked: int | None, default: int | None, length: int, context: int) -> int:
-    """The most tokens an answer may have: as asked, if that fits; else as many as fit."""
+    """The most tokens that an answer may have: as asked where that fits, else what the context has room for."""
     most = default if asked is None else asked
     return context - length if most is None else min(most, context - length)
 
 
 def check_max_tokens(asked: int | None, context: int) -> int | None:
-    """A length that OpenAI's routes take: more than the whole context is refused."""
+    """Raises `EngineRequestError` for a `max_tokens` larger than the whole context, as OpenAI's routes do."""
     if asked is not None and asked > context:
         raise too_many_tokens(asked, context)
     return asked

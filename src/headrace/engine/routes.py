@@ -1,6 +1,5 @@
-"""The engine's application: the routes that answer with sampled tokens, whole or as a stream, and those that say
-what is served. The trainer's are in `control`.
-"""
+"""The engine's application: routes that sample, whole or as a stream, and routes that describe what is served. The
+trainer's routes are in `control`."""
 
 from __future__ import annotations
 
@@ -92,7 +91,7 @@ class SamplingRoutes:
         return json_response(answers.completion(head, asked, call.sequences, engine.tokenizer, engine.fingerprint))
 
     async def chat(self, request: Request) -> Response:
-        """`/v1/chat/completions`: messages by the model's chat template."""
+        """`/v1/chat/completions`: messages, rendered by the model's chat template."""
         asked = await read_body(request, ChatRequest)
         self.engine.served(asked.model)
         asked.check()
@@ -115,7 +114,7 @@ class SamplingRoutes:
         return json_response(answers.chat_completion(head, asked, call.sequences, engine.tokenizer, engine.fingerprint))
 
     async def generate(self, request: Request) -> Response:
-        """`/inference/v1/generate`: ids in, ids out."""
+        """`/inference/v1/generate`: token ids in, token ids out."""
         asked = await read_body(request, GenerateRequest)
         self.engine.served(asked.model)
         engine = self.engine
@@ -150,7 +149,7 @@ class SamplingRoutes:
         )
 
     async def atropos_generate(self, request: Request) -> Response:
-        """`/generate` as Atropos' `vllm_api_server.py` answers it: where its environments take tokens."""
+        """`/generate` as Atropos' `vllm_api_server.py` answers it, from which its environments take tokens."""
         asked = await read_body(request, AtroposRequest)
         if asked.stream:
             raise EngineRequestError("/generate does not stream; /v1/completions does.", param="stream")
@@ -174,7 +173,7 @@ class SamplingRoutes:
         return {"id": call.request_id, "object": kind, "created": answers.now(), "model": self.engine.name}
 
     async def _answered(self, call: EngineCall, request: Request) -> None:
-        """Waits for the end of every choice; a client that hangs up ends them sooner."""
+        """Waits until every choice has ended; aborts them where the client disconnects."""
         gone = asyncio.ensure_future(_disconnected(request, call))
         try:
             await call.done
@@ -227,7 +226,7 @@ class SamplingRoutes:
 
 
 async def _disconnected(request: Request, call: EngineCall) -> None:
-    """Ends the wait for a call whose client is gone."""
+    """Ends the wait for a call when its client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
     if not call.done.done():
@@ -248,13 +247,14 @@ VLLM_VERSION = f"0.32.0+headrace.{__version__}"
 
 
 class InfoRoutes:
-    """The routes that say what is served, and what text is in ids."""
+    """Routes that describe what is served, and convert between text and ids."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._started = answers.now()
 
     async def tokenize(self, request: Request) -> Response:
+        """`/tokenize`: the ids of a text, or of messages by the chat template."""
         asked = await read_body(request, TokenizeRequest)
         self.engine.served(asked.model)
         tokenizer = self.engine.tokenizer
@@ -268,12 +268,14 @@ class InfoRoutes:
         return json_response({**found, "token_strs": tokenizer.pieces(ids) if asked.return_token_strs else None})
 
     async def detokenize(self, request: Request) -> Response:
+        """`/detokenize`: the text of ids."""
         asked = await read_body(request, DetokenizeRequest)
         self.engine.served(asked.model)
         ids = check_prompt(asked.tokens, self.engine.vocabulary, len(asked.tokens) + 1) if asked.tokens else []
         return json_response({"prompt": self.engine.tokenizer.decode(ids)})
 
     async def models(self, request: Request) -> Response:
+        """`/v1/models`: the served model, with its folder as `root`."""
         permission = {
             "id": f"modelperm-{random.getrandbits(64):016x}",
             "object": "model_permission",
@@ -301,21 +303,24 @@ class InfoRoutes:
         return json_response({"object": "list", "data": [card]})
 
     async def health(self, request: Request) -> Response:
+        """`/health`: 200 with an empty body."""
         return Response()
 
     async def version(self, request: Request) -> Response:
+        """`/version`: the vLLM version that is emulated, with Headrace's as its local part."""
         return json_response({"version": VLLM_VERSION})
 
     async def load(self, request: Request) -> Response:
+        """`/load`: the number of calls that are being answered."""
         return json_response({"server_load": len(self.engine.open)})
 
     async def memory(self, request: Request) -> Response:
-        """What the engine holds, part by part, in bytes."""
+        """Bytes that the engine holds, by what for."""
         return json_response(asdict(await self.engine.worker.ask(lambda scheduler: scheduler.memory())))
 
 
 def create_app(engine: Engine) -> Starlette:
-    """Every route of the engine. The engine is not closed with the application: whoever made it closes it."""
+    """The application with every route. It does not close the engine: whoever made it does."""
     service, info, control = SamplingRoutes(engine), InfoRoutes(engine), TrainerRoutes(engine)
     posts: dict[str, Handler] = {
         "/v1/completions": service.completions,

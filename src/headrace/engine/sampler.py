@@ -1,8 +1,7 @@
 """From logits to tokens and their log-probs, for a whole batch at once.
 
-A token's random number is a function of its sequence's seed and of its place in the answer, and of nothing else: who
-else is in the batch, and how the batch was cut, does not matter. The token is where that number falls in the
-cumulative distribution.
+A token's random number depends on its sequence's seed and its index in the answer alone: not on the rest of the batch,
+nor on how the batch was split. The token is where that number falls in the cumulative distribution.
 
 Log-probs are, as vLLM defines them, `raw`: of the logits as they leave the model (temperature 1, nothing applied), or
 `processed`: of what was sampled from, after bias, penalties, temperature, min-p, top-k and top-p.
@@ -18,7 +17,7 @@ import torch
 
 from headrace.engine.sequence import EngineSequence
 
-#: What JSON gets for the log-prob of the impossible, as in vLLM's answers.
+#: The log-prob of a token with probability 0 in JSON, as in vLLM's answers.
 LOWEST_LOGPROB = -9999.0
 
 
@@ -35,7 +34,7 @@ class SampledTokens:
 
 
 class Sampler:
-    """Samples a batch; `processed` says which log-probs it tells."""
+    """Samples a batch; with `processed` its log-probs are processed ones, else raw."""
 
     def __init__(self, *, processed: bool) -> None:
         self.processed = processed
@@ -85,7 +84,7 @@ def _result(tokens: torch.Tensor, logprobs: torch.Tensor, batch: Seq[EngineSeque
 
 
 def _shaped(logits: torch.Tensor, batch: Seq[EngineSequence]) -> torch.Tensor:
-    """Allowed tokens, least length, bias and penalties, row by row: few requests ask for any."""
+    """Logits after allowed tokens, minimum length, bias and penalties, row by row, since few requests have any."""
     for row, sequence in zip(logits, batch, strict=True):
         sampling = sequence.sampling
         if sampling.allowed_token_ids is not None:
@@ -115,7 +114,7 @@ def _penalise(row: torch.Tensor, sequence: EngineSequence) -> None:
 
 
 def _cut(logits: torch.Tensor, batch: Seq[EngineSequence]) -> torch.Tensor:
-    """Min-p, then top-k, then top-p; at least the likeliest token of each row stays."""
+    """Logits after min-p, top-k and top-p; the likeliest token of each row always stays."""
     asked = [sequence.sampling for sequence in batch]
     device, size = logits.device, logits.shape[-1]
     if any(sampling.min_p for sampling in asked):
@@ -144,7 +143,7 @@ def _draw(logprobs: torch.Tensor, batch: Seq[EngineSequence]) -> torch.Tensor:
 
 
 def uniform(seeds: Seq[int], places: Seq[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """A number in [0, 1) for each seed and place: splitmix64 of the two, taken twice."""
+    """A number in [0, 1) for each seed and index: splitmix64 of the two, applied twice."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     x = _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], np.uint64) + golden)
     x = _mix(x + (np.array(places, np.uint64) + np.uint64(1)) * golden)

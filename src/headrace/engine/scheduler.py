@@ -1,10 +1,10 @@
 """Which sequences run, and one step of all of them.
 
-A step admits what waits and fits, computes the prompts of those, gives every running sequence one token, and lets go of
-the ones that ended. It owns the model, the cache and the sampler; it knows no threads and no HTTP.
+A step admits waiting sequences that fit, computes their prompts, gives every running sequence one token, and releases
+those that ended. The scheduler owns the model, the cache and the sampler; it knows no threads and no HTTP.
 
-Prompts that begin as earlier sequences did are not computed again from the start (see `PrefixCache`). New weights drop
-all that was computed with the old ones: a running sequence keeps its tokens, and its next step computes them anew, so
+Prompts that share a prefix with earlier sequences are not computed from the start (see `PrefixCache`). New weights drop
+everything computed with the old ones: a running sequence keeps its tokens, and its next step computes them anew, so
 that every token is sampled from one set of weights over its whole context.
 """
 
@@ -30,7 +30,7 @@ DEFAULT_VERSION = "default"
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """What an engine holds: bytes, but for the tokens whose keys and values the prefix cache has."""
+    """What an engine holds, in bytes; `prefix_cache_tokens` is the number of cached tokens."""
 
     weights: int
     kv_cache: int
@@ -40,7 +40,7 @@ class EngineMemory:
 
 
 class Scheduler:
-    """Which sequences run, wait or are held back, and the step that gives each running one a token."""
+    """Holds the running, waiting and held-back sequences; a step gives each running one a token."""
 
     def __init__(
         self, model: EngineModel, sampler: Sampler, *, max_num_seqs: int, max_model_len: int, prefix_bytes: int = 0
@@ -70,11 +70,12 @@ class Scheduler:
         return [*self.running, *self.waiting, *self.held]
 
     def add(self, sequences: Iterable[EngineSequence]) -> None:
-        """Takes new sequences; while it drains they are held back."""
+        """Queues new sequences; while a drain is under way they are held back."""
         (self.held if self.draining else self.waiting).extend(sequences)
 
     def pause(self, mode: str) -> list[EngineSequence]:
-        """Stops: at once with what is there kept (`keep`) or ended (`abort`), or once it has ended by itself (`wait`).
+        """Pauses: at once, with what runs frozen (`keep`) or ended (`abort`), or once everything has ended by itself
+        (`wait`).
 
         Returns what was ended. With `wait`, `paused` follows `draining` in the step that ends the last sequence.
         """
@@ -87,7 +88,7 @@ class Scheduler:
         return self.abort(lambda _: True) if mode == "abort" else []
 
     def resume(self) -> None:
-        """Steps again, and lets in what was held back."""
+        """Ends a pause, and queues what was held back."""
         self.paused = False
         self._open()
 
@@ -102,7 +103,7 @@ class Scheduler:
             self._open()
 
     def abort(self, gone: Callable[[EngineSequence], bool]) -> list[EngineSequence]:
-        """Ends those of which `gone` is true, with what they have so far."""
+        """Ends the sequences for which `gone` is true, with the tokens they have; returns them."""
         ended = [sequence for sequence in self.unfinished if gone(sequence)]
         for sequence in ended:
             sequence.finish("abort")
@@ -114,7 +115,7 @@ class Scheduler:
         return ended
 
     def fail(self, error: str) -> list[EngineSequence]:
-        """Ends everything that runs with an error."""
+        """Ends every running sequence with an error; returns them."""
         self._prefix.clear()
         ended, self.running = self.running, []
         for sequence in ended:
@@ -124,14 +125,15 @@ class Scheduler:
         return ended
 
     def load(self, tensors: Mapping[str, torch.Tensor], version: str | None = None) -> None:
-        """Takes new weights, and their version with them where it is given."""
+        """Loads new weights, drops the caches, and sets the version where one is given. Raises `BadWeights` and changes
+        nothing."""
         self.model.weights.load(tensors)
         self.forget()
         if version is not None:
             self.version = version
 
     def forget(self) -> None:
-        """Drops everything computed: what runs goes on from its tokens."""
+        """Drops all computed keys and values; running sequences continue from their tokens."""
         self._prefix.clear()
         for sequence in self.running:
             sequence.row = None
@@ -148,9 +150,9 @@ class Scheduler:
         )
 
     def score(self, ids: list[int]) -> list[float]:
-        """The log-probs, at temperature 1, of each of these tokens but the first: computed whole, nothing of it kept.
+        """The log-prob of each token but the first, at temperature 1.
 
-        Paused or not, and whatever runs: it has a cache of its own.
+        It works while paused and beside running sequences, with a cache of its own that is dropped afterwards.
         """
         with torch.inference_mode():
             cache = self.model.cache(1, len(ids))
@@ -166,7 +168,7 @@ class Scheduler:
         return found
 
     def step(self) -> list[EngineSequence]:
-        """Gives every running sequence one more token; all of them, in the order in which they ran."""
+        """Gives every running sequence one more token; returns them, in the order in which they ran."""
         with torch.inference_mode():
             return self._step()
 
@@ -223,7 +225,7 @@ class Scheduler:
         return new
 
     def _release(self) -> None:
-        """Gives back the rows of what ended; the last rows move into the holes."""
+        """Frees the rows of sequences that ended; the last rows move into the gaps."""
         running = self.running
         ended = [sequence for sequence in running if sequence.finish_reason is not None]
         if ended:
@@ -239,7 +241,7 @@ class Scheduler:
                 last.row = hole
 
     def _keep(self, ended: list[EngineSequence]) -> None:
-        """Keeps what was computed for these, for those that begin alike."""
+        """Puts the computed prefixes of these sequences into the prefix cache."""
         kept: dict[int, tuple[int, int]] = {}
         for sequence in ended:
             assert sequence.row is not None
@@ -256,7 +258,8 @@ class Scheduler:
         return self.model.logits(self.model.forward(self._cache, slice(0, len(batch)), ids, start, [1] * len(batch)))
 
     def _prefill(self, new: list[EngineSequence]) -> list[torch.Tensor]:
-        """The logits after each new sequence's last token, some at a time, very long ones in several passes."""
+        """The logits after each new sequence's last token; several sequences at a time, very long ones in several
+        passes."""
         logits, at = [], 0
         while at < len(new):
             end = at + 1
@@ -289,7 +292,7 @@ class Scheduler:
         return model.logits(torch.cat([parts[-1][-1:] for parts in states]))
 
     def _tell(self, sequence: EngineSequence, states: torch.Tensor) -> None:
-        """The log-probs of a prompt's own tokens: of each but the first, after those before it."""
+        """Stores the log-probs of a prompt's own tokens, of each but the first."""
         wanted = sequence.sampling.prompt_logprobs
         assert wanted is not None
         sequence.prompt_candidates.append(None)
@@ -312,5 +315,5 @@ class Scheduler:
 
 
 def _left(sequence: EngineSequence) -> int:
-    """Tokens of a new sequence that must be computed."""
+    """How many tokens of a new sequence must be computed."""
     return sequence.length - BLOCK_TOKENS * len(sequence.blocks)

@@ -1,6 +1,5 @@
-"""One answer in the making (`EngineSequence`): its prompt, what was asked of the sampler (`SamplingParams`), the tokens
-sampled so far, their text (`OutputText`), and how it ended.
-"""
+"""One answer that is being sampled (`EngineSequence`): its prompt, its sampling parameters (`SamplingParams`), the
+tokens so far, their text (`OutputText`), and how it ended."""
 
 from __future__ import annotations
 
@@ -18,9 +17,8 @@ GREEDY_BELOW = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """What one request asks of the sampler, under vLLM's names. `max_tokens` is no more than the context has room
-    for.
-    """
+    """The sampling parameters of one request, under vLLM's names. `max_tokens` is at most what the context has room
+    for."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -53,7 +51,7 @@ class SamplingParams:
 
     @property
     def plain(self) -> bool:
-        """Nothing but a temperature: the batch needs no second look at this one's logits."""
+        """Whether only a temperature is applied, so that the batch's logits need no work for this sequence alone."""
         return not (
             self.penalised
             or self.logit_bias
@@ -65,7 +63,7 @@ class SamplingParams:
         )
 
     def check(self, vocabulary: int) -> None:
-        """Raises `EngineRequestError` for what no sampler could do."""
+        """Raises `EngineRequestError` for values that cannot be sampled with."""
         _within("n", self.n, 1 <= self.n <= MAX_CHOICES, f"n must be between 1 and {MAX_CHOICES}")
         if self.greedy and self.n > 1:
             raise EngineRequestError(f"n must be 1 when using greedy sampling, got {self.n}.", param="n")
@@ -138,7 +136,7 @@ class OutputText:
         self.value = ""
 
     def take(self, output: list[int]) -> None:
-        """Takes what is new in `output`, which only ever grows."""
+        """Adds the text of what is new in `output`, which only ever grows."""
         new = output[self._known :]
         self._known = len(output)
         if new and not self._push(new):
@@ -146,7 +144,7 @@ class OutputText:
                 self._push([token])
 
     def _push(self, new: list[int]) -> bool:
-        """Takes some ids as one piece; False, and nothing taken, where several end inside a character."""
+        """Adds ids as one piece; returns False, and adds nothing, where several end inside a character."""
         ids = self._ids
         before = self._decode(ids[: self._read], skip_special_tokens=self._skip)
         now = self._decode([*ids, *new], skip_special_tokens=self._skip)
@@ -162,11 +160,12 @@ class OutputText:
         return True
 
     def pass_over(self) -> None:
-        """No stop string is looked for in the text so far."""
+        """Excludes the text so far from the search for stop strings."""
         self._searched = len(self.value)
 
     def stopped(self, stops: tuple[str, ...], *, keep: bool) -> str | None:
-        """The stop string that the text now holds, if any, cut off at its beginning (or, to `keep` it, at its end)."""
+        """The stop string that the text holds, if any; the text is cut at its beginning, or, with `keep`, at its
+        end."""
         start = max(0, self._searched - max(map(len, stops)) + 1)
         self._searched = len(self.value)
         for stop in stops:
@@ -182,7 +181,7 @@ Candidates = list[tuple[int, float, int]]
 
 
 class EngineSequence:
-    """One choice of one request. Changed by the scheduler alone until `finish_reason` is set, by nobody afterwards."""
+    """One choice of one request. Only the scheduler changes it, and after `finish_reason` is set nothing does."""
 
     __slots__ = (
         "blocks",
@@ -248,10 +247,11 @@ class EngineSequence:
         return len(self.prompt) + len(self.output)
 
     def tokens(self) -> list[int]:
+        """The prompt and the answer so far."""
         return self.prompt + self.output
 
     def push(self, token: int, logprob: float, version: str) -> None:
-        """Takes a sampled token, and ends the answer where it should end."""
+        """Appends a sampled token, and ends the answer where it should end."""
         at = len(self.output)
         self.output.append(token)
         self.logprobs.append(logprob)
@@ -279,17 +279,17 @@ class EngineSequence:
             self.finish("length")
 
     def finish(self, reason: str, shown: int | None = None) -> None:
-        """Ends the answer; its text is that of the first `shown` tokens, or of all."""
+        """Ends the answer; its text is that of its first `shown` tokens, or of all."""
         self.text.take(self.output[:shown])
         self.finish_reason = reason
 
     def fail(self, error: str) -> None:
-        """Ends the answer with an error in place of a text."""
+        """Ends the answer with an error."""
         self.error = error
         self.finish_reason = "error"
 
     def settled(self) -> int:
-        """How much of the text can no longer be cut off: all but what may be the beginning of a stop string."""
+        """How many characters of the text are final: all but what may be the beginning of a stop string."""
         sampling = self.sampling
         if self.finish_reason is not None or not sampling.stop or sampling.include_stop_str_in_output:
             return len(self.text.value)

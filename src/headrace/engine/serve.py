@@ -1,6 +1,6 @@
 """An engine as a process: it listens at once and answers 503 until its model is loaded.
 
-Loading runs beside the server, in a thread that nobody waits for: a signal ends the process while it loads.
+The model is loaded in a daemon thread, so that a signal ends the process while it loads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LoadingApp:
-    """An application that hands requests on once there is one to hand them to."""
+    """Answers 503 until `app` is set, and passes requests to it from then on."""
 
     def __init__(self, model: str) -> None:
         self._said = orjson.dumps(
@@ -43,8 +43,8 @@ def run(
     listening: Callable[[str], None],
     ready: Callable[[str], None],
 ) -> None:
-    """Runs a server of `front` until SIGTERM or SIGINT, with what `load` gives behind it; raises what kept that from
-    loading. `listening` and `ready` are told the address."""
+    """Serves `front` until SIGTERM or SIGINT, with the engine that `load` returns behind it; raises the error of
+    `load`. `listening` and `ready` are called with the address."""
     outcome: list[Engine | BaseException] = []
 
     def loading() -> None:
@@ -64,7 +64,7 @@ def run(
         threading.Thread(target=loading, name="headrace-load", daemon=True).start()
 
     server.run(begin)
-    if not outcome:  # libraries that are being loaded do not bear the interpreter's end
+    if not outcome:  # a normal exit while libraries are being loaded may crash
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,8 @@ CORPUS = (
 
 
 def folder(seed: int = 0) -> Path:
-    """The folder of `tiny` with this seed: found in the user's cache, or built there (or in a temporary folder)."""
+    """The folder of `tiny` with this seed, found or built in the user's cache, or in a temporary folder where that
+    cannot be written."""
     import transformers
 
     recipe = json.dumps([CONFIG, TEMPLATE, CORPUS, VOCABULARY, transformers.__version__, seed])
@@ -101,12 +103,12 @@ def folder(seed: int = 0) -> Path:
 
 
 def build(into: Path, seed: int = 0, **config: Any) -> None:
-    """Writes the checkpoint into an empty folder; `config` overrides what its configuration says."""
+    """Writes the checkpoint into an empty folder; `config` overrides fields of its configuration."""
     write(into, _tokenizer(), {**CONFIG, **config}, seed)
 
 
 def write(into: Path, tokenizer: Any, config: dict[str, Any], seed: int) -> None:
-    """Writes a Llama with random weights and the vocabulary of a tokenizer."""
+    """Writes a Llama with random weights for a tokenizer's vocabulary."""
     import torch
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
@@ -120,26 +122,31 @@ def write(into: Path, tokenizer: Any, config: dict[str, Any], seed: int) -> None
 
 
 def _tokenizer() -> Any:
-    """A byte-level BPE: any text has ids, and digits stand alone."""
+    """A byte-level BPE in which each digit is a token."""
+    from tokenizers import pre_tokenizers
+
+    bytes_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), bytes_level])
+    return bpe_tokenizer(CORPUS, VOCABULARY - len(MARKS), pre_tokenizer, model_max_length=CONTEXT)
+
+
+def bpe_tokenizer(corpus: Iterable[str], vocabulary: int, pre_tokenizer: Any, **options: Any) -> Any:
+    """A byte-level BPE with merges learned from a corpus, the marks of tool calls and `TEMPLATE`: every text can be
+    encoded. `options` are those of transformers' `PreTrainedTokenizerFast`."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
+    inner.pre_tokenizer = pre_tokenizer
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(MARKS),
+        vocab_size=vocabulary,
         min_frequency=2,
         special_tokens=[PAD, BOS, EOS],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    inner.train_from_iterator(CORPUS, trainer)
+    inner.train_from_iterator(corpus, trainer)
     inner.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
     return PreTrainedTokenizerFast(
         tokenizer_object=inner,
@@ -147,6 +154,6 @@ def _tokenizer() -> Any:
         pad_token=PAD,
         additional_special_tokens=[BOS],
         chat_template=TEMPLATE,
-        model_max_length=CONTEXT,
         clean_up_tokenization_spaces=False,
+        **options,
     )

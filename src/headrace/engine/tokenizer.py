@@ -1,6 +1,5 @@
-"""The model's tokenizer: the text of single tokens, messages to ids by the model's own chat template, and tool calls
-out of its text (Hermes' form).
-"""
+"""The model's tokenizer: the text of tokens, messages to ids by the model's chat template, and tool calls parsed out of
+text (in Hermes' format)."""
 
 from __future__ import annotations
 
@@ -14,7 +13,8 @@ from headrace.engine.http import EngineRequestError
 
 
 class EngineTokenizer:
-    """`hf_tokenizer` is transformers'; `inner` decodes faster where there is a Rust one behind it."""
+    """transformers' tokenizer as `hf_tokenizer`, and as `inner` the Rust one behind it, which decodes faster, where
+    there is one."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer
@@ -24,16 +24,19 @@ class EngineTokenizer:
         self._texts: dict[int, str] = {}
 
     def text(self, token: int) -> str:
+        """The text of one token, special ones included."""
         found = self._texts.get(token)
         if found is None:
             found = self._texts[token] = str(self.inner.decode([token], skip_special_tokens=False))
         return found
 
     def encode(self, text: str, *, special: bool) -> list[int]:
+        """Token ids of a text; with `special`, what the tokenizer adds to a text (such as a BOS) is added."""
         found: list[int] = self.hf_tokenizer.encode(text, add_special_tokens=special)
         return found
 
     def decode(self, tokens: list[int]) -> str:
+        """The text of tokens, special ones included."""
         return str(self.inner.decode(tokens, skip_special_tokens=False))
 
     def pieces(self, tokens: list[int]) -> list[str]:
@@ -47,7 +50,8 @@ _CALL = re.compile(rf"{OPEN}\s*(.*?)\s*(?:{CLOSE}|\Z)", re.DOTALL)
 
 
 def render_chat(tokenizer: Any, messages: list[Any], tools: list[Any] | None, **options: Any) -> list[int]:
-    """The ids of a conversation, as the template writes it."""
+    """The token ids of a conversation by the model's chat template. Raises `EngineRequestError` where there is no
+    template, or it fails."""
     if not getattr(tokenizer, "chat_template", None):
         raise EngineRequestError("This model's tokenizer has no chat template; use /v1/completions.", param="messages")
     if not messages:
@@ -65,7 +69,7 @@ def render_chat(tokenizer: Any, messages: list[Any], tools: list[Any] | None, **
 
 
 def _message(message: Any, at: int) -> dict[str, Any]:
-    """One message as templates expect it: text as a string, arguments as an object."""
+    """One message as templates expect it: content as a string, arguments as an object."""
     where = f"messages.{at}"
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise EngineRequestError(f"{where} must be an object with a role, got {message!r:.200}.", param=where)
@@ -112,7 +116,8 @@ def _called(call: Any, where: str) -> dict[str, Any]:
 
 
 def parse_tool_calls(text: str) -> tuple[str | None, list[dict[str, Any]]]:
-    """The text before the first call, and the calls; an answer with anything that is no call is text as it stands."""
+    """The text before the first tool call, and the calls; where anything is no valid call, the whole text and no
+    call."""
     if OPEN not in text:
         return text, []
     calls = []
@@ -130,7 +135,8 @@ def parse_tool_calls(text: str) -> tuple[str | None, list[dict[str, Any]]]:
 
 
 def length_before_tool_call(text: str) -> int:
-    """How much of a text that still grows is certainly no tool call: all before a mark, or what may become one."""
+    """How many characters of a growing text are certainly before any tool call: up to a mark, or to what may become
+    one."""
     at = text.find(OPEN)
     if at >= 0:
         return at

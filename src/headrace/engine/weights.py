@@ -26,20 +26,20 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 class BadWeights(HeadraceError, ValueError):
-    """Weights that do not fit this model. Nothing of them was taken."""
+    """Weights that do not fit the model; none of them were loaded."""
 
     code = "bad_weights"
 
 
 class Weights:
-    """Named views into a model's tensors."""
+    """Views into a model's tensors, by their names in a checkpoint."""
 
     def __init__(self, views: Mapping[str, torch.Tensor], *, tied: bool) -> None:
         self.views = dict(views)
         self.tied = tied
 
     def load(self, found: Mapping[str, torch.Tensor]) -> None:
-        """Takes a whole set of weights, or raises `BadWeights` and takes none."""
+        """Loads a complete set of weights, or raises `BadWeights` and loads none."""
         found = dict(found)
         if self.tied:
             head = found.pop(HEAD, None)
@@ -67,7 +67,8 @@ class Weights:
 
 
 def checkpoint(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint's safetensors, in one file or in the several that its index names."""
+    """The tensors of a checkpoint's safetensors, from one file or from those that its index names. Raises
+    `BadWeights`."""
     return dict(_tensors(folder))
 
 
@@ -122,7 +123,7 @@ def _tensor(block: shared_memory.SharedMemory, entry: Mapping[str, Any]) -> torc
 
 
 def _attach(name: str) -> shared_memory.SharedMemory:
-    """Attaches without handing the block to this process's resource tracker, which would unlink it at exit."""
+    """Attaches a block without registering it with this process's resource tracker, which would unlink it at exit."""
     if sys.version_info >= (3, 13):
         return shared_memory.SharedMemory(name=name, track=False)
     from multiprocessing import resource_tracker
@@ -136,10 +137,8 @@ def _attach(name: str) -> shared_memory.SharedMemory:
 
 
 def share(tensors: Mapping[str, torch.Tensor], name: str | None = None) -> tuple[Any, list[dict[str, Any]]]:
-    """Writes tensors into a new block of shared memory; the block and its manifest, as `shared` reads them.
-
-    The caller closes and unlinks the block once every reader has answered.
-    """
+    """Writes tensors into a new block of shared memory; returns the block and its manifest, as `shared` reads them. The
+    caller closes and unlinks the block once every reader is done."""
     names = {dtype: said for said, dtype in DTYPES.items()}
     manifest: list[dict[str, Any]] = []
     size = 0

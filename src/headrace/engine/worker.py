@@ -1,7 +1,7 @@
-"""The thread that steps the scheduler, and the way in and out of it.
+"""The thread that steps the scheduler, and how other threads reach it.
 
-Only this thread touches the scheduler. Others hand it functions, which it runs between two steps, in the order in which
-they came; what its sequences have to tell goes to their call's event loop, once a step for all of them.
+Only this thread touches the scheduler. Others hand it functions, which it runs between two steps, in order. New tokens
+and ends are delivered to the event loop of each call, once a step for all of its sequences.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class SequenceDelta(NamedTuple):
-    """What is new of a sequence: its tokens [first, last), text, and its end if it came."""
+    """What is new of a sequence: its tokens [first, last), their text, and how it ended where it has."""
 
     sequence: EngineSequence
     first: int
@@ -32,7 +32,7 @@ class SequenceDelta(NamedTuple):
 
 
 class EngineCall:
-    """The sequences of one request, and their news for the event loop that waits for them."""
+    """The sequences of one request, and the queue of their deltas. Must be made on the event loop that awaits it."""
 
     def __init__(self, request_id: str, sequences: list[EngineSequence], *, stream: bool) -> None:
         self.request_id, self.sequences, self.stream = request_id, sequences, stream
@@ -49,7 +49,7 @@ class EngineCall:
         return not self._open
 
     def tell(self, delta: SequenceDelta) -> None:
-        """Takes what is new of one of its sequences. On the call's event loop."""
+        """Queues a delta of one of its sequences. Called on the call's event loop."""
         if self.stream:
             self.news.put_nowait(delta)
         if delta.finish_reason is not None:
@@ -59,10 +59,10 @@ class EngineCall:
 
 
 class Worker:
-    """The thread, and what other threads and event loops may ask of it."""
+    """Runs the scheduler in a thread. Any thread or event loop may call its methods."""
 
     def __init__(self, scheduler: Scheduler, ended: Callable[[EngineSequence], None] = lambda sequence: None) -> None:
-        """`ended` is told of every sequence that ends, in the worker's thread."""
+        """`ended` is called with every sequence that ends, in the worker's thread."""
         self._scheduler = scheduler
         self._ended = ended
         self._inbox: SimpleQueue[Callable[[Scheduler], object] | None] = SimpleQueue()
@@ -71,15 +71,15 @@ class Worker:
         self._thread.start()
 
     def submit(self, call: EngineCall) -> None:
-        """Has the call's sequences begin."""
+        """Queues the call's sequences to be sampled."""
         self._inbox.put(lambda scheduler: scheduler.add(call.sequences))
 
     def abort(self, gone: Callable[[EngineSequence], bool]) -> None:
-        """Ends the sequences of which `gone` is true."""
+        """Ends the sequences for which `gone` is true; does not wait."""
         self._inbox.put(lambda scheduler: self._tell(scheduler.abort(gone)))
 
     async def ask(self, question: Callable[[Scheduler], T]) -> T:
-        """Runs a function between two steps; its result or its error."""
+        """Runs a function of the scheduler between two steps; returns its result or raises its error."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
 
@@ -95,7 +95,7 @@ class Worker:
         return await answer
 
     async def stop_all(self, gone: Callable[[EngineSequence], bool]) -> int:
-        """Ends the sequences of which `gone` is true; how many they were."""
+        """Ends the sequences for which `gone` is true; returns how many."""
 
         def end(scheduler: Scheduler) -> int:
             ended = scheduler.abort(gone)
@@ -105,7 +105,7 @@ class Worker:
         return await self.ask(end)
 
     async def pause(self, mode: str) -> None:
-        """Pauses; returns when nothing is stepped any more."""
+        """Pauses by `mode` (see `Scheduler.pause`); returns once nothing is stepped."""
         loop = asyncio.get_running_loop()
         quiet = asyncio.Event()
 
@@ -117,7 +117,7 @@ class Worker:
         await quiet.wait()
 
     def close(self) -> None:
-        """Ends the thread; what still runs is aborted."""
+        """Aborts what still runs and ends the thread."""
         self._inbox.put(None)
         self._thread.join()
 
@@ -141,7 +141,7 @@ class Worker:
             self._quiet()
 
     def _quiet(self) -> None:
-        """Tells those who wait for a pause, once it is there, or once it was called off."""
+        """Wakes those who wait for a pause once it is in force, or was cancelled."""
         if self._drained and not self._scheduler.draining:
             for tell in self._drained:
                 tell()
@@ -158,7 +158,7 @@ class Worker:
         for loop, deltas in news.items():
             try:
                 loop.call_soon_threadsafe(_deliver, deltas)
-            except RuntimeError:  # the loop was closed: nobody is there to be told
+            except RuntimeError:  # the loop was closed, and nothing awaits the call
                 pass
 
 

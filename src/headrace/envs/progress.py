@@ -17,9 +17,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from headrace.braille import braille
 from headrace.envs.core import EnvCore
 from headrace.envs.metrics import Counts
+from headrace.terminal import braille
 
 #: Characters of the bar and the curve.
 WIDTH, HEIGHT = 60, 6

@@ -1,4 +1,4 @@
-"""Whether a completion's answer is the right one, as mathematics."""
+"""Whether a completion's final answer is right, compared as mathematics."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from headrace.rewards.reward_function import RewardFunction, log, one_each
 
 @registry.register
 class AccuracyReward(RewardFunction):
-    """1 for the right answer: `ground_truth`, or `solution` where there is none. What comes behind thinking counts,
-    unless it holds more than `max_boxed_threshold` boxes.
-    """
+    """1 for the right answer, which is `ground_truth` or else `solution`. With `split_on_think_tag` only the text after
+    `</think>` counts, and only where it holds at most `max_boxed_threshold` boxes."""
 
     def __init__(
         self,
@@ -48,4 +47,5 @@ class AccuracyReward(RewardFunction):
 def accuracy_reward(
     completions: list[Any], solution: Any = None, ground_truth: Any = None, **kwargs: Any
 ) -> list[float]:
+    """`AccuracyReward` with its defaults."""
     return AccuracyReward().compute(completions, solution=solution, ground_truth=ground_truth, **kwargs)

@@ -1,4 +1,4 @@
-"""Whether a text's final answer is the right one: by math-verify, or as a number where that can read neither."""
+"""Whether a text's final answer is right: by math-verify, or as a number where that can read neither side."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT_S = 5.0
 
 
 def is_right(content: str, gold: float | int | str, tolerance: float = 1e-6) -> bool:
-    """The answer of a text is in a box or behind `####`; the right one may be, too, or stand for itself."""
+    """Whether the answer in a text, in a `\\boxed{}` or after `####`, equals `gold`, which may be written so too."""
     if isinstance(gold, str) and (hashed := BEHIND_HASHES.search(gold)):
         gold = hashed.group(1).strip()
     verified = _verified(content, gold)
@@ -40,7 +40,8 @@ def is_right(content: str, gold: float | int | str, tolerance: float = 1e-6) -> 
 
 
 def behind_thought(content: str, most_boxes: int) -> str | None:
-    """What is behind a text's thinking; None where it is full of boxes, so that any of them might be right."""
+    """The text after `</think>`; None where it has more than `most_boxes` boxes, any of which might happen to be
+    right."""
     if THOUGHT not in content:
         return content
     rest = content.split(THOUGHT)[-1]
@@ -48,7 +49,7 @@ def behind_thought(content: str, most_boxes: int) -> str | None:
 
 
 def _verified(content: str, gold: float | int | str) -> bool | None:
-    """What math-verify says; None where one side cannot be read as mathematics."""
+    """What math-verify says; None where one side cannot be parsed as mathematics."""
     try:
         from latex2sympy2_extended import NormalizationConfig
         from math_verify import LatexExtractionConfig, parse, verify
@@ -61,7 +62,7 @@ def _verified(content: str, gold: float | int | str) -> bool | None:
         boxed_match_priority=0,
         try_extract_without_anchor=False,
     )
-    unbounded: Any = None  # by the clock, that is
+    unbounded: Any = None  # not by the clock: `bounded` limits CPU time
     try:
         with bounded(LIMIT_S):
             answer = parse(content, [reading], extraction_mode="first_match", parsing_timeout=unbounded)
@@ -77,7 +78,8 @@ def _verified(content: str, gold: float | int | str) -> bool | None:
 
 @contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """Raises `TimeoutError` once the process has computed for so long. Only a main thread can be interrupted so."""
+    """Raises `TimeoutError` once the process has used so much CPU time in the block. Without effect outside of the main
+    thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

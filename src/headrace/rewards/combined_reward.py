@@ -1,4 +1,4 @@
-"""Several rewards as one."""
+"""The sum of several rewards."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from headrace.rewards.reward_function import RewardFunction, log
 
 @registry.register
 class CombinedReward(RewardFunction):
-    """The sum of what rewards compute, before their weights.
+    """The sum of several rewards, before their weights.
 
-    `normalization` is `none`, `sum` (over the sum of their weights) or `minmax` (the completions' own range as 0 to 1).
-    A completion at which one of them raises has no sum: it gets NaN, as it does from that one alone.
+    `normalization` is `none`, `sum` (divided by the sum of their weights) or `minmax` (scaled so that the completions
+    range from 0 to 1). A completion for which one of the rewards raises gets NaN.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class CombinedReward(RewardFunction):
         return sums
 
     def _values(self, reward: RewardFunction, completions: list[Any], kwargs: Mapping[str, Any]) -> Sequence[float]:
-        """What one of the rewards computes; where it raises, for each completion alone, or with `all_zero_on_error`
-        nothing."""
+        """The rewards of one function; where it raises, those of each completion computed alone, or none with
+        `all_zero_on_error`."""
         try:
             return reward.compute(completions, **kwargs)
         except Exception:  # an author's reward may raise anything

@@ -1,4 +1,4 @@
-"""How close a completion is in meaning to the solution."""
+"""How similar a completion's embedding is to the solution's."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class CosineScaledReward(RewardFunction):
 
 @cache
 def embedder(model_name: str) -> Any:
-    """A function from a text to the mean of a model's last states over its tokens. A model is loaded once."""
+    """A function from a text to the mean of a model's last hidden states over its tokens. Each model is loaded once."""
     try:
         import torch
         from transformers import AutoModel, AutoTokenizer
@@ -79,4 +79,5 @@ def embedder(model_name: str) -> Any:
 
 
 def cosine_scaled_reward(completions: list[Any], solution: Any = None, **kwargs: Any) -> list[float]:
+    """`CosineScaledReward` with its defaults."""
     return CosineScaledReward().compute(completions, solution=solution, **kwargs)

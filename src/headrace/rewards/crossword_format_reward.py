@@ -1,4 +1,4 @@
-"""Whether a completion answers as crosswords are answered: `1-Across: WORD`."""
+"""Whether a completion answers in a crossword's format: `1-Across: WORD`."""
 
 from __future__ import annotations
 
@@ -41,4 +41,5 @@ class CrosswordFormatReward(RewardFunction):
 
 
 def crossword_format_reward(completions: list[Any], **kwargs: Any) -> list[float]:
+    """`CrosswordFormatReward` with its defaults."""
     return CrosswordFormatReward().compute(completions, **kwargs)

@@ -1,4 +1,4 @@
-"""Whether a completion has the tags that it was asked for."""
+"""Whether a completion has the tags that were asked for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from headrace.rewards.reward_function import RewardFunction
 
 @registry.register
 class FormatReward(RewardFunction):
-    """1 for a completion with one of the tags, or with all of them where all are required; by default think, answer."""
+    """1 for a completion with one of the tags, or with all of them where all are required; by default `think` and
+    `answer`."""
 
     def __init__(
         self,
@@ -35,4 +36,5 @@ class FormatReward(RewardFunction):
 
 
 def format_reward(completions: list[Any], preferred_tags: list[str] | None = None, **kwargs: Any) -> list[float]:
+    """`FormatReward` with its defaults, for these tags."""
     return FormatReward(preferred_tags=preferred_tags).compute(completions, **kwargs)

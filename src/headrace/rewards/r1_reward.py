@@ -1,4 +1,4 @@
-"""Reasoning between think tags, a response behind them, and the solution in that response."""
+"""Rewards for reasoning in think tags, followed by a response that holds the solution."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PARTS = re.compile(r"<think>\s*(.*?)\s*</think>\s*(.*)", re.DOTALL)
 
 
 def parse_reasoning_response(text: Any) -> dict[str, Any]:
-    """`thinking_content` and `response`; with no block of thinking, or with several, all of the text is response."""
+    """`thinking_content` and `response`; without a think block, or with several, the whole text is the response."""
     whole = text if isinstance(text, str) else str(text)
     several = isinstance(text, str) and len(BLOCK.findall(whole)) > 1
     parts = PARTS.search(whole) if isinstance(text, str) and not several else None
@@ -25,7 +25,8 @@ def parse_reasoning_response(text: Any) -> dict[str, Any]:
 
 @registry.register
 class FormatReasoningReward(RewardFunction):
-    """`reward_value` for one block of thinking that is not empty and a response behind it; each can be waived."""
+    """`reward_value` for exactly one non-empty think block followed by a response; each condition can be switched
+    off."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class FormatReasoningReward(RewardFunction):
 
 @registry.register
 class AccuracyXReward(RewardFunction):
-    """`reward_value` for a response that contains the solution, or is it where an exact match is asked for."""
+    """`reward_value` for a response that contains the solution, or, with `exact_match`, equals it."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class AccuracyXReward(RewardFunction):
 
 @registry.register
 class R1Reward(RewardFunction):
-    """Format and accuracy, each with a weight of its own."""
+    """The weighted sum of format and accuracy."""
 
     def __init__(
         self, format_weight: float = 0.5, accuracy_weight: float = 1.0, weight: float = 1.0, **kwargs: Any
@@ -107,12 +108,15 @@ class R1Reward(RewardFunction):
 
 
 def format_reasoning_reward(completions: list[Any], **kwargs: Any) -> list[float]:
+    """`FormatReasoningReward` with its defaults."""
     return FormatReasoningReward(reward_value=0.5).compute(completions, **kwargs)
 
 
 def accuracy_reward(completions: list[Any], solution: Any, **kwargs: Any) -> list[float]:
+    """`AccuracyXReward` with its defaults."""
     return AccuracyXReward().compute(completions, solution=solution, **kwargs)
 
 
 def r1_reward(completions: list[Any], solution: Any, **kwargs: Any) -> list[float]:
+    """`R1Reward` with its defaults."""
     return R1Reward().compute(completions, solution=solution, **kwargs)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from headrace.rewards.registry import registry
 from headrace.rewards.reward_function import RewardFunction
 
-#: What a kind of mark weighs where nothing is said of it.
+#: The weight of a pattern that `pattern_weights` does not name.
 OTHER_WEIGHT = 0.3
 
 
@@ -63,4 +63,5 @@ class ReasoningStepsReward(RewardFunction):
 
 
 def reasoning_steps_reward(completions: list[Any], **kwargs: Any) -> list[float]:
+    """`ReasoningStepsReward` with its defaults."""
     return ReasoningStepsReward().compute(completions, **kwargs)

@@ -1,4 +1,4 @@
-"""The registry of rewards by name; those that ship are loaded from their files when first asked for."""
+"""The registry of rewards by name. Those that ship are loaded from their files when they are first asked for."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ Registered = type[RewardFunction] | Callable[..., Any]
 
 
 class RewardRegistry:
-    """A class is registered by its name in small letters without "reward", or by the name that it is given."""
+    """Rewards by name. A class is registered under its name in lower case without "reward", or under a given name."""
 
     def __init__(self) -> None:
         self._registry: dict[str, Registered] = {}
 
     def register(self, cls: Any = None, name: str | None = None) -> Any:
-        """A decorator of classes: `@registry.register`, or `@registry.register(name="mine")`."""
+        """Registers a class, as a decorator: `@registry.register`, or `@registry.register(name="mine")`. Raises
+        `TypeError` for anything but a `RewardFunction`."""
 
         def registered(cls: Any) -> Any:
             if not inspect.isclass(cls) or not issubclass(cls, RewardFunction):
@@ -37,11 +38,12 @@ class RewardRegistry:
         return registered if cls is None else registered(cls)
 
     def register_function(self, name: str, function: Registered) -> None:
-        """A plain function of completions, which may return one number for all of them."""
+        """Registers a function of completions, which may return one number for all of them."""
         self._registry[name] = function
 
     def create(self, name_or_config: str | Mapping[str, Any], **kwargs: Any) -> RewardFunction:
-        """Makes a reward by name, or by `{"type": NAME, "weight": ..., "params": {...}}`, which wins over kwargs."""
+        """Makes a reward by name, or by `{"type": NAME, "weight": ..., "params": {...}}`, which overrides kwargs.
+        Raises as `get`."""
         if isinstance(name_or_config, str):
             name, options = name_or_config, kwargs
         else:
@@ -56,12 +58,13 @@ class RewardRegistry:
         return cast(RewardFunction, made)
 
     def get(self, name: str) -> Registered:
-        """The class or the function of a name. Raises ImportError, with the nearest name, where there is none."""
+        """The class or function of a name. Raises `ImportError`, with the nearest known name, where there is none."""
         if name not in self._registry:
             self._load(name)
         return self._registry[name]
 
     def list_registered(self) -> list[str]:
+        """The names that are registered or were loaded; not all that ship."""
         return list(self._registry)
 
     def load_required_functions(self, config: Any) -> set[str]:
@@ -97,7 +100,7 @@ class RewardRegistry:
 
 
 class LegacyFunctionWrapper(RewardFunction):
-    """A function as a reward."""
+    """A plain function as a `RewardFunction`."""
 
     def __init__(self, func: Callable[..., Any], weight: float = 1.0, **kwargs: Any) -> None:
         super().__init__(weight=weight, **kwargs)
@@ -113,7 +116,7 @@ class LegacyFunctionWrapper(RewardFunction):
 
 
 def shipped() -> Iterable[str]:
-    """The rewards that have a file here, by the names that load them."""
+    """The names of the rewards that ship, each with a file here."""
     ending = f"_{SUFFIX}.py"
     return sorted(
         file.name.removesuffix(ending)

@@ -1,4 +1,4 @@
-"""A penalty for completions that say the same again."""
+"""A penalty for completions that repeat themselves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PHRASES = (3, 4, 5)
 #: Words of a text whose phrases are looked at.
 PHRASED_WORDS = 5
 LEAST_PENALTY = -0.1
-#: Words that may be said as often as one likes.
+#: Words whose repetition does not count.
 COMMON = (
     "this that with from what when where which who whom whose will shall should would could have has had been being "
     "than then there these those their"
@@ -90,7 +90,7 @@ class RepetitionPenaltyReward(RewardFunction):
 
 
 def _again(things: Iterable[Any]) -> int:
-    """How many of them were there before."""
+    """How many items occurred earlier in the sequence."""
     counts = Counter(things)
     return counts.total() - len(counts)
 
@@ -100,4 +100,5 @@ def _phrases(words: Sequence[str], size: int) -> Iterable[tuple[str, ...]]:
 
 
 def repetition_penalty_reward(completions: list[Any], threshold: float = 0.05, **kwargs: Any) -> list[float]:
+    """`RepetitionPenaltyReward` with its defaults but for `threshold`."""
     return RepetitionPenaltyReward(threshold=threshold).compute(completions, **kwargs)

@@ -1,4 +1,4 @@
-"""`RewardFunction`: completions in, one number each out."""
+"""`RewardFunction`: the base class of rewards. A reward takes completions and returns one number for each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ASSISTANT = "assistant"
 
 
 class RewardFunction(ABC):
-    """A reward: a call returns what `compute` does, times `weight`.
+    """A reward. Calling it returns the rewards of `compute`, times `weight`.
 
     Where `compute` raises, each completion is computed alone. Those that raise again are logged, counted in `failed`
     and get NaN, which is no reward: an environment sends no group that holds one. The others get theirs.
@@ -37,7 +37,8 @@ class RewardFunction(ABC):
 
     @abstractmethod
     def compute(self, completions: list[Any], **kwargs: Any) -> list[float]:
-        """One reward per completion, before weighing. Further data, such as a solution, comes by name."""
+        """One reward for each completion, before `weight`. Further data, such as a solution, comes as keyword
+        arguments."""
 
     def __call__(self, completions: list[Any], **kwargs: Any) -> list[float]:
         try:
@@ -58,7 +59,7 @@ class RewardFunction(ABC):
         return weighed
 
     def one_by_one(self, completions: list[Any], **kwargs: Any) -> list[float]:
-        """The rewards before weighing, each computed alone; NaN for a completion whose reward raises."""
+        """The rewards before `weight`, each computed alone; NaN for a completion whose reward raises."""
         rewards = []
         for at, completion in enumerate(completions):
             own = {name: _own(value, at, len(completions)) for name, value in kwargs.items()}
@@ -72,7 +73,7 @@ class RewardFunction(ABC):
         return rewards
 
     def set_wandb_logger(self, logger: Any) -> None:
-        """Something with a `log(metrics)`, such as a run of wandb."""
+        """Sets the object whose `log(metrics)` gets this reward's metrics, such as a run of wandb."""
         self.wandb_logger = logger
 
     def log_metrics(self, raw_rewards: Sequence[float], weighted_rewards: Sequence[float]) -> None:
@@ -95,10 +96,8 @@ class RewardFunction(ABC):
 
     @staticmethod
     def get_content(completion: Any) -> Any:
-        """The text of a completion: a string, an assistant's message, one inside `message`, or the first of several.
-
-        Empty where there is none.
-        """
+        """The text of a completion: a string, an assistant's message, one inside `message`, or the first in a list.
+        Empty where there is none."""
         found: Sequence[Any] = ()
         if isinstance(completion, str):
             return completion
@@ -113,10 +112,11 @@ class RewardFunction(ABC):
 
 
 def _own(value: Any, at: int, count: int) -> Any:
-    """A keyword argument for one of the completions: of a list with a value for each, that value, as a list."""
+    """A keyword argument for one of the completions: where it is a list with one value for each, that value in a
+    list."""
     return [value[at]] if isinstance(value, list) and len(value) == count else value
 
 
 def one_each(value: Any, completions: Sequence[Any]) -> list[Any]:
-    """One solution per completion, from a list of them or one for all."""
+    """One value for each completion: those of a list, or the same for all."""
     return value if isinstance(value, list) else [value] * len(completions)

@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from headrace.checkpoints import local_folder
 from headrace.data.errors import InvalidInput
+from headrace.files import local_model_folder
 
 
 class Vocabulary:
@@ -114,7 +114,7 @@ def do_without_torch() -> None:
 
 def load_vocabulary(folder: str | Path) -> Vocabulary:
     """The tokenizer in a model's folder, or in the hub's cache by the model's name; nothing is fetched."""
-    here = local_folder(folder)
+    here = local_model_folder(folder)
     from transformers import AutoTokenizer
 
     try:

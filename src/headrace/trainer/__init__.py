@@ -15,7 +15,7 @@ _HOME = {"Trainer": "trainer", "train": "trainer", "TrainerConfig": "config", "l
 
 
 def __getattr__(name: str) -> Any:
-    """Names are loaded when they are used: a converter does not need a trainer, nor a configuration torch."""
+    """Loads a public name when it is first used: reading a configuration does not import torch."""
     if name not in _HOME:
         raise AttributeError(f"module 'headrace.trainer' has no attribute {name!r}")
     from importlib import import_module

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 
 from headrace.data.errors import InvalidInput, shown
 
-#: What models say in `attn_implementation`.
+#: The name for `attn_implementation`.
 NAME = "headrace_packed"
-#: Shapes of attention that are computed elsewhere, by the names under which transformers hands them to us.
+#: Kinds of attention that are not supported, by transformers' names of their arguments.
 UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
 #: What one more call costs, in units of attending one token to one token; measured forward and backward on a CPU.
 CALL_COST = 12_000
@@ -56,7 +56,8 @@ def packed_attention(
     cuts: Sequence[int] | None = None,
     **rest: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in every layer: [1, heads, tokens, width] in, [1, tokens, heads, width] out."""
+    """The attention function that transformers calls in every layer: [1, heads, tokens, width] in, [1, tokens, heads,
+    width] out."""
     edges = _checked(query, key, attention_mask, dropout, cuts, rest)
     attend = _as_they_stand if _has_varlen(query, value) else _stacked
     return attend(query, key, value, edges, scaling)[None], None
@@ -70,7 +71,7 @@ def _checked(
     cuts: Sequence[int] | None,
     rest: dict[str, Any],
 ) -> tuple[int, ...]:
-    """The cuts, where everything is as it must be."""
+    """The cuts. Raises `InvalidInput` where packed attention cannot compute what is asked for."""
     if cuts is None:
         raise InvalidInput(
             "a model with packed attention needs cuts=[0, ..., tokens]: where its sequences begin and end"
@@ -95,7 +96,7 @@ def _checked(
 
 @dataclass(frozen=True, slots=True)
 class StackedSequences:
-    """Sequences that are attended to together: `rows` of them, each padded at its end to `length` tokens."""
+    """Sequences that are attended to in one call: `rows` of them, each padded at its end to `length` tokens."""
 
     rows: int
     length: int
@@ -116,7 +117,7 @@ class StackPlan:
 
 @lru_cache(maxsize=16)
 def plan_stacks(cuts: tuple[int, ...], device: torch.device) -> StackPlan:
-    """How sequences with these cuts are stacked. The same for every layer and both ways, so it is kept for a while."""
+    """How sequences with these cuts are stacked: cached, since it is the same for every layer, forward and backward."""
     edges, lengths = np.asarray(cuts, np.int64), _lengths(cuts)
     order = np.argsort(-lengths, kind="stable")
     stacks, tokens = [], []
@@ -142,7 +143,7 @@ def _lengths(cuts: tuple[int, ...]) -> npt.NDArray[np.int64]:
 
 
 def _borders(lengths: npt.NDArray[np.int64]) -> list[int]:
-    """Where to part sequences, sorted by falling length, into stacks so that the sum of their costs is least."""
+    """Where to split sequences, sorted by falling length, into stacks so that the sum of their costs is least."""
     firsts = np.flatnonzero(np.diff(lengths, prepend=lengths[0] + 1))  # one of each length: equals stay together
     ends = np.append(firsts[1:], len(lengths))
     a_row = lengths[firsts] * (lengths[firsts] + PADDING_TOKEN_COST)
@@ -160,7 +161,7 @@ def _borders(lengths: npt.NDArray[np.int64]) -> list[int]:
 
 
 def _has_varlen(query: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether torch's variable-length kernel takes this."""
+    """Whether torch's variable-length kernel can compute this."""
     width = query.shape[-1]
     return (
         query.is_cuda
@@ -173,13 +174,13 @@ def _has_varlen(query: torch.Tensor, value: torch.Tensor) -> bool:
 
 
 def _varlen_dtype(query: torch.Tensor) -> torch.dtype:
-    """The kernel is not among those that autocast knows."""
+    """The dtype for the kernel, which autocast does not convert for."""
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
 
 
 @cache
 def _torch_has_varlen() -> bool:
-    """Of the releases that have the kernel at all, those before `window_size` had another interface."""
+    """Whether this torch has the kernel, with `window_size`: releases before that had another interface."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -189,7 +190,7 @@ def _torch_has_varlen() -> bool:
 
 @lru_cache(maxsize=16)
 def _edges(cuts: tuple[int, ...], device: torch.device) -> tuple[torch.Tensor, int]:
-    """The cuts on a device, and the longest sequence."""
+    """The cuts as a tensor on a device, and the length of the longest sequence."""
     return torch.tensor(cuts, dtype=torch.int32, device=device), int(_lengths(cuts).max())
 
 
@@ -229,7 +230,8 @@ def _stacked(
 
 
 class _Placed(torch.autograd.Function):  # type: ignore[misc]
-    """Tokens to their places. What comes back from padding is zero, for nothing real attends to it: it is dropped."""
+    """Gathers tokens into their places. The gradient of padding is zero, since no real token attends to it, and is
+    dropped."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, tokens: torch.Tensor | None, places: torch.Tensor | None) -> torch.Tensor:
@@ -242,7 +244,7 @@ class _Placed(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Taken(torch.autograd.Function):  # type: ignore[misc]
-    """Tokens back from their places."""
+    """Gathers tokens back from their places."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, tokens: torch.Tensor | None, places: torch.Tensor | None) -> torch.Tensor:

@@ -1,9 +1,9 @@
-"""Batches from the pool, as the trainer wants them: leased, scored, made into examples, the next one while this one is
-learned from; and the pool's client, which calls again while the pool does not answer.
+"""Batches from the pool for the trainer: leased, scored, converted to examples, the next one fetched while this one is
+learned from; and the pool's client, which retries while the pool does not answer.
 
-A lease is prolonged for as long as its batch is held. What was learned from, in this life of the run or an earlier one,
-and is handed out again because its lease ran out before it was acknowledged, is passed over: no trajectory is learned
-from twice.
+A lease is extended for as long as its batch is held. What was learned from before, in this process or before a resume,
+and is handed out again because its lease ran out before it was acknowledged, is skipped: no trajectory is learned from
+twice.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from headrace.trainer.stopping import (
 
 #: Seconds between two tries at a pool that does not answer: the second comes soon, for a connection that was lost.
 RETRY_DELAYS_S = (0.05, 0.2, 0.5, 1.0)
-#: Seconds that a call which ends a run (an acknowledgement, a batch given back) may take: somebody waits for the end,
-#: and a busy machine takes a while to answer.
+#: Seconds that a call which ends a run (an acknowledgement, a batch given back) may take: the end waits for it, and a
+#: busy machine takes a while to answer.
 LAST_CALL_S = 5.0
 LEASE_ENDING_CALLS = frozenset({"ack", "nack"})
 
 
 class RetryingPool:
-    """Every call is one of the pool's by name. It returns the pool's answer, raises what the pool refuses it with,
-    `PoolUnreachable` once there was no answer for `patience_s`, and `Stopped` where the run is told to stop first.
+    """Calls the pool's methods by name. Returns the pool's answer; raises the pool's refusals, `PoolUnreachable` after
+    `patience_s` without an answer, and `Stopped` where the run is stopped first.
 
-    The pool given must not try again by itself. A call can be repeated without doing a thing twice: a fetch has a
-    request id, and every other call comes to the same when it is sent again.
+    The pool given must not retry by itself. Every call can be repeated safely: a fetch has a request id, and the others
+    are idempotent.
     """
 
     def __init__(self, pool: Any, outage: Outage, stop: StopSignal, patience_s: float) -> None:
@@ -57,15 +57,15 @@ class RetryingPool:
         self._worker = TaskThread("headrace-pool")
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """From the main thread: it is left as soon as the run is told to stop, also where the pool hangs; what ends a
-        lease is then still tried once, where the pool was there."""
+        """A call from the main thread, which a stop ends at once even where the pool hangs; an `ack` or `nack` is still
+        tried for `LAST_CALL_S`."""
         if self._stop.is_set() and self.outage.is_down:
             raise Stopped
         future = self._worker.submit(lambda: self.inline(name, *args, **kwargs))
         return self._stop.result(future, grace_s=LAST_CALL_S if name in LEASE_ENDING_CALLS else 0.0)
 
     def inline(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """From a thread that nobody needs to wait for."""
+        """A call in the calling thread, which must be one that nothing waits for."""
         if name == "fetch_batch":
             kwargs.setdefault("request_id", uuid.uuid4().hex)
         tries = 0
@@ -89,7 +89,7 @@ class RetryingPool:
 
 
 def unreachable_reason(error: Exception) -> str:
-    """Why a pool did not answer, in words: `ConnectionRefusedError: [Errno 111] Connection refused` says it twice."""
+    """The reason why a pool did not answer, in the system's words: `connection refused`."""
     lost = error.__cause__
     refused = lost.__cause__ if lost is not None else None
     return refused.strerror.lower() if isinstance(refused, OSError) and refused.strerror else str(lost or error)
@@ -100,19 +100,20 @@ log = logging.getLogger(__name__)
 #: Seconds that one wait in the pool lasts; between two, a stop is noticed, and it is told how far the batch is.
 FETCH_WAIT_S = 0.5
 #: Seconds that a fetch under way is waited for when the run ends, so that its batch can be given back: one wait in the
-#: pool and an answer. Where it takes longer, the lease runs out, or the run's next life gives the batch back.
+#: pool and an answer. Where it takes longer, the lease runs out, or a resumed run gives the batch back.
 LAST_FETCH_S = 2.0
 
 
 class Scorer(Protocol):
-    """Rewards by trajectory uid, for trajectories that brought none."""
+    """Computes rewards for trajectories that have none."""
 
-    def scores(self, trajectories: Iterable[Trajectory]) -> dict[str, float]: ...
+    def scores(self, trajectories: Iterable[Trajectory]) -> dict[str, float]:
+        """Rewards by trajectory uid."""
 
 
 @dataclass
 class FetchedBatch:
-    """A batch that is ready to be learned from."""
+    """A batch as examples, with what it was fetched under."""
 
     examples: Examples
     lease_id: str
@@ -129,7 +130,7 @@ class FetchedBatch:
 
 
 class BatchFeed:
-    """The batches of one run. One thread fetches and converts, another prolongs leases; every other method is the main
+    """The batches of one run. One thread fetches and converts, another extends leases; the methods are the main
     thread's. `close` gives back what was not learned from."""
 
     def __init__(
@@ -161,9 +162,9 @@ class BatchFeed:
         self._keeper.start()
 
     def next(self, *, last: bool = False, publishing: Future[Any] | None = None) -> FetchedBatch | None:
-        """The next batch; None once the channel is shut down and has too little. `last`: no other will be asked for.
-        Raises `Stopped` where the run is told to stop before there is one, and what `publishing` raised where the
-        weights could not be published: without servers, nobody samples what is waited for."""
+        """The next batch; None once the channel is shut down and has too little. `last`: no other is prefetched. Raises
+        `Stopped` where the run is stopped first, and the error of `publishing` where the publish failed: without
+        servers no batch would come."""
         self._prefetched = self._prefetched or self._worker.submit(self._fetch)
         fetched = self._stop.result(self._prefetched, unless=publishing)
         self._prefetched = (
@@ -172,8 +173,8 @@ class BatchFeed:
         return fetched
 
     def ack(self, leases: Mapping[str, list[str]]) -> None:
-        """These batches are in a checkpoint. Where a lease was lost, its trajectories will come again: they are
-        remembered, and passed over then."""
+        """Acknowledges batches that are in a checkpoint. Where a lease was lost, its trajectories are remembered and
+        skipped when they come again."""
         again, self._repeat_leases = self._repeat_leases, []
         lost: list[str] = []
         for lease, trajectories in {**leases, **{lease: [] for lease in again}}.items():
@@ -205,7 +206,8 @@ class BatchFeed:
             self._worker.close()
 
     def recover(self, learned: Mapping[str, list[str]]) -> None:
-        """Ends the leases of an earlier life: acknowledges what its checkpoint learned from, gives back the rest."""
+        """Ends the leases of the process before a resume: acknowledges what its checkpoint learned from, gives back the
+        rest."""
         for lease in self._leases.read():
             if lease not in learned:
                 self._give_back(lease)
@@ -253,7 +255,7 @@ class BatchFeed:
             )
 
     def _wait_on(self) -> bool:
-        """Tells how far the next batch is; False where the channel is shut down and it will not come."""
+        """Reports how much of the next batch is ready; False where the channel is shut down and no more will come."""
         stats = self._pool.inline("stats", self._channel)
         ready, incomplete = stats["groups"]["ready"], stats["groups"]["queued"] - stats["groups"]["ready"]
         wanted = f"{ready} of {self._config.pool.batch_size} groups ready in channel {self._channel}"
@@ -261,7 +263,7 @@ class BatchFeed:
         return not stats["closed"]
 
     def _scored(self, trajectories: list[Trajectory]) -> dict[str, float]:
-        """The rewards that are asked for; nobody waits for them beyond the run's end."""
+        """Rewards by the scorer; a stop ends the wait for them."""
         scorer = self._scorer
         return self._stop.call(lambda: scorer.scores(trajectories)) if scorer is not None else {}
 
@@ -282,7 +284,7 @@ class BatchFeed:
         return batch
 
     def _was_learned_from(self, group: Group) -> bool:
-        """Whether a group was learned from before; a replay of the channel's history is meant to be."""
+        """Whether a group was learned from before; replays of the channel's history do not count."""
         uids = {trajectory.uid for trajectory in group.trajectories}
         if group.replayed:
             return False
@@ -327,5 +329,5 @@ class BatchFeed:
                     log.warning("a lease could not be prolonged: %s", error)
                 except (Stopped, PoolUnreachable):
                     break  # why is told where it is waited for
-                except Exception as error:  # a full disk, or what nobody thought of: the next round tries again
+                except Exception as error:  # such as a full disk: the next round tries again
                     log.warning("a lease could not be prolonged yet: %s: %s", type(error).__name__, error)

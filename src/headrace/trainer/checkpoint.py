@@ -1,7 +1,7 @@
-"""Checkpoints: all that a run needs to go on exactly, and an ordinary model folder that any server can load.
+"""Checkpoints: all that a run needs to be resumed exactly, in an ordinary model folder that any server can load.
 
-A checkpoint is there whole or not at all: it is written beside its place, synced, and renamed. What it learned from and
-had not acknowledged is in it, so that whoever resumes knows what must not be learned from again.
+A checkpoint is complete or absent: it is written to a temporary folder, synced, and renamed. It lists the batches that
+were learned from and not yet acknowledged, so that a resumed run does not learn from them again.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ COPIED_FILES = (
 
 
 class BadCheckpoint(HeadraceError, ValueError):
-    """A checkpoint that cannot be read whole."""
+    """A checkpoint of which a file is missing or broken."""
 
     code = "bad_checkpoint"
 
 
 class Progress(msgspec.Struct):
-    """Where a run stands."""
+    """How far a run got; `progress.json` in a checkpoint."""
 
     step: int = 0
     #: What the weights were, or are to be, published as.
@@ -54,14 +54,13 @@ class Progress(msgspec.Struct):
 
 
 class Checkpoints:
-    """The checkpoints of one run, `keep` of them. `model` is where the configuration and the tokenizer come from."""
+    """The checkpoints of one run, the newest `keep` of them. Configuration and tokenizer are copied from `model`."""
 
     def __init__(self, run: Path, model: Path, keep: int) -> None:
         self.folder, self._model, self._keep = run / "checkpoints", model, keep
 
     def save(self, progress: Progress, weights: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Path:
-        """Writes the checkpoint of a step, deletes the oldest beyond `keep`, and returns its folder. It is on disk
-        when this returns."""
+        """Writes and syncs the checkpoint of a step, deletes the oldest ones beyond `keep`, and returns its folder."""
         from safetensors.torch import save_file
 
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +78,7 @@ class Checkpoints:
         for file in made.iterdir():
             _sync(file)
         _sync(made)
-        if place.exists():  # an earlier life of this run came as far, and did not end well
+        if place.exists():  # of a run that was resumed from an earlier one
             shutil.rmtree(place)
         made.rename(place)
         _sync(self.folder)
@@ -111,19 +110,19 @@ class Checkpoints:
 
 
 class LeaseFile:
-    """The leases that a run holds, on disk, so that its next life can give them back."""
+    """`leases.json`: the leases that a run holds, so that a resumed run can give them back."""
 
     def __init__(self, run: Path) -> None:
         self._file = run / "leases.json"
 
     def write(self, leases: list[str]) -> None:
-        """Replaces the file, so that a reader sees the old list or the new one."""
+        """Replaces the file atomically."""
         made = self._file.with_suffix(".part")
         made.write_text(json.dumps(leases))
         made.rename(self._file)
 
     def read(self) -> list[str]:
-        """The leases of the run's last life; none where the file is missing or broken."""
+        """The leases of the process before; none where the file is missing or broken."""
         try:
             found = json.loads(self._file.read_text())
         except (OSError, ValueError):

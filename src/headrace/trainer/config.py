@@ -1,6 +1,7 @@
-"""What a trainer is told: `headrace train CONFIG.yaml`. Every choice has a name, a default and a check.
+"""The trainer's configuration: what `headrace train CONFIG.yaml` reads.
 
-A configuration that cannot work fails here, before a model is loaded, and says which field and what would be right.
+A configuration that cannot work fails when it is read, before a model is loaded, and the error names the field and a
+value that would work.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ Aggregation = Literal["token", "sequence", "step", "constant"]
 
 
 class Section(BaseModel):
-    """A part of the configuration: frozen, and a field that it does not have is refused."""
+    """A part of the configuration. Frozen; an unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class PoolConfig(Section):
-    """Where batches come from."""
+    """The pool that batches come from, and how they are taken."""
 
     address: str = Field("http://127.0.0.1:8100", description="a gateway or pool, or ray-actor://NAME?namespace=...")
     key: str | None = Field(None, description=f"its key; default: {KEY_VARIABLE}")
@@ -43,12 +44,12 @@ class PoolConfig(Section):
     patience_s: float = Field(300.0, gt=0, description="how long a pool that does not answer is waited for")
 
     def connected(self, *, retry_s: float = 30.0) -> RemotePool:
-        """The pool at this address, with its key."""
+        """A client of the pool; `retry_s` is how long it tries again by itself where the pool does not answer."""
         return connect(self.address, key=self.key or os.environ.get(KEY_VARIABLE), retry_s=retry_s)
 
 
 class AlgorithmConfig(Section):
-    """From rewards to a loss."""
+    """Advantages, loss, KL and entropy terms."""
 
     advantage: Advantage = "grpo"
     gamma: float = Field(1.0, ge=0, le=1, description="gae: discount a token")
@@ -71,11 +72,12 @@ class AlgorithmConfig(Section):
 
     @property
     def weighting(self) -> Aggregation:
+        """The aggregation in force: the one that is set, else that of the advantage."""
         return self.aggregation or ("constant" if self.advantage == "dr_grpo" else "token")
 
 
 class OptimizerConfig(Section):
-    """AdamW, and how a batch is cut."""
+    """AdamW, its schedule, and how a batch is split into updates and forward passes."""
 
     lr: float = Field(1e-6, gt=0)
     betas: tuple[float, float] = (0.9, 0.95)
@@ -98,7 +100,7 @@ class CriticConfig(Section):
 
 
 class ValidationConfig(Section):
-    """Groups that are looked at and never learned from."""
+    """Groups of a channel that are evaluated and never learned from."""
 
     every: int = Field(0, ge=0, description="steps between; 0: never")
     channel: str = "val"
@@ -107,14 +109,14 @@ class ValidationConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """How often a checkpoint is written, and how many stay."""
+    """How often a checkpoint is written, and how many are kept."""
 
     every: int = Field(10, ge=1, description="steps between; batches are acknowledged once their step is in one")
     keep: int = Field(2, ge=1)
 
 
 class LogConfig(Section):
-    """`metrics.jsonl` is always written."""
+    """Where metrics go besides `metrics.jsonl`, which is always written."""
 
     tensorboard: bool = False
     wandb: str | None = Field(None, description="a project's name")
@@ -144,7 +146,7 @@ class TrainerConfig(Section):
     log: LogConfig = LogConfig()
 
     def shown(self) -> dict[str, Any]:
-        """Every field as JSON, for logs and people: a key is said to be there, not told."""
+        """Every field as JSON for logs; keys are replaced by `***`."""
         return _without_keys(self.model_dump(mode="json"))
 
     @model_validator(mode="after")
@@ -169,5 +171,6 @@ def _without_keys(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(path: Path, **changes: Any) -> TrainerConfig:
-    """The configuration in a YAML or JSON file. `changes` replace top-level fields."""
+    """Reads a YAML or JSON file; `changes` replace top-level fields. Raises `InvalidInput`, which names each wrong
+    field."""
     return checked(TrainerConfig, {**read(path), **changes}, path)

@@ -1,8 +1,8 @@
-"""What a run would be, told without beginning it: its configuration, the memory it needs, what it would do, and the
-first batch's shape where the pool answers.
+"""`headrace train --dry-run`: a run's configuration, the memory it needs, what it would do, and the first batch's shape
+where the pool answers.
 
-Nothing is changed: a batch is looked at under a lease that is given back. Nothing but the model's configuration must
-be there: a pool or a gateway that does not run yet is said to be missing.
+Nothing is changed: a batch is looked at under a lease that is given back. Only the model's configuration must be there;
+a pool or a gateway that does not run yet is reported as missing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from headrace.trainer.trainer import device_of
 GIB = 1 << 30
 #: A weight, its gradient and AdamW's two averages, in float32.
 TRAINING_BYTES_A_WEIGHT = 16
-#: A look at a batch is over within this.
+#: Seconds of the lease under which the first batch is looked at.
 PEEK_LEASE_S = 60.0
 #: Seconds that a gateway may take to answer: one that is well takes milliseconds.
 GATEWAY_TIMEOUT_S = 5.0
 
 
 def dry_run(config: TrainerConfig) -> str:
-    """What the run would be, as text for people: one YAML document a part."""
+    """The whole report as text: one YAML document for each part. Raises `InvalidInput` where the model has no
+    configuration."""
     parts = {
         "configuration": config.shown(),
         "memory": memory(config),
@@ -42,7 +43,8 @@ def dry_run(config: TrainerConfig) -> str:
 
 
 def memory(config: TrainerConfig) -> dict[str, Any]:
-    """GiB by what they are for. Activations are an estimate: what a layer of a Llama keeps of each token."""
+    """GiB of memory by what they are for, as text. Activations are estimated: what one layer of a Llama keeps of each
+    token."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     check_model(config.model)
@@ -74,7 +76,7 @@ def memory(config: TrainerConfig) -> dict[str, Any]:
 
 
 def plan(config: TrainerConfig) -> dict[str, Any]:
-    """A run in words, and whether what it needs answers."""
+    """What the run would do, in words, and whether the gateway it needs answers."""
     pool, cut, rule, kept = config.pool, config.optimizer, config.algorithm, config.checkpoint
     updates = cut.epochs * cut.minibatches
     latest = Checkpoints(config.run, config.model, kept.keep).latest
@@ -106,7 +108,7 @@ def _gateway(address: str, key: str | None) -> str:
 
 
 def first_batch(config: TrainerConfig) -> dict[str, Any]:
-    """The shape of what the pool would hand out; in place of it, why there is none to be seen."""
+    """The shape of the batch that the pool would hand out; where there is none, the reason."""
     wanted = config.pool
     try:
         pool = wanted.connected(retry_s=0.0)

@@ -1,7 +1,7 @@
-"""One batch in, better weights out. What stands between a token and its gradient is all here, and in `losses`.
+"""Updates the weights from one batch. All that lies between a token and its gradient is here and in `losses`.
 
 A batch is gone through `epochs` times, in `minibatches` updates each; a minibatch is computed in packed forward passes
-of at most `tokens` tokens, whose gradients add up to what one pass over all of it would give.
+of at most `tokens` tokens, whose gradients add up to those of one pass over all of it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headrace.trainer.policy import Critic, Policy
 
 @dataclass
 class FixedTensors:
-    """What holds while a batch is learned from: of each sequence, one entry a target."""
+    """What stays the same while a batch is learned from: for each sequence, one entry for each target."""
 
     old: list[Tensor]
     importance: list[Tensor] | None = None
@@ -37,7 +37,7 @@ class FixedTensors:
 
 
 class Learner:
-    """A policy and its optimizer; with `gae` a critic and its own; with a KL a reference that never moves."""
+    """A policy and its optimizer; with `gae` a critic and its optimizer; with a KL a frozen reference."""
 
     def __init__(self, config: TrainerConfig, device: str) -> None:
         self.config, self.device = config, device
@@ -55,8 +55,8 @@ class Learner:
         self._pack = PackedBackend()
 
     def learn(self, sequences: list[Sequence], step: int, version: int) -> dict[str, float]:
-        """Learns from a batch. `step` counts from 0 and decides the shuffle and the rate; `version` is what the policy
-        was published as before."""
+        """Learns from a batch; returns the step's metrics. `step` counts from 0 and decides the shuffle and the
+        learning rate; `version` is what the policy was last published as."""
         meter = MetricAccumulator()
         with torch.no_grad():
             fixed, sequences = self._fixed(sequences)
@@ -118,7 +118,7 @@ class Learner:
     def _measure(
         self, packed: Packed, log_probs: Tensor, meter: MetricAccumulator, version: int, *, first: bool
     ) -> None:
-        """How far the policy is from the one that sampled."""
+        """Metrics of the distance between the policy and the one that sampled."""
         known = ~torch.isnan(packed.log_probs)
         moved = (log_probs - packed.log_probs)[known]
         ratio = torch.exp(moved)
@@ -167,7 +167,7 @@ class Learner:
         return fixed, sequences
 
     def _with_gae(self, sequences: list[Sequence], values: list[Tensor]) -> tuple[list[Sequence], list[Tensor]]:
-        """The sequences with GAE's advantages, which have mean 0 and spread 1 over the batch; and the returns."""
+        """The sequences with GAE's advantages, normalised over the batch to mean 0 and deviation 1; and the returns."""
         found = [
             gae(rewards_at(s)[s.loss_mask], v.double().cpu().numpy(), self._algorithm.gamma, self._algorithm.lam)
             for s, v in zip(sequences, values, strict=True)
@@ -194,7 +194,7 @@ class Learner:
     # -- minibatches ---------------------------------------------------------------------------------------------------
 
     def _minibatches(self, count: int, step: int) -> Iterator[list[int]]:
-        """Which sequences learn together, in turn. A step's shuffle is its own, so a resumed run repeats it."""
+        """Indices of the sequences of each update. The shuffle depends on seed and step: a resumed run repeats it."""
         for epoch in range(self._optimizer_config.epochs):
             order = np.random.default_rng([self.config.seed, step, epoch]).permutation(count)
             yield from (
@@ -202,7 +202,8 @@ class Learner:
             )
 
     def _micro_batches(self, sequences: Seq[Sequence]) -> Iterator[list[int]]:
-        """Forward passes of at most so many tokens (or of one sequence), like lengths together."""
+        """Indices of the sequences of each forward pass: at most `tokens` tokens or one sequence, similar lengths
+        together."""
         part: list[int] = []
         size = 0
         for at in sorted(range(len(sequences)), key=lambda at: len(sequences[at])):
@@ -247,14 +248,14 @@ class Learner:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """All that learning depends on beside the policy's weights."""
+        """What a checkpoint needs besides the policy's weights: optimizers, and the critic."""
         found: dict[str, Any] = {"optimizer": self.optimizer.state_dict()}
         if self.critic is not None and self.critic_optimizer is not None:
             found |= {"critic": self.critic.state_dict(), "critic_optimizer": self.critic_optimizer.state_dict()}
         return found
 
     def restore(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Takes what a checkpoint has: the policy's weights, and what `state` returned."""
+        """Restores the policy's weights and what `state` returned."""
         self.policy.restore(weights)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.critic is not None and self.critic_optimizer is not None:
@@ -267,9 +268,8 @@ def _select(per_sequence: list[Tensor], which: list[int]) -> Tensor:
 
 
 class MetricAccumulator:
-    """Numbers of one step, gathered over its forward passes and read once at the end, so that no pass waits for
-    them.
-    """
+    """Metrics of one step, accumulated over its forward passes and read once at the end, so that no pass waits for the
+    device."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[Tensor]] = {}
@@ -280,38 +280,38 @@ class MetricAccumulator:
         self._updates = 0
 
     def add(self, name: str, value: Tensor) -> None:
-        """A part of what an update sums up; read as the mean over updates."""
+        """A part of an update's sum; read as the mean over updates."""
         self._sums.setdefault(name, []).append(value.detach())
 
     def mean(self, name: str, values: Tensor) -> None:
-        """Every value counts alike, whichever pass it is of."""
+        """Values of which the mean over all passes is read."""
         if values.numel():
             self._means.setdefault(name, []).append((values.detach().float().sum(), values.numel()))
 
     def most(self, name: str, values: Tensor) -> None:
-        """Read as the largest of all values."""
+        """Values of which the largest is read."""
         if values.numel():
             self._most.setdefault(name, []).append(values.detach().max())
 
     def range(self, name: str, values: Tensor) -> None:
-        """Read as `NAME_min` and `NAME_max`."""
+        """Values of which the extremes are read, as `NAME_min` and `NAME_max`."""
         self.most(f"{name}_max", values)
         self.most(f"{name}_min", -values)
 
     def last(self, name: str, value: Tensor) -> None:
-        """Read as the value that was given last."""
+        """A value that replaces the one before."""
         self._last[name] = value.detach()
 
     def count(self, name: str) -> None:
-        """Read as how often it was called."""
+        """Adds one to a counter."""
         self._counts[name] = self._counts.get(name, 0) + 1
 
     def updated(self) -> None:
-        """An update of the weights is done: sums begin anew."""
+        """Counts an update of the weights."""
         self._updates += 1
 
     def read(self) -> dict[str, float]:
-        """Every number by its name, and `updates`."""
+        """Every metric by its name, and `updates`."""
         updates = max(self._updates, 1)
         found = {name: float(torch.stack(values).sum()) / updates for name, values in self._sums.items()}
         for name, parts in self._means.items():

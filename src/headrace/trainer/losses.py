@@ -22,7 +22,7 @@ from headrace.data.sequence import Sequence
 
 Floats = npt.NDArray[np.float64]
 
-#: Keeps the division by a spread of nearly nothing finite.
+#: Keeps a division by a standard deviation near 0 finite.
 EPS = 1e-6
 
 
@@ -112,7 +112,7 @@ def token_weights(sequences: Seq[Sequence], how: str, constant_length: int = 102
 
 
 def _steps(sequence: Sequence) -> npt.NDArray[np.int64]:
-    """For each target the number of its span; -1 elsewhere."""
+    """For each target the index of its span; -1 elsewhere."""
     found = np.full(len(sequence), -1, np.int64)
     for at, span in enumerate(sequence.spans):
         found[span.start : span.end] = at
@@ -147,21 +147,20 @@ def ppo(
 
 
 def tis(log_probs: Tensor, old: Tensor, advantages: Tensor, weights: Tensor, *, cap: float) -> Tensor:
-    """REINFORCE under truncated importance sampling: the ratio, at most `cap`, weighs and is not derived."""
+    """REINFORCE with truncated importance sampling: the ratio, at most `cap`, is a weight without a gradient."""
     importance = torch.exp(log_probs.detach() - old).clamp(max=cap)
     return -(weights * importance * advantages * log_probs).sum()
 
 
 def truncated_importance(proximal: Tensor, rollout: Tensor, cap: float) -> Tensor:
-    """How much likelier a token was under the weights before this batch than when it was sampled, at most `cap`."""
+    """The ratio of a token's probability under the weights before this batch to that when it was sampled, at most
+    `cap`."""
     return torch.exp(proximal - rollout).clamp(max=cap)
 
 
 def kl(log_probs: Tensor, reference: Tensor, estimator: str) -> Tensor:
-    """KL(policy || reference) at each sampled token, by Schulman's estimators k2 or k3.
-
-    k1, the plain difference, is no loss: the expectation of its gradient is 0.
-    """
+    """KL(policy || reference) at each sampled token, by Schulman's estimators k2 or k3. k1, the plain difference, is
+    not offered: its gradient is 0 in expectation."""
     difference = reference - log_probs
     if estimator == "k2":
         return difference.square() / 2
@@ -169,12 +168,13 @@ def kl(log_probs: Tensor, reference: Tensor, estimator: str) -> Tensor:
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, weights: Tensor, *, clip: float) -> Tensor:
-    """The critic's squared error, PPO's way: the worse of the value and the value held near its old one."""
+    """The critic's squared error, clipped as in PPO: the larger of that of the value and that of the value held near
+    its old one."""
     held = old + (values - old).clamp(-clip, clip)
     return 0.5 * (weights * torch.maximum((values - returns).square(), (held - returns).square())).sum()
 
 
 def is_clipped(log_probs: Tensor, old: Tensor, advantages: Tensor, *, low: float, high: float) -> Tensor:
-    """Which tokens the clip leaves without a gradient."""
+    """Which tokens have no gradient because of the clip."""
     ratio = torch.exp(log_probs - old)
     return ((ratio > 1 + high) & (advantages > 0)) | ((ratio < 1 - low) & (advantages < 0))

@@ -1,8 +1,8 @@
-"""The models that learn: a causal LM over packed sequences, and a critic of the same architecture; both from a
-checkpoint's folder, or a name on the hub that transformers takes its models from.
+"""The models that are trained: a causal LM over packed sequences, and a critic of the same architecture; both from a
+checkpoint's folder or a name on Hugging Face's hub.
 
-Weights are float32; `dtype` is what the products are computed in. A token's log-prob is that of the logits divided by
-the temperature at which it was sampled.
+Weights are float32; `dtype` is that of the computation. A token's log-prob is that of the logits divided by the
+temperature at which it was sampled.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from headrace.checkpoints import HUB_NAME
 from headrace.data.errors import InvalidInput
+from headrace.files import HUB_NAME
 from headrace.trainer import attention
 from headrace.trainer.backends.tensors import Packed
 
-#: Logits that are held at once: beyond that they are computed in parts, and again on the way back.
+#: Logits that are held at once: beyond that they are computed in parts, and again in the backward pass.
 MAX_LOGITS = 1 << 28
 
 
 class Policy:
-    """A checkpoint of transformers that gives log-probs of packed sequences."""
+    """A causal LM of transformers that computes log-probs of packed sequences. Raises `InvalidInput` where it cannot be
+    loaded, or caps its logits."""
 
     def __init__(self, folder: Path, *, dtype: str = "float32", device: str = "cpu") -> None:
         self.device = torch.device(device)
@@ -38,17 +39,19 @@ class Policy:
         return list(self.model.parameters())
 
     def weights(self) -> dict[str, Tensor]:
-        """What a server loads: the checkpoint's names, tied ones once."""
+        """The parameters by their names in the checkpoint, tied ones once: what a server loads. They share the model's
+        memory."""
         return {name: tensor.detach() for name, tensor in self.model.named_parameters()}
 
     def restore(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes the weights of a checkpoint of this policy."""
+        """Copies the weights of a checkpoint of this policy into the model."""
         with torch.no_grad():
             for name, mine in self.model.named_parameters():
                 mine.copy_(weights[name])
 
     def log_probs(self, packed: Packed, *, entropy_learns: bool = False) -> tuple[Tensor, Tensor]:
-        """Of every target: its log-prob, and the entropy of what it was drawn from."""
+        """For every target its log-prob, and the entropy of the distribution it was sampled from; the entropy has a
+        gradient where `entropy_learns`."""
         with self._computing():
             decoder = self.model.get_decoder()
             states = _states(decoder, packed.ids, packed.positions, packed.cuts)[packed.targets - 1]
@@ -66,7 +69,8 @@ class Policy:
             return _in_parts(part, head.weight.shape[0], states, ids, packed.temperatures)
 
     def raw_log_probs(self, ids: list[int]) -> list[float]:
-        """Of each token after the first, at temperature 1: what a rollout server must say of them too."""
+        """The log-probs of each token but the first, at temperature 1, as a rollout server with the same weights
+        computes them."""
         tokens = torch.tensor(ids, device=self.device)
         positions = torch.arange(len(ids), device=self.device)
         with torch.no_grad(), self._computing():
@@ -80,18 +84,19 @@ class Policy:
 
 
 class Critic(nn.Module):  # type: ignore[misc] # torch is not checked
-    """How much reward is still to come, before each target."""
+    """Predicts, before each target, the reward that is still to come."""
 
     def __init__(self, folder: Path, *, dtype: str = "float32", device: str = "cpu") -> None:
         super().__init__()
         self.device, self.dtype = torch.device(device), getattr(torch, dtype)
         self.trunk = _load(folder, causal=False)
         self.head = nn.Linear(self.trunk.config.hidden_size, 1)
-        nn.init.zeros_(self.head.weight)  # it begins with no opinion
+        nn.init.zeros_(self.head.weight)  # every value is 0 at first
         nn.init.zeros_(self.head.bias)
         self.to(self.device)
 
     def forward(self, packed: Packed) -> Tensor:
+        """One value for each target."""
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             states = _states(self.trunk, packed.ids, packed.positions, packed.cuts)[packed.targets - 1]
         values: Tensor = self.head(states.float())[:, 0]
@@ -109,18 +114,19 @@ def _load(folder: Path, *, causal: bool) -> Any:
         model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention.register())
     except (OSError, ValueError) as error:
         raise model_load_error(folder, error) from error
-    return model.train()  # nothing drops out: `attention` refuses a model that would
+    return model.train()  # without dropout: `attention` refuses a model with it
 
 
 def _states(decoder: Any, ids: Tensor, positions: Tensor, cuts: list[int]) -> Tensor:
-    """The last layer's state of each token of a packed row."""
+    """The last layer's hidden state of each token of a packed row."""
     found = decoder(input_ids=ids[None], position_ids=positions[None], cuts=cuts, use_cache=False)
     states: Tensor = found.last_hidden_state[0]
     return states
 
 
 def _in_parts(part: Callable[..., tuple[Tensor, Tensor]], vocabulary: int, *given: Tensor) -> tuple[Tensor, Tensor]:
-    """`part` of as many rows at a time as `MAX_LOGITS` allows. Where that is less than all, logits are not kept."""
+    """`part` over as many rows at a time as `MAX_LOGITS` allows; where that is not all, logits are recomputed in the
+    backward pass."""
     rows = max(MAX_LOGITS // vocabulary, 1)
     if len(given[0]) <= rows:
         return part(*given)
@@ -152,7 +158,7 @@ def check_model(model: Path) -> None:
 
 
 def model_load_error(model: Path, error: Exception) -> InvalidInput:
-    """What to say where transformers could not load a model that `check_model` let pass."""
+    """The error for a model that `check_model` let pass and transformers could not load."""
     if model.is_dir():
         return InvalidInput(f"model {model} cannot be loaded: {error}")
     why = str(error).strip().splitlines()

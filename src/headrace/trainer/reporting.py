@@ -1,6 +1,5 @@
-"""What a run tells: where it stands while it goes on (`RunWatcher`), a row of metrics for each step (`RunMetrics`), and
-what it came to at its end (`RunOutcome`): what was learned from, what was skipped and, where nothing was learned, why.
-"""
+"""What a run reports: its state while it runs (`RunWatcher`), a row of metrics for each step (`RunMetrics`), and its
+outcome (`RunOutcome`): what was learned from, what was skipped and, where nothing was learned, why."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ AWAITING_BATCH = "waiting for a batch"
 
 
 class RunWatcher:
-    """Is told by any of the run's threads, and must return at once. This one remembers where the run stands."""
+    """Callbacks that any thread of a run calls; they must return at once. This class only remembers the run's state."""
 
     def __init__(self) -> None:
         self._doing = "starting"
@@ -35,7 +34,7 @@ class RunWatcher:
 
     @property
     def standing(self) -> str:
-        """What the run waits for, or else does, in words."""
+        """What the run waits for, or else what it does, as a phrase."""
         if self._down:
             return "waiting for " + "; ".join(self._down.values())
         if self._doing == AWAITING_BATCH and self._groups:
@@ -43,31 +42,31 @@ class RunWatcher:
         return self._doing
 
     def ready(self, progress: Progress) -> None:
-        """The servers have this run's weights; the first batch is asked for next."""
+        """The servers have this run's weights; the first batch is fetched next."""
 
     def doing(self, words: str) -> None:
-        """What the loop does from here on."""
+        """What the loop does from this call on, as a phrase."""
         self._doing = words
 
     def groups(self, words: str) -> None:
-        """How much of the next batch is there, while it is not all."""
+        """How many of the next batch's groups are ready, while it is incomplete."""
         self._groups = words
 
     def down(self, service: str, words: str | None) -> None:
-        """A service (`pool`, `gateway`) does not answer, and why; None: it answers again."""
+        """A service (`pool`, `gateway`) does not answer, with the reason; with None it answers again."""
         self._down = {name: why for name, why in self._down.items() if name != service}
         if words is not None:
             self._down = {**self._down, service: words}
 
     def step(self, row: dict[str, Any]) -> None:
-        """A step's row of the metrics."""
+        """A step is done; `row` has its metrics."""
         self._groups = ""
 
     def stopping(self, by: str) -> None:
-        """The run was told to stop."""
+        """The run was told to stop, by a signal's name or a caller."""
 
     def ending_at_once(self) -> None:
-        """The process is ended when this returns."""
+        """The process exits when this returns."""
 
 
 log = logging.getLogger(__name__)
@@ -90,7 +89,7 @@ REMEDIES = {
     "skipped_unrewarded": "set rewards before a trajectory is completed",
     "skipped_long": "raise max_length",
 }
-#: Of steps in a row that learned nothing, these are told: the first, and then ever more rarely.
+#: After so many steps in a row that learned nothing it is warned of: the first, and then ever more rarely.
 WARNED_STEP_COUNTS = frozenset({1, 10, 100, 1_000, 10_000, 100_000})
 
 
@@ -101,7 +100,7 @@ class NothingLearned(HeadraceError):
 
 
 class RunOutcome:
-    """Counts over this life of a run, which an earlier life's are no part of."""
+    """Counts over this process's part of a run; what was done before a resume is not counted."""
 
     def __init__(self) -> None:
         self.steps = self.groups = self.tokens = 0
@@ -111,12 +110,12 @@ class RunOutcome:
         #: The channel was shut down, and had too little for another batch.
         self.shut_down = False
         self.progress = Progress()
-        #: Who stopped the run; empty where nobody did. And what it did or waited for at its end.
+        #: Who stopped the run, if anyone; and what it did or waited for at its end.
         self.stopped_by = self.standing = ""
         self._steps_without_learning = 0
 
     def add(self, row: dict[str, Any]) -> None:
-        """Counts a step by its row of the metrics, and warns where nothing was learned in it."""
+        """Counts a step by its row of metrics; warns where nothing was learned in it."""
         self.steps += 1
         self.groups += row["groups"]
         self.tokens += row["tokens"]
@@ -141,11 +140,11 @@ class RunOutcome:
             log.warning("nothing was learned in %s %d: %s", which, row["step"], explain_skipped(row))
 
     def ended(self, progress: Progress, stopped_by: str, standing: str) -> None:
-        """Takes how the run ended: how far it got, who stopped it, and what it did or waited for then."""
+        """Sets how the run ended: its progress, who stopped it, and what it did or waited for then."""
         self.progress, self.stopped_by, self.standing = progress, stopped_by, standing
 
     def check(self) -> None:
-        """Raises `NothingLearned`, with the reason, where this life of the run learned nothing and could have."""
+        """Raises `NothingLearned`, with the reason, where there was something to learn and nothing was learned."""
         if self.tokens or self.nothing_to_do:
             return
         if self.steps:
@@ -157,7 +156,7 @@ class RunOutcome:
         raise NothingLearned(f"nothing was learned: stopped by {self.stopped_by} while {self.standing}")
 
     def sentences(self) -> list[str]:
-        """How it ended, for people."""
+        """The outcome as sentences for the terminal."""
         done = self.progress
         said = [f"{done.step} steps, version {done.version}, {done.trajectories} trajectories, {done.tokens} tokens"]
         if any(self.skipped.values()):
@@ -175,7 +174,7 @@ def count_skipped(counts: dict[str, Any]) -> str:
 
 
 def explain_skipped(counts: dict[str, Any]) -> str:
-    """What was left out, and what would help."""
+    """What was skipped, and what to change so that it is not."""
     found = [name for name in SKIPPED if counts[name]]
     ways = [REMEDIES[name] for name in found if name in REMEDIES]
     return "; ".join([f"left out were {count_skipped(counts)}" if found else "the batches were empty", *ways])
@@ -188,7 +187,7 @@ def _number(count: int, what: str) -> str:
 
 
 class RunMetrics:
-    """Every writer of a run, as one."""
+    """Writes each row to all writers of a run: `metrics.jsonl`, and TensorBoard and wandb where they are configured."""
 
     def __init__(self, run: Path, config: LogConfig, settings: Row) -> None:
         self._writers: list[Writer] = [JsonLines(run / "metrics.jsonl")]
@@ -207,7 +206,7 @@ class RunMetrics:
 
 
 def truncate_metrics(run: Path, step: int) -> None:
-    """Drops the lines after a step, and one that was not written to its end."""
+    """Deletes the lines of `metrics.jsonl` after a step, and incomplete ones: a resumed run writes them again."""
     path = run / "metrics.jsonl"
     if not path.exists():
         return

@@ -1,7 +1,7 @@
-"""How a run is ended from outside: one `StopSignal` that every wait of the run ends with, and the signals that set it.
+"""Stopping a run from outside: one `StopSignal` that ends every wait of the run, and the process signals that set it.
 
-A wait is a future that is waited for together with the stop. Work that blocks (an HTTP call, a pool's answer) is done
-in daemon threads, so a server that hangs keeps neither the run nor the process from ending.
+A wait is a future that is waited for together with the stop. Work that blocks (an HTTP call, a pool's answer) runs in
+daemon threads, so a server that hangs keeps neither the run nor the process from ending.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ THREAD_END_S = 0.5
 
 
 class Stopped(Exception):
-    """The run was told to stop, and what was waited for had not come."""
+    """The run was stopped before what was waited for was there."""
 
 
 class StopSignal:
-    """Set once, by whoever wants the run to end; `by` says who. Any thread may set it or wait."""
+    """Set once, by whoever wants the run to end; `by` names them. Threads may set it and wait for it."""
 
     def __init__(self) -> None:
         self._told: Future[None] = Future()
@@ -43,7 +43,7 @@ class StopSignal:
         self.by = ""
 
     def set(self, by: str) -> None:
-        """Ends all waits. Who comes second changes nothing."""
+        """Ends all waits. Later calls change nothing, `by` included."""
         with self._lock:
             if not self._told.done():
                 self.by = by
@@ -53,13 +53,13 @@ class StopSignal:
         return self._told.done()
 
     def wait(self, seconds: float) -> bool:
-        """Waits so long, or until it is set; whether it is."""
+        """Waits for the stop, for at most so many seconds; returns whether it is set."""
         wait([self._told], timeout=seconds)
         return self._told.done()
 
     def result(self, future: Future[T], *, grace_s: float = 0.0, unless: Future[Any] | None = None) -> T:
-        """What a future comes to. Raises `Stopped` where it has not come `grace_s` after the stop was set, and where
-        `unless` fails before it has come, what that raised."""
+        """The future's result. Raises `Stopped` where it is not done `grace_s` after the stop was set, and the
+        exception of `unless` where that fails first."""
         either: set[Future[Any]] = {future, self._told}
         if unless is not None:
             either.add(unless)
@@ -76,13 +76,13 @@ class StopSignal:
         return future.result()
 
     def call(self, work: Callable[[], T]) -> T:
-        """Does some work in a thread of its own and returns what it came to; raises `Stopped` where the stop came
-        first, and leaves the work to itself."""
+        """Runs `work` in a thread of its own and returns its result. Raises `Stopped` where the stop comes first; the
+        thread is then abandoned."""
         return self.result(in_thread(work))
 
 
 class TaskThread:
-    """One daemon thread that does what it is given, in order."""
+    """A daemon thread that runs what it is given, in order."""
 
     def __init__(self, name: str) -> None:
         self._given: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -90,14 +90,14 @@ class TaskThread:
         self._thread.start()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Has the thread do some work after what it was given before; what it comes to."""
+        """Queues `work`; returns the future of its result."""
         future: Future[T] = Future()
         self._given.put(lambda: _into(future, work))
         return future
 
     def close(self) -> None:
-        """The thread ends after what it was given, and is waited for a moment: a process that ends while a thread frees
-        tensors is aborted."""
+        """Has the thread end after what is queued, and waits for it up to `THREAD_END_S`: a process that exits while a
+        thread frees tensors is aborted."""
         self._given.put(_end)
         self._thread.join(THREAD_END_S)
 
@@ -108,20 +108,20 @@ class TaskThread:
 
 
 def in_thread(work: Callable[[], T], name: str = "headrace-call") -> Future[T]:
-    """Begins some work in a daemon thread of its own."""
+    """Runs `work` in a daemon thread of its own; returns the future of its result."""
     future: Future[T] = Future()
     threading.Thread(target=_into, args=(future, work), name=name, daemon=True).start()
     return future
 
 
 def _end() -> None:
-    """What ends a `TaskThread`."""
+    """Queued to end a `TaskThread`; never called."""
 
 
 def _into(future: Future[T], work: Callable[[], T]) -> None:
     try:
         found = work()
-    except BaseException as error:  # whoever waits for it raises it
+    except BaseException as error:  # raised where the future is waited for
         future.set_exception(error)
     else:
         future.set_result(found)
@@ -167,10 +167,10 @@ def on_signals(stop: Callable[[str], None], at_once: Callable[[], None]) -> Iter
 
 
 class Outage:
-    """A service that may not answer for a while. Why is logged once, again when the reason changes, and so is how long
-    it took once it answers again. Any thread may tell.
+    """Whether a service answers. A reason why not is logged when it is new; so is how long the outage took once it
+    ends. Thread-safe.
 
-    `changed` is called with what is waited for, and with None when it is over.
+    `changed` is called with what is waited for, and with None when the outage is over.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Outage:
         return self._since is not None
 
     def failed(self, reason: str) -> float:
-        """It did not answer, for this reason; returns for how many seconds it has not."""
+        """Notes that the service did not answer; returns for how many seconds it has not."""
         with self._lock:
             now = time.monotonic()
             since = self._since if self._since is not None else now
@@ -199,7 +199,7 @@ class Outage:
         return now - since
 
     def answered(self) -> None:
-        """It answers; ends the outage where there was one."""
+        """Notes that the service answers; ends the outage where there was one."""
         with self._lock:
             since, self._since, self.reason = self._since, None, ""
         if since is not None:
@@ -208,7 +208,8 @@ class Outage:
 
 
 def for_each_in_threads(work: Callable[[A], T], items: Collection[A]) -> list[T]:
-    """What each came to, in their order. Returns, or raises the first error, when all have ended."""
+    """Calls `work` with each item, all at once; the results in the items' order. Waits for all, then raises the first
+    error."""
     if len(items) < 2:
         return [work(item) for item in items]
     futures = [in_thread(partial(work, item), "headrace-sync") for item in items]

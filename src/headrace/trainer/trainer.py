@@ -1,8 +1,8 @@
-"""The loop: take a batch, learn from it, publish the weights, keep a checkpoint, acknowledge. At its own pace.
+"""The training loop: take a batch, learn from it, publish the weights, write a checkpoint, acknowledge.
 
-The order is the promise. A batch is acknowledged after a checkpoint that learned from it is on disk, so a crash loses
-no batch and repeats none; a version is told after its weights are on the servers and were verified there, so no step
-claims a policy that did not sample it.
+The order matters. A batch is acknowledged after a checkpoint that learned from it is on disk, so a crash loses no batch
+and repeats none; a version is announced after its weights were loaded and verified on the servers, so no step claims a
+policy that did not sample it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Trainer:
             gateway = self._outage("gateway", config.sync.gateway or "")
             self.publisher = Publisher(config.sync, gateway)
             if config.sync.gateway == config.pool.address.rstrip("/"):
-                outage = gateway  # the pool is the gateway's own: what is down is down once
+                outage = gateway  # the gateway serves the pool: one outage
         self.pool = RetryingPool(given, outage, self._stop, config.pool.patience_s)
         self._publishing = TaskThread("headrace-publish")
         self._published: Future[SyncReport] | None = None
@@ -106,13 +106,15 @@ class Trainer:
         )
 
     def run(self) -> Progress:
-        """Where it got to; `outcome` says how. A run that was stopped can be resumed."""
+        """Trains; returns how far it got, and `outcome` says how it ended. A run that was stopped can be resumed.
+        Raises `SyncFailed` where no server takes the weights, and `PoolUnreachable` where the pool is away for too
+        long."""
         try:
             try:
                 self._learn()
             except (Stopped, SyncFailed, PoolUnreachable):
                 if not self._stop.is_set():
-                    raise  # else it is what was waited for and had not come
+                    raise  # after a stop, it only ends a wait
             self._checkpoint(always=True)
             self._await_published()
             self.outcome.ended(self.progress, self._stop.by, self._watcher.standing)
@@ -145,12 +147,12 @@ class Trainer:
         return Outage(f"the {service} {address}", log.warning, partial(self._watcher.down, service))
 
     def _goal_reached(self) -> bool:
-        """Whether the reward is where it was asked to be."""
+        """Whether the mean reward of the last steps has reached `stop_at_reward`."""
         goal, rewards = self.config.stop_at_reward, self.progress.rewards
         return goal is not None and len(rewards) == self.config.stop_window and float(np.mean(rewards)) >= goal
 
     def stop(self, by: str = "stop()") -> None:
-        """The step under way is the last, and nothing is waited for any more. Any thread may call it."""
+        """Ends the run after the step under way; ends all waits at once. Thread-safe."""
         if not self._stop.is_set():
             self._watcher.stopping(by)
             self._stop.set(by)
@@ -187,8 +189,8 @@ class Trainer:
             self._checkpoint()
 
     def _report_step(self, row: dict[str, Any]) -> None:
-        """Writes a step down, with all that came since the last one, its checkpoint too. Before the next checkpoint: so
-        every step that is in one has its line."""
+        """Writes a step's row, with the times since the last row. Before the next checkpoint, so that every step in a
+        checkpoint has its row."""
         now = time.monotonic()
         seconds, self._last_report_at = now - self._last_report_at, now
         self.progress.seconds += seconds
@@ -200,7 +202,7 @@ class Trainer:
     # -- weights -------------------------------------------------------------------------------------------------------
 
     def _publish_first(self) -> None:
-        """Brings every server to this run's weights before the first batch is asked for."""
+        """Publishes this run's weights to every server before the first batch is fetched."""
         if self.publisher is not None:
             publisher, model = self.publisher, self.learner.policy.model.config
             self._watcher.doing("looking at the rollout servers")
@@ -215,8 +217,8 @@ class Trainer:
             raise Stopped
 
     def _publish(self, ids: list[int]) -> None:
-        """Hands the weights over to be published while learning goes on; the last hand-over is awaited first. Once the
-        run is told to stop nothing is published: whoever resumes it does that first."""
+        """Publishes the weights in the background while learning goes on, after the publish before has ended. Once the
+        run is stopped nothing is published: a resumed run does that first."""
         if self.publisher is None:
             try:
                 self.pool.call("set_version", self.progress.version, channel=self.config.pool.channel)
@@ -239,8 +241,8 @@ class Trainer:
         self._published = self._publishing.submit(publish)
 
     def _await_published(self) -> None:
-        """Waits for the weights that were handed over, and raises why they could not be published. A run that is told
-        to stop waits a while, and takes what comes."""
+        """Waits for the publish in the background and raises its error. Once the run is stopped it waits at most
+        `LAST_SYNC_S` and only logs a failure."""
         if self._published is None:
             return
         if not self._published.done():
@@ -256,7 +258,7 @@ class Trainer:
             self._published = None
 
     def _cancel_publish(self) -> None:
-        """Ends a publish that hangs: calls must not stay held when this process is gone."""
+        """Cuts a publish short that hangs, so that calls are not left paused when this process ends."""
         if self._published is not None and not self._published.done():
             assert self.publisher is not None
             log.warning("the servers did not take version %d in time; the publish is cut short", self._handed_over)
@@ -265,7 +267,7 @@ class Trainer:
         self._published = None
 
     def _sync_metrics(self) -> dict[str, Any]:
-        """What the last publish that has ended tells."""
+        """The metrics of the last publish that has ended; none before the first."""
         if self._published is not None and self._published.done():
             self._await_published()
         report = self._report
@@ -281,7 +283,7 @@ class Trainer:
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def _checkpoint(self, *, always: bool = False) -> None:
-        """A checkpoint, where one is due; then what it learned from is acknowledged."""
+        """Writes a checkpoint where one is due, then acknowledges the batches in it."""
         progress = self.progress
         if not (always or progress.step % self.config.checkpoint.every == 0):
             return
@@ -326,7 +328,7 @@ class Trainer:
         }
 
     def _validate(self) -> dict[str, Any]:
-        """What is ready on the validation channel, looked at and let go."""
+        """Mean reward and count of what is ready on the validation channel, which is consumed."""
         wanted = self.config.validation
         rewards: list[float] = []
         for number in range(wanted.groups):
@@ -364,8 +366,8 @@ class Trainer:
 
 
 def train(config: TrainerConfig, *, resume: bool = False, watcher: RunWatcher | None = None) -> RunOutcome:
-    """A run from the command line. SIGTERM and SIGINT end it after the step under way, with a checkpoint, and at once
-    where it only waits; a Ctrl-C after that ends the process there and then."""
+    """Runs a training from the command line. SIGTERM and SIGINT end it after the step under way, with a checkpoint, and
+    at once while it waits; a second Ctrl-C ends the process immediately."""
     watcher = watcher or RunWatcher()
     trainer = Trainer(config, resume=resume, watcher=watcher)
     with on_signals(trainer.stop, watcher.ending_at_once):
@@ -374,16 +376,16 @@ def train(config: TrainerConfig, *, resume: bool = False, watcher: RunWatcher | 
 
 
 def device_of(name: str) -> str:
-    """The device that `auto` stands for: a GPU where there is one."""
+    """The device's name; for `auto`, `cuda` where there is a GPU and else `cpu`."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
 def _first_probe(vocabulary: int) -> list[int]:
-    """Ids to compare servers with before there is a batch."""
+    """Random token ids to verify servers with before there is a batch."""
     return [int(token) for token in np.random.default_rng(0).integers(0, vocabulary, 32)]
 
 
 def _idle_seconds(wait: tuple[float, float], *others: tuple[float, float]) -> float:
-    """How much of a wait was for nothing of these: want of data, or work."""
+    """How much of a wait overlaps with none of `others` (waiting for data, converting it)."""
     began, ended = wait
     return max(ended - began - sum(max(min(ended, b) - max(began, a), 0.0) for a, b in others), 0.0)

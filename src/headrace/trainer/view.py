@@ -1,4 +1,4 @@
-"""What one sees while a run goes on: a live view in a terminal, a line now and then elsewhere."""
+"""The progress of a training run: a live view in a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from headrace.braille import braille
+from headrace.terminal import figure_table, labelled_curve
 from headrace.trainer.checkpoint import Progress
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.reporting import AWAITING_BATCH, RunWatcher
 
-#: Letters that the curve takes, and that the panel does.
+#: Characters: the curve's width and height, and the panel's width.
 WIDTH, HEIGHT, PANEL = 60, 6, 100
-#: Pictures a second of the live view: what it waits for is seen to move.
+#: Redraws per second of the live view, so that its seconds are seen to count.
 FRAMES_PER_S = 4
 #: Elsewhere than in a terminal, every so many steps are told, and at least one in so many seconds.
 TOLD_EVERY_STEPS, TOLD_EVERY_S = 10, 60.0
@@ -33,8 +33,7 @@ BATCH_WAIT_TOLD_AFTER_S, BATCH_WAIT_TOLD_EVERY_S = 5.0, 60.0
 
 
 class TrainView(RunWatcher):
-    """Shows a run. Used as a context, it also shows the program's log: above the live view, which would be torn by it,
-    or on stderr."""
+    """Shows a run. As a context manager it also shows the log: above the live view, or on stderr."""
 
     def __init__(self, console: Console, config: TrainerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -72,6 +71,7 @@ class TrainView(RunWatcher):
         root.setLevel(self._level)
 
     def say(self, words: str) -> None:
+        """Prints a line, above the live view where there is one."""
         self._console.print(words, markup=False, highlight=False, soft_wrap=True)
 
     # -- what it is told -----------------------------------------------------------------------------------------------
@@ -169,25 +169,13 @@ class TrainView(RunWatcher):
         return Panel(Group(*parts), title=title, title_align="left", width=width, border_style="dim")
 
     def _drawn(self) -> Table:
-        """The curve, between 0 and 1 where it stays there, else between its lowest and its highest."""
-        low, high = min(0.0, *self._curve), max(1.0, *self._curve)
-        lines = braille([(value - low) / (high - low) for value in self._curve], WIDTH, HEIGHT)
-        labels = [f"{high:.3g}", *[""] * (HEIGHT - 2), f"{low:.3g}"]
-        curve = Table.grid(padding=(0, 1))
-        for label, line in zip(labels, lines, strict=True):
-            curve.add_row(Text(label, style="dim"), Text(line, style="cyan"))
-        return curve
+        """The reward curve, from 0 to 1 or as far beyond as it goes."""
+        return labelled_curve(self._curve, min(0.0, *self._curve), max(1.0, *self._curve), WIDTH, HEIGHT)
 
     def _tables(self) -> list[Table]:
-        """The figures, five beside each other."""
-        found, tables = self._figures(), []
-        for begin in range(0, len(found), 5):
-            part = found[begin : begin + 5]
-            table = Table.grid(padding=(0, 2))
-            table.add_row(*(Text(name, style="dim") for name, _ in part))
-            table.add_row(*(Text(value, style="bold") for _, value in part))
-            tables.append(table)
-        return tables
+        """The figures, five in a row."""
+        found = self._figures()
+        return [figure_table(found[begin : begin + 5]) for begin in range(0, len(found), 5)]
 
 
 class _Above(logging.Handler):

@@ -6,21 +6,13 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from tests.engine.kit import Client, serving
+from tests.engine.kit import Client
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "env_sums.py"
 PAGE = ROOT / "docs" / "environments.md"
-
-
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[Client]:
-    with serving(model=str(folder), served_model_name="tiny", logprobs_mode="processed_logprobs") as client:
-        yield client
 
 
 def run(engine: Client, model: Path, folder: Path, *args: str, example: Path = EXAMPLE) -> str:

@@ -1,31 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from tests.engine.kit import Client
-from tests.engine.kit import serving as serving_engine
 from tests.gateway.kit import Evidence
 
 from headrace.envs.server import APIServerConfig, ServerManager
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Small models are slower with threads, and the machine has other tests to run."""
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="session")
-def engine(folder: Path) -> Iterator[Client]:
-    """An engine that every test may use and none may change; it records what it consumed and sampled."""
-    with serving_engine(
-        model=str(folder), served_model_name="tiny", logprobs_mode="processed_logprobs", record=100_000
-    ) as client:
-        yield client
 
 
 @pytest.fixture(scope="session")

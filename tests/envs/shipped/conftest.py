@@ -4,20 +4,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from tests.engine.kit import serving as serving_engine
+from tests.engine.kit import Client
 from tests.gateway.kit import serving
 
 from headrace import DataPool
 from headrace.api import create_app
 
 
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[str]:
+@pytest.fixture
+def engine(engine: Client) -> str:
     """The base_url of a real engine."""
-    torch.set_num_threads(1)
-    with serving_engine(model=str(folder), served_model_name="tiny", logprobs_mode="processed_logprobs") as client:
-        yield f"http://{client.host}/v1"
+    return f"http://{engine.host}/v1"
 
 
 @pytest.fixture

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.kit import Client, serving
 from tests.gateway.upstream.kit import Puppet
 
 from headrace.tokens.vocabulary import Vocabulary, load_vocabulary
@@ -14,20 +13,6 @@ from headrace.tokens.vocabulary import Vocabulary, load_vocabulary
 @pytest.fixture(scope="session")
 def vocabulary(folder: Path) -> Vocabulary:
     return load_vocabulary(folder)
-
-
-@pytest.fixture(scope="session")
-def engine(folder: Path) -> Iterator[Client]:
-    """An engine that every test may use and none may change."""
-    with serving(model=str(folder), served_model_name="tiny") as client:
-        yield client
-
-
-@pytest.fixture
-def own(folder: Path) -> Iterator[Client]:
-    """An engine for one test, to pause and to change."""
-    with serving(model=str(folder), served_model_name="tiny") as client:
-        yield client
 
 
 @pytest.fixture

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.kit import Client
+from tests.engine.kit import Client, serving
 from tests.gateway.upstream.kit import OPTIONS, Puppet, Request, connected, until, upstream_request
 from tests.gateway.wire import hangs
 
@@ -47,8 +48,15 @@ async def modal() -> Any:
         await found.stop()
 
 
-async def test_a_real_engine_is_found_fit_and_described(engine: Client, vocabulary: Vocabulary) -> None:
-    async with connected(vocabulary, engine.host) as upstream:
+@pytest.fixture
+def raw_engine(folder: Path) -> Iterator[Client]:
+    """An engine whose log-probs are of temperature 1, whatever it samples at."""
+    with serving(model=str(folder), served_model_name="tiny") as client:
+        yield client
+
+
+async def test_a_real_engine_is_found_fit_and_described(raw_engine: Client, vocabulary: Vocabulary) -> None:
+    async with connected(vocabulary, raw_engine.host) as upstream:
         (found,) = upstream.describe()
         assert (upstream.trouble, upstream.ready) == (None, True)
         assert upstream.log_prob_mode == found["log_prob_mode"]

@@ -4,18 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from tests.engine.kit import Client, serving
+from tests.engine.kit import Client, rollout_engine
 from tests.gateway.kit import Running, running_gateway
 from tests.trainer.sync.kit import Trained, address
 
 from headrace import DataPool
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Small models are slower with threads, and the machine has other tests to run."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -30,20 +23,14 @@ def trained(other: Path) -> Trained:
 
 
 @pytest.fixture
-def engine(folder: Path) -> Iterator[Client]:
-    with serving(model=str(folder), served_model_name="tiny", logprobs_mode="processed_logprobs") as found:
-        yield found
+def engine(own: Client) -> Client:
+    """The test's own: a publish changes its weights."""
+    return own
 
 
 @pytest.fixture
 def second(folder: Path) -> Iterator[Client]:
-    with serving(model=str(folder), served_model_name="tiny", logprobs_mode="processed_logprobs") as found:
-        yield found
-
-
-@pytest.fixture
-def pool() -> Iterator[DataPool]:
-    with DataPool() as found:
+    with rollout_engine(folder) as found:
         yield found
 
 

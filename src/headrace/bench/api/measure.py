@@ -49,11 +49,12 @@ BARS = {
 
 
 def measure(quick: bool = False) -> BenchReport:
+    """All figures of the Trajectory API; with `quick` at smaller sizes."""
     return measure_sizes(QUICK if quick else FULL)
 
 
 def measure_sizes(sizes: ApiSizes, base: Path | None = None) -> BenchReport:
-    """Every part in turn, in folders of its own below `base`."""
+    """Measures every part in turn, each in a folder below `base`."""
     bars = RATIOS | BARS
     details: dict[str, object] = {"sizes": asdict(sizes), "original": "atroposlib"}
     if original_python() is None:
@@ -73,7 +74,7 @@ ENCODINGS = {"": "identity", "_gzip": "gzip"}
 
 @dataclass
 class FlowSide:
-    """A server, and what its rounds took by encoding: seconds, and seconds of CPU for a group."""
+    """A server, and the times of its rounds by encoding: seconds, and CPU seconds for each group."""
 
     child: ServerProcess
     seconds: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in ENCODINGS})
@@ -115,7 +116,7 @@ async def _rounds(sizes: ApiSizes, sides: dict[str, FlowSide]) -> None:
 async def _flow(
     sizes: ApiSizes, server: ServerProcess, client: BenchApiClient, groups: GroupBodies, count: int, kind: str
 ) -> tuple[float, float]:
-    """Seconds from the first post to the last batch, and the server's of CPU."""
+    """Seconds from the first post to the last batch, and the server's CPU seconds."""
     envs = await client.open(sizes)
     write = groups.packed if kind else groups.body
     bodies = [write(number, envs[number % len(envs)]) for number in range(count)]

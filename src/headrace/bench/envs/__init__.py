@@ -1,1 +1,1 @@
-"""`headrace bench envs`: what an environment's machinery costs beside the rollouts themselves."""
+"""`headrace bench envs`: what an environment's machinery costs on top of the rollouts themselves."""

@@ -1,7 +1,6 @@
-"""`headrace bench envs`: an environment's machinery, held against the same rollouts with nothing around them.
+"""`headrace bench envs`: an environment's machinery, compared with the same rollouts without it.
 
-The load is made three ways, each of which tells its seconds: under a bare semaphore, through `serve`, and through
-`process`.
+The rollouts are timed three ways: under a bare semaphore, through `serve`, and through `process`.
 """
 
 from __future__ import annotations
@@ -28,10 +27,12 @@ BARS = {
 
 
 def measure(quick: bool = False) -> BenchReport:
+    """All figures of environments; with `quick` at a smaller size."""
     return measure_load(QUICK if quick else FULL)
 
 
 def measure_load(load: RolloutLoad) -> BenchReport:
+    """The figures at this load."""
     report = BenchReport("envs", BARS, details={"load": asdict(load)})
     with ServerProcess("headrace.bench.envs.stub") as api:
         address = api.address
@@ -54,7 +55,7 @@ TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class RolloutLoad:
-    """`rollouts` of `rollout_s` each, `concurrency` at a time, in groups of `group_size`; sides measured in turn."""
+    """`rollouts` of `rollout_s` each, `concurrency` at a time, in groups of `group_size`."""
 
     rollouts: int
     rounds: int
@@ -72,7 +73,7 @@ QUICK = RolloutLoad(rollouts=512, rounds=3)
 
 
 async def rollout(load: RolloutLoad, number: int) -> ScoredDataItem:
-    """One rollout: it waits as if for a model, and has tokens as if of one."""
+    """One rollout: sleeps for as long as a model would take, and returns tokens of a usual number."""
     await asyncio.sleep(load.rollout_s)
     tokens = [number % 1000, *range(1, TOKENS)]
     return {
@@ -85,7 +86,8 @@ async def rollout(load: RolloutLoad, number: int) -> ScoredDataItem:
 
 
 class BenchEnv(BaseEnv):
-    """Makes the load's groups and stops. `begun` is its first rollout's start, `ended` a side's end."""
+    """Makes the load's groups and stops. `begun` is the start of its first rollout, `ended` when its last group was
+    handed over."""
 
     name = "bench"
 
@@ -117,7 +119,7 @@ class BenchEnv(BaseEnv):
 
 
 def gathered(load: RolloutLoad) -> float:
-    """What the rollouts take with nothing around them."""
+    """Seconds that the rollouts take under a bare semaphore."""
 
     async def run() -> float:
         places = asyncio.Semaphore(load.concurrency)
@@ -134,14 +136,16 @@ def gathered(load: RolloutLoad) -> float:
 
 
 class ServedEnv(BenchEnv):
+    """Run by `serve`."""
+
     async def disconnect_env(self) -> None:
-        """Comes when the last group was acknowledged."""
+        """Notes the time: it is called when the last group was acknowledged."""
         self.ended = time.perf_counter()
         await super().disconnect_env()
 
 
 def served(load: RolloutLoad, address: str) -> float:
-    """From the first rollout's start to the last acknowledgement."""
+    """Seconds from the start of the first rollout to the last acknowledgement."""
 
     async def run() -> float:
         env = ServedEnv(load, rollout_server_url=address)
@@ -153,14 +157,16 @@ def served(load: RolloutLoad, address: str) -> float:
 
 
 class ProcessedEnv(BenchEnv):
+    """Run by `process`."""
+
     async def close(self) -> None:
-        """Comes when the last group was written."""
+        """Notes the time: it is called when the last group was written."""
         self.ended = time.perf_counter()
         await super().close()
 
 
 def processed(load: RolloutLoad) -> float:
-    """From the first rollout's start to the last line of the file."""
+    """Seconds from the start of the first rollout to the last line of the file."""
 
     async def run(folder: str) -> float:
         env = ProcessedEnv(load, data_path_to_save_groups=str(Path(folder) / "groups.jsonl"))

@@ -1,4 +1,4 @@
-"""A Trajectory API that takes every group at once and keeps none.
+"""A Trajectory API that accepts every group at once and keeps none.
 
 python -m headrace.bench.envs.stub
 """
@@ -20,6 +20,7 @@ REGISTERED = {"status": "success", "env_id": 0, "wandb_name": "bench_0", "checkp
 
 
 def create_app() -> Starlette:
+    """The routes that an environment calls, with constant answers."""
     answers = {
         ("POST", "/register-env"): {**REGISTERED, "checkpoint_interval": -1, "num_steps": 1},
         ("POST", "/disconnect-env"): {"status": "success"},

@@ -38,11 +38,12 @@ BARS = {
 
 
 def measure(quick: bool = False) -> BenchReport:
+    """All figures of the gateway; with `quick` at smaller sizes."""
     return measure_sizes(QUICK if quick else FULL)
 
 
 def measure_sizes(sizes: GatewaySizes, base: Path | None = None) -> BenchReport:
-    """Every part in turn, in folders of its own below `base`."""
+    """Measures every part in turn, each in a folder below `base`."""
     import headrace.bench.pool.ray  # noqa: F401 - needs the extra: said before anything is measured
 
     report = BenchReport(f"headrace bench gateway ({sizes.name})", BARS, details={"sizes": asdict(sizes)})
@@ -127,7 +128,7 @@ def dialects(sizes: GatewaySizes, folder: Path) -> Figures:
 
 
 def _cpu_s(load: GatewayLoad, gateway: ServerProcess, wire: AgentDialect) -> float:
-    """Seconds of CPU for a call."""
+    """The gateway's CPU seconds for each call."""
     some = load.sizes.some_callers
     before = gateway.cpu_s()
     found = load.round(LoadTarget(gateway.address, wire=wire), some, some * load.sizes.trajectories_a_caller)
@@ -177,7 +178,7 @@ def history(sizes: GatewaySizes, folder: Path) -> Figures:
 
 
 class _Long:
-    """A conversation that is long already, and goes on."""
+    """A conversation that is already long, and continues."""
 
     def __init__(self, load: GatewayLoad, gateway: ServerProcess) -> None:
         self.agent = BenchAgent(load, LoadTarget(gateway.address))
@@ -196,7 +197,7 @@ class _Long:
             await self.agent.ask(sizes.long_turn_words)
 
     async def calls(self) -> float:
-        """Seconds of CPU for a call."""
+        """The gateway's CPU seconds for each of its next calls."""
         sizes = self._load.sizes
         before = self._gateway.cpu_s()
         for _ in range(sizes.history_calls):
@@ -205,7 +206,7 @@ class _Long:
 
 
 async def _short(load: GatewayLoad, gateway: ServerProcess) -> float:
-    """Seconds of CPU for a call about 1,000 tokens into a conversation, the first of which is not counted."""
+    """The gateway's CPU seconds for each call at about 1,000 tokens; the first is not counted."""
     sizes = load.sizes
     seconds = 0.0
     for _ in range(sizes.history_calls):
@@ -230,6 +231,7 @@ def ray_pool(sizes: GatewaySizes, folder: Path) -> Figures:
 
 
 def in_own_cluster(sizes: GatewaySizes, folder: Path) -> Figures:
+    """`ray_pool` inside of the child process that has the cluster."""
     from headrace.bench.pool.ray import NAME, NAMESPACE, local_cluster_pool
 
     with local_cluster_pool() as cluster:
@@ -295,7 +297,7 @@ def stream(sizes: GatewaySizes, folder: Path) -> Figures:
 
 
 async def _first_token(load: GatewayLoad, target: LoadTarget) -> float:
-    """The median of the seconds until a call's first text."""
+    """Median seconds until a call's first text."""
     sizes = load.sizes
     seconds = []
     for _ in range(sizes.streams):

@@ -1,8 +1,8 @@
 """The servers of `headrace bench gateway`: the rollout server that the gateway calls (a stub), the proxy that the
 gateway is measured against, and the gateway; each a process of its own.
 
-python -m headrace.bench.gateway.servers stub TOKENIZER_FOLDER SAMPLED FIRST_TOKEN_MS python -m
-headrace.bench.gateway.servers proxy UPSTREAM
+    python -m headrace.bench.gateway.servers stub TOKENIZER_FOLDER SAMPLED FIRST_TOKEN_MS
+    python -m headrace.bench.gateway.servers proxy UPSTREAM
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from headrace.bench.gateway.load import JSON, KEEP_ALIVE_S, SOURCE, WORDS, GatewaySizes
 from headrace.bench.server_process import ServerProcess
-from headrace.engine.tiny import BOS, EOS, MARKS, PAD, TEMPLATE
+from headrace.engine.tiny import bpe_tokenizer
 from headrace.net.server import Server
 
 #: More merges than the words need: learning ends when every word is whole.
@@ -41,30 +41,10 @@ def build_tokenizer(into: Path) -> None:
     text that agents speak, so a word is a token, as it is for the commonest words in a tokenizer of 150,000. The same
     text gives the same tokenizer.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import pre_tokenizers
 
-    inner = Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        min_frequency=2,
-        special_tokens=[PAD, BOS, EOS],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
     spoken = [" ".join([word, word]) for word in sorted({*WORDS, *OTHERS})]
-    inner.train_from_iterator([SOURCE, *spoken, *spoken], trainer)
-    inner.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        eos_token=EOS,
-        pad_token=PAD,
-        additional_special_tokens=[BOS],
-        chat_template=TEMPLATE,
-        clean_up_tokenization_spaces=False,
-    )
+    tokenizer = bpe_tokenizer([SOURCE, *spoken, *spoken], VOCABULARY, pre_tokenizers.ByteLevel(add_prefix_space=False))
     tokenizer.save_pretrained(into)
 
 
@@ -76,7 +56,7 @@ CONTEXT = 131_072
 
 
 class CannedAnswer:
-    """The stub's answer, the whole of it and token by token."""
+    """The stub's answer, whole and token by token."""
 
     def __init__(self, folder: Path, count: int) -> None:
         from tokenizers import Tokenizer
@@ -88,7 +68,7 @@ class CannedAnswer:
         self.log_probs = [-0.05 - 0.031 * (at * 7 % 23) for at in range(count)]
 
     def choice(self, begin: int, end: int) -> dict[str, Any]:
-        """A choice of `/v1/completions` with these of the tokens."""
+        """A choice of `/v1/completions` with the tokens in this range."""
         pieces, log_probs = self.pieces[begin:end], self.log_probs[begin:end]
         offsets = [len("".join(self.pieces[:at])) for at in range(begin, end)]
         return {
@@ -110,9 +90,8 @@ class CannedAnswer:
 class StubServer:
     """A rollout server, plain ASGI, that answers at once with the same sampled ids and log-probs, in vLLM's shape.
 
-    All that depends on the request is echoed (`prompt_token_ids`, the counts); the rest is written once, when it
-    starts, so that it takes as little of the machine as it can. It answers a chat body too, for those who pass one
-    through.
+    What depends on the request is echoed (`prompt_token_ids`, the counts); the rest is encoded once, at start, so that
+    it takes as little CPU as possible. It also answers chat bodies, for those who forward one.
     """
 
     def __init__(self, sampled: CannedAnswer, first_token_s: float) -> None:
@@ -208,11 +187,8 @@ FORWARDED = ("/v1/chat/completions", "/v1/completions")
 
 
 def create_proxy(upstream: str) -> Starlette:
-    """The least that can stand between an agent and a rollout server: bodies pass as they are, and nothing is looked
-    at.
-
-    It stands on what the gateway stands on: a raw Starlette route on uvicorn (uvloop, httptools), and aiohttp upstream.
-    """
+    """The least that can stand between an agent and a rollout server: bodies are forwarded unread. It uses what the
+    gateway uses: a raw Starlette route on uvicorn (uvloop, httptools), and aiohttp upstream."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[dict[str, aiohttp.ClientSession]]:
@@ -234,21 +210,19 @@ def create_proxy(upstream: str) -> Starlette:
 
 
 def start_stub(folder: Path, sizes: GatewaySizes, *, first_token_ms: float = 0) -> ServerProcess:
-    """The rollout server, and its tokenizer in `folder`."""
+    """Starts the stub server, with its tokenizer in `folder`."""
     build_tokenizer(folder)
     return ServerProcess("headrace.bench.gateway.servers", "stub", folder, sizes.sampled, first_token_ms)
 
 
 def start_proxy(stub: ServerProcess) -> ServerProcess:
-    """The bare proxy in front of the stub."""
+    """Starts the bare proxy in front of the stub."""
     return ServerProcess("headrace.bench.gateway.servers", "proxy", stub.address)
 
 
 def start_gateway(stub: ServerProcess, folder: Path, *flags: object) -> ServerProcess:
-    """A gateway that is on its way; `ready` waits for it, so that several can start at once.
-
-    The renderer is the one that `auto` would find for this tokenizer after it had tried all others.
-    """
+    """Starts a gateway without waiting for it, so that several can start at once; `ready` waits. The renderer is named,
+    so that `auto` need not try them all."""
     where = ("--vllm-addresses", stub.address, "--tokenizer-path", folder, "--renderer", "template")
     return ServerProcess("headrace.gateway", *where, "--host", "127.0.0.1", "--port", 0, *flags)
 

@@ -117,7 +117,7 @@ FIELDS = (
 
 
 class JsonPeer:
-    """The child. `address` is where it answers `GET /fetch?count=N`."""
+    """The child process. `address` is where it answers `GET /fetch?count=N`."""
 
     def __init__(self, sizes: PoolSizes, fetches: int) -> None:
         with socket.socket() as listener:

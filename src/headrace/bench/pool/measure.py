@@ -36,25 +36,26 @@ BARS = {
 
 
 def measure(quick: bool = False) -> BenchReport:
+    """All figures of the pool; with `quick` at smaller sizes."""
     return measure_sizes(QUICK if quick else FULL)
 
 
 def measure_sizes(sizes: PoolSizes, base: Path | None = None) -> BenchReport:
-    """Every part in turn, in folders of its own below `base`."""
+    """Measures every part in turn, each in a folder below `base`."""
     parts = all_parts()  # needs the extra for Ray: said before anything is measured
     report = BenchReport(f"headrace bench pool ({sizes.name})", BARS, details={"sizes": asdict(sizes)})
     return measure_parts(report, parts, sizes, base or scratch())
 
 
 def all_parts() -> dict[str, Callable[[PoolSizes, Path], Figures]]:
-    """The parts by the names that a run tells, in its order."""
+    """The parts by name, in the order in which they are measured."""
     from headrace.bench.pool.ray import through_ray
 
     return {"durable": durable, "flat": flat, "recover": recover, "memory": memory, "http": http, "ray": through_ray}
 
 
 def scratch() -> Path | None:
-    """Where the journals go: TMPDIR where it is set, else a folder that lies on a disk and not in memory."""
+    """The folder for journals: TMPDIR where it is set, else one that lies on a disk and not in memory."""
     disk = Path("/var/tmp")
     return None if os.environ.get("TMPDIR") or not os.access(disk, os.W_OK) else disk
 
@@ -111,7 +112,8 @@ def _writer(pool: DataPool, work: list[list[Step]]) -> Callable[[], None]:
 
 
 def _at_once(actions: list[Callable[[], None]]) -> float:
-    """Seconds until all of them, begun together in a thread each, are done; the first error of one is raised."""
+    """Runs all in a thread each, begun together; returns the seconds until the last is done, or raises the first
+    error."""
     begin = threading.Barrier(len(actions) + 1)
     errors: list[BaseException] = []
 
@@ -238,7 +240,7 @@ def _write(sizes: PoolSizes, journal: Path) -> None:
 
 
 def open_pool(journal: Path, steps: int) -> float:
-    """Seconds of a recovery, which must find so many steps."""
+    """Seconds that opening the journal takes. Raises where it does not have so many steps."""
     warm_memory(_memory_mb(journal))
     pools: list[DataPool] = []
     took = seconds(lambda: pools.append(DataPool(journal)))
@@ -250,6 +252,7 @@ def open_pool(journal: Path, steps: int) -> float:
 
 
 def read_files(journal: Path) -> float:
+    """Seconds that reading all files of a journal takes."""
     warm_memory(_memory_mb(journal))
     return seconds(lambda: [path.read_bytes() for path in read_layout(journal).segments])
 

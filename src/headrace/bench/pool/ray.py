@@ -27,7 +27,7 @@ NAME, NAMESPACE = "bench_pool", "headrace-bench"
 
 
 class BareActor:
-    """A list behind an actor."""
+    """An actor that holds a list."""
 
     def __init__(self) -> None:
         self.steps: list[Any] = []
@@ -38,9 +38,7 @@ class BareActor:
 
 @contextmanager
 def local_cluster_pool(journal: Path | None = None) -> Iterator[str]:
-    """A cluster of its own with the pool's actor, `NAME` in `NAMESPACE`, until the block ends; the cluster's
-    address.
-    """
+    """A Ray cluster with the pool's actor, `NAME` in `NAMESPACE`, until the block ends; gives the cluster's address."""
     started = ray.init(
         "local", namespace=NAMESPACE, num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False
     )
@@ -55,10 +53,12 @@ def local_cluster_pool(journal: Path | None = None) -> Iterator[str]:
 
 
 def through_ray(sizes: PoolSizes, folder: Path) -> Figures:
+    """The figures of this module, measured in a child process of its own."""
     return in_own_process(in_own_cluster, sizes, folder)
 
 
 def in_own_cluster(sizes: PoolSizes, folder: Path) -> Figures:
+    """The same, in the child."""
     load = StepSource(sizes)
     with local_cluster_pool(folder / "journal"), connect(f"ray-actor://{NAME}?namespace={NAMESPACE}") as pool:
         bare = ray.remote(BareActor).remote()

@@ -1,8 +1,8 @@
-"""`headrace pool serve` as a child process, whose memory can be looked at.
+"""`headrace pool serve` as a child process, for measuring its memory.
 
 `python -m headrace.bench.pool.served ...` is `headrace pool serve ...` and, on SIGUSR1, a `malloc_trim` with a line on
-stdout once it is done. So freed memory that the allocator holds on to does not count as growth, and the product needs
-no hook for it.
+stdout once it is done. So freed memory that the allocator keeps does not count as growth, and the pool needs no hook
+for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TRIMMED = "trimmed"
 
 
 class ServedPool(ServerProcess):
-    """The child; `args` are those of `headrace pool serve`."""
+    """The child process; `args` are those of `headrace pool serve`."""
 
     def __init__(self, *args: str | Path) -> None:
         super().__init__("headrace.bench.pool.served", "--port", 0, *args)

@@ -1,1 +1,1 @@
-"""`headrace bench trainer`: the demo timed, beside a plain loop of the same recipe, and packing beside padding."""
+"""`headrace bench trainer`: the demo timed against a plain loop of the same recipe, and packing against padding."""

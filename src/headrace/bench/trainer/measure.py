@@ -1,7 +1,7 @@
-"""`headrace bench trainer`: how long the demo takes to learn, what the system costs, what packing is worth.
+"""`headrace bench trainer`: how long the demo takes to learn, what the system costs, what packing gains.
 
-The demo is run as its user runs it, in a folder of its own, and its own files are read. `quick` runs the small game in
-its place (1 to 3 in two guesses), which is learned in a tenth of the time: its ratios are the small game's.
+The demo is run as its user runs it, in a folder of its own, and its files are read. `quick` runs the small game instead
+(1 to 3 in two guesses), which is learned in a tenth of the time: its ratios are those of the small game.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ MODE_STEPS = 40
 
 
 def measure(quick: bool = False, *, runs: int | None = None, busy: int = 0) -> BenchReport:
-    """All of the trainer's figures; with `runs`, in their place, what so many runs of the demo came to, the last `busy`
-    of them on cores that are busy with something else."""
+    """All figures of the trainer; with `runs`, the results of so many runs of the demo instead, the last `busy` of them
+    on busy cores."""
     task = "number3" if quick else "number"
     if busy > (runs or 0):
         raise InvalidInput(f"--busy is {busy}: how many of --runs ({runs or 0}) are played on busy cores")
@@ -83,11 +83,11 @@ def _demo(task: str, scratch: Path) -> Figures:
 
 
 def _modes(task: str, scratch: Path) -> Figures:
-    """What becomes of calls in flight, way by way, in short runs of the demo."""
+    """Short runs of the demo in each sync mode: what becomes of calls in flight."""
     found = {}
     for mode in MODES:
         run = scratch / mode
-        played(run, task, steps=MODE_STEPS, sync_mode=mode)  # so few steps teach nobody
+        played(run, task, steps=MODE_STEPS, sync_mode=mode)  # too few steps to learn anything
         found[f"sync_hold_p99_{mode.replace('-', '_')}_ms"] = _held(rows_of(run))
     return Figures({}, found)
 
@@ -146,13 +146,13 @@ def _report(task: str, found: Sequence[dict[str, Any]]) -> BenchReport:
 
 
 def played(run: Path, task: str, *, seed: int = 0, steps: int | None = None, sync_mode: str = "auto") -> dict[str, Any]:
-    """The verdict of one run of the demo in the folder `run`, whether it learned or not."""
+    """The result of one run of the demo in the folder `run`, whether it learned or not."""
     given = ["headrace", "demo", "--task", task, "--run", run, "--seed", seed, "--sync-mode", sync_mode]
     return verdict_of(*given, *(["--steps", steps] if steps is not None else []), may_fail=True)
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
-    """The trainer's metrics of a run, one object a step."""
+    """The trainer's metrics of a run, one object for each step."""
     return [json.loads(line) for line in (run / "trainer" / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -168,7 +168,7 @@ def verdict_of(*args: object, may_fail: bool = False) -> dict[str, Any]:
 
 @contextmanager
 def _load(processes: int) -> Iterator[None]:
-    """So many processes that only compute, until the end of the block."""
+    """Keeps so many cores busy until the block ends."""
     spinning = [multiprocessing.get_context("spawn").Process(target=_spin, daemon=True) for _ in range(processes)]
     for process in spinning:
         process.start()
@@ -186,7 +186,7 @@ def _spin() -> None:
 
 
 def _ticks() -> list[int] | None:
-    """What the CPUs did since the start of the system, in Linux' order: user, nice, system, idle, ..."""
+    """CPU times since the system's start, in Linux' order: user, nice, system, idle, ..."""
     try:
         return [int(ticks) for ticks in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     except OSError:

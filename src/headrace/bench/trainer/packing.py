@@ -27,7 +27,8 @@ SHORTEST, LONGEST = 32, 2048
 
 @dataclass(frozen=True, slots=True)
 class PackingLoad:
-    """The lengths' range and the model belong to the meaning of the figure; rounds only make medians steadier."""
+    """The sequences and the model. Lengths and model belong to the meaning of the figure; rounds only make medians
+    steadier."""
 
     sequences: int = 24
     places: int = 8192
@@ -67,7 +68,7 @@ def packed_vs_padded(load: PackingLoad = FULL) -> dict[str, float]:
 
 
 def _sequences(load: PackingLoad) -> list[Sequence]:
-    """The last half of each is trained on."""
+    """Sequences of random lengths; the last half of each is trained on."""
     rng = np.random.default_rng(load.seed)
     lengths = np.exp(rng.uniform(np.log(SHORTEST), np.log(LONGEST), load.sequences)).astype(int)
     found = []
@@ -88,7 +89,7 @@ def _in_rows(lengths: list[int]) -> int:
 
 
 def _parts(sequences: list[Sequence], places: int, size: Callable[[list[int]], int]) -> Iterator[list[Sequence]]:
-    """Micro-batches of at most so many places, in the order in which the sequences come."""
+    """Micro-batches of at most so many token positions, in the order of the sequences."""
     part: list[Sequence] = []
     for sequence in sequences:
         if part and size([len(each) for each in (*part, sequence)]) > places:

@@ -32,7 +32,8 @@ from headrace.demo.tasks import TASKS, NumberTask
 
 @dataclass(frozen=True, slots=True)
 class TemplateIds:
-    """The template's ids: up to the first reply, between two replies by the hint, and the guesses by their token."""
+    """The chat template's ids: up to the first reply, between two replies by the hint, and the guesses by their
+    token."""
 
     opening: list[int]
     between: dict[str, list[int]]
@@ -40,6 +41,7 @@ class TemplateIds:
 
     @classmethod
     def of(cls, folder: Path, task: NumberTask) -> TemplateIds:
+        """Reads them from the tokenizer of a checkpoint."""
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -57,7 +59,7 @@ class TemplateIds:
 
 @dataclass(slots=True)
 class PlayedGames:
-    """The games of one step, one a row: `sampled` says which of the ids were, with which log-prob."""
+    """The games of one step, one in each row: `sampled` marks the sampled ids, `log_probs` has their log-probs."""
 
     ids: Tensor
     sampled: Tensor
@@ -70,7 +72,7 @@ class PlayedGames:
 
 
 class PlainLoop:
-    """Plays and learns; everything random in it follows from the seed."""
+    """Plays and learns; all randomness follows from the seed."""
 
     def __init__(self, recipe: Recipe, task: NumberTask, folder: Path, seed: int) -> None:
         from transformers import LlamaForCausalLM
@@ -85,7 +87,7 @@ class PlainLoop:
         self._groups = 0
 
     def play(self, model: Any) -> PlayedGames:
-        """All games of one step, turn by turn. A game that is over goes on as padding, which nothing looks at."""
+        """Plays all games of one step, turn by turn. A finished game continues as padding, which is ignored."""
         rollouts, groups = self.recipe.rollouts, range(self._groups, self._groups + self.recipe.groups)
         self._groups = groups.stop
         games = [self.task.game(self.seed, group) for group in groups for _ in range(rollouts)]
@@ -135,7 +137,7 @@ class PlainLoop:
                 self.optimizer.zero_grad(set_to_none=True)
 
     def run(self, steps: int, lag: int = 0) -> Iterator[PlayedGames]:
-        """Step after step."""
+        """Plays and learns step after step; yields the games of each."""
         players: deque[Any] = deque(maxlen=lag + 1)
         for _ in range(steps):
             players.append(copy.deepcopy(self.model) if lag else self.model)
@@ -145,7 +147,7 @@ class PlainLoop:
 
 
 def measure(recipe: Recipe, *, task: str = "number", seed: int = 0, lag: int = 0, model: Path | None = None) -> Any:
-    """A whole run until the moving average reaches the bar: what it took, and the curve."""
+    """Runs until the moving average reaches the goal: the time it took, and the curve."""
     from headrace.demo.model import build
 
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,4 +1,4 @@
-"""`headrace pool`: run one (`run`), read one (`read`), look after its journal (`journal`)."""
+"""`headrace pool`: commands that run a pool (`run`), read one (`read`), and maintain a journal (`journal`)."""
 
 from __future__ import annotations
 

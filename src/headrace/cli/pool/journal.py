@@ -108,7 +108,7 @@ class PoolBackupCommand(TargetCommand):
 
 
 def _opened(folder: Path) -> Any:
-    """A pool on a journal that exists. Raises `HeadraceError` where the folder has none, and makes no new one."""
+    """A pool on an existing journal. Raises `HeadraceError` where the folder has none."""
     from headrace.pool.embedded import DataPool
     from headrace.pool.readonly import lock_shared, unlock
 
@@ -117,7 +117,7 @@ def _opened(folder: Path) -> Any:
 
 
 def _report(found: Scan) -> dict[str, Any]:
-    """What a scan found, as `--json` prints it."""
+    """A scan's findings, as `--json` prints them."""
     return {
         "sound": not found.damage,
         "snapshot": found.layout.snapshot.name if found.layout.snapshot is not None else None,
@@ -135,7 +135,7 @@ def _report(found: Scan) -> dict[str, Any]:
 
 
 def _print_report(report: dict[str, Any]) -> None:
-    """The same for people, with the verdict as the last line."""
+    """Prints a scan's findings for people, the verdict last."""
     print(f"snapshot   {report['snapshot'] or 'none'}")
     print(f"segments   {len(report['segments'])}, {report['commits']} commits, {megabytes(report['bytes'])}")
     for damage in report["damage"]:

@@ -241,7 +241,7 @@ def _step_row(step: Step, parent: int, depth: int, known: int, tokens: bool) -> 
 
 
 def _line(row: dict[str, Any]) -> str:
-    """A step on one line: tokens and version first, then only what differs from an ordinary step."""
+    """A step on one line: tokens and version, then what differs from an ordinary step."""
     parts = [
         f"step {row['step_index']}: {row['prompt_tokens']} prompt (+{row['new_prompt_tokens']}) "
         f"+ {row['response_tokens']} response tokens, version {row['policy_version']}"
@@ -266,7 +266,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _tree(head: dict[str, Any], rows: list[dict[str, Any]]) -> Tree:
-    """A trajectory for a terminal: each step below the one that it continues."""
+    """A trajectory as a tree for a terminal: each step below the one that it continues."""
     tree = Tree(escape("  ".join(f"{name} {cell(value)}" for name, value in head.items() if value not in (None, {}))))
     branches = [tree]
     for row in rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import urllib.parse
 from pathlib import Path
 from typing import Any, Literal
@@ -10,13 +9,11 @@ from typing import Any, Literal
 import msgspec
 from pydantic import BaseModel, Field
 
-from headrace.cli.common import pool_key, remark
+from headrace.cli.common import listening_on, log_to_stderr, pool_key, warn_unprotected
 from headrace.command_line import Usage
 from headrace.commands import CommandModel, Positional, command
-from headrace.data.errors import HeadraceError
 from headrace.extras import require_for
 from headrace.files import read
-from headrace.net.server import loopback
 from headrace.pool import KEY_VARIABLE
 from headrace.pool.config import ChannelConfig, Limits
 
@@ -79,22 +76,15 @@ class PoolServeCommand(PoolOptions, CommandModel):
         from headrace.pool.embedded import DataPool
         from headrace.pool.http import PoolServer
 
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        log_to_stderr()
         key = pool_key(self.key)
-        if key is None and not loopback(self.host):
-            remark(
-                f"warning: {self.host} can be reached from other machines and there is no key: whoever reaches it can "
-                f"read and change this pool. Set {KEY_VARIABLE} or --key"
-            )
+        if key is None:
+            warn_unprotected(self.host, "read and change this pool", f"{KEY_VARIABLE} or --key")
         with DataPool(self.journal, **self.options()) as pool:
-            try:
+            with listening_on(self.host, self.port):
                 server = PoolServer(
                     pool, self.host, self.port, key=key, max_body_mb=self.max_body_mb, backups=self.backups
                 )
-            except OSError as error:
-                raise HeadraceError(
-                    f"cannot listen on {self.host} port {self.port}: {error.strerror or error}"
-                ) from error
             server.run(_announce)
 
 
@@ -152,9 +142,8 @@ class PoolStopCommand(CommandModel):
 
 
 def channel_spec(text: str) -> tuple[str, dict[str, Any]]:
-    """The channel's name and its options, of text such as `train:n_rollouts=8,overflow=reject`. Raises `Usage` or
-    `InvalidInput` where it is not of that form, or an option is unknown or wrong.
-    """
+    """The channel's name and options in a text such as `train:n_rollouts=8,overflow=reject`. Raises `Usage` or
+    `InvalidInput` for another form, or an unknown or wrong option."""
     name, _, rest = text.partition(":")
     if not name:
         raise Usage(f"--channel {text!r}: it begins with the channel's name, as in train:n_rollouts=8")
@@ -169,7 +158,7 @@ def channel_spec(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _value(text: str) -> Any:
-    """An option's value: a number, true, false or none where the text is one, else the text itself."""
+    """An option's value: a number, true, false or none where the text is one, else the text."""
     if text.lower() in ("none", "null"):
         return None
     try:

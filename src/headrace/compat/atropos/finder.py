@@ -1,7 +1,7 @@
-"""How `import atroposlib.…` comes to the modules here.
+"""The import hook that maps `import atroposlib.…` to the modules here.
 
-A module that is covered is the one here, under both names; one of rewards is a copy whose classes pay 0 on errors (see
-`rewards`). A module that is not covered, and a name that its module does not have, fail at import, with what to do
+A module that is covered is the one here, under both names; one of rewards is a copy whose classes return 0 on errors
+(see `rewards`). Importing a module that is not covered, or a name that its module does not have, fails with what to do
 instead.
 """
 
@@ -38,11 +38,12 @@ OTHERWISE = "take what you need of it into your file, or run the file with atrop
 
 
 class Shadowing(UserWarning):
-    """An atroposlib that is installed is not the one that is used."""
+    """Warning: an installed atroposlib is not used."""
 
 
 class Finder(MetaPathFinder):
-    """Finds modules of atroposlib's names; raises `ModuleNotFoundError`, with what to do, for one that is missing."""
+    """Finds modules under atroposlib's names; raises `ModuleNotFoundError`, with what to do, for one that is not
+    covered."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -65,7 +66,7 @@ class Alias(Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Puts the module here in the place of the empty one that the import made; of rewards, fills that one."""
+        """Replaces the empty module that the import made by the one here; a module of rewards is filled instead."""
         name = module.__name__
         found = importlib.import_module(self._here)
         if self._here.startswith(rewards.PACKAGE):
@@ -79,7 +80,7 @@ class Alias(Loader):
 
 
 def covering(fullname: str) -> str | None:
-    """The module here that stands for one of atroposlib's; None where there is none."""
+    """The name of the module here for one of atroposlib's; None where there is none."""
     for original, ours in PACKAGES.items():
         if fullname == original or fullname.startswith(f"{original}."):
             rest = fullname.removeprefix(original)
@@ -88,10 +89,8 @@ def covering(fullname: str) -> str | None:
 
 
 def install() -> None:
-    """Makes the modules here importable by atroposlib's names; a second call changes nothing.
-
-    Raises `HeadraceError` where an atroposlib is imported already; warns where one is installed.
-    """
+    """Installs the import hook; a second call changes nothing. Raises `HeadraceError` where an atroposlib is imported
+    already; warns where one is installed."""
     if any(isinstance(finder, Finder) for finder in sys.meta_path):
         return
     if ORIGINAL in sys.modules:
@@ -108,7 +107,7 @@ def install() -> None:
 
 
 def _missing(name: str, module: ModuleType) -> Any:
-    """The `__getattr__` of a module: an error for a name that it does not have, which says what to do."""
+    """A module's `__getattr__`: raises, with what to do, for a name that the module does not have."""
 
     def missing(attribute: str) -> Any:
         if attribute.startswith("_"):

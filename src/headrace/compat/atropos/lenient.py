@@ -1,4 +1,4 @@
-"""Configurations that pass over fields they do not know, as atroposlib's do; but not without a word."""
+"""Configurations that ignore unknown fields, as atroposlib's do, but with a warning."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ log = logging.getLogger("headrace.compat")
 
 
 class Lenient(BaseModel):
+    """A model that ignores unknown fields; each is warned of once."""
+
     @model_validator(mode="before")
     @classmethod
     def _known(cls, given: Any) -> Any:
@@ -27,5 +29,5 @@ class Lenient(BaseModel):
 
 @cache
 def _tell(name: str, key: str, near: str) -> None:
-    """Says it once: a command makes an environment's configuration several times."""
+    """Warns once: a command makes an environment's configuration several times."""
     log.warning("%s has no field %s; it is passed over%s", name, key, near)

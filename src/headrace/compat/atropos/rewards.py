@@ -1,4 +1,4 @@
-"""Rewards under atroposlib's names: Headrace's, but one that raises pays 0 to every completion, as it does there.
+"""Rewards under atroposlib's names: Headrace's, but where one raises, every completion gets 0, as in atroposlib.
 
 Classes are subclasses of Headrace's, made when a module is imported by atroposlib's name, and the registry is a view of
 Headrace's. Nothing in `headrace.rewards` changes, so both names can be used in one process.
@@ -20,14 +20,14 @@ PACKAGE = rewards.__name__
 
 
 class RewardFunction(rewards.RewardFunction):
-    """Headrace's, of which a call that raises pays 0 to all its completions."""
+    """Headrace's, but a call that raises returns 0 for all completions."""
 
     all_zero_on_error = True
 
 
 @cache
 def paying_zero(cls: type[rewards.RewardFunction]) -> type[rewards.RewardFunction]:
-    """The subclass of a reward that pays 0 on errors; the reward itself where it does already."""
+    """The subclass of a reward that returns 0 on errors; the reward itself where it does already."""
     if issubclass(cls, RewardFunction):
         return cls
     if cls is rewards.RewardFunction:
@@ -37,16 +37,18 @@ def paying_zero(cls: type[rewards.RewardFunction]) -> type[rewards.RewardFunctio
 
 
 class AtroposRegistry(RewardRegistry):
-    """The entries of Headrace's registry; what is made of them pays 0 on errors."""
+    """A view of Headrace's registry whose rewards return 0 on errors."""
 
     def __init__(self) -> None:
         self._registry = rewards.registry._registry
 
     def get(self, name: str) -> Registered:
+        """As Headrace's, with classes as `paying_zero`."""
         found = super().get(name)
         return paying_zero(found) if inspect.isclass(found) and issubclass(found, rewards.RewardFunction) else found
 
     def create(self, name_or_config: str | Mapping[str, Any], **kwargs: Any) -> rewards.RewardFunction:
+        """As Headrace's, with a reward that returns 0 on errors."""
         made = super().create(name_or_config, **kwargs)
         made.all_zero_on_error = True  # also for a plain function, which has no class of its own
         return made
@@ -56,7 +58,8 @@ registry = AtroposRegistry()
 
 
 def mirror(module: ModuleType, into: ModuleType) -> None:
-    """Fills a module with the names of one of Headrace's: reward classes as `paying_zero`, the registry as ours."""
+    """Copies the names of one of Headrace's modules into another: reward classes as `paying_zero`, the registry as its
+    view."""
     for name, value in vars(module).items():
         if name.startswith("__"):
             continue

@@ -1,4 +1,4 @@
-"""What a trainer learns from, in the form that it computes with: packed tensors, padded ones, or verl's `DataProto`."""
+"""Converters of batches for trainers: packed tensors, padded ones, or verl's `DataProto`."""
 
 from headrace.trainer.backends.tensors import Packed, PackedBackend, Padded, PaddedBackend, TrainingBackend
 from headrace.trainer.backends.verl import VerlBackend

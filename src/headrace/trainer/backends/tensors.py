@@ -33,17 +33,19 @@ class TrainingBackend(ABC, Generic[T]):
 
     @abstractmethod
     def convert(self, batch: Batch | Iterable[Sequence]) -> T:
-        """All that is to be learned from a batch."""
+        """All sequences of a batch that fit; what was left out is counted in the result."""
 
 
 def sequences_in(batch: Batch | Iterable[Sequence]) -> list[Sequence]:
+    """A batch's sequences; those given, where they are sequences already."""
     return batch.sequences() if isinstance(batch, Batch) else list(batch)
 
 
 def fitting(
     batch: Batch | Iterable[Sequence], weights: list[Floats] | None, max_length: int | None
 ) -> tuple[list[Sequence], list[Floats] | None, int]:
-    """The sequences that are short enough and hold no images, their weights, and how many are left out."""
+    """The sequences that are short enough and hold no images, their weights, and how many are left out. Raises
+    `InvalidInput` where `weights` has not one entry for each token."""
     sequences = sequences_in(batch)
     given, needed = [len(each) for each in weights or ()], [len(sequence) for sequence in sequences]
     if weights is not None and given != needed:
@@ -62,19 +64,19 @@ def fitting(
 
 
 def targets_of(sequence: Sequence) -> npt.NDArray[np.bool_]:
-    """The loss mask, less a first token that nothing predicts."""
+    """The loss mask without the first token, which nothing predicts."""
     mask = sequence.loss_mask.copy()
     mask[:1] = False
     return mask
 
 
 def advantages_of(sequence: Sequence) -> FloatArray:
-    """0 where there are none."""
+    """A sequence's advantages; zeros where it has none."""
     return np.zeros(len(sequence), np.float32) if sequence.advantages is None else sequence.advantages
 
 
 def temperatures_of(sequence: Sequence) -> FloatArray:
-    """For each token what its logits are divided by to compare with its recorded log-prob; 1 outside of answers."""
+    """For each token what its logits are divided by to compare with its recorded log-prob; 1 for context."""
     found = np.ones(len(sequence), np.float32)
     for span in sequence.spans:
         found[span.start : span.end] = span.temperature
@@ -82,7 +84,7 @@ def temperatures_of(sequence: Sequence) -> FloatArray:
 
 
 def moved(converted: T, device: torch.device | str) -> T:
-    """A dataclass of tensors, with each of them on a device."""
+    """A copy of a dataclass with its tensors on a device."""
     given: Any = converted
     tensors = {f.name: v for f in fields(given) if isinstance(v := getattr(given, f.name), torch.Tensor)}
     found: T = replace(given, **{name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()})
@@ -122,13 +124,13 @@ class Packed:
 
 
 class PackedBackend(TrainingBackend[Packed]):
-    """Sequences of more than `max_length` tokens are skipped and counted."""
+    """Packs sequences into one row; those of more than `max_length` tokens are skipped and counted."""
 
     def __init__(self, max_length: int | None = None) -> None:
         self.max_length = max_length
 
     def convert(self, batch: Batch | Iterable[Sequence], weights: list[Floats] | None = None) -> Packed:
-        """`weights` has one array a sequence of the batch, in its order, with one entry a token."""
+        """`weights` has one array for each sequence of the batch, in its order, with one entry for each token."""
         sequences, given, skipped = fitting(batch, weights, self.max_length)
         lengths = np.array([len(sequence) for sequence in sequences], np.int64)
         cuts = np.concatenate([[0], np.cumsum(lengths)])
@@ -190,7 +192,7 @@ class Padded:
 
 
 class PaddedBackend(TrainingBackend[Padded]):
-    """Rows are as long as the longest sequence, rounded up to a multiple of `multiple_of`."""
+    """Pads sequences to the longest, rounded up to a multiple of `multiple_of`; those over `max_length` are skipped."""
 
     def __init__(self, pad_id: int, max_length: int | None = None, multiple_of: int = 1) -> None:
         self.pad_id = check_count(pad_id, "pad_id")
@@ -198,7 +200,7 @@ class PaddedBackend(TrainingBackend[Padded]):
         self.multiple_of = check_count(multiple_of, "multiple_of", 1)
 
     def convert(self, batch: Batch | Iterable[Sequence], weights: list[Floats] | None = None) -> Padded:
-        """`weights` has one array a sequence of the batch, in its order, with one entry a token."""
+        """`weights` has one array for each sequence of the batch, in its order, with one entry for each token."""
         sequences, given, skipped = fitting(batch, weights, self.max_length)
         lengths = np.array([len(sequence) for sequence in sequences], np.int64)
         width = -(-int(lengths.max(initial=0)) // self.multiple_of) * self.multiple_of

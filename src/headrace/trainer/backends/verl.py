@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerlRow:
-    """A Sequence whose mask holds what may be trained on, and where its response begins."""
+    """A Sequence with the targets as its loss mask, and the index at which its response begins."""
 
     sequence: Sequence
     first: int
@@ -55,7 +55,9 @@ class VerlBackend(TrainingBackend["DataProto"]):
         self.world_size = check_count(world_size, "world_size", 1)
 
     def convert(self, batch: Batch | Iterable[Sequence]) -> DataProto:
-        """`meta_info["headrace"]` says how many sequences were skipped and how many rows were added."""
+        """The batch as a `DataProto`; `meta_info["headrace"]` counts the sequences that were skipped and the rows that
+        were added. Raises `HeadraceError` without verl, and `InvalidInput` where the sequences have several
+        temperatures."""
         try:
             from verl import DataProto
         except ImportError as error:
@@ -106,7 +108,7 @@ class VerlBackend(TrainingBackend["DataProto"]):
 
 
 def _row(sequence: Sequence) -> VerlRow | None:
-    """None where nothing is trained on: there is no response then. None where it holds images, which no row does."""
+    """A sequence as a row; None where nothing in it is trained on, or it holds images."""
     mask = targets_of(sequence)
     if sequence.multi_modal_data is not None:
         return None
@@ -114,7 +116,7 @@ def _row(sequence: Sequence) -> VerlRow | None:
 
 
 def _temperature(rows: list[VerlRow]) -> float:
-    """The one that verl divides the logits of a whole batch by."""
+    """The one temperature by which verl divides the logits of the whole batch."""
     found = {float(t) for row in rows for t in temperatures_of(row.sequence)[row.sequence.loss_mask]}
     if len(found) > 1:
         raise InvalidInput(
@@ -125,7 +127,7 @@ def _temperature(rows: list[VerlRow]) -> float:
 
 
 def _about(rows: list[VerlRow], added: int) -> dict[str, npt.NDArray[Any]]:
-    """What verl keeps beside tensors: one entry a row. `uid` names the prompt, by which verl groups."""
+    """verl's non-tensor fields, one entry for each row. verl groups rows by `uid`, which is the prompt's."""
     versions = [row.sequence.versions[row.sequence.loss_mask] for row in rows] + [np.zeros(1, np.int32)] * added
     turns = [sum(span.trained for span in row.sequence.spans) for row in rows] + [0] * added
     names = [f"padding-{number}" for number in range(added)]

@@ -1,4 +1,4 @@
-"""How weights reach the rollout servers. What cannot work is refused when it is given."""
+"""How weights reach the rollout servers: `sync` in the trainer's configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ Mode = Literal["keep", "drain", "abort-resume"]
 
 
 class SyncConfig(BaseModel):
-    """Where the servers are, what becomes of calls in flight, and how weights travel."""
+    """Where the servers are, what happens to calls in flight, and how weights are transferred. A configuration that
+    cannot work is refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,7 +39,7 @@ class SyncConfig(BaseModel):
 
     @property
     def presented_key(self) -> str | None:
-        """What the gateway is shown."""
+        """The key that is sent to the gateway: `admin_key`, or that of the environment."""
         return self.admin_key or os.environ.get("HEADRACE_ADMIN_KEY")
 
     @field_validator("gateway")

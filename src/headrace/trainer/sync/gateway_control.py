@@ -1,4 +1,4 @@
-"""Holding and releasing calls while weights change: through the gateway, or, without one, in the servers themselves."""
+"""Pausing and resuming calls while weights change: through the gateway, or, without one, in the servers themselves."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from headrace.trainer.sync.servers import STATUS_TIMEOUT_S, RolloutServer
 
 #: Seconds between two questions to a gateway that is not ready.
 READY_POLL_S = 0.25
-#: How many times as long as one answer may take a pause lasts that its trainer does not end.
+#: A pause that its trainer does not end is ended by the gateway after so many times `timeout_s`.
 PAUSE_LEASE_ANSWERS = 3
-#: A server's own word for what becomes of calls in flight.
+#: The rollout servers' word for each mode.
 PAUSE_MODES: dict[Mode, Literal["keep", "wait", "abort"]] = {"keep": "keep", "drain": "wait", "abort-resume": "abort"}
 
 
 class CallControl(Protocol):
-    """Who can hold calls, and knows which servers there are."""
+    """Pauses calls, knows the servers, and is told their versions. Every method raises `SyncFailed` where it fails."""
 
     def await_ready(self) -> None:
-        """Returns once the servers can be asked for; `SyncFailed` where that takes too long, or the sync is cut."""
+        """Waits until the servers can be listed; `SyncFailed` where that takes too long, or the sync is cut."""
 
     def await_reachable(self) -> None:
-        """Returns once it answers at all; `SyncFailed` as above."""
+        """Waits until there is any answer; `SyncFailed` as above."""
 
     def addresses(self) -> dict[str, bool]:
-        """The servers that there are, and of each whether `pause` holds what it has in flight."""
+        """The servers' addresses, each with whether `pause` pauses its calls in flight too."""
 
     def newest(self) -> int:
-        """The newest version that was told."""
+        """The newest version that was set."""
 
     def pause(self, mode: Mode, servers: Collection[RolloutServer]) -> None:
-        """Holds calls. Where it raises, nothing is held."""
+        """Pauses calls; where it raises, none is paused."""
 
     def resume(self, servers: Collection[RolloutServer]) -> None:
-        """Lets calls go on, to these servers."""
+        """Resumes calls, to these servers."""
 
     def set_version(self, address: str, version: int) -> None:
-        """What a server samples with from now on."""
+        """Sets the version that a server samples with from this call on."""
 
     def remove_server(self, address: str) -> None:
-        """Nothing is sampled from a server through here any more."""
+        """Stops sending calls to a server; one that is not known is no error."""
 
     def add_server(self, address: str) -> None:
-        """A server that was taken out is used again."""
+        """Sends calls to a removed server again."""
 
 
-class GatewayControl:
-    """Headrace's gateway. It pauses and resumes the servers that it uses."""
+class GatewayControl(CallControl):
+    """Control through Headrace's gateway, which pauses and resumes the servers that it uses."""
 
     def __init__(self, config: SyncConfig, cut: StopSignal, outage: Outage) -> None:
         assert config.gateway is not None
@@ -58,11 +58,13 @@ class GatewayControl:
         self._timeout_s, self._cut, self._outage = config.timeout_s, cut, outage
 
     def await_ready(self) -> None:
-        """A gateway that is being started loads a tokenizer first; one that is not there yet may come."""
+        """Waits for `/ready`: a gateway that is starting loads a tokenizer first, and one that is not there yet may
+        come."""
         self._await("/ready", None, 503)
 
     def await_reachable(self) -> None:
-        """One that is started anew comes back. It need not be ready: where it has no server left, weights bring one."""
+        """Waits for any answer. The gateway need not be ready: where it has no server left, publishing weights brings
+        one back."""
         self._await("/policy_version", None)
 
     def _await(self, path: str, *passing: int | None) -> None:
@@ -70,7 +72,7 @@ class GatewayControl:
         self._ask_again("GET", path, None, *passing)
 
     def _ask_again(self, method: str, path: str, body: Any, *passing: int | None) -> None:
-        """Asks over and over while the answer's status passes (None: there is no answer), for at most `timeout_s`."""
+        """Repeats a request while the answer's status is among `passing` (None: no answer), for at most `timeout_s`."""
         while True:
             try:
                 self._ask(method, path, body, within_s=STATUS_TIMEOUT_S)
@@ -130,8 +132,9 @@ class GatewayControl:
             raise SyncFailed(f"the gateway {error}{way_out.get(error.status or 0, '')}") from error
 
 
-class DirectControl:
-    """The servers alone. Calls wait inside them, an answer that is cut stays cut, and one taken out stays paused."""
+class DirectControl(CallControl):
+    """Control of the servers themselves. Calls wait inside them, an answer that was aborted is not continued, and a
+    removed server stays paused."""
 
     def __init__(self, config: SyncConfig) -> None:
         self._addresses = dict.fromkeys(config.servers, True)
@@ -178,5 +181,6 @@ def _try_resume(server: RolloutServer) -> None:
 
 
 def call_control(config: SyncConfig, cut: StopSignal, outage: Outage) -> CallControl:
-    """`cut` ends every wait for it; `outage` is told where it does not answer."""
+    """The control that a configuration asks for. Setting `cut` ends every wait; `outage` is told whether the gateway
+    answers."""
     return DirectControl(config) if config.gateway is None else GatewayControl(config, cut, outage)

@@ -1,8 +1,8 @@
-"""Publishing one version to every rollout server, so that nothing is sampled from weights that nobody checked.
+"""Publishing one version to every rollout server, so that nothing is sampled from unverified weights.
 
-The weights are copied out before anything is held; then, while calls are held, they are loaded and verified
-(`WeightUpdate`). A server that failed is taken out, named and tried again at every publish: it is brought in once it
-has the newest weights.
+The weights are copied out before calls are paused; then, during the pause, they are loaded and verified
+(`WeightUpdate`). A server that failed is removed, with the reason, and tried again at every publish: it is added back
+once it has the newest weights.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ log = logging.getLogger("headrace.trainer.sync")
 
 
 class Publisher:
-    """Blocking; one publish at a time. Another thread may end it: `stop`, and then `cut`."""
+    """Publishes weights, blocking, one version at a time. Another thread may end a publish: `stop`, and then `cut`."""
 
     def __init__(self, config: SyncConfig, outage: Outage | None = None) -> None:
-        """`outage` is told where the gateway does not answer; by default that is logged."""
+        """`outage` is told whether the gateway answers; by default that is logged."""
         self.config = config
         self._cut = StopSignal()
         self._stopped = self._updating = False
@@ -92,25 +92,24 @@ class Publisher:
             raise InvalidInput(NO_FOLDER)
 
     def await_reachable(self) -> None:
-        """Waits for a gateway that does not answer, for at most `timeout_s`; then it is `SyncFailed`."""
+        """Waits for a gateway that does not answer; raises `SyncFailed` after `timeout_s`."""
         self._control.await_reachable()
 
     def stop(self) -> None:
-        """Nothing more is published, and a publish that holds no calls yet ends at once. One that does goes on: half
-        of it would leave the gateway without servers."""
+        """Nothing more is published, and a publish that has not paused calls yet ends at once. One that has goes on:
+        half of it would leave the gateway without servers."""
         with self._lock:
             self._stopped = True
             if not self._updating:
                 self._cut.set("stop")
 
     def cut(self) -> None:
-        """Ends a publish that holds calls: servers that are not known to have the weights are taken out, and calls go
-        on."""
+        """Ends a publish during its pause: servers not known to have the weights are removed, and calls resume."""
         self._cut.set("cut")
 
     def publish(self, weights: Mapping[str, torch.Tensor], version: int, probe: Probe) -> SyncReport:
-        """Brings every server to these weights. Raises `SyncFailed` where none could be, or where `stop` came before
-        it had begun."""
+        """Loads and verifies these weights on every server. Raises `SyncFailed` where no server has them, or `stop`
+        came before the pause; `InvalidInput` for a version below the gateway's."""
         began = time.monotonic()
         newest = self._control.newest()
         if check_count(version, "version", most=INT32_MAX) < newest:
@@ -166,10 +165,11 @@ class Publisher:
         )
 
     def close(self) -> None:
-        """Nothing is held between two publishes; the newest files stay, for the servers may still map them."""
+        """Does nothing: no call is paused between publishes, and the newest files stay, since servers may still map
+        them."""
 
     def _reached(self, addresses: Iterable[str]) -> tuple[list[RolloutServer], dict[str, str]]:
-        """The servers that answer, and why others cannot be published to."""
+        """The servers that answer, and for each of the others the reason why it cannot be published to."""
 
         def reach(address: str) -> RolloutServer | ServerFailed:
             try:
@@ -220,7 +220,7 @@ class WeightUpdate:
         mode: Mode,
         delivery: WeightDelivery,
     ) -> None:
-        """`held` has the servers that the control knows, and whether its pause holds what they have in flight."""
+        """`held` has the servers that the control knows, and whether its pause pauses their calls in flight."""
         self._control, self._servers, self._held = control, servers, held
         self._mode, self._delivery = mode, delivery
         self.gaps: dict[str, Gap | None] = {}
@@ -228,7 +228,8 @@ class WeightUpdate:
         self.hold_s = 0.0
 
     def run(self, probe: Probe | None, most: float | None) -> None:
-        """Verifies by `probe` where there is one; `most` is the largest gap allowed, if not the precision's own."""
+        """Pauses, loads and resumes; verifies by `probe` where there is one. `most` is the largest gap allowed; None:
+        that of the precision."""
         began = time.monotonic()
         self._control.pause(self._mode, self._servers)
         try:
@@ -287,7 +288,7 @@ class WeightUpdate:
         return [server for server in self._servers if server.address in self.gaps]
 
     def _resume(self, server: RolloutServer) -> None:
-        """A gateway resumes what it paused itself; one that was started anew meanwhile knows of nothing."""
+        """Resumes a server itself: a gateway that was restarted meanwhile does not know that it is paused."""
         try:
             server.resume()
         except ServerFailed as error:

@@ -1,7 +1,7 @@
-"""A rollout server as a trainer handles it: who it is, and how weights get in and are looked at.
+"""A rollout server as the trainer controls it: which kind it is, how weights are loaded and verified.
 
-Headrace's engine scores tokens while it is paused. vLLM must run for it; what it samples meanwhile is what the caller
-must keep from being recorded.
+Headrace's engine scores tokens while it is paused. vLLM must run for that; the caller keeps what it samples meanwhile
+from being recorded.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from headrace.data.errors import shown
 from headrace.trainer.sync.http import ServerFailed, ServerHttp
 from headrace.trainer.sync.weights import WeightDelivery
 
-#: Questions that any server that is well answers at once.
+#: Seconds for requests that a healthy server answers at once.
 STATUS_TIMEOUT_S = 10.0
-#: vLLM looks at its whole machine before it says what it was started with.
+#: Seconds for vLLM's /server_info, which inspects the whole machine first.
 VLLM_INFO_TIMEOUT_S = 60.0
-#: What a server is told its weights are when they are not what they should be: no number, so that no gateway takes it.
+#: The version of weights that failed verification: not a number, so that no gateway takes it for a version.
 UNVERIFIED = "unverified"
 
 Via = Literal["auto", "shared_memory", "files"]
 
 
 class RolloutServer(ABC):
-    """One server. Every method raises `ServerFailed` where it does not do what it is asked."""
+    """One server. Every method raises `ServerFailed` where the server does not do what it is asked."""
 
     #: Whether it can score tokens while it is paused.
     scores_paused: ClassVar[bool]
@@ -41,21 +41,21 @@ class RolloutServer(ABC):
 
     @abstractmethod
     def load(self, delivery: WeightDelivery) -> None:
-        """Takes the weights, drops what was computed with others, and takes the version."""
+        """Loads the weights, drops caches computed with others, and sets the version."""
 
     @abstractmethod
     def score(self, ids: list[int]) -> tuple[list[float], str | None]:
-        """The log-probs of each of these tokens but the first, and the precision that they were computed in."""
+        """The log-prob of each token but the first, and the precision that they were computed in, where it is known."""
 
     def pause(self, mode: Literal["keep", "wait", "abort"]) -> None:
-        """Holds what is in flight (`keep`), waits for its end (`wait`), or ends it (`abort`)."""
+        """Pauses, and freezes calls in flight (`keep`), waits for their end (`wait`), or aborts them (`abort`)."""
         self.http.post(f"/pause?mode={mode}")
 
     def resume(self) -> None:
         self.http.post("/resume")
 
     def discard(self) -> None:
-        """Ends what is in flight, and says that its weights are none that anybody knows."""
+        """Aborts calls in flight, and marks the server's weights as unverified."""
         self.http.post("/pause?mode=abort", within_s=STATUS_TIMEOUT_S)
         self.http.post("/update_weight_version", {"new_version": UNVERIFIED}, within_s=STATUS_TIMEOUT_S)
 
@@ -68,7 +68,7 @@ class RolloutServer(ABC):
 
 
 class HeadraceEngine(RolloutServer):
-    """Headrace's own engine. A load drops what was computed, so its cache need not be reset."""
+    """Headrace's own engine. Loading weights drops its caches."""
 
     scores_paused = True
 
@@ -86,7 +86,7 @@ class HeadraceEngine(RolloutServer):
 
 
 class Vllm(RolloutServer):
-    """vLLM 0.32 with its development routes."""
+    """vLLM 0.32 with its development routes (`VLLM_SERVER_DEV_MODE=1`)."""
 
     scores_paused = False
 
@@ -118,7 +118,8 @@ class Vllm(RolloutServer):
 
 
 def identify(http: ServerHttp, via: Via) -> RolloutServer:
-    """Who answers at an address, with its control routes there, and how weights reach it."""
+    """Finds out which server answers at an address, and how weights reach it. Raises `ServerFailed` where it has no
+    control routes."""
     found = http.get("/version", STATUS_TIMEOUT_S)
     version = found.get("version") if isinstance(found, dict) else None
     try:
@@ -145,7 +146,7 @@ def identify(http: ServerHttp, via: Via) -> RolloutServer:
 
 
 def _precision(http: ServerHttp) -> str | None:
-    """What a vLLM computes in, where it says so."""
+    """The dtype that a vLLM computes in; None where it does not say."""
     try:
         found: Any = http.get("/server_info?config_format=json", VLLM_INFO_TIMEOUT_S)
         return str(found["vllm_config"]["model_config"]["dtype"]).removeprefix("torch.")
@@ -154,7 +155,7 @@ def _precision(http: ServerHttp) -> str | None:
 
 
 def ties(folder: Path) -> bool | None:
-    """Whether a checkpoint's embeddings are tied; None where there is none to be read."""
+    """Whether a checkpoint ties `lm_head` to its embeddings; None where it has no configuration that can be read."""
     try:
         said = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
@@ -170,7 +171,7 @@ def ties(folder: Path) -> bool | None:
 
 
 def _is_here(address: str) -> bool:
-    """Whether an address is this machine's: whoever can bind a socket to it owns it."""
+    """Whether an address is this machine's: a socket can be bound to it."""
     try:
         found = socket.getaddrinfo(urlsplit(address).hostname, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(found[0], found[1]) as own:

@@ -1,4 +1,5 @@
-"""A copy of a checkpoint whose `lm_head` is a tensor of its own: what vLLM must serve where its weights are exchanged.
+"""Makes a copy of a checkpoint whose `lm_head` is a tensor of its own, as vLLM must serve it to have its weights
+replaced.
 
 `python -m headrace.trainer.sync.untie FROM INTO`
 """
@@ -19,7 +20,8 @@ WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.js
 
 
 def untie(folder: Path, into: Path) -> None:
-    """Copies a checkpoint, with `lm_head.weight` written out and `tie_word_embeddings` false."""
+    """Copies a checkpoint, with `lm_head.weight` written out and `tie_word_embeddings` false. Raises `InvalidInput`
+    where `folder` ties nothing or `into` is not empty."""
     from safetensors.torch import save_file
 
     from headrace.engine.weights import checkpoint

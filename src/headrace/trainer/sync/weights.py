@@ -24,7 +24,7 @@ from headrace.trainer.sync.http import ServerFailed
 
 @dataclass(frozen=True)
 class Gap:
-    """How far a server's log-probs are from the trainer's."""
+    """The difference between a server's log-probs and the trainer's."""
 
     largest: float
     mean: float
@@ -65,7 +65,8 @@ class Probe:
             raise InvalidInput("a probe's log_probs are not all finite: the trainer's own weights are broken")
 
     def gap(self, found: Sequence[float]) -> Gap:
-        """Raises `ServerFailed` where there is not one log-prob a token."""
+        """How far these log-probs of the probe's tokens are off; infinite where one is not finite. Raises
+        `ServerFailed` where there is not one for each token."""
         if len(found) != len(self.log_probs):
             raise ServerFailed(f"it scored {len(found)} tokens of the {len(self.log_probs)} of the probe")
         gaps = [abs(one - other) for one, other in zip(found, self.log_probs, strict=True)]
@@ -75,7 +76,7 @@ class Probe:
 
 
 def tolerance(*dtypes: str | None) -> Gap:
-    """That of the coarsest of these; float32's where none is known."""
+    """The gap that the coarsest of these precisions explains; float32's where none is known."""
     known = [allowed for dtype, allowed in TOLERANCE.items() if dtype in dtypes]
     return known[-1] if known else TOLERANCE["float32"]
 
@@ -91,7 +92,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class WeightDelivery:
-    """A block of shared memory, a folder of safetensors, or both; `close` once every server has answered."""
+    """Weights as a block of shared memory, a folder of safetensors, or both; `close` once every server has answered."""
 
     def __init__(
         self, weights: Mapping[str, torch.Tensor], version: int, *, shared: bool, files: bool, folder: Path | None
@@ -156,7 +157,7 @@ class WeightDelivery:
 
 
 def _dtype(weights: Mapping[str, torch.Tensor]) -> str:
-    """What the weights are; the coarsest where they are several."""
+    """The dtype of the weights; the coarsest where there are several."""
     names = {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()}
     for name in ("bfloat16", "float16", "float32"):
         if name in names and names <= {"bfloat16", "float16", "float32"}:

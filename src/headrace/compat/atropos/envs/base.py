@@ -44,11 +44,11 @@ OpenaiConfig = APIServerConfig
 
 
 class BaseEnvConfig(Lenient, types.BaseEnvConfig):
-    """Headrace's, which passes over fields that it does not know."""
+    """`headrace.envs.BaseEnvConfig` that ignores unknown fields, with a warning."""
 
 
 class BaseEnv(base.BaseEnv):
-    """Headrace's."""
+    """`headrace.envs.BaseEnv` with atroposlib's default configuration."""
 
     env_config_cls: ClassVar[type[types.BaseEnvConfig]] = BaseEnvConfig
 

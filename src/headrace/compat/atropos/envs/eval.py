@@ -1,4 +1,4 @@
-"""`atroposlib.envs.eval`: evaluations that stand alone, without an environment."""
+"""`atroposlib.envs.eval`: evaluations without an environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("headrace.compat")
 
 
 def pass_at_k(m: int, c: int, k: int) -> float:
-    """The chance that one of `k` samples is right, where `c` of `m` were."""
+    """The probability that one of `k` samples is right, where `c` of `m` were."""
     if m - c < k:
         return 1.0
     return 1.0 - math.prod(1.0 - k / at for at in range(m - c + 1, m + 1))
@@ -56,7 +56,7 @@ def evaluate_log(
 
 
 class EvalBase(ABC):
-    """An evaluation: `setup_data` gives items, `run_item` metrics and a sample of each; metrics are averaged."""
+    """An evaluation: `setup_data` returns items, `run_item` the metrics and a sample of each; metrics are averaged."""
 
     def __init__(self, pass_at_n: int = 1, pass_at_n_samples: int = 1, **kwargs: Any) -> None:
         self.pass_at_n = pass_at_n
@@ -66,6 +66,7 @@ class EvalBase(ABC):
         self.data = self.setup_data()
 
     def get_generation_params(self) -> dict[str, Any]:
+        """The sampling parameters of its calls."""
         return {
             "temperature": getattr(self, "temperature", 0.0),
             "n": max(self.pass_at_n_samples, self.pass_at_n),
@@ -74,15 +75,16 @@ class EvalBase(ABC):
         }
 
     async def chat_completion(self, server: ServerManager, messages: list[dict[str, Any]]) -> ChatCompletion:
+        """One chat call with these parameters."""
         return await server.chat_completion(messages=messages, **self.get_generation_params())
 
     @abstractmethod
     def setup_data(self) -> list[Any]:
-        """The items."""
+        """The items to evaluate."""
 
     @abstractmethod
     async def run_item(self, server: ServerManager, data_item: Any) -> tuple[dict[str, float], Any]:
-        """An item's metrics, and what is kept of it."""
+        """An item's metrics, and the sample that is written."""
 
     async def __call__(self, server_manager: ServerManager) -> dict[str, float]:
         began = time.time()

@@ -8,5 +8,5 @@ from headrace.envs.files import write_page
 
 
 def generate_html(input_path: str, output_path: str | None = None) -> None:
-    """The page of a file of groups, beside it where nothing else is said."""
+    """Writes the HTML page of a file of groups; by default beside it."""
     write_page(Path(input_path), None if output_path is None else Path(output_path))

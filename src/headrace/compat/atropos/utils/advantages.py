@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 def allclose_to_first(
     values: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False, return_vector: bool = False
 ) -> Array | bool:
-    """Whether every array is close to the first; as a vector, whether each is."""
+    """Whether all arrays are close to the first; with `return_vector`, whether each is."""
     given = np.asarray(values)
     close = np.isclose(given, given[0], rtol=rtol, atol=atol, equal_nan=equal_nan)
     each: Array = close.reshape(len(given), -1).all(axis=1)
@@ -22,7 +22,7 @@ def allclose_to_first(
 
 
 def compute_stats(data: Sequence[Any]) -> dict[str, float]:
-    """`mean` and `var` of all numbers in lists of lists of any depth."""
+    """`mean` and `var` of all numbers in nested lists. Raises `ValueError` where there are none."""
     numbers = list(_numbers(data))
     if not numbers:
         raise ValueError("there are no numbers in the data")
@@ -31,7 +31,7 @@ def compute_stats(data: Sequence[Any]) -> dict[str, float]:
 
 
 def compute_discounted_returns(rewards: Any, gamma: float) -> Array:
-    """At each step, the rewards from there on, each discounted by its distance."""
+    """The return at each step: the rewards from there on, discounted by their distance."""
     given = rewards if isinstance(rewards, np.ndarray) else np.array(rewards, np.float32)
     returns = np.empty_like(given)
     following = 0.0
@@ -44,7 +44,8 @@ def compute_discounted_returns(rewards: Any, gamma: float) -> Array:
 def compute_grpo_process_supervision_advantages(
     rewards: Sequence[Sequence[float]], gamma: float | None = None, std_tol: float = 1e-8
 ) -> list[Array]:
-    """For each trajectory, the sum from each step on of rewards that are normalised over all trajectories."""
+    """For each trajectory, the return at each step of its rewards, normalised over all trajectories; discounted where
+    `gamma` is given. Raises `ValueError` where the rewards are all equal."""
     stats = compute_stats(rewards)
     deviation = stats["var"] ** 0.5
     if deviation < std_tol:

@@ -11,7 +11,7 @@ def select_best_index(
     primary_higher_is_better: bool = True,
     secondary_lower_is_better: bool = True,
 ) -> int:
-    """The first of the best by the primary scores and, where those are equal, by the secondary ones."""
+    """The first index with the best primary score and, among equals, the best secondary one."""
     if not primary_scores or not secondary_scores:
         raise ValueError("there are no scores to select by")
     if len(primary_scores) != len(secondary_scores):

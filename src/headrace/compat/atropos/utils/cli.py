@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 
 def merge_dicts(*dicts: dict[str, Any]) -> dict[str, Any]:
-    """One dictionary; of what several say, the last counts, and dictionaries inside are merged in the same way."""
+    """Merges dictionaries, nested ones too; later values override earlier ones."""
     merged: dict[str, Any] = {}
     for one in dicts:
         for key, value in one.items():
@@ -19,7 +19,7 @@ def merge_dicts(*dicts: dict[str, Any]) -> dict[str, Any]:
 
 
 def extract_namespace(model: Any, prefix: str) -> dict[str, Any]:
-    """What a model or a dictionary has under names that begin with the prefix, without it."""
+    """The entries of a model or a dictionary whose names begin with the prefix, without it."""
     data = model.model_dump() if isinstance(model, BaseModel) else model
     if not isinstance(data, dict):
         raise TypeError(f"{type(model).__name__} is neither a pydantic model nor a dict")
@@ -27,7 +27,7 @@ def extract_namespace(model: Any, prefix: str) -> dict[str, Any]:
 
 
 def get_double_dash_flags() -> dict[str, Any]:
-    """The flags of this process: `--key=value`, `--key value`, or `--key` alone, which is True."""
+    """The flags of this process's command line: `--key=value`, `--key value`, or `--key` alone, which is True."""
     flags: dict[str, Any] = {}
     args = sys.argv[1:]
     for at, arg in enumerate(args):

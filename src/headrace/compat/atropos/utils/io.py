@@ -9,7 +9,8 @@ log = logging.getLogger("headrace.compat")
 
 
 async def parse_http_response(resp: Any, logger: logging.Logger | None = None) -> Any:
-    """The JSON of aiohttp's response. One that is an error, or none, is logged with its text and raised."""
+    """The JSON of an aiohttp response. An error status, or a body that is not JSON, is logged with its text and
+    raised."""
     try:
         resp.raise_for_status()
         return await resp.json()

@@ -1,4 +1,4 @@
-"""`atroposlib.utils.message_history_utils`: what a conversation may keep of itself."""
+"""`atroposlib.utils.message_history_utils`: shortening conversations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOT_NONE = ("seed", "parsed_actions")
 
 
 def strip_thinking(response_text: str) -> str:
-    """The text without its block of thinking."""
+    """The text without its think block."""
     begin, end = response_text.find(OPEN), response_text.find(CLOSE)
     if begin == -1 or end == -1:
         return response_text
@@ -22,7 +22,7 @@ def strip_thinking(response_text: str) -> str:
 
 
 def truncate_thinking(response_text: str, tokenizer: Any, max_think_tokens: int) -> str:
-    """The text with at most so many tokens of thinking: the last paragraph where it fits, else the end of it all."""
+    """The text with at most so many tokens of thinking: its last paragraph where that fits, else its end."""
     begin, end = response_text.find(OPEN), response_text.find(CLOSE)
     if begin == -1 or end < begin:
         return response_text
@@ -74,7 +74,7 @@ def _fitted(step: Any, tokenizer: Any, most: int) -> Any:
 
 
 def _removable(chat: Sequence[Any]) -> int:
-    """How many messages behind the first can be left out next: a turn and its answer, one message, or none."""
+    """How many messages after the first can be removed next: a turn and its answer, one message, or none."""
     kept = 0
     if len(chat) > 1 and chat[-1]["role"] in UNMASKED_ROLES:
         kept = 2 if len(chat) > 2 and chat[-2]["role"] == "environment" else 1

@@ -9,7 +9,8 @@ import numpy as np
 
 
 def get_std_min_max_avg(name: str, data: Sequence[float], metrics_dict: dict[str, Any]) -> dict[str, Any]:
-    """The metrics with the mean, deviation, maximum and minimum of the data, behind the name."""
+    """The metrics with mean, standard deviation, maximum and minimum of the data, under names that begin with
+    `name`."""
     for what, found in {"mean": np.mean, "std": np.std, "max": np.max, "min": np.min}.items():
         metrics_dict[f"{name}_{what}"] = found(data)  # type: ignore[operator]
     return metrics_dict

@@ -1,7 +1,7 @@
-"""`atroposlib.utils.tokenize_for_trainer`: a conversation as tokens, with labels on what is trained on.
+"""`atroposlib.utils.tokenize_for_trainer`: a conversation as tokens, with labels for what is trained on.
 
-It tokenises text anew. What a model sampled may have been other tokens of the same text: where the server tells them,
-`self.server.managed_server` gives the tokens themselves, with their log-probs.
+It tokenises text again, which may give other tokens than the model sampled: where the server reports them,
+`self.server.managed_server` gives the sampled tokens, with their log-probs.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ def tokenize_for_trainer(
     train_on_all_assistant_turns: bool = False,
     finish_reason: str = "",
 ) -> dict[str, Any]:
-    """`tokens` and `masks` of a conversation: its last message is trained on, or every answer is.
-
-    The end mark of an answer that was cut off at its length is left out: the model did not say it.
-    """
+    """`tokens` and `masks` of a conversation: its last message is trained on, or every answer. Where an answer was cut
+    off at its length, its end mark is left out: the model did not sample it."""
     tokens = _ids(tokenizer, chat)
     if train_on_all_assistant_turns:
         masks = [MASKED] * len(tokens)

@@ -11,7 +11,7 @@ ERROR = "-ERROR-"
 
 
 def extract_tool_call(text: str, preferred_tags: Sequence[str] | None = None) -> str | None:
-    """What stands in the first of the tags that is there; by default, in `tool_call`."""
+    """The content of the first of these tags that is there; by default of `tool_call`."""
     for tag in preferred_tags or ["tool_call"]:
         found = re.search(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
         if found:
@@ -22,7 +22,7 @@ def extract_tool_call(text: str, preferred_tags: Sequence[str] | None = None) ->
 def parse_tool_call(
     response: str, available_tools: Sequence[Any] | None = None, preferred_tags: Sequence[str] | None = None
 ) -> tuple[str, dict[str, Any], bool]:
-    """(name, arguments, whether it is wrong): no call, no JSON, or none of the tools. Single quotes count as double."""
+    """(name, arguments, is_error): an error is no call, no JSON, or an unknown tool. Single quotes count as double."""
     written = extract_tool_call(response, preferred_tags)
     if not written:
         return ERROR, {}, True

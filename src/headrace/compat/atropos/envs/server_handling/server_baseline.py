@@ -14,8 +14,8 @@ VALID_REASONING_EFFORTS = set(get_args(Effort))
 
 
 class ServerBaseline(Lenient, config.ServerBaseline):
-    """Headrace's, which passes over fields that it does not know."""
+    """Headrace's, but it ignores unknown fields, with a warning."""
 
 
 class APIServerConfig(ServerBaseline, config.APIServerConfig):
-    """Headrace's, which passes over fields that it does not know."""
+    """Headrace's, but it ignores unknown fields, with a warning."""
