@@ -9,8 +9,15 @@ from typing import NoReturn
 
 from pydantic import Field
 
-from headrace.command_line import BAD_USAGE, OK, Usage, exit_code
-from headrace.commands import CommandModel, Positional, command
+from headrace.commands import (
+    BAD_USAGE,
+    OK,
+    CommandModel,
+    Positional,
+    Usage,
+    command,
+    exit_code,
+)
 
 #: How messages and help name this command line.
 PROG = "headrace env"
@@ -21,7 +28,7 @@ usage: headrace env FILE [--class NAME] COMMAND [--config FILE] [--env.NAME VALU
 Run an environment: a file written for Headrace or, as it is, for atroposlib 0.4.0; a module by its dotted name; or one
 that ships, by its own.
 
-commands:
+subcommands:
   serve     work for a trainer, through the Trajectory API
   process   write groups to a file and a page, without a trainer
   evaluate  evaluate once, into metrics.json and samples.jsonl

@@ -7,10 +7,10 @@ trainer (`manager`), without one (`process`), and by its command line (`cli`).
 
 from __future__ import annotations
 
-from headrace.envs.cli import EnvSubcommand, EvaluateSubcommand, ProcessSubcommand, ServeSubcommand, main
 from headrace.envs.core import EnvCore
 from headrace.envs.manager import Manager
 from headrace.envs.process import evaluate, process
+from headrace.envs.subcommands import EnvSubcommand, EvaluateSubcommand, ProcessSubcommand, ServeSubcommand
 
 
 class BaseEnv(EnvCore):
@@ -32,6 +32,8 @@ class BaseEnv(EnvCore):
     @classmethod
     def cli(cls) -> None:
         """Runs the command line of this process and exits with its code."""
+        from headrace.envs.cli import main  # with it comes the library of command lines
+
         main(cls)
 
     @classmethod

@@ -43,7 +43,7 @@ def test_help_shows_the_commands_and_each_flag_with_this_environments_default(
         main(WordEnv, ["--help"], prog="words")
     top = capsys.readouterr().out
     assert "Say a word." in top
-    assert all(f"\n    {name} " in top for name in ("serve", "process", "evaluate"))
+    assert all(f"\n  {name} " in top for name in ("serve", "process", "evaluate"))
     with pytest.raises(SystemExit, match="0"):
         main(WordEnv, ["process", "--help"], prog="words")
     said = " ".join(capsys.readouterr().out.split())

@@ -11,8 +11,7 @@ import msgspec
 from pydantic import BaseModel, Field
 
 from headrace.cli.common import pool_key, remark
-from headrace.command_line import Usage
-from headrace.commands import CommandModel, Positional, command
+from headrace.commands import CommandModel, Positional, Usage, command
 from headrace.data.errors import HeadraceError
 from headrace.extras import require_for
 from headrace.files import read
