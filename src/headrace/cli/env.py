@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from pydantic import Field
 
@@ -42,7 +42,10 @@ has several and does not run one of them itself.
 class EnvCommand(CommandModel):
     """Run an environment. What follows FILE is its own command line: see `headrace env --help`."""
 
+    # What a shell completes; the rest of the line is read by `run`.
     file: Positional[Path] = Field(description="a file, a module or an environment that ships")
+    subcommand: Positional[Literal["serve", "process", "evaluate", "probe"]] = Field(description="what to do with it")
+    config: Path | None = Field(None, description="YAML or JSON with env:, openai: and the rest")
 
     def execute(self) -> None:
         raise Usage(f"{PROG} {self.file} what? serve, process, evaluate or probe (see {PROG} --help)")
