@@ -19,10 +19,12 @@ class BaseEnv(EnvCore):
     manager: Manager | None
 
     async def env_manager(self) -> None:
+        """Works for a trainer until its steps are done or a signal comes; ends with everything sent."""
         self.manager = Manager(self)
         await self.manager.run()
 
     async def process_manager(self) -> None:
+        """Makes `total_steps` groups without a trainer, into `data_path_to_save_groups`, and a page of them."""
         groups = self.config.total_steps if self.n_groups_to_process is None else self.n_groups_to_process
         await process(self, groups)
 
@@ -38,12 +40,15 @@ class BaseEnv(EnvCore):
 
     @classmethod
     def get_cli_serve_config_cls(cls) -> type[EnvSubcommand]:
+        """The `serve` command; an override returns a subclass of it."""
         return ServeSubcommand.of(cls)
 
     @classmethod
     def get_cli_process_config_cls(cls) -> type[EnvSubcommand]:
+        """The `process` command; an override returns a subclass of it."""
         return ProcessSubcommand.of(cls)
 
     @classmethod
     def get_cli_evaluate_config_cls(cls) -> type[EnvSubcommand]:
+        """The `evaluate` command; an override returns a subclass of it."""
         return EvaluateSubcommand.of(cls)

@@ -52,6 +52,7 @@ class GivenSettings:
 
     @property
     def file_env(self) -> Values:
+        """The file's configuration of the environment. Raises `InvalidInput` where it is no mapping."""
         found = self.file.get(ENV) or {}
         if not isinstance(found, Mapping):
             raise InvalidInput(f"{self.source}: {ENV} must be a mapping such as {{group_size: 8}}")

@@ -70,6 +70,7 @@ class Trial:
         self._items = 0
 
     async def item(self, item: Any) -> None:
+        """Rolls an item out twice with every policy, and adds what each earned."""
         answer = self._answer(item)
         self._items += 1
         rounds = [await self._round(item, answer) for _ in range(ROUNDS)]
@@ -164,6 +165,7 @@ class Trial:
         return []
 
     def report(self) -> ProbeReport:
+        """What was found. Raises `HeadraceError` where no reward was seen."""
         kept = [one for one in self._outcomes.values() if one.scores or one.error]
         if not any(one.scores for one in kept):
             why = next((f": {one.error}" for one in kept if one.error), "; its groups may all have been dropped")
