@@ -9,15 +9,7 @@ from typing import Literal, NoReturn
 
 from pydantic import Field
 
-from headrace.commands import (
-    BAD_USAGE,
-    OK,
-    CommandModel,
-    Positional,
-    Usage,
-    command,
-    exit_code,
-)
+from headrace.commands import BAD_USAGE, OK, CommandModel, Positional, Usage, command, exit_code
 
 #: How messages and help name this command line.
 PROG = "headrace env"
