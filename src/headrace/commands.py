@@ -1,10 +1,12 @@
 """A command line of pydantic models, parsed by cyclopts.
 
 A command is a model: its fields are the flags, their descriptions the help, their constraints what is checked. Flags
-are kebab-case, and an underscore is read as a dash; a field that is a model itself has dotted flags
+are kebab-case, and between their words an underscore is read as a dash; a field that is a model itself has dotted flags
 (`--env.group-size`). Nothing but the command line sets a flag: what may come from the environment is read where it is
 used, and its name is in the help. Values reach the model as the text that was typed, so what is wrong is said in one
 way, by the model.
+
+Exit codes: 0 done, 1 failed, 2 bad usage, 130 interrupted. An error is one line on stderr; a traceback is a bug.
 
 A command's module is imported when the command is asked for, or to write a script of completions for a shell.
 """
@@ -12,9 +14,11 @@ A command's module is imported when the command is asked for, or to write a scri
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin
 
@@ -30,14 +34,19 @@ from pydantic import BaseModel, SkipValidation, ValidationError
 from pydantic.fields import FieldInfo
 from rich.console import Console
 
-from headrace.command_line import BAD_USAGE, Usage
+from headrace.data.errors import HeadraceError, InvalidInput
+from headrace.extras import extra_of, install_command, installed
 from headrace.files import FieldPath, explained, kinds, nearest
+from headrace.processes import INTERRUPTED
 
 if TYPE_CHECKING:
     from cyclopts.help import HelpPanel
     from rich.console import ConsoleOptions
 
 T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
+
+OK, FAILED, BAD_USAGE = 0, 1, 2
 
 _POSITIONAL = object()
 #: A field that is given by its position: `target: Positional[str]` is shown as TARGET.
@@ -52,6 +61,10 @@ _NAMES_WIDTH = 24
 _PLACEHOLDERS = {Path: "PATH", int: "N", float: "N"}
 
 
+class Usage(Exception):
+    """A command line that cannot be carried out: the command ends with `BAD_USAGE`, and this as its line."""
+
+
 class CommandModel(BaseModel):
     """A command: what it is told are its fields, and its docstring is its help page."""
 
@@ -60,39 +73,64 @@ class CommandModel(BaseModel):
         raise NotImplementedError(f"{type(self).__name__} must define execute()")
 
 
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A value of a command line: how it is given, and what the help says of it."""
+
+    #: `--group-size`; for a value that is given by its position, a name in capitals.
+    name: str
+    summary: str = ""
+    #: Decides how many words are taken, and what a shell completes: str, Path, a Literal, `list[str]` (a word each time
+    #: that it is given), bool (no word) or `bool | str` (a word, or none, which is True).
+    kind: Any = str
+    placeholder: str = "TEXT"
+    #: The default as the help shows it; empty where it shows none.
+    default: str = ""
+    #: The flag that switches this one off; empty where there is none.
+    negative: str = ""
+    required: bool = False
+    group: Group = OPTIONS
+
+    @property
+    def is_positional(self) -> bool:
+        return not self.name.startswith("-")
+
+
 def command(name: str, model: type[CommandModel]) -> App:
     """The app that reads a command's flags, makes the command of them and executes it."""
-    fields = {"__".join(path): (path, field) for path, field in _fields(model)}
-    parameters = [_parameter(key, path, field) for key, (path, field) in fields.items()]
+    return flags_app(
+        name, inspect.getdoc(model) or "", model_flags(model), lambda values: from_flags(model, values).execute()
+    )
+
+
+def flags_app(
+    name: str, page: str, flags: Sequence[Flag], execute: Callable[[dict[str, Any]], object], **options: Any
+) -> App:
+    """The app that reads flags and executes a function with the values of those that were given, by their names.
+
+    A value is the text that was typed, a list of them, or a bool. `page` is the text of the help; `options` are those
+    of `cyclopts.App`.
+    """
+    names = {f"flag_{at}": flag.name for at, flag in enumerate(flags)}
+    parameters = [_parameter(key, flag) for key, flag in zip(names, flags, strict=True)]
     signature = inspect.Signature(sorted(parameters, key=lambda parameter: parameter.kind))
-    labels = {path: _label(path, field) for path, field in fields.values()}
 
-    def execute(*args: Any, **flags: Any) -> None:
-        values: dict[str, Any] = {}
-        for key, value in signature.bind(*args, **flags).arguments.items():
-            *above, last = fields[key][0]
-            inner = values
-            for part in above:
-                inner = inner.setdefault(part, {})
-            inner[last] = value
-        try:
-            made = model.model_validate(values)
-        except ValidationError as error:
-            raise Usage("; ".join(explained(error, model, lambda path: _named(path, labels)))) from None
-        made.execute()
+    def read(*args: Any, **given: Any) -> object:
+        return execute({names[key]: value for key, value in signature.bind(*args, **given).arguments.items()})
 
-    execute.__signature__ = signature  # type: ignore[attr-defined]
-    optional = [labels[path] for path, field in fields.values() if _is_positional(field) and not field.is_required()]
-    app = _app(name, _HelpPage(inspect.getdoc(model) or "", optional))
-    app.default(execute)
+    read.__signature__ = signature  # type: ignore[attr-defined]
+    optional = [flag.name for flag in flags if flag.is_positional and not flag.required]
+    app = _app(name, _HelpPage(page, optional), **options)
+    app.default(read)
     return app
 
 
-def group(name: str, page: str, commands: Mapping[str, tuple[str, str]], **options: Any) -> App:
+def group(name: str, page: str, commands: Mapping[str, tuple[str, str]], *, examples: str = "", **options: Any) -> App:
     """The app that has commands: by the name of each, where its app is (`module:name`) and what it does, in a line.
-    `page` is the text of its help; `options` are those of `cyclopts.App`.
+    `page` is the text of its help, and `examples` that after the list of commands; `options` are those of
+    `cyclopts.App`.
     """
-    app = _app(name, _HelpPage(page), **options)
+    app = _app(name, _HelpPage(page, examples=examples), **options)
     for at, (its_name, (where, summary)) in enumerate(commands.items()):
         app.command(where, name=its_name, help=summary, sort_key=at)
     return app
@@ -114,9 +152,10 @@ def _app(name: str, help_page: _HelpPage, **options: Any) -> App:
     return app
 
 
-def run(app: App, args: Sequence[str]) -> None:
-    """Executes the command that `args` ask for. Raises `Usage` where its values are wrong; where the line itself is,
-    says so in one line that begins with the command, and exits with `BAD_USAGE`.
+def run(app: App, args: Sequence[str]) -> Any:
+    """Executes the command that `args` ask for, and returns its result; None where they ask for help. Raises `Usage`
+    where its values are wrong; where the line itself is, says so in one line that begins with the command, and exits
+    with `BAD_USAGE`.
     """
     _, apps, rest = app.parse_commands(list(args))
     if apps[-1].default_command is None and not rest:
@@ -128,68 +167,132 @@ def run(app: App, args: Sequence[str]) -> None:
         prog = " ".join((app.name[0], *(error.command_chain or ())))
         print(f"{prog}: {_problem(error)} (see {prog} --help)", file=sys.stderr)
         sys.exit(BAD_USAGE)
-    execute(*bound.args, **bound.kwargs)
+    return execute(*bound.args, **bound.kwargs)
+
+
+def exit_code(prog: str, command: Callable[[], object]) -> int:
+    """Runs a command and returns its exit code. What went wrong is one line on stderr that begins with `prog`; an error
+    that is no failure of the command (a bug) is raised.
+    """
+    try:
+        command()
+        sys.stdout.flush()
+        return OK
+    except (Usage, InvalidInput) as error:
+        return _say(prog, error, BAD_USAGE)
+    except HeadraceError as error:
+        return _say(prog, error, FAILED)
+    except ModuleNotFoundError as error:
+        extra = extra_of(error.name or "")
+        if extra is None or installed((error.name or "").partition(".")[0]):  # it is there, but not all of it
+            raise
+        return _say(prog, f"this needs {error.name}: {install_command(extra)}", FAILED)
+    except BrokenPipeError:
+        # The reader had enough (`| head`); Python would complain about the same pipe once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        return _say(prog, f"{error.strerror or error}: {error.filename}" if error.filename else error, FAILED)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _say(prog: str, error: object, code: int) -> int:
+    print(f"{prog}:", " ".join(str(error).split()), file=sys.stderr)
+    return code
 
 
 # -- flags -------------------------------------------------------------------------------------------------------------
 
 
-def _fields(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """Every field by its path; a field that is a model itself by its fields."""
+def model_flags(model: type[BaseModel]) -> list[Flag]:
+    """The flags of a model's fields."""
+    return [_flag(path, field) for path, field in fields(model, by_alias=True)]
+
+
+def from_flags(model: type[Model], values: Mapping[str, Any]) -> Model:
+    """The model of the values of its flags, by their names; others are left out. Raises `Usage` for wrong values."""
+    names = {path: _name(path, field) for path, field in fields(model, by_alias=True)}
+    given = nested((path, values[name]) for path, name in names.items() if name in values)
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+
+        def named(path: FieldPath) -> str:  # empty where no single flag is to blame
+            return next((name for known, name in names.items() if path[: len(known)] == known), "")
+
+        raise Usage("; ".join(explained(error, model, named))) from None
+
+
+def fields(
+    model: type[BaseModel], above: tuple[str, ...] = (), *, by_alias: bool = False
+) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    """Every field with its path; for a field that is a model itself, its fields."""
     for name, field in model.model_fields.items():
-        path = (*above, field.alias or name)
+        path = (*above, field.alias or name) if by_alias else (*above, name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _fields(field.annotation, path)
+            yield from fields(field.annotation, path, by_alias=by_alias)
         else:
             yield path, field
 
 
-def _is_positional(field: FieldInfo) -> bool:
-    return _POSITIONAL in field.metadata
+def nested(values: Iterable[tuple[tuple[str, ...], Any]]) -> dict[str, Any]:
+    """Values with their paths, as mappings in mappings."""
+    found: dict[str, Any] = {}
+    for (*above, last), value in values:
+        inner = found
+        for part in above:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return found
 
 
-def _label(path: tuple[str, ...], field: FieldInfo) -> str:
-    """What a field is called on the command line."""
+def _name(path: tuple[str, ...], field: FieldInfo) -> str:
     name = ".".join(path).replace("_", "-")
-    return name.upper() if _is_positional(field) else f"--{name}"
+    return name.upper() if _POSITIONAL in field.metadata else f"--{name}"
 
 
-def _named(path: FieldPath, labels: Mapping[tuple[str, ...], str]) -> str:
-    """What the command line has at a path of fields; empty where no single flag is to blame."""
-    return next((label for known, label in labels.items() if path[: len(known)] == known), "")
-
-
-def _parameter(key: str, path: tuple[str, ...], field: FieldInfo) -> inspect.Parameter:
-    """How cyclopts reads a field. It is told the type only as far as that decides how many words a flag takes, what the
-    help says and what a shell can complete.
-    """
-    types = kinds(field.annotation)
+def _flag(path: tuple[str, ...], field: FieldInfo) -> Flag:
+    name, types = _name(path, field), kinds(field.annotation)
     literal = next((kind for kind in types if get_origin(kind) is Literal), None)
     default = None if field.is_required() else field.get_default(call_default_factory=True)
-    toggles = bool in types and default is not False
-    hint: Any = str
+    kind: Any = str
     if bool in types:
-        hint = bool
+        kind = bool
     elif any(get_origin(kind) is list for kind in types):
-        hint = list[str]
+        kind = list[str]
     elif literal is not None:
-        hint = literal
+        kind = literal
     elif Path in types:
-        hint = Path
+        kind = Path
+    return Flag(
+        name,
+        field.description or "",
+        kind,
+        placeholder=next((_PLACEHOLDERS[kind] for kind in types if kind in _PLACEHOLDERS), "TEXT"),
+        default=str(default) if default not in (None, "", []) and default is not False else "",
+        negative=name.replace("--", "--no-", 1) if bool in types and default is not False else "",
+        required=field.is_required(),
+    )
+
+
+def _parameter(key: str, flag: Flag) -> inspect.Parameter:
+    """How cyclopts reads a flag: as the words that were typed."""
     settings = Parameter(
-        name=_label(path, field),
-        help=field.description,
-        converter=_typed if hint in (Path, literal) else None,
-        metavar=next((_PLACEHOLDERS[kind] for kind in types if kind in _PLACEHOLDERS), "TEXT"),
-        negative=_label(path, field).replace("--", "--no-", 1) if toggles else (),
-        show_default=str(default) if default not in (None, "", []) and default is not False else False,
+        name=flag.name,
+        help=flag.summary,
+        converter=None if flag.kind in (str, bool, list[str]) else _typed,
+        metavar=flag.placeholder,
+        negative=flag.negative or (),
+        show_default=flag.default or False,
         allow_repeating=True,
+        group=ARGUMENTS if flag.is_positional else flag.group,
     )
     return inspect.Parameter(
         key,
-        inspect.Parameter.POSITIONAL_ONLY if _is_positional(field) else inspect.Parameter.KEYWORD_ONLY,
-        annotation=Annotated[hint, settings, SkipValidation()],  # type: ignore[type-arg]  # the model validates
-        default=inspect.Parameter.empty if field.is_required() else None,
+        inspect.Parameter.POSITIONAL_ONLY if flag.is_positional else inspect.Parameter.KEYWORD_ONLY,
+        annotation=Annotated[flag.kind, settings, SkipValidation()],  # type: ignore[type-arg]  # a model validates
+        default=inspect.Parameter.empty if flag.required else None,
     )
 
 
@@ -236,9 +339,11 @@ def _unknown_flag(token: str, app: App) -> str:
 class _HelpPage:
     """Writes a help page in plain words: usage, what the command does, and a line for each command or flag."""
 
-    def __init__(self, page: str, optional: Sequence[str] = ()) -> None:
-        """`page` is what the command does, and `optional` the positional arguments that may be left out."""
+    def __init__(self, page: str, optional: Sequence[str] = (), examples: str = "") -> None:
+        """`page` is what the command does, `optional` are the positional arguments that may be left out, and `examples`
+        is what follows the list of commands."""
         self._page = page
+        self._examples = examples
         self._optional = " ".join(f"[{name}]" for name in optional)
 
     def render_usage(self, console: Console, options: ConsoleOptions, usage: Any) -> None:
@@ -266,6 +371,8 @@ class _HelpPage:
                 _write(console, name)
             for line in lines:
                 _write(console, " " * _NAMES_WIDTH + line)
+        if self._examples and panel.title == SUBCOMMANDS.name:
+            _write(console, f"\n{self._examples}")
 
 
 def _write(console: Console, text: str) -> None:

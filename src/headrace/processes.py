@@ -23,7 +23,7 @@ from typing import Any
 
 from headrace.data.errors import HeadraceError
 
-__all__ = ["Child", "ChildDied", "Processes"]
+__all__ = ["INTERRUPTED", "Child", "ChildDied", "Processes"]
 
 #: Seconds that a process may take to say that it listens, or is ready. Ten are usual; a machine that is busy with other
 #: things has needed dozens of times that.
@@ -33,6 +33,8 @@ END_S = 20.0
 #: Lines of a log that are shown when its process has died.
 TAIL = 12
 POLL_S = 0.02
+#: The exit code of a process that Ctrl-C ended, as shells have it: 128 and the signal's number.
+INTERRUPTED = 128 + signal.SIGINT
 #: What tells a command to end.
 ENDING = (signal.SIGINT, signal.SIGTERM)
 

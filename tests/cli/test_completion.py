@@ -46,13 +46,18 @@ def test_a_shell_is_told_every_command_and_flag(headrace: Command, home: Path, s
         (("pool", "serve", "--du"), {"--durability"}),
         (("pool", "serve", "--durability", ""), {"os", "fsync"}),
         (("pool", "ls", "x", ""), {"groups", "trajectories", "steps"}),
+        (("env", "my_en"), {"my_env.py"}),
+        (("env", "my_env.py", ""), {"serve", "process", "evaluate", "probe"}),
+        (("env", "my_env.py", "process", "--config", "my_r"), {"my_run.yaml"}),
     ],
 )
 def test_bash_completes_words(headrace: Command, home: Path, words: tuple[str, ...], completed: set[str]) -> None:
     script = home / "headrace"
     assert headrace("--install-completion", "--shell", "bash", "--output", script).code == 0
+    for name in ("my_env.py", "my_run.yaml"):
+        (home / name).touch()
     asked = ["bash", "--norc", "-c", PRESS_TAB, "bash", str(script), "headrace", *words]
-    done = subprocess.run(asked, capture_output=True, text=True, check=True)
+    done = subprocess.run(asked, cwd=home, capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == completed
 
 

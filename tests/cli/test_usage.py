@@ -11,8 +11,7 @@ from pydantic import BaseModel
 from tests.cli.command import Command, spawn
 
 from headrace.cli.pool.run import channel_spec, read_config
-from headrace.command_line import Usage
-from headrace.commands import CommandModel, command, run
+from headrace.commands import CommandModel, Usage, command, run
 from headrace.version import __version__
 
 POOL = ("serve", "start", "stop", "stats", "ls", "show", "export", "verify", "repair", "compact", "backup")

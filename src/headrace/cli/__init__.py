@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from headrace.command_line import exit_code
-from headrace.commands import OPTIONS, group, run
+from headrace.commands import OPTIONS, exit_code, group, run
 from headrace.version import __version__
 
 __all__ = ["main", "run_api"]

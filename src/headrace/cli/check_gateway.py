@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.common import on_terminal
-from headrace.command_line import FAILED, Usage
-from headrace.commands import CommandModel, Positional, command
+from headrace.commands import FAILED, CommandModel, Positional, Usage, command
 
 if TYPE_CHECKING:
     from headrace.checkup import CheckReport

@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from headrace.command_line import Usage
-from headrace.commands import CommandModel, Positional
+from headrace.commands import CommandModel, Positional, Usage
 from headrace.data.errors import HeadraceError
 from headrace.data.json import to_json
 from headrace.pool import KEY_VARIABLE

@@ -9,8 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from headrace.command_line import FAILED, Usage
-from headrace.commands import CommandModel, command
+from headrace.commands import FAILED, CommandModel, Usage, command
 from headrace.extras import require_for
 
 #: Where runs are, each a folder, unless `--run` names another.

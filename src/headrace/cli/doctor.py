@@ -31,8 +31,7 @@ from headrace.cli.common import print_json
 from headrace.cli.engine import EngineCommand
 from headrace.cli.gateway import GatewayCommand
 from headrace.cli.pool.run import PoolServeCommand
-from headrace.command_line import FAILED
-from headrace.commands import CommandModel, command
+from headrace.commands import FAILED, CommandModel, command
 from headrace.extras import NEEDS, clone, install_command, installed, missing
 from headrace.files import cache_folder
 from headrace.version import __version__

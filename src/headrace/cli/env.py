@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from pydantic import Field
 
-from headrace.command_line import BAD_USAGE, OK, Usage, exit_code
-from headrace.commands import CommandModel, Positional, command
+from headrace.commands import BAD_USAGE, OK, CommandModel, Positional, Usage, command, exit_code
 
 #: How messages and help name this command line.
 PROG = "headrace env"
@@ -21,7 +20,7 @@ usage: headrace env FILE [--class NAME] COMMAND [--config FILE] [--env.NAME VALU
 Run an environment: a file written for Headrace or, as it is, for atroposlib 0.4.0; a module by its dotted name; or one
 that ships, by its own.
 
-commands:
+subcommands:
   serve     work for a trainer, through the Trajectory API
   process   write groups to a file and a page, without a trainer
   evaluate  evaluate once, into metrics.json and samples.jsonl
@@ -35,7 +34,10 @@ has several and does not run one of them itself.
 class EnvCommand(CommandModel):
     """Run an environment. What follows FILE is its own command line: see `headrace env --help`."""
 
+    # What a shell completes; the rest of the line is read by `run`.
     file: Positional[Path] = Field(description="a file, a module or an environment that ships")
+    subcommand: Positional[Literal["serve", "process", "evaluate", "probe"]] = Field(description="what to do with it")
+    config: Path | None = Field(None, description="YAML or JSON with env:, openai: and the rest")
 
     def execute(self) -> None:
         raise Usage(f"{PROG} {self.file} what? serve, process, evaluate or probe (see {PROG} --help)")

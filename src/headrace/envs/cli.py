@@ -1,177 +1,93 @@
-"""The command line of an environment: `python my_env.py serve|process|evaluate [--config FILE] [--env.x ...] ...`."""
+"""The command line of an environment: `python my_env.py serve|process|evaluate [--config FILE] [--env.x ...] ...`.
+
+`--env.group_size 8` is the flag of the field `group_size` of the configuration, `--openai.timeout 60` of that of its
+server. A field that is a model has dotted flags, one that holds a list or a mapping takes YAML, one that is true or
+false takes either, or nothing, which is true. What the commands do is in `subcommands`, how flags and file are merged
+in `settings`.
+"""
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import inspect
 import logging
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Collection, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from rich.console import Console
+import yaml
+from cyclopts import App, Group
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from rich.logging import RichHandler
 
-from headrace.command_line import Formatter, Parser, Usage, exit_code
+from headrace.commands import (
+    OK,
+    OPTIONS,
+    Flag,
+    Usage,
+    exit_code,
+    fields,
+    flags_app,
+    from_flags,
+    group,
+    model_flags,
+    nested,
+    run,
+)
+from headrace.data.errors import InvalidInput
 from headrace.envs.core import EnvCore
-from headrace.envs.progress import watched
 from headrace.envs.server.config import ServerManagerConfig
-from headrace.envs.settings import (
-    ENV,
-    OPENAI,
-    SWITCHES,
-    EnvSettings,
-    GivenSettings,
-    Servers,
-    add_flags,
-    changed_server,
-    given_flags,
-    merge_settings,
+from headrace.envs.settings import ENV, OPENAI, SWITCHES, GivenSettings, changed_server, merge_settings
+from headrace.envs.subcommands import (
+    URL_FLAG,
+    EnvSubcommand,
+    EvaluateSubcommand,
+    ProcessSubcommand,
+    ServeSubcommand,
+    console,
 )
 from headrace.envs.types import BaseEnvConfig
-from headrace.files import read
+from headrace.files import kinds, read
+
+__all__ = [
+    "EnvSubcommand",
+    "ServeSubcommand",
+    "ProcessSubcommand",
+    "EvaluateSubcommand",
+    "main",
+    "parse_command",
+    "log_traceback",
+]
 
 log = logging.getLogger("headrace.envs")
 
 #: Headrace's own files, which are no author's code.
 PACKAGE = Path(__file__).resolve().parents[1]
-PORT, URL = "--port", f"--{ENV}.rollout_server_url"
 EXAMPLES = """\
 precedence: flags, then the file of --config, then the environment's own defaults
 
 examples:
   {prog} serve --port 8000 --openai.base_url http://localhost:9001/v1 --openai.model_name MODEL
   {prog} process --env.total_steps 20 --env.group_size 4 --openai.base_url http://localhost:9001/v1
-  {prog} evaluate --config FILE.yaml
-"""
-
-
-@cache
-def console() -> Console:
-    """The console of progress and logs, on stderr; results are printed on stdout."""
-    return Console(stderr=True)
-
-
-class EnvSubcommand:
-    """One command of one environment; its docstring is the command's help. An environment changes a command by a
-    subclass, which it returns from `get_cli_serve_config_cls` and its like.
-    """
-
-    summary: ClassVar[str]
-    env_cls: ClassVar[type[EnvCore]]
-
-    def __init__(self, settings: EnvSettings, options: Mapping[str, Any] | None = None) -> None:
-        """`options` are the values of the command's own flags, by name."""
-        self.settings = settings
-        self.options = options or {}
-
-    @classmethod
-    def of(cls, env_cls: type[EnvCore]) -> type[EnvSubcommand]:
-        """This command for an environment."""
-        return type(cls.__name__, (cls,), {"env_cls": env_cls, "__doc__": cls.__doc__})
-
-    @classmethod
-    def defaults(cls) -> tuple[BaseEnvConfig, Servers]:
-        """The configurations before flags and file: those of `config_init`, with the changes of this command."""
-        config, servers = cls.env_cls.config_init()
-        return config.model_copy(update=cls.changes(config)), servers
-
-    @classmethod
-    def changes(cls, config: BaseEnvConfig) -> dict[str, object]:
-        """Fields of the configuration that have other defaults on a command line."""
-        return {
-            "wandb_name": config.wandb_name or cls.env_cls.name,
-            "metrics_path": config.metrics_path or f"data/{cls.env_name()}.metrics.jsonl",
-        }
-
-    @classmethod
-    def env_name(cls) -> str:
-        return cls.env_cls.name or cls.env_cls.__name__
-
-    @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        """Adds flags that only this command has; none by default."""
-
-    def environment(self) -> EnvCore:
-        """An environment with these settings."""
-        found = self.settings
-        return self.env_cls(config=found.env, server_configs=found.servers, slurm=found.slurm, testing=found.testing)
-
-    def run(self) -> None:
-        raise NotImplementedError(f"{type(self).__name__} must define run()")
-
-
-class ServeSubcommand(EnvSubcommand):
-    """Work for a trainer: register at the Trajectory API, roll items out and send scored groups until its steps are
-    done. Ctrl-C ends it with everything sent that is under way; a second one ends it at once.
-    """
-
-    summary = "work for a trainer, through the Trajectory API"
-
-    def run(self) -> None:
-        env = self.environment()
-
-        async def serve() -> None:
-            async with watched(env, "steps", console()):
-                await env.env_manager()
-
-        asyncio.run(serve())
-
-
-class ProcessSubcommand(EnvSubcommand):
-    """Roll out without a trainer: total_steps groups into a JSON lines file, and a page to read them. Ctrl-C ends it
-    with the groups that are under way; a second one ends it at once.
-    """
-
-    summary = "write groups to a file and a page, without a trainer"
-
-    @classmethod
-    def changes(cls, config: BaseEnvConfig) -> dict[str, object]:
-        path = config.data_path_to_save_groups or f"data/{cls.env_name()}.jsonl"
-        return super().changes(config) | {
-            "data_path_to_save_groups": path,
-            "ensure_scores_are_not_same": False,
-            "include_messages": True,
-        }
-
-    def run(self) -> None:
-        env = self.environment()
-        env.process_mode = True
-        env.n_groups_to_process, env.group_size_to_process = env.config.total_steps, env.config.group_size
-
-        async def process() -> None:
-            async with watched(env, "groups", console()):
-                await env.process_manager()
-
-        asyncio.run(process())
-        if env.jsonl_writer is not None:
-            path = env.jsonl_writer.path
-            print(f"{env.counts.groups} groups in {path}, to be read in {path.with_suffix('.html')}")
-
-
-class EvaluateSubcommand(EnvSubcommand):
-    """Evaluate once, and write metrics.json and samples.jsonl."""
-
-    summary = "evaluate once, into metrics.json and samples.jsonl"
-
-    @classmethod
-    def changes(cls, config: BaseEnvConfig) -> dict[str, object]:
-        folder = config.data_dir_to_save_evals or f"data/{cls.env_name()}-evaluation"
-        return super().changes(config) | {"data_dir_to_save_evals": folder}
-
-    def run(self) -> None:
-        env = self.environment()
-        asyncio.run(env._run_evaluate())
-        if env.last_evaluation is not None:
-            print(f"{env.last_evaluation}; in {env.config.data_dir_to_save_evals}")
-
-
-#: Short names, for overrides of the commands.
-Serve, Process, Evaluate = ServeSubcommand, ProcessSubcommand, EvaluateSubcommand
+  {prog} evaluate --config FILE.yaml"""
+#: Headings of the help, in their order.
+THIS_ENV, EVERY_ENV, SERVER = (
+    Group(name, sort_key=10 + at)
+    for at, name in enumerate(("this environment", "every environment", "its rollout server"))
+)
+#: How None is written on a command line, where a field takes it.
+NONE = ("None", "none", "null")
+NUMBERS = (int, float)
+#: Origins of types that are neither a list nor a mapping.
+PLAIN_ORIGINS = (None, Union, UnionType, Literal, Annotated)
+#: Fields whose names end so are secret: the help does not show their values.
+SECRET_SUFFIX = "key"
+#: Characters of a default in the help; a longer one is cut.
+MAX_DEFAULT_CHARS = 60
 
 
 def main(
@@ -216,68 +132,6 @@ def _prog() -> str:
     return f"python {Path(sys.argv[0]).name}"
 
 
-def parse_command(
-    env_cls: type[EnvCore], args: Sequence[str], prog: str, more: Mapping[str, type[EnvSubcommand]]
-) -> EnvSubcommand:
-    """The command that the arguments name, with its settings. Exits on --help; raises `Usage` or `InvalidInput`."""
-    commands: dict[str, type[EnvSubcommand]] = {
-        "serve": env_cls.get_cli_serve_config_cls(),
-        "process": env_cls.get_cli_process_config_cls(),
-        "evaluate": env_cls.get_cli_evaluate_config_cls(),
-        **more,
-    }
-    parser = Parser(
-        prog=prog,
-        description=env_cls.__doc__ or f"The environment {env_cls.name or env_cls.__name__}.",
-        epilog=EXAMPLES.format(prog=prog),
-        formatter_class=Formatter,
-        allow_abbrev=False,
-    )
-    parsers = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
-    for name, kind in commands.items():
-        usage = f"{prog} {name} [--config FILE] [--{ENV}.NAME VALUE]... [--{OPENAI}.NAME VALUE]..."
-        made = parsers.add_parser(name, usage=usage, help=kind.summary, formatter_class=Formatter, allow_abbrev=False)
-        made.description = kind.__doc__
-        _add_arguments(made, kind)
-    found = vars(parser.parse_args(list(args)))
-    chosen = commands[found["command"]]
-    return chosen(_settings(chosen, found), found)
-
-
-def _add_arguments(parser: Parser, kind: type[EnvSubcommand]) -> None:
-    """Adds the flags of a command."""
-    config, servers = kind.defaults()
-    kind.add_arguments(parser)
-    parser.add_argument("--config", metavar="FILE", type=Path, help=f"YAML or JSON with {ENV}:, {OPENAI}: and the rest")
-    parser.add_argument(PORT, metavar="N", type=int, help=f"short for {URL} http://localhost:N")
-    for name in SWITCHES:
-        says = ServerManagerConfig.model_fields[name].description
-        parser.add_argument(f"--{name}", metavar="true|false", nargs="?", const="true", help=says)
-    own = type(config).model_fields.keys() - BaseEnvConfig.model_fields.keys()
-    if own:
-        add_flags(parser.add_argument_group("this environment"), ENV, config, own)
-    add_flags(parser.add_argument_group("every environment"), ENV, config, BaseEnvConfig.model_fields.keys())
-    add_flags(parser.add_argument_group("its rollout server"), OPENAI, changed_server(servers))
-
-
-def _settings(kind: type[EnvSubcommand], found: Mapping[str, Any]) -> EnvSettings:
-    config, servers = kind.defaults()
-    env = given_flags(found, ENV, type(config))
-    if found["port"] is not None:
-        if "rollout_server_url" in env:
-            raise Usage(f"{PORT} is short for {URL}: give one of them")
-        env["rollout_server_url"] = f"http://localhost:{found['port']}"
-    path = found["config"]
-    given = GivenSettings(
-        file=read(path) if path is not None else {},
-        source=str(path),
-        env=env,
-        openai=given_flags(found, OPENAI, type(changed_server(servers))),
-        switches={name: found[name] for name in SWITCHES if found[name] is not None},
-    )
-    return merge_settings(config, servers, given)
-
-
 def _configure_logging() -> None:
     """Log lines go above the live view on a terminal, and are plain lines elsewhere."""
     if console().is_terminal:
@@ -285,3 +139,138 @@ def _configure_logging() -> None:
         logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
     else:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+def parse_command(
+    env_cls: type[EnvCore], args: Sequence[str], prog: str, more: Mapping[str, type[EnvSubcommand]]
+) -> EnvSubcommand:
+    """The command that the arguments name, with its settings. Exits on --help, and with one line where there is no such
+    command or flag; raises `Usage` or `InvalidInput` for wrong values.
+    """
+    page = inspect.cleandoc(env_cls.__doc__ or f"The environment {env_cls.name or env_cls.__name__}.")
+    app = group(prog, page, {}, examples=EXAMPLES.format(prog=prog))
+    commands: dict[str, type[EnvSubcommand]] = {
+        "serve": env_cls.get_cli_serve_config_cls(),
+        "process": env_cls.get_cli_process_config_cls(),
+        "evaluate": env_cls.get_cli_evaluate_config_cls(),
+        **more,
+    }
+    for at, (name, kind) in enumerate(commands.items()):
+        usage = f"{prog} {name} [--config FILE] [--{ENV}.NAME VALUE]... [--{OPENAI}.NAME VALUE]..."
+        options: dict[str, Any] = {"usage": usage, "help": kind.summary, "sort_key": at}
+        # Flags are many: a command that is not asked for is a line of the list.
+        app.command(_app(name, kind, **options) if name in args else group(name, "", {}, **options))
+    found: EnvSubcommand | None = run(app, args)
+    if found is None:  # the help was shown
+        sys.exit(OK)
+    return found
+
+
+def _app(name: str, kind: type[EnvSubcommand], **options: Any) -> App:
+    """The app that reads a command's flags and makes the command."""
+    config, servers = kind.defaults()
+
+    def make(values: dict[str, Any]) -> EnvSubcommand:
+        asked = from_flags(kind.options_cls, values)
+        env = given_values(values, ENV, type(config))
+        if asked.port is not None:
+            if "rollout_server_url" in env:
+                raise Usage(f"--port is short for {URL_FLAG}: give one of them")
+            env["rollout_server_url"] = f"http://localhost:{asked.port}"
+        given = GivenSettings(
+            file=read(asked.config) if asked.config is not None else {},
+            source=str(asked.config),
+            env=env,
+            openai=given_values(values, OPENAI, type(changed_server(servers))),
+            switches={name: values[f"--{name}"] for name in SWITCHES if f"--{name}" in values},
+        )
+        return kind(merge_settings(config, servers, given), asked)
+
+    own = type(config).model_fields.keys() - BaseEnvConfig.model_fields.keys()
+    flags = [
+        *model_flags(kind.options_cls),
+        *(_flag(f"--{name}", ServerManagerConfig.model_fields[name]) for name in SWITCHES),
+        *config_flags(ENV, config, THIS_ENV, own),
+        *config_flags(ENV, config, EVERY_ENV, BaseEnvConfig.model_fields.keys()),
+        *config_flags(OPENAI, changed_server(servers), SERVER),
+    ]
+    return flags_app(name, inspect.getdoc(kind) or "", flags, make, **options)
+
+
+# -- flags of a configuration ------------------------------------------------------------------------------------------
+
+
+def config_flags(prefix: str, defaults: BaseModel, group: Group, names: Collection[str] | None = None) -> list[Flag]:
+    """A flag for each of the model's fields, or of those named, with this environment's defaults in the help."""
+    return [
+        _flag(f"--{prefix}.{'.'.join(path)}", field, group, _default(defaults, path))
+        for path, field in fields(type(defaults))
+        if names is None or path[0] in names
+    ]
+
+
+def given_values(values: Mapping[str, Any], prefix: str, model: type[BaseModel]) -> dict[str, Any]:
+    """The values of the given flags, nested as the model's fields are: text where the field takes text, and read as
+    YAML where it takes a list or a mapping. Raises `InvalidInput` for invalid YAML.
+    """
+    named = ((path, f"--{prefix}.{'.'.join(path)}", field) for path, field in fields(model))
+    return nested((path, _value(name, values[name], field.annotation)) for path, name, field in named if name in values)
+
+
+def _flag(name: str, field: FieldInfo, group: Group = OPTIONS, default: str = "") -> Flag:
+    kind, placeholder = _form(field.annotation)
+    return Flag(name, field.description or "", kind, placeholder, default, group=group)
+
+
+def _form(annotation: Any) -> tuple[Any, str]:
+    """The kind of a field's flag, and the placeholder of its value in the help."""
+    plain = [kind for kind in (_members(annotation) or (annotation,)) if kind is not type(None)]
+    if annotation is bool or bool in plain:
+        return bool | str, "[true|false]"
+    for kind in [annotation, *plain]:
+        if get_origin(kind) is Literal:
+            return Literal[tuple(map(str, get_args(kind)))], ""
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            return Literal[tuple(str(member.value) for member in kind)], ""
+    if all(kind in NUMBERS for kind in plain):
+        return str, "N"
+    if Path in plain:
+        return Path, "PATH"
+    return str, "TEXT" if str in plain or Any in plain else "YAML"
+
+
+def _value(name: str, given: str | bool, annotation: Any) -> Any:
+    """The value of a flag, as far as the model that validates it cannot read it from the text."""
+    parts = kinds(annotation)
+    if given in NONE and type(None) in parts:
+        return None
+    if any(kind is str or kind is Any for kind in (annotation, *_members(annotation))):
+        return given
+    if any(_is_container(kind) or get_origin(kind) not in PLAIN_ORIGINS for kind in parts):
+        try:
+            return yaml.safe_load(given)
+        except yaml.YAMLError:
+            raise InvalidInput(f"{name} {given!r} is no list or mapping such as [1, 2] or {{a: 1}}") from None
+    return given
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """The types of a union; none for a list or a mapping, whose inner types do not matter here."""
+    origin = get_origin(annotation)
+    return get_args(annotation) if origin is not None and not _is_container(origin) else ()
+
+
+def _is_container(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, list | dict | tuple | set | frozenset | BaseModel)
+
+
+def _default(values: Any, path: tuple[str, ...]) -> str:
+    """A default as it is typed on a command line, cut where it is long; empty where the help shows none."""
+    for name in path:
+        values = getattr(values, name, None)
+    if values in (None, "") or path[-1].endswith(SECRET_SUFFIX):
+        return ""
+    if isinstance(values, bool):
+        return str(values).lower()
+    text = " ".join(str(values.value if isinstance(values, Enum) else values).split())
+    return text if len(text) <= MAX_DEFAULT_CHARS else f"{text[: MAX_DEFAULT_CHARS - 3]}..."

@@ -34,6 +34,8 @@ class ChatEndpoint(Protocol):
 
 
 class ConversationConfig(BaseEnvConfig):
+    """What every environment of conversations has: lengths, temperature, evaluation, seed."""
+
     answer_tokens: int = Field(512, ge=1, description="most tokens of one answer")
     temperature: float = Field(1.0, ge=0, description="temperature of rollouts; evaluations have 0")
     eval_items: int = Field(32, ge=1, description="items of an evaluation")
@@ -41,6 +43,8 @@ class ConversationConfig(BaseEnvConfig):
 
 
 class ConversationEnv(BaseEnv):
+    """An environment of conversations: an author writes `setup`, `get_next_item`, `play` and `held_out`."""
+
     env_config_cls = ConversationConfig
     config: ConversationConfig
 
@@ -58,6 +62,7 @@ class ConversationEnv(BaseEnv):
         return answer.choices[0].message
 
     async def collect_trajectory(self, item: Item) -> tuple[ScoredDataItem, list[Item]]:
+        """One conversation as a scored item, with the tokens that were sampled."""
         tokenizer = self.tokenizer if self.needs_tokenizer else None
         async with self.server.managed_server(tokenizer=tokenizer) as managed:
             messages, score = await self.play(managed, item, temperature=self.config.temperature)
@@ -78,9 +83,11 @@ class ConversationEnv(BaseEnv):
 
     @property
     def needs_server(self) -> bool:
+        """A conversation needs a server, whether or not its address was configured."""
         return True
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Plays every held-out item once at temperature 0, and logs the mean score and the conversations."""
         began, places = time.time(), asyncio.Semaphore(self.config.max_eval_workers)
 
         async def one(item: Item) -> dict[str, Any]:
@@ -97,6 +104,8 @@ class ConversationEnv(BaseEnv):
 
 
 class QuestionsConfig(ConversationConfig):
+    """Where the questions of an environment are, and how many of them are held out."""
+
     path: str | None = Field(None, description="JSON lines file of questions; default: a few that come with it")
     question_key: str = Field("question", description="where a line has its question")
     answer_key: str = Field("answer", description="where a line has its answer")

@@ -66,6 +66,7 @@ class Evaluator:
 
     @property
     def running(self) -> bool:
+        """Whether an evaluation runs."""
         return self.task is not None and not self.task.done()
 
     def begin(self, step: int) -> None:

@@ -47,6 +47,7 @@ class GroupFile:
         append(self._fd, to_json(group) + b"\n")
 
     def close(self) -> None:
+        """Closes the file; more than once does no harm."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -108,6 +108,7 @@ class Manager:
         self._held_since: float | None = None
 
     def wake(self) -> None:
+        """Lets the loop look again at what may start."""
         self._woken.set()
 
     async def run(self) -> None:
@@ -168,6 +169,7 @@ class Manager:
 
     @property
     def rules(self) -> schedule.Rules:
+        """The configuration that decides what may start."""
         config = self._env.config
         return schedule.Rules(
             group_size=config.group_size,
@@ -182,6 +184,7 @@ class Manager:
 
     @property
     def load(self) -> schedule.EnvLoad:
+        """What is under way."""
         items = len(self._env.workers)
         return schedule.EnvLoad(
             running=items - len(self._collected),
@@ -192,11 +195,13 @@ class Manager:
 
     @property
     def may_start(self) -> bool:
+        """Whether an item may start; never before the first status of the API."""
         status = self.poller.status
         return status is not None and schedule.may_start(self.rules, status, self.load)
 
     @property
     def held(self) -> bool:
+        """Whether no work is started, since enough waits for the trainer."""
         return self._held_since is not None
 
     def _note_hold(self, held: bool) -> None:

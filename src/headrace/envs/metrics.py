@@ -285,6 +285,7 @@ class MetricsLog:
         self._write(step, told, {}, prefix)
 
     def close(self) -> None:
+        """Closes every writer; one that fails is logged, and keeps none of the others open."""
         for writer in (*self._writers, *((self._wandb,) if self._wandb is not None else ())):
             try:
                 writer.close()

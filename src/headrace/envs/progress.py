@@ -69,6 +69,7 @@ class ProgressView:
             self._tell()
 
     def update(self, standing: ProgressState) -> None:
+        """Shows this progress: at once on a terminal, elsewhere as a line where it is time for one."""
         if self._live is not None:
             self._live.update(self._panel(standing), refresh=True)
             return
@@ -125,6 +126,7 @@ class Scores:
         self.means: deque[float] = deque(maxlen=CURVE_UPDATES)
 
     def update(self) -> None:
+        """Adds the mean of the sequences since the last update, where there are any."""
         new = self._counts.sequences - self._sequences
         if new:
             self.means.append((self._counts.scores - self._sum) / new)
@@ -132,6 +134,7 @@ class Scores:
 
     @property
     def recent(self) -> str:
+        """The mean of the latest updates as text; a dash before the first."""
         last = list(self.means)[-MEAN_UPDATES:]
         return f"{sum(last) / len(last):.3f}" if last else "-"
 

@@ -55,6 +55,7 @@ class GroupPost:
 
     @property
     def name(self) -> str:
+        """The name of its file: numbered in the order of posts, with its groups and its key."""
         return f"{self.number:012}-{self.groups}-{self.key}.json"
 
 
@@ -92,6 +93,7 @@ class GroupSpool:
 
     @property
     def memory_full(self) -> bool:
+        """Whether posts in memory take all that they may."""
         return self._in_memory >= MAX_IN_MEMORY_BYTES
 
     def add(self, body: bytes, groups: int, key: str) -> GroupPost:
@@ -118,6 +120,7 @@ class GroupSpool:
             self._forget(post)
 
     def read(self, post: GroupPost) -> bytes:
+        """A post's body, from memory or from its file."""
         return post.body if post.body is not None else (self.folder / post.name).read_bytes()
 
     def done(self, post: GroupPost) -> None:
@@ -146,6 +149,7 @@ class GroupSpool:
             post.body = None
 
     def close(self) -> None:
+        """Unlocks the folder, and removes a temporary one in which no post is left."""
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         os.close(self._lock)
         if self._temporary and {path.name for path in self.folder.iterdir()} <= {"lock"}:

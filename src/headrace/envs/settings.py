@@ -1,30 +1,22 @@
 """What an environment runs with: flags win over the file, the file over `config_init`.
 
-`--env.group_size 8` is the flag of the field `group_size` of the model behind `env`. Its value stays text where the
-field takes text, and is read as YAML (`[1, 2]`, `{a: 1}`) where it takes a list or a mapping; the model validates it
-together with the other values. An invalid value is reported by where it was given: a flag, or a file and a key. A name
-that is close to a known one is an error; an unknown key of a file that is close to none is a warning.
+The model validates the merged values together. An invalid value is reported by where it was given: a flag, or a file
+and a key. A name that is close to a known one is an error; an unknown key of a file that is close to none is a warning.
 """
 
 from __future__ import annotations
 
-import argparse
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 
 from headrace.data.errors import InvalidInput
 from headrace.envs.server.config import APIServerConfig, ServerBaseline
 from headrace.envs.types import BaseEnvConfig
-from headrace.files import FieldPath, dotted, explained, kinds, nearest
+from headrace.files import FieldPath, dotted, explained, nearest
 
 log = logging.getLogger("headrace.envs")
 
@@ -36,114 +28,6 @@ Values = Mapping[str, Any]
 ENV, OPENAI = "env", "openai"
 #: Settings beside the sections.
 SWITCHES = ("slurm", "testing")
-#: How None is written on a command line, where a field takes it.
-NONE = ("None", "none", "null")
-NUMBERS = (int, float)
-#: Origins of types that are neither a list nor a mapping.
-PLAIN_ORIGINS = (None, Union, UnionType, Literal, Annotated)
-#: Fields whose names end so are secret: the help does not show their values.
-SECRET_SUFFIX = "key"
-#: Characters of a default in the help; a longer one is cut.
-MAX_DEFAULT_CHARS = 60
-
-
-def add_flags(
-    group: argparse._ArgumentGroup, prefix: str, defaults: BaseModel, names: Collection[str] | None = None
-) -> None:
-    """Adds a flag for each of the model's fields, or of those named, with this environment's defaults in the help."""
-    for path, field in _fields(type(defaults)):
-        if names is not None and path[0] not in names:
-            continue
-        flag = f"--{prefix}.{'.'.join(path)}"
-        says = (field.description or "").replace("%", "%%")
-        default = _reached(defaults, path)
-        if default not in (None, "") and not path[-1].endswith(SECRET_SUFFIX):
-            says = f"{says} (default: {_typed(default).replace('%', '%%')})".lstrip()
-        options: dict[str, Any] = {"nargs": "?", "const": "true"} if _is_bool(field.annotation) else {}
-        group.add_argument(
-            flag, dest=flag, default=argparse.SUPPRESS, help=says, metavar=_metavar(field.annotation), **options
-        )
-
-
-def given_flags(found: Mapping[str, Any], prefix: str, model: type[BaseModel]) -> dict[str, Any]:
-    """The values of the given flags, nested as the model's fields are. Raises `InvalidInput` for invalid YAML."""
-    values: dict[str, Any] = {}
-    for path, field in _fields(model):
-        flag = f"--{prefix}.{'.'.join(path)}"
-        if flag in found:
-            inner = values
-            for name in path[:-1]:
-                inner = inner.setdefault(name, {})
-            inner[path[-1]] = _value(flag, found[flag], field.annotation)
-    return values
-
-
-def _fields(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """Every field with its path; for a field that is a model, its fields."""
-    for name, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _fields(field.annotation, (*above, name))
-        else:
-            yield (*above, name), field
-
-
-def _value(flag: str, text: str, annotation: Any) -> Any:
-    parts = kinds(annotation)
-    if text in NONE and type(None) in parts:
-        return None
-    if any(kind is str or kind is Any for kind in (annotation, *_members(annotation))):
-        return text
-    if any(_is_container(kind) or get_origin(kind) not in PLAIN_ORIGINS for kind in parts):
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise InvalidInput(f"{flag} {text!r} is no list or mapping such as [1, 2] or {{a: 1}}") from None
-    return text
-
-
-def _members(annotation: Any) -> tuple[Any, ...]:
-    """The types of a union; none for a list or a mapping, whose inner types do not matter here."""
-    origin = get_origin(annotation)
-    return get_args(annotation) if origin is not None and not _is_container(origin) else ()
-
-
-def _is_container(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, list | dict | tuple | set | frozenset | BaseModel)
-
-
-def _is_bool(annotation: Any) -> bool:
-    return annotation is bool or bool in _members(annotation)
-
-
-def _metavar(annotation: Any) -> str:
-    """The placeholder of the value in the help."""
-    plain = [kind for kind in (_members(annotation) or (annotation,)) if kind is not type(None)]
-    if _is_bool(annotation):
-        return "true|false"
-    for kind in [annotation, *plain]:
-        if get_origin(kind) is Literal:
-            return f"{{{','.join(map(str, get_args(kind)))}}}"
-        if isinstance(kind, type) and issubclass(kind, Enum):
-            return f"{{{','.join(str(member.value) for member in kind)}}}"
-    if all(kind in NUMBERS for kind in plain):
-        return "N"
-    if Path in plain:
-        return "PATH"
-    return "TEXT" if str in plain or Any in plain else "YAML"
-
-
-def _reached(values: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        values = getattr(values, name, None)
-    return values
-
-
-def _typed(value: Any) -> str:
-    """A value as it is typed on a command line, cut where it is long."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = " ".join(str(value.value if isinstance(value, Enum) else value).split())
-    return text if len(text) <= MAX_DEFAULT_CHARS else f"{text[: MAX_DEFAULT_CHARS - 3]}..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +52,7 @@ class GivenSettings:
 
     @property
     def file_env(self) -> Values:
+        """The file's configuration of the environment. Raises `InvalidInput` where it is no mapping."""
         found = self.file.get(ENV) or {}
         if not isinstance(found, Mapping):
             raise InvalidInput(f"{self.source}: {ENV} must be a mapping such as {{group_size: 8}}")

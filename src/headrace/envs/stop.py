@@ -33,6 +33,7 @@ class StopRequest:
         self._unheard = False
 
     def request(self) -> None:
+        """Asks for the end; the second time, for an end at once."""
         if self.asked.is_set():
             self.forced.set()
         self.asked.set()

@@ -40,6 +40,8 @@ UUID = str
 
 
 class Message(TypedDict, total=False):
+    """A message of a conversation, with a reward where one belongs to it."""
+
     role: Required[Literal["system", "user", "assistant", "tool"]]
     content: Required[Content]
     reward: float | None
@@ -93,6 +95,8 @@ class EvalHandlingEnum(Enum):
 
 
 class AgentStep(TypedDict, total=False):
+    """One step of an agent in a game."""
+
     step: int
     messages: list[Message]
     reward: float
@@ -110,6 +114,8 @@ class Observation(TypedDict):
 
 
 class GameStep(TypedDict):
+    """One step of a game: what an agent saw and did, and what came of it."""
+
     step: int
     agent_id: str
     observation: Observation
@@ -124,12 +130,16 @@ GameHistory = list[GameStep]
 
 
 class EvaluationConfigGeneral(TypedDict):
+    """What an evaluation ran with, and how long it took."""
+
     total_evaluation_time_seconds: str
     model_name: str | None
     generation_parameters: dict[str, Any]
 
 
 class EvaluationResults(TypedDict):
+    """An evaluation's metrics by name."""
+
     all: dict[str, float]
 
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from headrace.command_line import INTERRUPTED
+from headrace.processes import INTERRUPTED
 
 A = TypeVar("A")
 T = TypeVar("T")

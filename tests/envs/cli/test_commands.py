@@ -11,12 +11,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from pydantic import Field
 from tests.envs.api import Api
 from tests.envs.cli import word_env
 from tests.envs.cli.word_env import WordEnv
 
 from headrace.envs import BaseEnvConfig
 from headrace.envs.cli import EnvSubcommand, main
+from headrace.envs.subcommands import CommandOptions
 
 FILE = Path(word_env.__file__)
 
@@ -43,7 +45,7 @@ def test_help_shows_the_commands_and_each_flag_with_this_environments_default(
         main(WordEnv, ["--help"], prog="words")
     top = capsys.readouterr().out
     assert "Say a word." in top
-    assert all(f"\n    {name} " in top for name in ("serve", "process", "evaluate"))
+    assert all(f"\n  {name} " in top for name in ("serve", "process", "evaluate"))
     with pytest.raises(SystemExit, match="0"):
         main(WordEnv, ["process", "--help"], prog="words")
     said = " ".join(capsys.readouterr().out.split())
@@ -75,24 +77,37 @@ def test_a_wrong_command_line_is_one_line_and_code_2(
     assert len(err.splitlines()) == 1
 
 
+class LoudOptions(CommandOptions):
+    suffix: str = Field("", description="what is said at the end")
+
+
 class Louder(WordEnv):
     @classmethod
     def get_cli_process_config_cls(cls) -> type[EnvSubcommand]:
         class Loud(super().get_cli_process_config_cls()):  # type: ignore[misc]
+            options_cls = LoudOptions
+
             @classmethod
             def changes(cls, config: BaseEnvConfig) -> dict[str, object]:
                 return {**super().changes(config), "total_steps": 3}
 
             def run(self) -> None:
-                print(f"{self.settings.env.total_steps} GROUPS")
+                print(f"{self.settings.env.total_steps} GROUPS{self.options.suffix}")
 
         return Loud
 
 
-def test_an_environment_can_change_a_commands_defaults_and_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_environment_can_change_a_commands_defaults_its_flags_and_what_it_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit, match="0"):
-        main(Louder, ["process"], prog="words")
-    assert capsys.readouterr().out == "3 GROUPS\n"
+        main(Louder, ["process", "--suffix", "!"], prog="words")
+    assert capsys.readouterr().out == "3 GROUPS!\n"
+
+
+def test_importing_an_environment_does_not_load_the_library_of_command_lines() -> None:
+    code = "import sys, headrace.envs; sys.exit('cyclopts' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=240).returncode == 0
 
 
 def test_process_writes_groups_a_page_and_metrics(tmp_path: Path) -> None:

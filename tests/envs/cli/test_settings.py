@@ -66,6 +66,14 @@ def test_flags_are_read_as_the_fields_types(ask: Ask) -> None:
     assert found.env.min_batch_allocation == 0.5
 
 
+@pytest.mark.parametrize(
+    ("given", "slurm"), [(["--slurm"], True), (["--slurm", "false"], False), (["--slurm=no"], False)]
+)
+def test_a_flag_of_a_boolean_takes_a_value_or_none(ask: Ask, given: list[str], slurm: bool) -> None:
+    found = ask(*given, "--env.use_wandb", "--testing", "true")
+    assert (found.slurm, found.env.use_wandb, found.testing) == (slurm, True, True)
+
+
 def test_keys_of_a_file_that_are_like_none_are_warned_of_and_change_nothing(
     ask: Ask, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from headrace.cli.common import FolderCommand, TargetCommand, connected, folder_of, megabytes, print_json
-from headrace.command_line import FAILED
-from headrace.commands import command
+from headrace.commands import FAILED, command
 from headrace.pool.journal.scan import Scan
 
 

@@ -21,8 +21,7 @@ from headrace.cli.common import (
     print_rows,
     remark,
 )
-from headrace.command_line import Usage
-from headrace.commands import Positional, command
+from headrace.commands import Positional, Usage, command
 from headrace.data.step import Step
 from headrace.data.trajectory import Trajectory
 from headrace.pool.config import DEFAULT_CHANNEL

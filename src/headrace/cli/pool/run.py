@@ -10,8 +10,7 @@ import msgspec
 from pydantic import BaseModel, Field
 
 from headrace.cli.common import listening_on, log_to_stderr, pool_key, warn_unprotected
-from headrace.command_line import Usage
-from headrace.commands import CommandModel, Positional, command
+from headrace.commands import CommandModel, Positional, Usage, command
 from headrace.extras import require_for
 from headrace.files import read
 from headrace.pool import KEY_VARIABLE

@@ -46,6 +46,7 @@ class Checker:
         return line == "true\n"
 
     def close(self) -> None:
+        """Ends the processes that are idle."""
         while self._idle:
             _end(self._idle.pop())
 

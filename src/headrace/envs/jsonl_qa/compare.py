@@ -40,6 +40,9 @@ def _plain(text: str) -> str:
 
 
 def main(seconds: int) -> None:
+    """Answers each line of stdin, `{said, gold}` as JSON, with true or false. A check that takes more than so many
+    seconds of CPU ends the process; one that runs out of memory is false.
+    """
     logging.disable(logging.CRITICAL)  # math-verify warns that nothing bounds it: the kernel does
     sys.set_int_max_str_digits(0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -15,6 +15,8 @@ SAMPLE = Path(__file__).with_name("sample.jsonl")
 
 
 class JsonlQaConfig(QuestionsConfig):
+    """Where the questions are, and how answers are checked."""
+
     instruction: str = Field(
         "Reason step by step, and put your final answer in \\boxed{}.", description="what stands behind each question"
     )

@@ -28,6 +28,8 @@ Score: N"""
 
 
 class JudgeConfig(QuestionsConfig):
+    """The questions, the judge's server and what it is asked for."""
+
     judge: APIServerConfig = Field(
         default_factory=lambda: APIServerConfig(model_name=""),
         description="the judge's server; without a base_url, the model judges itself",
@@ -64,6 +66,7 @@ class JudgeEnv(ConversationEnv):
         return [*messages, {"role": "assistant", "content": said}], score
 
     async def judged(self, item: Item, answer: str, split: str) -> float:
+        """The judge's verdict on an answer, from 0 to 1. Raises `HeadraceError` where it gives none."""
         case = {"question": item["question"], "answer": answer}
         case |= {"reference answer": item["answer"]} if "answer" in item else {}
         messages = [

@@ -20,6 +20,8 @@ NUMBER = re.compile(r"(?<!\d)\d{1,9}(?!\d)")
 
 
 class NumberGuessConfig(ConversationConfig):
+    """The range of the hidden number, and the guesses of a game."""
+
     largest: int = Field(100, ge=2, description="the hidden number is from 1 to this")
     guesses: int = Field(7, ge=1, description="guesses of a game; binary search needs log2(largest), rounded up")
     answer_tokens: int = Field(64, ge=1, description="most tokens of one guess")
@@ -44,6 +46,7 @@ class NumberGuessEnv(ConversationEnv):
         return [self.game(1 + at * largest // count) for at in range(count)]
 
     def game(self, hidden: int) -> Item:
+        """The item of a hidden number."""
         asked = (
             f"I am thinking of a whole number from 1 to {self.config.largest}. "
             f"Find it in {self.config.guesses} guesses or fewer. Say one number at a time; I answer higher or lower."
@@ -62,6 +65,7 @@ class NumberGuessEnv(ConversationEnv):
         return messages, 0.0
 
     def hint(self, said: str, hidden: int) -> str:
+        """The answer to a wrong guess."""
         guess = guess_of(said)
         if guess is None:
             return f"Say a number from 1 to {self.config.largest}."
@@ -69,5 +73,6 @@ class NumberGuessEnv(ConversationEnv):
 
 
 def guess_of(said: str) -> int | None:
+    """The last number of an answer; None where there is none."""
     found = NUMBER.findall(said)
     return int(found[-1]) if found else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import copy
 import itertools
@@ -12,17 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from pydantic import Field
 
 from headrace.data.errors import HeadraceError
 from headrace.data.json import to_json
 from headrace.envs.base import BaseEnv
-from headrace.envs.cli import EnvSubcommand
 from headrace.envs.groups import RolloutFailed, check_result
 from headrace.envs.probe.model import PolicyAnswer, Script, ScriptedModel
 from headrace.envs.probe.policies import POLICIES, ProbePolicy, answer_of
 from headrace.envs.probe.report import PolicyScores, ProbeReport
 from headrace.envs.server import APIServerConfig, ServerManager, new_group
 from headrace.envs.server.sequences import MASKED
+from headrace.envs.subcommands import CommandOptions, EnvSubcommand
 from headrace.envs.testing.fakes import FakeModelServer, byte_tokenizer
 from headrace.envs.types import BaseEnvConfig
 
@@ -70,6 +70,7 @@ class Trial:
         self._items = 0
 
     async def item(self, item: Any) -> None:
+        """Rolls an item out twice with every policy, and adds what each earned."""
         answer = self._answer(item)
         self._items += 1
         rounds = [await self._round(item, answer) for _ in range(ROUNDS)]
@@ -164,6 +165,7 @@ class Trial:
         return []
 
     def report(self) -> ProbeReport:
+        """What was found. Raises `HeadraceError` where no reward was seen."""
         kept = [one for one in self._outcomes.values() if one.scores or one.error]
         if not any(one.scores for one in kept):
             why = next((f": {one.error}" for one in kept if one.error), "; its groups may all have been dropped")
@@ -189,6 +191,14 @@ def _written(group: dict[str, Any], at: int) -> list[str]:
     return [str(message.get("content") or "").strip() for message in answers]
 
 
+class ProbeOptions(CommandOptions):
+    """The flags of `probe`."""
+
+    items: int = Field(8, description="items to roll out")
+    json_path: Path | None = Field(None, alias="json", description="write the report to this file as JSON")
+    own_tokenizer: bool = Field(False, description="load the environment's tokenizer, and not one of bytes")
+
+
 class ProbeSubcommand(EnvSubcommand):
     """See what the reward pays for, without a model: policies answer that say nothing, echo the prompt, have only the
     form, pad, instruct a judge, or know the answer where an item carries it. Ends with 0 where nothing is wrong with
@@ -196,14 +206,8 @@ class ProbeSubcommand(EnvSubcommand):
     """
 
     summary = "see what its reward pays for, without a model"
-
-    @classmethod
-    def add_arguments(cls, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--items", metavar="N", type=int, default=8, help="items to roll out (default: 8)")
-        parser.add_argument("--json", metavar="FILE", type=Path, help="write the report to this file as JSON")
-        parser.add_argument(
-            "--own-tokenizer", action="store_true", help="load the environment's tokenizer, and not one of bytes"
-        )
+    options_cls = ProbeOptions
+    options: ProbeOptions
 
     @classmethod
     def changes(cls, config: BaseEnvConfig) -> dict[str, object]:
@@ -217,15 +221,14 @@ class ProbeSubcommand(EnvSubcommand):
         }
 
     def run(self) -> None:
-        own = self.options.get("own_tokenizer")
-        shown: dict[str, Any] = {} if own else {"tokenizer": byte_tokenizer()}
+        shown: dict[str, Any] = {} if self.options.own_tokenizer else {"tokenizer": byte_tokenizer()}
         found = self.settings
         # The tokenizer is there before the environment's own __init__ asks for it.
         env_cls = type(self.env_cls.__name__, (self.env_cls,), {"__module__": self.env_cls.__module__, **shown})
         env = env_cls(config=found.env, server_configs=found.servers, slurm=found.slurm, testing=found.testing)
-        report = asyncio.run(probe(env, ScriptedModel(Script(), env.tokenizer), self.options["items"]))
+        report = asyncio.run(probe(env, ScriptedModel(Script(), env.tokenizer), self.options.items))
         print(report)
-        if self.options["json"] is not None:
-            self.options["json"].write_bytes(to_json(report.as_dict(), orjson.OPT_INDENT_2) + b"\n")
+        if self.options.json_path is not None:
+            self.options.json_path.write_bytes(to_json(report.as_dict(), orjson.OPT_INDENT_2) + b"\n")
         if report.findings():
             raise SystemExit(FINDINGS_EXIT_CODE)

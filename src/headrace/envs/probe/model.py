@@ -58,6 +58,7 @@ class PolicyAnswer:
 
     @property
     def whole(self) -> str:
+        """The conversation up to and with this answer: a call that begins with it continues it."""
         return self.call.asked + self.call.joint + self.text
 
 
@@ -127,6 +128,7 @@ class ScriptedModel(FakeModel):
         self._root = asyncio.current_task()
 
     def answer(self, asked: str, kwargs: dict[str, Any]) -> tuple[list[int], str, str]:
+        """The ids, the text and the finish reason of the answer of the policy whose turn it is."""
         task = asyncio.current_task()
         several = (kwargs.get("n") or 1) > 1
         messages = plain_json(kwargs.get("messages"))

@@ -29,9 +29,11 @@ class PolicyScores:
 
     @property
     def mean(self) -> float:
+        """The mean score; raises where there is none."""
         return statistics.fmean(self.scores)
 
     def as_dict(self) -> dict[str, Any]:
+        """The policy's part of the report, as JSON has it."""
         found = {"policy": self.policy, "knows_answer": self.knows, "rollouts": len(self.scores), "error": self.error}
         if self.scores:
             found |= {"mean": self.mean, "min": min(self.scores), "max": max(self.scores)}
@@ -50,6 +52,7 @@ class ProbeReport:
 
     @property
     def floor(self) -> float:
+        """The lowest mean score of a policy."""
         return min(one.mean for one in self._scored())
 
     @property
@@ -59,6 +62,7 @@ class ProbeReport:
 
     @property
     def best_hack(self) -> PolicyScores | None:
+        """The policy without an answer that earned most; None where none has a score."""
         return max(self._scored(knows=False), key=lambda one: one.mean, default=None)
 
     @property
@@ -97,6 +101,7 @@ class ProbeReport:
         return found
 
     def as_dict(self) -> dict[str, Any]:
+        """The report, as JSON has it."""
         best = self.best_hack
         return {
             "environment": self.environment,

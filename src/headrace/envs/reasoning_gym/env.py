@@ -25,6 +25,8 @@ AT_ONCE = 1000
 
 
 class ReasoningGymConfig(ConversationConfig):
+    """Which of the package's tasks is asked, and how."""
+
     task: str = Field("chain_sum", description="one of the package's tasks")
     task_config: dict[str, Any] = Field(default_factory=dict, description="the task's own settings: {max_terms: 3}")
     prompt: str = Field("default", description="one of the package's system prompts")

@@ -25,6 +25,7 @@ class Signal:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def fire(self) -> None:
+        """Wakes everyone who waits at this moment."""
         waiting, self._waiting = self._waiting, set()
         for future in waiting:
             if not future.done():
@@ -63,10 +64,12 @@ class Concurrency:
 
     @property
     def allowed(self) -> int:
+        """Most calls in flight, given how the server coped and the weight; at least one."""
         return max(1, int(self._limit * self.weight))
 
     @property
     def free(self) -> int:
+        """Calls that may start."""
         return max(0, self.allowed - self.in_flight)
 
     def weigh(self, weight: float) -> None:
@@ -99,6 +102,7 @@ class Statistics:
         self.attempts: deque[int] = deque(maxlen=length)
 
     def add(self, seconds: float, attempts: int) -> None:
+        """Adds a call."""
         self.timings.append(seconds)
         self.attempts.append(attempts)
 

@@ -137,6 +137,7 @@ class ReasoningConfig:
 
     @classmethod
     def from_env_config(cls, env_config: Any) -> ReasoningConfig:
+        """The reasoning that an environment's configuration asks for."""
         return cls(
             enabled=getattr(env_config, "thinking_mode", False),
             effort=getattr(env_config, "reasoning_effort", None),
@@ -144,6 +145,7 @@ class ReasoningConfig:
         )
 
     def is_reasoning_kwargs_active(self) -> bool:
+        """Whether requests ask for reasoning."""
         return self.enabled
 
     def build_extra_body(self, base_url: str | None = None, use_max_tokens: bool = False) -> dict[str, Any] | None:
@@ -176,4 +178,5 @@ class ReasoningConfig:
 
 
 def is_official(base_url: str | None) -> bool:
+    """Whether an address is OpenAI's own."""
     return bool(base_url) and OFFICIAL in str(base_url)

@@ -190,11 +190,15 @@ class GatewaySession(ManagedSession):
         self._shown: list[tuple[str, str, SequenceNode]] = []
 
     def reset(self) -> None:
+        """Forgets what was sampled; the gateway's trajectories stay open."""
         super().reset()
         self._history = History()
         self._shown.clear()
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
+        """The gateway's chat completion. What continues an earlier answer goes into its trajectory; anything else opens
+        new ones, one for each answer.
+        """
         given = {**kwargs, "messages": plain_json(kwargs.get("messages"))}
         options = {**(given.get("extra_body") or {}), **given}.get("chat_template_kwargs")
         request = Conversation(read_messages(given["messages"]), plain_json(given.get("tools")), options)
@@ -214,6 +218,9 @@ class GatewaySession(ManagedSession):
         return merge_choices(chats)
 
     async def completion(self, **kwargs: Any) -> TextCompletion:
+        """The gateway's text completion; a prompt that begins with an earlier one and its answer continues that
+        trajectory. Raises `InvalidInput` without a prompt.
+        """
         prompt = kwargs.get("prompt")
         if not prompt:
             raise InvalidInput("prompt is missing: say what is to be completed")
@@ -235,6 +242,7 @@ class GatewaySession(ManagedSession):
         return merge_choices(texts)
 
     async def close(self) -> None:
+        """Completes every trajectory of this session."""
         await asyncio.gather(*(self.server.complete(trajectory) for trajectory in self.trajectories.values()))
 
     async def _called(self, call: Any, kwargs: dict[str, Any], known: GatewayTrajectory | None) -> list[Any]:

@@ -46,14 +46,17 @@ class ServerHarness(APIServer):
         self.tokens_and_logprobs_map: dict[str, TokensAndLogprobs] = {}
 
     def conv_to_dictkey(self, input_message: list[dict[str, Any]]) -> str:
+        """The key of a conversation among the preset responses."""
         return "\n".join(
             f"role:{message['role']}\ncontent:{message['content']}" for message in plain_json(input_message)
         )
 
     def set_desired_response(self, input_message: list[dict[str, Any]], desired_response: ChatCompletion) -> None:
+        """Presets the response to a conversation."""
         self.response_map[self.conv_to_dictkey(input_message)] = desired_response
 
     def set_desired_completion(self, input_message: str, completion: TextCompletion) -> None:
+        """Presets the response to a text prompt."""
         self.response_map[input_message] = completion
 
     def set_tokens_and_logprobs_response(
@@ -64,6 +67,7 @@ class ServerHarness(APIServer):
         output_logprobs_list: list[list[float]],
         finish_reasons: list[str],
     ) -> None:
+        """Presets the tokens and log-probs of the answers to a text prompt."""
         self.tokens_and_logprobs_map[prompt] = (prompt_tokens, output_tokens_list, output_logprobs_list, finish_reasons)
 
     async def check_server_status_task(self, chat_completion: bool = True) -> None:

@@ -66,10 +66,12 @@ class ManagedSession:
 
     @property
     def current_nodes(self) -> list[SequenceNode]:
+        """The current sequences."""
         return self.recorded.nodes
 
     @property
     def sequences(self) -> dict[str, SequenceNode]:
+        """The current sequences by their texts."""
         return {node.full_text: node for node in self.recorded.nodes}
 
     def get_state(self) -> dict[str, Any]:
@@ -79,6 +81,7 @@ class ManagedSession:
         return {"nodes": list(self.recorded.nodes)}
 
     def reset(self) -> None:
+        """Forgets all sequences."""
         self.recorded.clear()
 
 
@@ -111,6 +114,7 @@ class ManagedServer(ManagedSession):
         self._shown.clear()
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
+        """A chat completion of sampled tokens; what continues earlier answers begins with their ids, bit for bit."""
         given = dict(kwargs)
         messages = plain_json(given.pop("messages", None))
         tools, tool_choice = plain_json(given.pop("tools", None)) or [], given.pop("tool_choice", None)
@@ -134,6 +138,7 @@ class ManagedServer(ManagedSession):
         return ChatCompletion(model=self.server.config.model_name, choices=choices)
 
     async def completion(self, **kwargs: Any) -> TextCompletion:
+        """A text completion, of text or of token ids. Raises `InvalidInput` without a prompt."""
         given = dict(kwargs)
         prompt = given.pop("prompt", None)
         if not prompt:
@@ -150,6 +155,7 @@ class ManagedServer(ManagedSession):
         return TextCompletion(model=self.server.config.model_name, choices=choices)
 
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
+        """The server's log-probs of a text, of ids, or of messages as the template renders them."""
         given = dict(kwargs)
         messages = given.pop("messages", None)
         if messages is not None:
@@ -308,7 +314,9 @@ class ManagedServerAdapter:
         self.completions = _Completions(managed_server.completion)
 
     async def post(self, path: str, body: Any = None, cast_to: Any = None) -> NoReturn:
+        """Raises: a session has no other routes."""
         raise NotImplementedError(f"a managed session has no route {path!r}; use chat.completions or completions")
 
     def copy(self, **kwargs: Any) -> NoReturn:
+        """Raises: a session is one conversation."""
         raise NotImplementedError("a managed session cannot be copied; use it as it is")

@@ -89,6 +89,7 @@ class ServerManager:
         await asyncio.gather(*(server.close() for server in self.servers))
 
     async def update_weight(self, weight: float) -> None:
+        """Sets the share of every server's calls that may be in flight, from 0 to 1."""
         for server in self.servers:
             await server.update_weight(weight)
 
@@ -135,9 +136,11 @@ class ServerManager:
     # Calls.
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
+        """A chat completion by the servers that have room; several answers may come of several servers."""
         return await self._split(kwargs, self._router.chat_completion, merge_choices)
 
     async def completion(self, **kwargs: Any) -> TextCompletion:
+        """A text completion, as `chat_completion`."""
         return await self._split(kwargs, self._router.completion, merge_choices)
 
     async def tokens_and_logprobs_completion(self, **kwargs: Any) -> TokensAndLogprobs:
@@ -145,6 +148,7 @@ class ServerManager:
         return await self._split(kwargs, self._router.tokens_and_logprobs_completion, merge_tokens)
 
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
+        """Log-probs of a given text or of ids, by one of the servers."""
         return await self._router.get_logprobs(kwargs)
 
     async def _split(

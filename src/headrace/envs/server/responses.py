@@ -26,21 +26,28 @@ class ResponsePart(BaseModel):
             raise KeyError(name) from None
 
     def get(self, name: str, default: Any = None) -> Any:
+        """A field, or the default where there is none of that name."""
         return getattr(self, name, default)
 
 
 class Function(ResponsePart):
+    """A tool call's function, with its arguments as JSON text."""
+
     name: str
     arguments: str = "{}"
 
 
 class ChatToolCall(ResponsePart):
+    """A call of a tool that the model asked for."""
+
     id: str = ""
     type: str = "function"
     function: Function
 
 
 class ChatCompletionMessage(ResponsePart):
+    """The message of one answer."""
+
     role: str = "assistant"
     content: str | None = None
     refusal: str | None = None
@@ -48,6 +55,8 @@ class ChatCompletionMessage(ResponsePart):
 
 
 class TokenLogprob(ResponsePart):
+    """One sampled token of a chat answer, with its log-prob."""
+
     token: str = ""
     logprob: float | None = None
     bytes: list[int] | None = None
@@ -55,10 +64,14 @@ class TokenLogprob(ResponsePart):
 
 
 class ChoiceLogprobs(ResponsePart):
+    """The log-probs of a chat answer, where they were asked for."""
+
     content: list[TokenLogprob] | None = None
 
 
 class ChatChoice(ResponsePart):
+    """One answer of a chat completion."""
+
     index: int = 0
     message: ChatCompletionMessage
     finish_reason: str | None = None
@@ -66,6 +79,8 @@ class ChatChoice(ResponsePart):
 
 
 class CompletionLogprobs(ResponsePart):
+    """The log-probs of a text answer, where they were asked for: lists with an entry for each token."""
+
     tokens: list[str] | None = None
     token_logprobs: list[float | None] | None = None
     top_logprobs: list[Any] | None = None
@@ -73,6 +88,8 @@ class CompletionLogprobs(ResponsePart):
 
 
 class CompletionChoice(ResponsePart):
+    """One answer of a text completion."""
+
     index: int = 0
     text: str = ""
     finish_reason: str | None = None
@@ -80,6 +97,8 @@ class CompletionChoice(ResponsePart):
 
 
 class CompletionUsage(ResponsePart):
+    """How many tokens a request took."""
+
     prompt_tokens: int = 0
     completion_tokens: int = 0
     total_tokens: int = 0
@@ -101,11 +120,15 @@ class _Head(ResponsePart):
 
 
 class ChatCompletion(_Head):
+    """The response to a chat request."""
+
     object: str = "chat.completion"
     choices: list[ChatChoice]
 
 
 class TextCompletion(_Head):
+    """The response to a text request."""
+
     object: str = "text_completion"
     choices: list[CompletionChoice]
 

@@ -49,6 +49,7 @@ class SequenceNode(BaseModel):
 
     @property
     def written(self) -> str:
+        """The text of all tokens, special ones included."""
         return self._written
 
 
@@ -90,6 +91,7 @@ class SessionSequences:
         return made
 
     def clear(self) -> None:
+        """Forgets all sequences."""
         self.nodes.clear()
 
 
@@ -138,11 +140,13 @@ class UidsBySequence:
         self._known: OrderedDict[bytes, Uids] = OrderedDict()
 
     def add(self, tokens: Sequence[int], uids: Uids) -> None:
+        """Remembers a sequence's uids; may forget the oldest one's."""
         self._known[_key(tokens)] = uids
         while len(self._known) > self._most:
             self._known.popitem(last=False)
 
     def get(self, tokens: Sequence[int]) -> Uids | None:
+        """A sequence's uids; None where they are not known."""
         return self._known.get(_key(tokens))
 
     def with_uids(self, group: Mapping[str, Any]) -> dict[str, Any]:

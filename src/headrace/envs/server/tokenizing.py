@@ -43,12 +43,15 @@ class PlainVocabulary:
         self._need("decode")
 
     def encode(self, text: str) -> list[int]:
+        """A text's ids, without special tokens around it."""
         return list(self.hf.encode(text, add_special_tokens=False))
 
     def encode_prompt(self, text: str) -> list[int]:
+        """A prompt's ids, with the special tokens that the tokenizer adds."""
         return list(self.hf.encode(text, add_special_tokens=True))
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """The text of ids."""
         return str(self.hf.decode(list(ids), skip_special_tokens=skip_special))
 
     def written(self, messages: list[dict[str, Any]]) -> str:
@@ -76,15 +79,18 @@ class Tokenizing:
         self._renderers: dict[int, Renderer] = {}
 
     def use(self, tokenizer: Any) -> None:
+        """Takes this tokenizer in place of the configured one; None changes nothing."""
         if tokenizer is not None:
             self._tokenizer = tokenizer
 
     @property
     def known(self) -> bool:
+        """Whether a tokenizer was given or loaded."""
         return self._tokenizer is not None
 
     @property
     def tokenizer(self) -> Any:
+        """The model's tokenizer, loaded where none was given. Raises `NoTokenizer`."""
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(self._name, self._option)
         return self._tokenizer
@@ -99,6 +105,7 @@ class Tokenizing:
         return self._vocabularies[id(tokenizer)]
 
     def renderer(self, vocabulary: Vocabulary) -> Renderer:
+        """The renderer of a vocabulary's chat template, made once."""
 
         if id(vocabulary) not in self._renderers:
             self._renderers[id(vocabulary)] = load_renderer(vocabulary)

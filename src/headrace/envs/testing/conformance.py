@@ -45,6 +45,8 @@ WORDS = ["yes", "no", "1", "2", "3", "4", "5", "higher", "lower", "the answer is
 
 
 class EnvConformance:
+    """The tests that an environment must pass: a subclass names it (`env_cls`), and pytest runs them."""
+
     env_cls: ClassVar[type[BaseEnv]]
     #: Overrides of the environment's own configuration.
     fields: ClassVar[dict[str, Any]] = {}
@@ -65,6 +67,7 @@ class EnvConformance:
         return byte_tokenizer()
 
     def make_env(self, config: BaseEnvConfig, server_configs: Any) -> BaseEnv:
+        """The environment of this configuration; override it where it takes more."""
         return self.env_cls(config, server_configs)
 
     # How the tests are made.
@@ -89,6 +92,7 @@ class EnvConformance:
         return env, model
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine to its end."""
         return asyncio.run(work)
 
     async def rolled_out(self, env: BaseEnv) -> list[tuple[Any, list[dict[str, Any]]]]:
@@ -109,6 +113,7 @@ class EnvConformance:
         return found
 
     def groups(self) -> tuple[list[dict[str, Any]], BaseEnv, FakeModel]:
+        """The groups of `items` items, with the environment that made them and its model."""
         env, model = self.made()
         return [group for _, groups in self.run(self.rolled_out(env)) for group in groups], env, model
 

@@ -149,6 +149,7 @@ class FakeTrainer(ApiClient):
         self.left = False
 
     async def get(self, path: str, body: Any = None) -> dict[str, Any]:
+        """What the API would answer to a GET; every group that came in is a step."""
         answers: dict[str, dict[str, Any]] = {
             "/info": {"batch_size": BATCH_SIZE, "max_token_len": -1},
             "/wandb_info": {"group": None, "project": None},
@@ -164,6 +165,7 @@ class FakeTrainer(ApiClient):
         return answers[path]
 
     async def post(self, path: str, body: Any) -> dict[str, Any]:
+        """What the API would answer to a registration or a goodbye."""
         if path == "/disconnect-env":
             self.left = True
             return {"status": "success"}
@@ -178,6 +180,7 @@ class FakeTrainer(ApiClient):
         }
 
     async def post_groups(self, path: str, body: bytes, key: str) -> dict[str, Any]:
+        """Takes groups, or raises `ApiRefused` for those that the API would not take."""
         many = path == "/scored_data_list"
         try:
             read_groups(body) if many else read_group(body)

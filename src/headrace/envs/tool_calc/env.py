@@ -37,6 +37,8 @@ CALCULATOR = {
 
 
 class ToolCalcConfig(ConversationConfig):
+    """How large the problems are, and how many calls of the calculator a conversation has."""
+
     terms: int = Field(3, ge=2, le=20, description="numbers of a problem")
     largest: int = Field(9999, ge=1, le=10**6, description="largest number in a problem")
     calls: int = Field(3, ge=1, description="answers that may call the calculator")
@@ -61,6 +63,7 @@ class ToolCalcEnv(ConversationEnv):
         return [self.problem(chance) for _ in range(self.config.eval_items)]
 
     def problem(self, chance: random.Random) -> Item:
+        """An item: a random expression, and its value."""
         expression = str(chance.randint(1, self.config.largest))
         for _ in range(self.config.terms - 1):
             expression = f"({expression})" if chance.random() < 0.3 and " " in expression else expression
@@ -97,5 +100,6 @@ def called(name: str, arguments: str) -> str:
 
 
 def score_of(said: str, right: str) -> float:
+    """1 where the last number of an answer is the right one, else 0."""
     found = NUMBER.findall(re.sub(r"(?<=\d),(?=\d)", "", said))
     return float(bool(found) and Fraction(found[-1]) == Fraction(right))
