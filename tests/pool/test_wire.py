@@ -88,7 +88,7 @@ def test_an_answer_comes_back_as_what_it_was(value: Any) -> None:
 
 
 def kinds(of: type[HeadraceError] = HeadraceError) -> list[type[HeadraceError]]:
-    return [kind for known in of.__subclasses__() for kind in (known, *kinds(known))]
+    return list(dict.fromkeys(kind for known in of.__subclasses__() for kind in (known, *kinds(known))))
 
 
 @pytest.mark.parametrize("kind", kinds())

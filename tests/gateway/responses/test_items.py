@@ -96,8 +96,9 @@ def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def test_the_whole_request_is_read() -> None:
-    ask = OpenAIResponses().read(json.dumps(REQUEST).encode())
-    assert (ask.previous, ask.must_call, ask.one_call, ask.keep, ask.tops) == ("x", ("add",), True, False, 2)
+    request = OpenAIResponses().read(json.dumps(REQUEST).encode())
+    assert (request.previous, request.required_tools, request.single_tool_call) == ("x", ("add",), True)
+    assert (request.store, request.top_logprobs) == (False, 2)
 
 
 @pytest.mark.parametrize("place", places(REQUEST), ids=lambda place: ".".join(map(str, place)))
