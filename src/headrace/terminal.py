@@ -29,7 +29,7 @@ def braille(values: Sequence[float], width: int, height: int) -> list[str]:
 def labelled_curve(values: Sequence[float], low: float, high: float, width: int, height: int) -> Table:
     """A curve between `low` and `high`, with both beside it; in the middle where they are equal."""
     span = high - low
-    lines = braille([(value - low) / span if span else 0.5 for value in values], width, height)
+    lines = braille([(value - low) / span if span > 0 else 0.5 for value in values], width, height)
     labels = [f"{high:.3g}", *[""] * (height - 2), f"{low:.3g}"]
     grid = Table.grid(padding=(0, 1))
     for label, line in zip(labels, lines, strict=True):

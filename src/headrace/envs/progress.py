@@ -19,7 +19,7 @@ from rich.text import Text
 
 from headrace.envs.core import EnvCore
 from headrace.envs.metrics import Counts
-from headrace.terminal import braille
+from headrace.terminal import figure_table, labelled_curve
 
 #: Characters of the bar and the curve.
 WIDTH, HEIGHT = 60, 6
@@ -89,24 +89,12 @@ class ProgressView:
             Text(str(standing)),
             Text(f"{self._clock() - self._began:.0f} s", style="dim"),
         )
-        figures = Table.grid(padding=(0, 2))
-        figures.add_row(*(Text(name, style="dim") for name in standing.figures))
-        figures.add_row(*(Text(value, style="bold") for value in standing.figures.values()))
-        shown = Group(bar, _curve(standing.scores), figures) if len(standing.scores) > 1 else Group(bar, figures)
-        title = f"{self._title}: mean score" if len(standing.scores) > 1 else self._title
+        figures, title = figure_table(standing.figures.items()), self._title
+        shown = Group(bar, figures)
+        if len(scores := standing.scores) > 1:
+            shown = Group(bar, labelled_curve(scores, min(scores), max(scores), WIDTH, HEIGHT), figures)
+            title = f"{title}: mean score"
         return Panel(shown, title=Text(title), title_align="left", border_style="dim", expand=False)
-
-
-def _curve(scores: Sequence[float]) -> Table:
-    """The scores between their lowest and their highest."""
-    low, high = min(scores), max(scores)
-    width = (high - low) or 1.0
-    lines = braille([(score - low) / width if high > low else 0.5 for score in scores], WIDTH, HEIGHT)
-    labels = [f"{high:.3g}", *[""] * (HEIGHT - 2), f"{low:.3g}"]
-    grid = Table.grid(padding=(0, 1))
-    for label, line in zip(labels, lines, strict=True):
-        grid.add_row(Text(label, style="dim"), Text(line, style="cyan"))
-    return grid
 
 
 #: Seconds between two updates: smooth to watch, and cheap.
