@@ -87,10 +87,6 @@ class Vocabulary:
         text: str = self._backend.to_str()
         return text
 
-    def marked_special(self, token_id: int) -> bool:
-        """Whether a token is special: an end of a turn, and the like."""
-        return token_id in self.special
-
 
 class _Bytes(dict[int, bytes]):
     """Each token's bytes, found out when it is first met."""
