@@ -39,13 +39,13 @@ class AnthropicMessages:
         most = take_max_tokens(fields, "max_tokens")
         if most is None:
             raise BadField("max_tokens is missing; say how many tokens an answer may have", "max_tokens")
-        request = _ask(fields)
+        request = _call_request(fields)
         request.sampling["max_tokens"] = most
         return request
 
     def read_count(self, body: bytes) -> CallRequest:
         """A request of `count_tokens`, which needs no `max_tokens`."""
-        return _ask(read_fields(body))
+        return _call_request(read_fields(body))
 
     def counted(self, tokens: int) -> Any:
         return {"input_tokens": tokens}
@@ -66,7 +66,7 @@ class AnthropicMessages:
         return anthropic.error_body(refusal)
 
 
-def _ask(fields: dict[str, Any]) -> CallRequest:
+def _call_request(fields: dict[str, Any]) -> CallRequest:
     refuse_unbuilt(fields)
     model = take(fields, "model", str, "default", "a string")
     messages = (*read_system(fields.pop("system", None)), *read_messages(fields.pop("messages", None)))
