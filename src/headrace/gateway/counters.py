@@ -76,9 +76,10 @@ class GatewayCounters:
 
     def families(self) -> Iterator[Metric]:
         """What is counted, as Prometheus' metrics."""
+        found: dict[str, list[tuple[dict[str, str], int]]] = {name: [] for name in COUNTERS}
+        for (name, labels), count in sorted(self._counts.items()):
+            found[name].append((dict(zip(COUNTERS[name][1], labels, strict=True)), count))
         for name, (meaning, names) in COUNTERS.items():
-            found = [(labels, n) for (held, labels), n in sorted(self._counts.items()) if held == name]
-            samples = [(dict(zip(names, labels, strict=True)), n) for labels, n in found]
-            yield family(PREFIX + name, "counter", meaning, samples if names or samples else [({}, 0)])
+            yield family(PREFIX + name, "counter", meaning, found[name] if names or found[name] else [({}, 0)])
         seconds = PREFIX + "call_seconds"
         yield histogram(seconds, "how long answered calls took", BUCKETS, self._buckets, self._seconds)
