@@ -101,11 +101,16 @@ class EchoServer(ThreadingHTTPServer):
 
     def __init__(self, address: Any = ("127.0.0.1", 0)) -> None:
         self.ending = threading.Event()
+        self.accepted = 0
         super().__init__(address, type("OwnEcho", (Echo,), {"connections": set()}))
 
     @property
     def address(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.accepted += 1  # in the thread that accepts: in the order in which clients connected
+        super().process_request(request, client_address)
 
     @property
     def connections(self) -> set[Any]:
@@ -271,6 +276,18 @@ def test_a_kept_connection_that_the_server_closed_costs_no_answer(server: EchoSe
     client._kept.connection.sock.shutdown(socket.SHUT_RDWR)
     assert client.request("POST", "/", b"again").json()["body"] == "again"
     client.close()
+    assert server.accepted == 2
+
+
+def test_a_time_out_on_a_kept_connection_is_not_waited_for_twice(server: EchoServer) -> None:
+    client = BlockingHttpClient(server.address, timeout_s=PATIENCE_S, keep_alive=True)
+    client.request("GET", "/")
+    with pytest.raises(NoAnswer, match=r"did not answer /hang within 0\.2 s") as found:
+        client.request("GET", "/hang", timeout_s=SOON_S)
+    assert found.value.timed_out
+    client.request("GET", "/")  # on a connection that is accepted after every earlier one
+    client.close()
+    assert server.accepted == 2, "the request that was late was made again"
 
 
 @both

@@ -28,7 +28,8 @@ class BlockingHttpClient:
 
     With `keep_alive`, each thread keeps its connection for its next request, and a request that fails on a kept
     connection, which the server may have closed meanwhile, is made once more on a new one: it is for requests that may
-    arrive twice. `max_bytes` None reads answers of any size. Redirects are not followed.
+    arrive twice. One whose time is over is not made again. `max_bytes` None reads answers of any size. Redirects are
+    not followed.
     """
 
     def __init__(
@@ -69,12 +70,14 @@ class BlockingHttpClient:
             sent["content-type"] = JSON_TYPE
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         kept = self._take_kept(timeout_s)
-        if kept is not None:
-            try:
-                return self._exchange(kept, method, path, body, sent)
-            except (OSError, http.client.HTTPException):
-                pass
         try:
+            if kept is not None:
+                try:
+                    return self._exchange(kept, method, path, body, sent)
+                except TimeoutError:  # the server is there and late: a new connection would only wait as long again
+                    raise
+                except (OSError, http.client.HTTPException):
+                    pass
             return self._exchange(self._new(timeout_s), method, path, body, sent)
         except TimeoutError as error:
             raise NoAnswer.late(self.address, path, timeout_s) from error
