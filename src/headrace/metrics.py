@@ -21,6 +21,8 @@ from headrace.data.json import to_json
 from headrace.extras import install_command
 from headrace.files import append
 
+log = logging.getLogger("headrace.metrics")
+
 #: Names and values of one step's metrics; `step` is among them.
 Row = dict[str, Any]
 
@@ -123,8 +125,6 @@ class TensorBoard:
     def close(self) -> None:
         self._writer.close()
 
-
-log = logging.getLogger("headrace.metrics")
 
 #: Environment variables that configure how wandb is reached, or that it is not.
 WANDB_VARIABLES = ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")

@@ -16,10 +16,10 @@ from headrace.data.errors import HeadraceError
 from headrace.data.scored import ScoredGroup
 from headrace.pool.calls import AsyncPool
 
+log = logging.getLogger("headrace.api")
+
 #: An environment's id, and a key that it uses.
 Key = tuple[int | None, str]
-
-log = logging.getLogger("headrace.api")
 
 #: Seconds after which keys of answers that arrived are forgotten, all of them in one call to the pool.
 FORGET_AFTER_S = 0.05

@@ -41,6 +41,8 @@ from headrace.pool.scored.types import (
 
 log = logging.getLogger("headrace.api")
 
+T = TypeVar("T")
+
 NOT_REGISTERED = {"status": "error", "message": "Trainer not registered. Call /register first.", "batch": []}
 NOT_STARTED = {"status": "wait for trainer to start"}
 #: Headers of a batch: its name, and whether some of it may have been delivered before.
@@ -69,8 +71,6 @@ HOW_TO_FIT = (
 )
 #: Reasons that are remembered as logged, so that each is logged once; beyond so many all are forgotten.
 MAX_REASONS_LOGGED = 256
-
-T = TypeVar("T")
 
 
 class Routes:

@@ -15,9 +15,10 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+S = TypeVar("S")
+
 #: Whose versions a report names.
 LIBRARIES = ("headrace", "numpy", "msgspec", "orjson", "crc32c", "uvicorn", "starlette", "aiohttp", "ray")
-S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import ParamSpec, TypeVar
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 median = statistics.median
 
 _MB = 1 << 20
@@ -47,10 +50,6 @@ def warm_memory(mb: int) -> None:
     with mmap.mmap(-1, mb * _MB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         for _ in range(mb):
             memory.write(page)
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def in_own_process(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -13,6 +13,8 @@ from starlette.responses import Response
 
 from headrace.data.errors import HeadraceError
 
+M = TypeVar("M", bound=BaseModel)
+
 
 class EngineRequestError(HeadraceError):
     """A request that is answered with an error status."""
@@ -93,7 +95,6 @@ def _short(value: Any) -> Any:
 
 
 Handler = Callable[[Request], Awaitable[Response]]
-M = TypeVar("M", bound=BaseModel)
 
 
 def with_refusals(handler: Handler) -> Handler:

@@ -20,6 +20,10 @@ from headrace.envs.types import BaseEnvConfig
 from headrace.net.async_client import AsyncHttpClient
 from headrace.net.http_answer import JSON_TYPE, BadAddress, NoAnswer
 
+log = logging.getLogger("headrace.envs")
+
+T = TypeVar("T")
+
 #: Environment variable of the key, where the configuration has none.
 KEY_VARIABLE = "HEADRACE_API_KEY"
 #: Bodies of at least so many bytes are compressed; smaller ones gain nothing.
@@ -105,11 +109,6 @@ def _object(data: bytes, where: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ApiAway(f"{where} answered with {type(found).__name__}, not with an object: {shown(found)}")
     return found
-
-
-log = logging.getLogger("headrace.envs")
-
-T = TypeVar("T")
 
 
 class RegistrationReply(msgspec.Struct, frozen=True):

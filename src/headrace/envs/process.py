@@ -193,6 +193,3 @@ async def evaluate(env: EnvCore) -> None:
             await env.evaluate_log(found, start_time=began, end_time=time.time())
     finally:
         await env.close()
-
-
-log = logging.getLogger("headrace.envs")

@@ -25,6 +25,8 @@ from headrace.gateway.errors import Refusal, refusal, too_deep
 
 log = logging.getLogger("headrace.gateway")
 
+T = TypeVar("T")
+
 #: The path of a trajectory's base URL.
 BASE_PATH = "/{trajectory_uid}/{prompt_uid}"
 
@@ -35,7 +37,6 @@ EVENT_STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), 
 WATCH_AFTER_S = 0.02
 
 Handler = Callable[[Request], Awaitable[Any]]
-T = TypeVar("T")
 
 
 def path_uid(request: Request, name: str) -> str:

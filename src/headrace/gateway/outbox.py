@@ -42,6 +42,8 @@ from headrace.pool.operations.submit import SubmitBlock
 from headrace.pool.remote import RemotePool
 from headrace.pool.wire import decode_call, encode_call
 
+log = logging.getLogger("headrace.gateway")
+
 #: Steps and bytes that go in one call: enough that the calls' own cost does not count, little enough to arrive soon.
 MAX_BATCH_STEPS = 256
 MAX_BATCH_BYTES = 16_000_000
@@ -60,8 +62,6 @@ Lost = Callable[[str, int, str, Any], None]
 Submit = Callable[["list[OutboxEntry]"], Awaitable["list[Receipt | None]"]]
 #: Told that an entry is in the pool, or lost.
 Ended = Callable[["OutboxEntry", "Receipt | None"], Awaitable[None]]
-
-log = logging.getLogger("headrace.gateway")
 
 FRAME_MARK = b"\x89hrO\r\n\x1a\n"
 _HEAD = struct.Struct("<8sQI")

@@ -42,6 +42,8 @@ from headrace.tokens.messages import images_of
 from headrace.tokens.parse import THINK_CLOSE
 from headrace.tokens.renderer import PROMPT_TAIL_TOKENS
 
+log = logging.getLogger("headrace.gateway")
+
 #: Characters that are tokenised on the spot. More, about half a millisecond's worth, go to a thread: the tokenizer lets
 #: others run meanwhile, on another core where there is one.
 INLINE_CHARACTERS = 1_500
@@ -57,8 +59,6 @@ MAX_CHECKED_IMAGES = 10_000
 
 #: What templates call the option that switches reasoning on and off.
 THINKING_OPTION = "enable_thinking"
-
-log = logging.getLogger("headrace.gateway")
 
 #: Digests of a conversation, its tools and its template options.
 PromptKey = tuple[bytes, bytes, bytes]

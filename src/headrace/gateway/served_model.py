@@ -31,6 +31,8 @@ from headrace.pool.embedded import DataPool
 from headrace.pool.remote import RemotePool
 from headrace.tokens import Renderer, load_renderer
 
+log = logging.getLogger("headrace.gateway")
+
 
 class RendererCache:
     """Loads renderers; models that name the same folder and family share one."""
@@ -78,8 +80,6 @@ def _load_in_thread(path: str, family: str) -> asyncio.Future[Renderer]:
     threading.Thread(target=load, name="headrace-tokenizer", daemon=True).start()
     return loaded
 
-
-log = logging.getLogger("headrace.gateway")
 
 #: What is waited for before a model takes calls, as `/ready` says it.
 WAITING_FOR_SERVER = "waiting for a rollout server"

@@ -15,6 +15,8 @@ from headrace.tokens.parse import THINK_CLOSE, THINK_OPEN, AnswerDelta, AnswerPa
 from headrace.tokens.vision import Vision
 from headrace.tokens.vocabulary import Detokenizer, Vocabulary
 
+R = TypeVar("R")
+
 Tools = Sequence[Mapping[str, Any]]
 #: Ids before an answer that tell how the prompt ended. A generation prompt has about ten.
 PROMPT_TAIL_TOKENS = 64
@@ -217,8 +219,6 @@ def reasoning_is_open(vocabulary: Vocabulary, prompt: Sequence[int], response: S
 
 #: Renderers kept per model. Options come from agents, so their number must not be an agent's to choose.
 MAX_VARIANTS = 32
-
-R = TypeVar("R")
 
 
 class RendererVariants(Generic[R]):

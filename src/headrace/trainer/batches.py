@@ -33,6 +33,8 @@ from headrace.trainer.stopping import (
     TaskThread,
 )
 
+log = logging.getLogger(__name__)
+
 #: Seconds between two tries at a pool that does not answer: the second comes soon, for a connection that was lost.
 RETRY_DELAYS_S = (0.05, 0.2, 0.5, 1.0)
 #: Seconds that a call which ends a run (an acknowledgement, a batch given back) may take: the end waits for it, and a
@@ -94,8 +96,6 @@ def unreachable_reason(error: Exception) -> str:
     refused = lost.__cause__ if lost is not None else None
     return refused.strerror.lower() if isinstance(refused, OSError) and refused.strerror else str(lost or error)
 
-
-log = logging.getLogger(__name__)
 
 #: Seconds that one wait in the pool lasts; between two, a stop is noticed, and it is told how far the batch is.
 FETCH_WAIT_S = 0.5

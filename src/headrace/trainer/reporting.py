@@ -20,6 +20,8 @@ from headrace.metrics import (
 from headrace.trainer.checkpoint import Progress
 from headrace.trainer.config import LogConfig
 
+log = logging.getLogger(__name__)
+
 #: What the loop does when it has no batch; `RunWatcher.groups` then says how far that is.
 AWAITING_BATCH = "waiting for a batch"
 
@@ -68,8 +70,6 @@ class RunWatcher:
     def ending_at_once(self) -> None:
         """The process exits when this returns."""
 
-
-log = logging.getLogger(__name__)
 
 #: What a row of the metrics counts as left out, by its name there: what it is, and why.
 SKIPPED = {

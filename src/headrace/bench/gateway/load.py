@@ -21,6 +21,8 @@ import uvloop
 
 from headrace.bench.timing import median
 
+R = TypeVar("R")
+
 
 @dataclass(frozen=True, slots=True)
 class GatewaySizes:
@@ -156,7 +158,6 @@ class MessagesAgentDialect:
         return AgentAnswer([kept], answer["content"][0]["text"], answer["usage"]["input_tokens"])
 
 
-R = TypeVar("R")
 JSON = {"content-type": "application/json"}
 #: uvicorn closes a connection that was idle for 5 s; ours goes first, so that none is used as it is closed.
 KEEP_ALIVE_S = 4.0

@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from headrace.data.errors import HeadraceError
 
+Response = TypeVar("Response", "ChatCompletion", "TextCompletion")
+
 
 class ResponsePart(BaseModel):
     """Base of all parts of a response: fields are read by attribute or, as from a dict, by key."""
@@ -135,9 +137,6 @@ class TextCompletion(_Head):
 
 #: (prompt ids, ids of each answer, log-probs of each answer, finish reason of each answer)
 TokensAndLogprobs = tuple[list[int], list[list[int]], list[list[float]], list[str]]
-
-
-Response = TypeVar("Response", ChatCompletion, TextCompletion)
 
 
 def merge_choices(responses: list[Response]) -> Response:

@@ -36,10 +36,10 @@ from headrace.envs.server.sequences import MASKED
 from headrace.envs.testing.fakes import FakeModel, FakeModelServer, FakeTrainer, byte_tokenizer
 from headrace.envs.types import BaseEnvConfig
 
+T = TypeVar("T")
+
 #: By how much a log-prob may exceed 0: float32 sums of probabilities exceed 1 by about so much.
 LOG_PROB_TOLERANCE = 1e-3
-
-T = TypeVar("T")
 
 WORDS = ["yes", "no", "1", "2", "3", "4", "5", "higher", "lower", "the answer is", "not sure", "because"]
 

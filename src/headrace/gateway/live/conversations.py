@@ -40,6 +40,8 @@ from headrace.pool.embedded import DataPool
 from headrace.pool.errors import Gone, NotFound
 from headrace.tokens import RECORD, Conversation, Message, NodeRecord
 
+log = logging.getLogger("headrace.gateway")
+
 #: Where a conversation's metadata says which session it belongs to, and which part of it it is.
 SESSION_FIELD, PART_FIELD = "session", "part"
 #: Calls, and sessions, that are remembered for those who come again.
@@ -49,8 +51,6 @@ MAX_CALLS, MAX_NAMED_SESSIONS = 20_000, 100_000
 POOL_TIMEOUT_S = 5.0
 #: Groups that are listed at a time.
 PAGE_GROUPS = 1_000
-
-log = logging.getLogger("headrace.gateway")
 
 #: Told of each running conversation: its name in the pool, and the trajectories that hold its steps, by model.
 OnConversation = Callable[[str, list[Trajectory]], None]

@@ -16,10 +16,10 @@ from headrace.gateway.gateway import Gateway
 from headrace.gateway.per_model import PerModelTrajectories
 from headrace.pool.embedded import DataPool
 
+log = logging.getLogger("headrace.gateway")
+
 #: The timer's shortest wait, in seconds: many that end at about the same time are ended at once.
 MIN_SWEEP_S = 1.0
-
-log = logging.getLogger("headrace.gateway")
 
 
 class IdleClock:

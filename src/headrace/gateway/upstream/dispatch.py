@@ -44,6 +44,8 @@ from headrace.gateway.upstream.server import UpstreamServer
 from headrace.gateway.upstream.types import SampledChoice, VersionSpans
 from headrace.gateway.upstream.wire import CompletionsWire, EncodedRequest, GenerateWire, SamplingWire, extend_spans
 
+T = TypeVar("T")
+
 #: Statuses that are the server's fault and not the request's: its key, its routes, the model's name.
 DENIED_STATUSES = (401, 403, 404, 405)
 #: Seconds that the end of a stream may take after [DONE]; its connection is then closed and not kept.
@@ -271,8 +273,6 @@ class ServerCall:
     def _failed(self, what: str, kind: str) -> RolloutServerFailed:
         return RolloutServerFailed(f"{self.server.address} {what}", kind)
 
-
-T = TypeVar("T")
 
 #: Kinds of failure after which a server is down until a probe finds it well.
 DOWN_KINDS = frozenset({"unreachable", "status", "denied", "hang", "cut"})

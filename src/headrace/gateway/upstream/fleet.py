@@ -20,6 +20,10 @@ from headrace.gateway.upstream.options import Balancing, UpstreamOptions
 from headrace.gateway.upstream.server import ServerProbe, ServerState, Unfit, UpstreamServer, model_root, normal_address
 from headrace.tokens.vocabulary import Vocabulary
 
+log = logging.getLogger("headrace.gateway.upstream")
+
+C = TypeVar("C", bound="Candidate")
+
 
 class Candidate(Protocol):
     """A server, as far as balancing sees it."""
@@ -29,9 +33,6 @@ class Candidate(Protocol):
 
     @property
     def in_flight(self) -> int: ...
-
-
-C = TypeVar("C", bound=Candidate)
 
 
 class Balancer(Protocol):
@@ -92,8 +93,6 @@ def balancer_of(name: Balancing) -> Balancer:
     found: dict[Balancing, type[Balancer]] = {"round-robin": RoundRobin, "sticky": Sticky, "least-busy": LeastBusy}
     return found[name]()
 
-
-log = logging.getLogger("headrace.gateway.upstream")
 
 #: Seconds between two tries to learn a model's folder: short, since nothing else can start before it is known.
 MODEL_ROOT_RETRY_S = 0.25

@@ -12,6 +12,8 @@ from typing import TypeVar
 
 from headrace.gateway.upstream.errors import RolloutServerFailed
 
+T = TypeVar("T")
+
 
 class Gate:
     """Lets requests through while it is open, and counts those that wait and those in flight."""
@@ -86,9 +88,6 @@ class Gate:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-T = TypeVar("T")
 
 
 class Deadline:

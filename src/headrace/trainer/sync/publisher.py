@@ -24,6 +24,11 @@ from headrace.trainer.sync.http import ServerFailed, ServerHttp, SyncFailed
 from headrace.trainer.sync.servers import HeadraceEngine, RolloutServer, Vllm, identify
 from headrace.trainer.sync.weights import NO_FOLDER, Gap, Probe, WeightDelivery, tolerance
 
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger("headrace.trainer.sync")
+
 
 @dataclass(frozen=True)
 class SyncReport:
@@ -43,12 +48,6 @@ class SyncReport:
     gap_max: float | None = None
     gap_mean: float | None = None
     failed: dict[str, str] = field(default_factory=dict)
-
-
-if TYPE_CHECKING:
-    import torch
-
-log = logging.getLogger("headrace.trainer.sync")
 
 
 class Publisher:
