@@ -231,16 +231,9 @@ class Sessions:
     async def running(self, uid: str, prompt_uid: str, channel: str, *, begin: bool) -> Session:
         """The session of a call; 404 where there is no such trajectory, 409 where it is complete. One that the call
         itself begins is in `channel`; without `begin` it is kept neither here nor in the pool."""
-        session = self._known.get(uid)
+        session = await self._called(uid)
         if session is None:
-            try:
-                session = await self.find(uid)
-            except Gone as error:
-                raise Refusal(f"{error}; begin another trajectory", 409, code="trajectory_complete") from None
-            except NotFound:
-                session = await self._begun(uid, prompt_uid, channel, begin)
-        else:
-            self._known.move_to_end(uid)
+            session = await self._begun(uid, prompt_uid, channel, begin)
         if session.complete:
             raise Refusal(
                 f"trajectory {uid!r} is complete; begin another with /init_trajectory", 409, code="trajectory_complete"
@@ -257,22 +250,28 @@ class Sessions:
     async def for_model(self, session: Session, uid: str, channel: str, *, begin: bool) -> Session:
         """The session that holds what another model samples for an agent's trajectory. With `begin`, one that is not
         there is begun; otherwise it is kept neither here nor in the pool."""
-        known = self._known.get(uid)
-        if known is None:
-            try:
-                known = await self.find(uid)
-            except Gone as error:
-                raise Refusal(f"{error}; begin another trajectory", 409, code="trajectory_complete") from None
-            except NotFound:
-                if not begin:
-                    return Session(uid, session.prompt_uid, channel, session.sampling)
-                await self._flushed(session.uid)
-                agents = await self._pool.trajectory(session.uid, session.channel)
-                await self._pool.open(uid, session.prompt_uid, channel, agents.metadata, agents.n_rollouts)
-                known = self.add(Session(uid, session.prompt_uid, channel, session.sampling))
-        else:
+        known = await self._called(uid)
+        if known is not None:
+            return known
+        if not begin:
+            return Session(uid, session.prompt_uid, channel, session.sampling)
+        await self._flushed(session.uid)
+        agents = await self._pool.trajectory(session.uid, session.channel)
+        await self._pool.open(uid, session.prompt_uid, channel, agents.metadata, agents.n_rollouts)
+        return self.add(Session(uid, session.prompt_uid, channel, session.sampling))
+
+    async def _called(self, uid: str) -> Session | None:
+        """The session, now the last to be forgotten; None where there is none, 409 where its trajectory is gone."""
+        session = self._known.get(uid)
+        if session is not None:
             self._known.move_to_end(uid)
-        return known
+            return session
+        try:
+            return await self.find(uid)
+        except Gone as error:
+            raise Refusal(f"{error}; begin another trajectory", 409, code="trajectory_complete") from None
+        except NotFound:
+            return None
 
     async def find(self, uid: str) -> Session:
         """The session, wherever it is; the pool's `NotFound` or `Gone` where there is none."""
