@@ -1,4 +1,5 @@
-"""Files of every part: configurations that are read, lines that are appended, the folder of caches, models' folders.
+"""Files of every part: configurations that are read, Python files that are imported, lines that are appended, the
+folder of caches, models' folders.
 
 A configuration is YAML, JSON or TOML, read as one mapping and checked by a model. A key that stands twice is refused,
 since one of its two values would be lost without a word. What a model does not know is answered with the nearest name
@@ -9,12 +10,15 @@ from __future__ import annotations
 
 import copy
 import difflib
+import importlib.util
 import json
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar, get_args
 
 import yaml
@@ -108,6 +112,18 @@ def model_folder(model: str | Path) -> Path:
         raise InvalidInput(
             f"there is no folder {Path(model).absolute()}, and no model {model} could be fetched from the hub: {why}"
         ) from error
+
+
+def import_file(path: Path, name: str) -> ModuleType:
+    """Imports a Python file as the module `name`, which is in `sys.modules` from then on. Raises `InvalidInput` where
+    its name is no Python file's, and whatever the file raises."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InvalidInput(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def append(fd: int, data: bytes) -> None:

@@ -16,7 +16,7 @@ from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.envs.base import BaseEnv
 from headrace.envs.cli import log_traceback
 from headrace.extras import extra_of, install_command
-from headrace.files import nearest
+from headrace.files import import_file, nearest
 
 log = logging.getLogger("headrace.envs")
 
@@ -123,13 +123,7 @@ def _of_file(path: Path) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     name = path.stem if _is_free(path) else f"headrace_env_{path.stem.replace('.', '_')}"
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    if spec is None or spec.loader is None:
-        raise InvalidInput(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    return import_file(path.resolve(), name)
 
 
 def _is_free(path: Path) -> bool:

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import copy
 import importlib
-import importlib.util
 import inspect
 import logging
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -22,6 +19,7 @@ import numpy as np
 
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import Step
+from headrace.files import import_file
 from headrace.gateway.counters import GatewayCounters
 
 log = logging.getLogger("headrace.gateway")
@@ -75,24 +73,18 @@ def redacted_step(step: Step) -> Step:
 def load_hook(spec: str) -> RedactionHook:
     """The function that `module:function` or `file.py:function` names."""
     module, _, name = spec.rpartition(":")
+    path = Path(module)
     try:
-        found = _from_file(Path(module)) if module.endswith(".py") else importlib.import_module(module)
+        if module.endswith(".py"):
+            found = import_file(path, f"headrace_redact_{path.stem}")
+        else:
+            found = importlib.import_module(module)
     except Exception as error:  # whatever the user's module does when it is imported
         raise InvalidInput(f"--redact {spec}: {module} cannot be imported: {error!r}") from error
     hook = getattr(found, name, None)
     if not callable(hook):
         raise InvalidInput(f"--redact {spec}: {module} has no function {name!r}")
     return hook  # type: ignore[no-any-return]
-
-
-def _from_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"headrace_redact_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _shown(step: Step) -> Step:
