@@ -1,11 +1,37 @@
-"""What live views in a terminal share: curves drawn with braille characters, and figures below their names."""
+"""What live views in a terminal share: their beginning and end, curves drawn with braille characters, and figures
+below their names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
 
+from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+
+
+class LiveView:
+    """Base of views that are drawn in a terminal while they are entered. Elsewhere `_live` is None: such a view prints
+    lines.
+
+    `options` are those of rich's `Live`, which asks a `get_renderable` among them for its first frame at once.
+    """
+
+    def __init__(self, console: Console, **options: Any) -> None:
+        self._console = console
+        self._live = Live(console=console, **options) if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
 
 
 def braille(values: Sequence[float], width: int, height: int) -> list[str]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -19,7 +18,7 @@ from rich.text import Text
 
 from headrace.envs.core import EnvCore
 from headrace.envs.metrics import Counts
-from headrace.terminal import figure_table, labelled_curve
+from headrace.terminal import LiveView, figure_table, labelled_curve
 
 #: Characters of the bar and the curve.
 WIDTH, HEIGHT = 60, 6
@@ -43,29 +42,22 @@ class ProgressState:
         return f"{self.done} of {self.total} {self.unit}" if self.total >= 0 else f"{self.done} {self.unit}"
 
 
-class ProgressView:
+class ProgressView(LiveView):
     """Shows the state. On a terminal every update is drawn; elsewhere one is printed every `LINE_INTERVAL_S`, where
     something has changed, and the last.
     """
 
     def __init__(self, console: Console, title: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console
+        super().__init__(console, auto_refresh=False)
         self._title = title
         self._clock = clock
         self._began = clock()
         self._told_at = -LINE_INTERVAL_S
         self._told = self._last = ""
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
-
-    def __enter__(self) -> ProgressView:
-        if self._live is not None:
-            self._live.start()
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._live is not None:
-            self._live.stop()
-        elif self._last != self._told:
+        super().__exit__(kind, error, at)
+        if self._live is None and self._last != self._told:
             self._tell()
 
     def update(self, standing: ProgressState) -> None:

@@ -8,16 +8,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from headrace.terminal import figure_table, labelled_curve
+from headrace.terminal import LiveView, figure_table, labelled_curve
 from headrace.trainer.checkpoint import Progress
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.reporting import AWAITING_BATCH, RunWatcher
@@ -32,12 +31,12 @@ TOLD_EVERY_STEPS, TOLD_EVERY_S = 10, 60.0
 BATCH_WAIT_TOLD_AFTER_S, BATCH_WAIT_TOLD_EVERY_S = 5.0, 60.0
 
 
-class TrainView(RunWatcher):
+class TrainView(RunWatcher, LiveView):
     """Shows a run. As a context manager it also shows the log: above the live view, or on stderr."""
 
     def __init__(self, console: Console, config: TrainerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._console, self._config, self._clock = console, config, clock
+        RunWatcher.__init__(self)
+        self._config, self._clock = config, clock
         self._lock = threading.Lock()
         self._began = self._since = clock()
         self._done = 0
@@ -48,24 +47,19 @@ class TrainView(RunWatcher):
         self._told_step, self._told_at = 0, clock()
         self._told_groups, self._told_groups_at = "", 0.0
         self._stopping = ""
-        self._live: Live | None = None
-        if console.is_terminal:
-            self._live = Live(console=console, get_renderable=self._panel, refresh_per_second=FRAMES_PER_S)
+        LiveView.__init__(self, console, get_renderable=self._panel, refresh_per_second=FRAMES_PER_S)
         self._logs: logging.Handler = _Above(self) if self._live is not None else logging.StreamHandler()
         self._logs.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
-    def __enter__(self) -> TrainView:
+    def __enter__(self) -> Self:
         root = logging.getLogger()
         self._level = root.level
         root.setLevel(logging.INFO)
         root.addHandler(self._logs)
-        if self._live is not None:
-            self._live.start()
-        return self
+        return super().__enter__()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._live is not None:
-            self._live.stop()
+        super().__exit__(kind, error, at)
         root = logging.getLogger()
         root.removeHandler(self._logs)
         root.setLevel(self._level)
