@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
 from hashlib import blake2b
+from typing import Any
 
 import torch
 
@@ -118,8 +120,8 @@ class PrefixCache:
         self._each: int = layers * two * heads * BLOCK_TOKENS * width * dtype.itemsize
         self._most = size // (self._each + INDEX_BYTES)
         self._shape = (self._most, layers, two, heads, BLOCK_TOKENS, width)
-        self._options = {"dtype": dtype, "device": device}
-        self._blocks = torch.empty(self._shape, **self._options)
+        self._options: dict[str, Any] = {"dtype": dtype, "device": device}
+        self._blocks = self._reserved()
         self._where: OrderedDict[bytes, int] = OrderedDict()
 
     def __len__(self) -> int:
@@ -140,7 +142,16 @@ class PrefixCache:
         if self._where:
             self._where = OrderedDict()
             self._blocks = torch.empty(0, **self._options)  # the old ones go first: there may be no room for both
-            self._blocks = torch.empty(self._shape, **self._options)
+            self._blocks = self._reserved()
+
+    def _reserved(self) -> torch.Tensor:
+        """Room for all blocks. On a CPU it is a mapping of its own: what it takes goes back to the system with it,
+        whatever torch's allocator, which differs by processor, keeps of what it is given back."""
+        size = self._most * self._each
+        if self._options["device"].type != "cpu" or not size:
+            return torch.empty(self._shape, **self._options)
+        mapped = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(mapped, dtype=self._options["dtype"]).view(self._shape)
 
     def find(self, tokens: list[int], most: int) -> list[int]:
         """The blocks that hold a prefix of `tokens`, of at most `most` tokens."""
