@@ -88,7 +88,7 @@ def test_steps_that_are_handed_out_are_late(pool: Any) -> None:
         (lambda pool: pool.reward("a", 1.0, info={"big": "x" * 2_000_000}), "1048576"),
         (lambda pool: pool.reward_steps("a", {}), "rewards"),
         (lambda pool: pool.reward_steps("a", {0: float("nan")}), "finite"),
-        (lambda pool: pool.reward_steps("a", {-1: 1.0}), "step_index"),
+        (lambda pool: pool.reward_steps("a", {-1: 1.0}), "step index"),
         (lambda pool: pool.reward_steps("a", {0: 1.0}, info={1: {}}), "info"),
         (lambda pool: pool.unscored(limit=0), "limit"),
         (lambda pool: pool.unscored(wait_s=-1), "timeout"),

@@ -79,16 +79,14 @@ class SetStepRewards(_Rewards, frozen=True, kw_only=True):
     info: dict[int, dict[str, Any]] | None = None
 
     def plan(self, state: State, now: float) -> Plan:
-        uid, info = self.trajectory_uid, self.info or {}
-        if not isinstance(self.rewards, dict) or not self.rewards:
-            raise InvalidInput(f"rewards must be a dict of step indices to numbers, not {shown(self.rewards)}")
-        if not isinstance(info, dict) or not info.keys() <= self.rewards.keys():
-            raise InvalidInput(f"info is by step index, of steps that get a reward here, not {shown(info)}")
-        rewards = {
-            check_count(index, "step_index"): check_finite(reward, f"rewards[{index}]")
-            for index, reward in self.rewards.items()
-        }
-        for index in rewards:
+        uid, rewards = self.trajectory_uid, _by_step(self.rewards, "rewards")
+        info = _by_step(self.info or {}, "info")
+        if not rewards:
+            raise InvalidInput("rewards is empty; give a reward by step index, such as {0: 0.3, 1: 0.7}")
+        for index in info.keys() - rewards.keys():
+            raise InvalidInput(f"info speaks of step {index}, which gets no reward here")
+        for index, reward in rewards.items():
+            rewards[index] = check_finite(reward, f"rewards[{index}]")
             _check_about(self.source, info.get(index))
         channel, known = _found(state, uid, self.channel)
         missing = [index for index in rewards if known is not None and index not in known.tree.records]
@@ -136,6 +134,12 @@ def _found(state: State, uid: str, name: str | None) -> tuple[Channel, Trajector
     if known is None and uid not in channel.tombstones:
         raise NotFound(f"no trajectory {uid!r} in channel {channel.name!r}")
     return channel, known
+
+
+def _by_step(given: Any, field: str) -> dict[int, Any]:
+    if not isinstance(given, dict):
+        raise InvalidInput(f"{field} must be a dict by step index, such as {{0: ...}}, not {shown(given)}")
+    return {check_count(index, f"a step index of {field}"): value for index, value in given.items()}
 
 
 def _check_about(source: str | None, info: dict[str, Any] | None) -> None:
