@@ -106,11 +106,32 @@ def _amended(state: State, channel: Channel, fact: f.Amended, block: Block | Non
     channel.amend(trajectory, fact.index, fact.reward, fact.is_last, fact.extra, fact.at)
 
 
+def _scored(state: State, channel: Channel, fact: f.Scored, block: Block | None) -> None:
+    trajectory = channel.trajectories.get(fact.trajectory)
+    if trajectory is None:
+        return state.orphan(fact)
+    there = [given for given in fact.rewards if given[0] in trajectory.tree.records]
+    if len(there) < len(fact.rewards):
+        state.orphan(fact)
+    channel.score(trajectory, there, fact.at)
+
+
 def _completed(state: State, channel: Channel, fact: f.Completed, block: Block | None) -> None:
     trajectory = channel.trajectories.get(fact.trajectory)
     if trajectory is None:
         return state.orphan(fact)
     channel.end(trajectory, fact.last, fact.at)
+
+
+def _failed(state: State, channel: Channel, fact: f.Failed, block: Block | None) -> None:
+    trajectory = channel.trajectories.get(fact.trajectory)
+    if trajectory is None:
+        return state.orphan(fact)
+    if trajectory.group.lease:
+        _set_free(state, channel, trajectory.group, fact)
+    detail = {"trajectory": fact.trajectory, "group": trajectory.group.uid, "steps": len(trajectory.tree)}
+    state.record("failed", channel.name, fact.at, **detail, reason=fact.reason, quarantined=fact.quarantine)
+    channel.fail(trajectory, fact.reason, fact.at, quarantine=fact.quarantine)
 
 
 def _late_reward(state: State, channel: Channel, fact: f.LateReward, block: Block | None) -> None:
@@ -302,7 +323,9 @@ _APPLY: dict[type, Callable[..., None]] = {
     f.Appended: _appended,
     f.Refused: _refused,
     f.Amended: _amended,
+    f.Scored: _scored,
     f.Completed: _completed,
+    f.Failed: _failed,
     f.LateReward: _late_reward,
     f.HandedOut: _handed_out,
     f.StepsHandedOut: _steps_handed_out,

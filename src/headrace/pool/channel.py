@@ -6,15 +6,16 @@ and every step ever taken in exactly one column of the ledger.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heappop
 
 from headrace.data.block import Record
 from headrace.pool.config import ChannelConfig
-from headrace.pool.groups import OPEN, GroupState, Lease, Tombstone, TrajectoryState, is_quarantined, quarantined_steps
-from headrace.pool.single_steps import SingleSteps
+from headrace.pool.dropping import Dropping, uncount
+from headrace.pool.groups import OPEN, GroupState, Lease, TrajectoryState
 
 
-class Channel(SingleSteps):
+class Channel(Dropping):
     """One channel: its groups, trajectories, leases and ledger, changed by what facts say."""
 
     # -- configuration -----------------------------------------------------------------------------------------------
@@ -115,6 +116,8 @@ class Channel(SingleSteps):
             self.end(trajectory, head.step_index, at)
         elif trajectory.last != OPEN:
             self.count_if_complete(trajectory, at)
+        if self.unscored is not None or self.unscored_steps is not None:
+            self.update_unscored(trajectory, (head.step_index,))
         if group.broken:
             self._end_if_consumed(group)
 
@@ -127,6 +130,7 @@ class Channel(SingleSteps):
         if last in records:
             records[last].head.is_last = True
         trajectory.completed_at = at
+        self.update_unscored(trajectory, ())
         self.count_if_complete(trajectory, at)
 
     def count_if_complete(self, trajectory: TrajectoryState, at: float) -> None:
@@ -164,19 +168,31 @@ class Channel(SingleSteps):
         at: float,
     ) -> None:
         """Changes a step that is there: a reward, its end, or its `extra` as a whole."""
-        record = trajectory.tree.records[index]
         if extra is not None:
-            record.head.extra = extra
+            trajectory.tree.records[index].head.extra = extra
         if reward is not None:
-            record.head.reward = reward
-            trajectory.rewarded = True
-            if self.single_steps is not None:
-                self._offer(trajectory, index)
+            self._reward(trajectory, index, reward)
         if is_last:
             self.end(trajectory, index, at)
         else:
             self.count_if_complete(trajectory, at)
         trajectory.group.touched = at
+
+    def score(self, trajectory: TrajectoryState, rewards: Iterable[tuple[int, float, bytes | None]], at: float) -> None:
+        """Gives steps that are there their rewards, as (index, reward, extra), before the trajectory may count."""
+        for index, reward, extra in rewards:
+            if extra is not None:
+                trajectory.tree.records[index].head.extra = extra
+            self._reward(trajectory, index, reward)
+        self.count_if_complete(trajectory, at)
+        trajectory.group.touched = at
+
+    def _reward(self, trajectory: TrajectoryState, index: int, reward: float) -> None:
+        trajectory.tree.records[index].head.reward = reward
+        trajectory.rewarded = True
+        if self.single_steps is not None:
+            self._offer(trajectory, index)
+        self.update_unscored(trajectory, (index,))
 
     # -- hand-out ------------------------------------------------------------------------------------------------------
 
@@ -192,10 +208,12 @@ class Channel(SingleSteps):
             if leased:
                 group.lease = lease.id
                 self._move(group, leased=True)
+                self.update_unscored_in(group)
             else:
                 self.consume(group)
         for trajectory, index in lease.steps:
             self._lease_step(trajectory, index)
+            self.update_unscored(trajectory, (index,))
             if not leased:
                 self._consume_step(trajectory, index)
         if leased:
@@ -231,6 +249,7 @@ class Channel(SingleSteps):
             if self.open_groups.setdefault(group.uid, group) is group:
                 self.expected_late.cancel(group.uid)
             self.update_ready(group)
+            self.update_unscored_in(group)
             for trajectory in group.trajectories.values():
                 for index in trajectory.tree.records:
                     self._offer(trajectory, index)
@@ -245,6 +264,7 @@ class Channel(SingleSteps):
             self.ledger.queued += 1
             self._add_waiting_again(trajectory.group)
             self._offer(trajectory, index)
+            self.update_unscored(trajectory, (index,))
             self._rejoin(trajectory.group)
         self.ledger.counts["redelivered"] += len(lease.groups) + len(lease.steps)
         self.changed = True
@@ -267,81 +287,6 @@ class Channel(SingleSteps):
         if self.config.history_size:
             self.history[group.seq] = group
 
-    # -- loss ----------------------------------------------------------------------------------------------------------
-
-    def drop(self, group: GroupState, reason: str) -> None:
-        """Ends a group that is not leased; its steps are counted as dropped."""
-        self.dequeue(group)
-        self._expect_late(group)
-        self._withdraw(group)
-        self.ledger.dropped[reason] += group.queued
-        self.ledger.queued -= group.queued
-        self.ledger.counts[f"groups_dropped_{reason}"] += 1
-        group.queued = 0
-        self._end_group(group, reason)
-
-    def drop_trajectory(self, trajectory: TrajectoryState, reason: str) -> None:
-        """Takes one trajectory out of its group; its queued steps are dropped with the reason."""
-        lost = self.live_steps(trajectory)
-        group = trajectory.group
-        self._withdraw(group, trajectory)
-        self.ledger.queued -= lost
-        group.queued -= lost
-        self.ledger.dropped[reason] += lost
-        self._leave_tombstone(trajectory, reason)
-        self._leave(trajectory)
-        rest = [r for t in group.trajectories.values() for r in t.tree.records.values() if not is_quarantined(r)]
-        group.oldest = None
-        self.note_version(group, min((record.head.policy_version for record in rest), default=None))
-
-    def trim(self, group: GroupState) -> None:
-        """Makes a group that timed out ready with the trajectories that count; the others are dropped."""
-        group.partial = True
-        for trajectory in list(group.trajectories.values()):
-            if not trajectory.counted:
-                self.drop_trajectory(trajectory, "timeout")
-        self.update_ready(group)
-
-    def refuse(self, uid: str, prompt: str, steps: int, reason: str) -> None:
-        """Counts steps that came too late for their group."""
-        self.ledger.submitted += steps
-        self.ledger.dropped[reason] += steps
-        if uid not in self.tombstones and uid not in self.trajectories:
-            self.tombstones[uid] = Tombstone(reason, prompt, b"")
-            self.expected_late.arrived(prompt)
-            self._enforce_limits()
-
-    def forget(self, uid: str) -> None:
-        """Removes a trajectory's content, wherever it is; the uid stays known as forgotten."""
-        for group in list(self.history.values()):
-            _strip(group, uid)
-            if not group.trajectories:
-                del self.history[group.seq]
-        for request, reply in list(self.replies.items()):
-            if reply.id not in self.leases and reply.holds(uid):
-                del self.replies[request]
-        trajectory = self.trajectories.get(uid)
-        for lease in self.leases.values():
-            for group in lease.replayed:
-                _strip(group, uid)
-            if any(trajectory is given for given, _ in lease.steps):
-                lease.steps = [(given, index) for given, index in lease.steps if given is not trajectory]
-        if trajectory is not None:
-            group = trajectory.group
-            if group.leased and group.lease:
-                lost = self.live_steps(trajectory)
-                group.leased -= lost
-                self.ledger.leased -= lost
-                self.ledger.dropped["forgotten"] += lost
-                self._leave_tombstone(trajectory, "forgotten")
-                self._leave(trajectory)
-            else:
-                self._return_leased_steps(trajectory)
-                self.drop_trajectory(trajectory, "forgotten")
-        self.tombstones[uid] = Tombstone(
-            "forgotten", self.tombstones[uid].prompt if uid in self.tombstones else "", b""
-        )
-
     # -- trajectories --------------------------------------------------------------------------------------------------
 
     def _join(self, uid: str, group: GroupState) -> TrajectoryState:
@@ -349,18 +294,6 @@ class Channel(SingleSteps):
         self.trajectories[uid] = group.trajectories[uid] = trajectory
         group.seen += 1
         return trajectory
-
-    def _leave(self, trajectory: TrajectoryState) -> None:
-        group = trajectory.group
-        self._release_trajectory(trajectory)
-        del group.trajectories[trajectory.uid]
-        if trajectory.counted:
-            uncount(group, trajectory.uid)
-        if not group.trajectories and not group.lease:
-            self._remove(group)
-        else:
-            self.update_ready(group)
-            self._schedule_timeout(group)  # it may have been complete until now
 
     def note_step(self, trajectory: TrajectoryState, record: Record) -> bool:
         """Takes over what a record says about its trajectory; true where the step is quarantined."""
@@ -391,19 +324,3 @@ class Channel(SingleSteps):
         self.ledger.queued -= sign * n
         if not leased:
             self.add_waiting(group)
-
-    def live_steps(self, trajectory: TrajectoryState) -> int:
-        """Steps that can still be trained on: neither quarantined nor consumed one by one."""
-        gone = len(trajectory.consumed) if trajectory.consumed else 0
-        return len(trajectory.tree) - quarantined_steps(trajectory) - gone
-
-
-def _strip(group: GroupState, uid: str) -> None:
-    """Takes a trajectory out of a group that is consumed."""
-    if group.trajectories.pop(uid, None) is not None and uid in group.counted:
-        uncount(group, uid)
-
-
-def uncount(group: GroupState, uid: str) -> None:
-    """Lets a trajectory count no longer."""
-    group.counted = tuple(other for other in group.counted if other != uid)

@@ -81,11 +81,26 @@ class Amended(Fact, tag="amend", frozen=True):
     extra: bytes | None = None
 
 
+class Scored(Fact, tag="score", frozen=True):
+    """Several steps of a trajectory got rewards together, as (index, reward, its `extra`, where that changed)."""
+
+    trajectory: str = ""
+    rewards: tuple[tuple[int, float, bytes | None], ...] = ()
+
+
 class Completed(Fact, tag="complete", frozen=True):
     """The trajectory ends at `last` (-1: without any step)."""
 
     trajectory: str = ""
     last: int = -1
+
+
+class Failed(Fact, tag="fail", frozen=True):
+    """A trajectory failed: its steps were dropped, or quarantined, and its group waits for another in its place."""
+
+    trajectory: str = ""
+    reason: str = ""
+    quarantine: bool = False
 
 
 class LateReward(Fact, tag="late_reward", frozen=True):
@@ -190,7 +205,8 @@ class Recounted(Fact, tag="recount", frozen=True):
 
 
 class ChannelImage(Fact, tag="image", frozen=True):
-    """A channel in a snapshot: all but its groups."""
+    """A channel in a snapshot: all but its groups. `failed` are those of its tombstones whose trajectories failed, as
+    (uid, number, reason, steps, at, quarantined)."""
 
     config: ChannelConfig = ChannelConfig()
     version: int = 0
@@ -205,6 +221,7 @@ class ChannelImage(Fact, tag="image", frozen=True):
     pool_closed: bool = False
     by_default: bool = True
     expected_since: tuple[float, ...] = msgspec.field(default=(), name="owed_since")
+    failed: tuple[tuple[str, int, str, int, float, bool], ...] = ()
 
 
 class TrajectoryImage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -255,7 +272,9 @@ AnyFact = (
     | Appended
     | Refused
     | Amended
+    | Scored
     | Completed
+    | Failed
     | LateReward
     | HandedOut
     | StepsHandedOut
