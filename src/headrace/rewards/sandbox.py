@@ -50,12 +50,16 @@ class SandboxLimits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     cpu_s: int = Field(10, ge=1, description="seconds of processor time of each process")
-    wall_s: float = Field(60.0, gt=0, description="seconds by the clock: for what sleeps or waits, not for a busy machine")
+    wall_s: float = Field(
+        60.0, gt=0, description="seconds by the clock: for what sleeps or waits, not for a busy machine"
+    )
     memory_mb: int = Field(1024, ge=64, description="address space of each process, in MB")
     files_mb: int = Field(64, ge=1, description="size of a file, and of all together where namespaces hold, in MB")
     files: int = Field(256, ge=16, description="open files, and files at all where namespaces hold")
     processes: int = Field(32, ge=1, description="processes and threads")
-    output_kb: int = Field(256, ge=1, description="what is kept of each of its outputs, in kB; the rest is read and dropped")
+    output_kb: int = Field(
+        256, ge=1, description="what is kept of each of its outputs, in kB; the rest is read and dropped"
+    )
 
 
 class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,8 +212,8 @@ def _result(told: list[dict[str, Any]], stdout: str, stderr: str, late: bool, cp
             raise SandboxUnavailable(f"the sandbox could not be set up: {line['error']}")
         if "lacking" in line:
             raise SandboxUnavailable(
-                f"this machine cannot confine a program: {', '.join(line['lacking'])} cannot be held (it needs Linux 5.13 "
-                "or newer with Landlock and seccomp). To run programs all the same, say `trusted: true`"
+                f"this machine cannot confine a program: {', '.join(line['lacking'])} cannot be held (it needs Linux "
+                "5.13 or newer with Landlock and seccomp). To run programs all the same, say `trusted: true`"
             )
     if not told:
         if late:
@@ -220,7 +224,8 @@ def _result(told: list[dict[str, Any]], stdout: str, stderr: str, late: bool, cp
     code = last.get("exit_code")
     if late or code is None:
         return SandboxResult(ended="wall", exit_code=None, stdout=stdout, stderr=stderr, held=held)
-    over = code in (-signal.SIGKILL, -signal.SIGXCPU) and last["cpu_s"] >= cpu_limit_s * 0.95
+    # One that ignores the signal of the limit is killed a second later.
+    over = code == -signal.SIGXCPU or (code == -signal.SIGKILL and last["cpu_s"] >= cpu_limit_s)
     ended: Literal["exit", "signal", "cpu"] = "cpu" if over else "signal" if code < 0 else "exit"
     return SandboxResult(
         ended=ended,
