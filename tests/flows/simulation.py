@@ -79,9 +79,12 @@ class Simulation:
         if life != self._life:
             return  # its process is gone
         if self.rng.random() < self.failing:
-            for other in self.schedule.failed(start, "crashed", self.now):
-                self.complete.pop(other.trajectory_uid, None)
-                self.schedule.failed(other, "group", self.now, charged=False)
+            lost = self.schedule.failed(start, "crashed", self.now)
+            if lost is not None:
+                for other in lost.complete:
+                    del self.complete[other.trajectory_uid]
+                for other in lost.running:
+                    self.schedule.failed(other, "group", self.now, charged=False)
             return
         if start.group not in self.schedule.state.open:
             return  # ended with its group

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.flows.simulation import Simulation
 
 from headrace.data.errors import InvalidInput
-from headrace.flows.schedule import RolloutRules, RolloutSchedule, RolloutStart, ScheduleState
+from headrace.flows.schedule import LostGroup, RolloutRules, RolloutSchedule, RolloutStart, ScheduleState
 
 
 def rules(**changes: object) -> RolloutRules:
@@ -143,10 +143,9 @@ def test_each_rollout_has_its_own_retries_and_no_attempt_is_played_twice(
             schedule.accepted(start)
             continue
         failures[key] = failures.get(key, 0) + 1
-        others = schedule.failed(start, "crashed", now)
-        assert bool(others) == (failures[key] > retries)
-        lost = {other.trajectory_uid for other in others}
-        for other in [other for other in running if other.trajectory_uid in lost]:
+        lost = schedule.failed(start, "crashed", now)
+        assert (lost is not None) == (failures[key] > retries)
+        for other in lost.running if lost is not None else ():
             running.remove(other)
             schedule.failed(other, "group", now, charged=False)
         assert schedule.running == len(running) <= 8
@@ -173,7 +172,7 @@ def test_what_was_not_the_agents_doing_is_not_charged() -> None:
     for attempt in range(10):
         [start] = schedule.next(0.0)
         assert start.attempt == attempt
-        assert schedule.failed(start, "gateway", 0.0, charged=False) == []
+        assert schedule.failed(start, "gateway", 0.0, charged=False) is None
     schedule.accepted(schedule.next(0.0)[0])
     assert schedule.state.accepted == 1
 
@@ -182,7 +181,7 @@ def test_a_group_that_fails_for_good_is_replaced() -> None:
     schedule = fresh(rules(concurrency=2, retries=0, rows=3, batch_size=1, max_staleness=0, steps=1))
     one, other = schedule.next(0.0)
     schedule.accepted(one)
-    assert [start.trajectory_uid for start in schedule.failed(other, "crashed", 0.0)] == [one.trajectory_uid]
+    assert schedule.failed(other, "crashed", 0.0) == LostGroup(running=[], complete=[one])
     replaced = schedule.next(0.0)
     assert {start.row for start in replaced} == {1}
     for start in replaced:
@@ -194,7 +193,7 @@ def test_a_group_that_fails_for_good_is_replaced() -> None:
 def test_or_counts_with_what_is_complete_of_it() -> None:
     schedule = fresh(rules(concurrency=2, retries=0, rows=1, batch_size=1, failed_groups="partial"))
     one, other = schedule.next(0.0)
-    assert schedule.failed(other, "crashed", 0.0) == []
+    assert schedule.failed(other, "crashed", 0.0) is None
     assert not schedule.finished
     schedule.accepted(one)
     assert schedule.finished

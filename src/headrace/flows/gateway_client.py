@@ -31,6 +31,9 @@ RETRY_S, MAX_RETRY_S = 0.1, 2.0
 #: Characters of a failure's reason that the pool keeps: a sentence, and the last line of a traceback.
 MAX_REASON = 500
 
+#: Trajectories that are listed at a time: some 200 bytes each.
+PAGE_ROWS = 1000
+
 #: Answers that mean: not now.
 NOT_NOW = (502, 503, 504, 429)
 
@@ -154,6 +157,28 @@ class GatewayClient:
         path = f"/fail_trajectory/{quote(handle.trajectory_uid, safe='')}"
         body = {"reason": reason[:MAX_REASON]}
         return msgspec.convert(await self._asked("POST", path, body, pays=True, patience_s=patience_s), Ending)
+
+    async def delete(self, trajectory_uid: str) -> None:
+        """Removes a trajectory, complete or not, and all of its steps. One that is not there, or was handed out, stays
+        as it is."""
+        try:
+            await self._asked("DELETE", f"/trajectories/{quote(trajectory_uid, safe='')}", pays=True)
+        except GatewayRefused as error:
+            if error.status not in (404, 409):
+                raise
+
+    async def trajectories(self, channel: str) -> list[dict[str, Any]]:
+        """The trajectories that a channel holds: `trajectory_uid`, `prompt_uid`, `state`, `complete`, `steps`,
+        `reward`. What changes while they are listed may be missing."""
+        found: list[dict[str, Any]] = []
+        cursor = ""
+        while True:
+            path = f"/trajectories?channel={quote(channel, safe='')}&limit={PAGE_ROWS}&cursor={cursor}"
+            page = await self._asked("GET", path, pays=True)
+            found += page["items"]
+            if page["next"] is None:
+                return found
+            cursor = quote(str(page["next"]), safe="")
 
     async def generate(
         self,

@@ -62,8 +62,8 @@ class RolloutStateFile:
             return msgspec.json.decode(found, type=ScheduleState)
         except msgspec.DecodeError as error:
             raise InvalidInput(
-                f"{self.path} is no state of a rollouter ({error}); give another path as rollout.state, or remove it to "
-                "begin anew"
+                f"{self.path} is no state of a rollouter ({error}); give another path as rollout.state, or remove it "
+                "to begin anew"
             ) from None
 
     def save(self, state: ScheduleState) -> None:

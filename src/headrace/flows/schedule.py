@@ -34,6 +34,7 @@ from typing import Literal
 import msgspec
 
 from headrace.data.errors import InvalidInput
+from headrace.flows.task import trajectory_uid_of
 
 FailedGroups = Literal["replace", "partial"]
 Outcome = Literal["", "accepted", "failed"]
@@ -159,7 +160,7 @@ class ScheduleState(msgspec.Struct):
 
 
 class RolloutStart(msgspec.Struct, frozen=True):
-    """One attempt of one rollout. `group` is the number of its group, `trajectory_uid` its name in the pool."""
+    """One attempt of one rollout. `group` is the number of its group."""
 
     group: int
     rollout: int
@@ -168,12 +169,19 @@ class RolloutStart(msgspec.Struct, frozen=True):
     row: int
     n_rollouts: int
     prompt_uid: str
-    trajectory_uid: str
+
+    @property
+    def trajectory_uid(self) -> str:
+        """The attempt's name in the pool, as its task has it."""
+        return trajectory_uid_of(self.prompt_uid, self.rollout, self.attempt)
 
 
-def trajectory_uid_of(prompt_uid: str, rollout: int, attempt: int) -> str:
-    """The name of an attempt, the same whoever asks and whenever."""
-    return f"{prompt_uid}-{rollout}-{attempt}"
+class LostGroup(msgspec.Struct, frozen=True):
+    """What is left of a group that is given up: rollouts that run, to be ended, and complete ones, from which nobody is
+    to learn."""
+
+    running: list[RolloutStart]
+    complete: list[RolloutStart]
 
 
 class RolloutSchedule:
@@ -231,18 +239,15 @@ class RolloutSchedule:
             self.state.val_rollouts += 1
         self._end_if_over(start.group)
 
-    def failed(self, start: RolloutStart, reason: str, now: float, *, charged: bool = True) -> list[RolloutStart]:
-        """The attempt failed, and the gateway knows it; an attempt that is not `charged` is repeated at once.
-
-        Returns the other rollouts of a group that is lost with it: those that run should be ended (and are `failed`
-        once they have), and nobody is to learn from those that are complete.
-        """
+    def failed(self, start: RolloutStart, reason: str, now: float, *, charged: bool = True) -> LostGroup | None:
+        """The attempt failed, and the gateway knows it; one that is not `charged` is repeated at once. Returns what is
+        left of a group that is lost with it; its rollouts that run are told as `failed` too, once they ended."""
         state = self.state
         self._running.discard((start.group, start.rollout))
         state.failed[reason] = state.failed.get(reason, 0) + 1
         group = state.open.get(start.group)
         if group is None:
-            return []
+            return None
         group.outcomes[start.rollout] = ""
         group.failures[start.rollout] += charged
         failures = group.failures[start.rollout]
@@ -255,13 +260,14 @@ class RolloutSchedule:
             heappush(self._later, (now + pause_s, start.group, start.rollout))
         else:
             self._wait(start.group, start.rollout)
-        return []
+        return None
 
     def resumed(self, start: RolloutStart, attempt: int) -> None:
         """A rollout in doubt has no attempt of that number or a later one: it begins with it."""
         self._running.discard((start.group, start.rollout))
         group = self.state.open.get(start.group)
         if group is not None:
+            self.state.retried += attempt - group.attempts[start.rollout]
             group.attempts[start.rollout] = attempt
             self._wait(start.group, start.rollout)
 
@@ -393,15 +399,17 @@ class RolloutSchedule:
         self.changed = True
         return number
 
-    def _give_up(self, start: RolloutStart, group: OpenGroup) -> list[RolloutStart]:
-        """A rollout has failed for good. Returns the others of a group that is lost with it."""
+    def _give_up(self, start: RolloutStart, group: OpenGroup) -> LostGroup | None:
+        """A rollout has failed for good."""
         group.outcomes[start.rollout] = "failed"
         if group.channel == TRAIN and self.rules.failed_groups == "replace":
-            others = [self._start(start.group, at) for at in range(len(group.outcomes)) if at != start.rollout]
+            starts = [self._start(start.group, at) for at in range(len(group.outcomes))]
+            running = [other for other in starts if (other.group, other.rollout) in self._running]
+            complete = [other for other in starts if group.outcomes[other.rollout] == "accepted"]
             self._end(start.group, kept=False)
-            return others
+            return LostGroup(running, complete)
         self._end_if_over(start.group)
-        return []
+        return None
 
     def _end_if_over(self, number: int) -> None:
         """Closes a group of which nothing is to be played, unless it has to wait for its rewards."""
@@ -445,8 +453,7 @@ class RolloutSchedule:
         group = self.state.open[number]
         prompt = f"{self.state.run}-{group.channel}-{group.epoch}-{group.row}"
         attempt = group.attempts[rollout]
-        uid = trajectory_uid_of(prompt, rollout, attempt)
-        return RolloutStart(number, rollout, attempt, group.channel, group.row, len(group.outcomes), prompt, uid)
+        return RolloutStart(number, rollout, attempt, group.channel, group.row, len(group.outcomes), prompt)
 
     def _row(self, epoch: int, place: int) -> int:
         """Which row stands at a place of a pass over the data."""

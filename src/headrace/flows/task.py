@@ -45,7 +45,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def trajectory_uid(self) -> str:
         """The trajectory's name: another one for each attempt, the same after a restart."""
-        return f"{self.prompt_uid}-{self.rollout}-{self.attempt}"
+        return trajectory_uid_of(self.prompt_uid, self.rollout, self.attempt)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -61,6 +61,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     def shown_row(self) -> dict[str, Any]:
         """The row as an agent may see it: without the hidden fields."""
         return {name: value for name, value in self.row.items() if name not in self.hidden}
+
+
+def trajectory_uid_of(prompt_uid: str, rollout: int, attempt: int) -> str:
+    """The name of a rollout's attempt, whoever asks for it."""
+    return f"{prompt_uid}-{rollout}-{attempt}"
 
 
 def messages_of(row: Mapping[str, Any], column: str | None = None) -> list[dict[str, Any]]:
