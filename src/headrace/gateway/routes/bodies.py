@@ -27,10 +27,13 @@ class RegisterTrajectoryBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RewardBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`/reward`: for one step, or for the trajectory's last."""
+    """`/reward`: for one step, or for the trajectory's last. `source` says who it is from, `info` what it was made of;
+    a `person`'s is replaced by a person's only."""
 
     reward: float
     step_index: int | None = None
+    source: str | None = None
+    info: dict[str, Any] | None = None
 
 
 class FeedbackBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -42,10 +45,18 @@ class FeedbackBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CompleteTrajectoryBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`/complete_trajectory`: `channel` must be the trajectory's own, where it is given."""
+    """`/complete_trajectory`: `channel` must be the trajectory's own, where it is given; with fewer than `min_steps`
+    steps it stays open, and the answer says `too_few`."""
 
     reward: float | None = None
     channel: str | None = None
+    min_steps: int = 0
+
+
+class FailTrajectoryBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`/fail_trajectory`: why it failed, as `headrace pool show` will tell it."""
+
+    reason: str
 
 
 class GenerateBody(msgspec.Struct, forbid_unknown_fields=True):
