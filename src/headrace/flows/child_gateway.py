@@ -118,7 +118,7 @@ class ChildGateway:
 
 
 def _command_line(flags: Mapping[str, Any]) -> Sequence[str]:
-    """Flags as they are typed: a list's once for each item, true without a value, false as `--no-`; None is left out."""
+    """Flags as they are typed: a list's once for each item, true without a value, false as `--no-`, None not."""
     found: list[str] = []
     for name, value in flags.items():
         flag = "--" + name.replace("_", "-")

@@ -169,7 +169,7 @@ class AsyncRollouter:
             await self._flow.run(self._task(start))
             self.schedule.accepted(start)
         except asyncio.CancelledError:
-            self.schedule.failed(start, "cancelled", self._clock(), charged=False)
+            self._abandon(start)
         except TrajectoryEnded as error:
             await self._settle(start, "ended", str(error), outages)
         except AgentFailed as error:
@@ -191,7 +191,7 @@ class AsyncRollouter:
         try:
             status = await self._fail(start, start.attempt, detail or reason)
         except (asyncio.CancelledError, HeadraceError):
-            self.schedule.failed(start, reason, self._clock(), charged=False)  # asked again before it is played
+            self._abandon(start)
             return
         if status == "late":
             self.schedule.accepted(start)
@@ -205,6 +205,11 @@ class AsyncRollouter:
                 task.cancel()
         for other in lost.complete:
             await self._patiently(lambda uid=other.trajectory_uid: self._gateway.delete(uid))
+
+    def _abandon(self, start: RolloutStart) -> None:
+        """A rollout was ended with its group, or with this process: then it stays open, for the next one to ask."""
+        if start.group not in self.schedule.state.open:
+            self.schedule.failed(start, "cancelled", self._clock(), charged=False)
 
     async def _recover(self) -> None:
         """Settles what a process before this one left open."""
