@@ -28,6 +28,8 @@ TIMEOUT_S = 600.0
 LAST_WORD_S = 5.0
 #: Characters of what an agent printed or raised that a failure keeps: the end of a traceback.
 MAX_OUTPUT = 4_000
+#: Characters of its detail, and of the last line of its output, that its message has: it stands in lists.
+MAX_PART = 200
 
 Flow = TypeVar("Flow", bound="type[AgentFlowBase]")
 
@@ -52,8 +54,9 @@ class AgentFailed(HeadraceError):
 
     def __init__(self, reason: str, detail: str = "", output: str = "") -> None:
         self.reason, self.detail, self.output = reason, detail.strip(), output.strip()[-MAX_OUTPUT:]
-        parts = [reason, self.detail, self.output.rpartition("\n")[2].strip()]
-        super().__init__(": ".join(dict.fromkeys(part for part in parts if part)))
+        parts = [reason, self.detail, self.output.rpartition("\n")[2]]
+        lines = [" ".join(part.split())[:MAX_PART] for part in parts]
+        super().__init__(": ".join(dict.fromkeys(line for line in lines if line)))
 
     @classmethod
     def of(cls, error: BaseException) -> AgentFailed:
