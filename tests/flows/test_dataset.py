@@ -90,7 +90,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
 def test_damaged_parquet_is_said(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     (tmp_path / "a.parquet").write_bytes(b"no parquet")
-    with pytest.raises(InvalidInput, match="a.parquet cannot be read"):
+    with pytest.raises(InvalidInput, match=r"a\.parquet cannot be read"):
         Dataset.read(tmp_path / "a.parquet")
 
 
@@ -148,7 +148,9 @@ def test_a_row_without_a_conversation_is_named(row: dict[str, Any], column: str 
 def test_a_missing_column_is_named_with_its_line(tmp_path: Path) -> None:
     found = Dataset.read(jsonl(tmp_path / "a.jsonl", *map(json.dumps, ROWS)))
     found.check_column("question")
-    with pytest.raises(InvalidInput, match="a.jsonl, line 2: has no 'answer'; its columns are question, answer, level"):
+    with pytest.raises(
+        InvalidInput, match=r"a\.jsonl, line 2: has no 'answer'; its columns are question, answer, level"
+    ):
         found.check_column("answer")
 
 
