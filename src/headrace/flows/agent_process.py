@@ -281,7 +281,8 @@ class ForkServer:
         assert self._process.stderr is not None
         self._draining = asyncio.create_task(self._output.drain(self._process.stderr))
         ending = asyncio.create_task(self._process.wait())
-        await asyncio.wait([self._ready, ending], timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+        waited: list[asyncio.Future[Any]] = [self._ready, ending]
+        await asyncio.wait(waited, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
         told = self._ready.result() if self._ready.done() else {"failed": "its process did not start"}
         if "failed" in told:

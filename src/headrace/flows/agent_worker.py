@@ -68,11 +68,12 @@ class ForkingProcess:
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         rest = b""
         while True:
-            readable, _, _ = select.select([self._control, self._woken], [], [])
+            control = self._control.fileno()
+            readable, _, _ = select.select([control, self._woken], [], [])
             if self._woken in readable:
                 os.read(self._woken, READ_BYTES)
                 self._reap()
-            if self._control not in readable:
+            if control not in readable:
                 continue
             data = self._control.recv(READ_BYTES)
             if not data:
