@@ -80,7 +80,7 @@ class CommandAgent:
     def __init__(self, command: str | list[str], base: Path) -> None:
         self._arguments = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         self._base = base.resolve()
-        if not self._arguments or not "".join(self._arguments).strip():
+        if not "".join(command).strip():
             raise InvalidInput("agent.command is empty; it is a command line such as 'bash agent.sh'")
         if isinstance(command, list) and shutil.which(command[0]) is None:
             if not (self._base / command[0]).is_file():
@@ -148,7 +148,7 @@ class CommandAgent:
         await process.wait()
 
 
-class Worker:
+class AgentWorker:
     """A process that plays one rollout at a time."""
 
     def __init__(self, number: int) -> None:
@@ -196,39 +196,45 @@ class FunctionAgent:
     def __init__(self, target: str, base: Path) -> None:
         load_agent_function(target, base)  # what is wrong with it is known now
         self._target, self._base = target, base.resolve()
-        self._forking: ForkServer | None = None
-        self._starting = asyncio.Lock()
-        self._idle: list[Worker] = []
+        self._starting: asyncio.Task[ForkServer] | None = None
 
     async def play(self, job: AgentJob) -> None:
         """Calls the function in a worker; raises `AgentFailed` where it raises, or its process ends."""
-        forking = await self._forking_process()
-        worker = self._idle.pop() if self._idle else forking.fork()
+        forking = await self._fork_server()
+        worker = forking.idle.pop() if forking.idle else forking.fork()
         try:
             answer = await worker.play(job)
         except BaseException:
-            forking.kill(worker)
+            await forking.end(worker)
             raise
-        if answer.spent or forking is not self._forking:
-            forking.kill(worker)
+        if answer.spent or forking.gone:
+            await forking.end(worker)
         else:
-            self._idle.append(worker)
+            forking.idle.append(worker)
         if answer.reason is not None:
             raise AgentFailed(answer.reason, answer.detail, answer.output)
 
     async def aclose(self) -> None:
         """Ends all workers."""
-        forking, self._forking = self._forking, None
-        self._idle.clear()
-        if forking is not None:
-            await forking.aclose()
+        starting, self._starting = self._starting, None
+        if starting is None:
+            return
+        starting.cancel()  # nothing, where it is done
+        with suppress(asyncio.CancelledError, AgentFailed):
+            await (await starting).aclose()
 
-    async def _forking_process(self) -> ForkServer:
-        async with self._starting:
-            if self._forking is None or self._forking.gone:
-                await self.aclose()
-                self._forking = await ForkServer.started(self._target, self._base)
-            return self._forking
+    async def _fork_server(self) -> ForkServer:
+        """The process that forks workers: started by the first that needs one, for all, also where that one is
+        cancelled before it is there; and anew where it is gone."""
+        known = self._starting
+        if known is None or (known.done() and (known.cancelled() or known.exception() or known.result().gone)):
+            known = self._starting = asyncio.create_task(self._started(known))
+        return await asyncio.shield(known)
+
+    async def _started(self, before: asyncio.Task[ForkServer] | None) -> ForkServer:
+        if before is not None and not before.cancelled() and not before.exception():
+            await before.result().aclose()
+        return await ForkServer.started(self._target, self._base)
 
 
 class ForkServer:
@@ -237,13 +243,15 @@ class ForkServer:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="headrace-"))
         self._output = OutputTail()
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, AgentWorker] = {}
         self._next = 0
         self._server: asyncio.Server | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._draining: asyncio.Task[None] | None = None
         self._control: asyncio.StreamWriter | None = None
         self._ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        #: Workers that wait for a rollout.
+        self.idle: list[AgentWorker] = []
         self.gone = False
 
     @classmethod
@@ -273,29 +281,35 @@ class ForkServer:
         assert self._process.stderr is not None
         self._draining = asyncio.create_task(self._output.drain(self._process.stderr))
         ending = asyncio.create_task(self._process.wait())
-        await asyncio.wait([self._ready, ending], timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+        waited: list[asyncio.Future[Any]] = [self._ready, ending]
+        await asyncio.wait(waited, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
         told = self._ready.result() if self._ready.done() else {"failed": "its process did not start"}
         if "failed" in told:
             raise AgentFailed("crashed", told["failed"], self._output.text())
 
-    def fork(self) -> Worker:
+    def fork(self) -> AgentWorker:
         """A new worker, which is connected soon."""
         self._next += 1
-        worker = self._workers[self._next] = Worker(self._next)
+        worker = self._workers[self._next] = AgentWorker(self._next)
         self._tell({"fork": worker.number})
         return worker
 
-    def kill(self, worker: Worker) -> None:
+    async def end(self, worker: AgentWorker) -> None:
         """Ends a worker and all that it started."""
+        self._kill(worker)
+        if not self.gone:
+            await asyncio.wait([worker.ended], timeout=LAST_OUTPUT_S)
+
+    def _kill(self, worker: AgentWorker) -> None:
         worker.close()
         self._tell({"kill": worker.number})
 
     async def aclose(self) -> None:
         """Ends the process and its workers."""
         self.gone = True
-        for worker in self._workers.values():
-            self.kill(worker)
+        for worker in list(self._workers.values()):
+            self._kill(worker)
         if self._control is not None:
             self._control.close()
         if self._process is not None and self._process.returncode is None:

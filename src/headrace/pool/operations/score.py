@@ -79,16 +79,14 @@ class SetStepRewards(_Rewards, frozen=True, kw_only=True):
     info: dict[int, dict[str, Any]] | None = None
 
     def plan(self, state: State, now: float) -> Plan:
-        uid, info = self.trajectory_uid, self.info or {}
-        if not isinstance(self.rewards, dict) or not self.rewards:
-            raise InvalidInput(f"rewards must be a dict of step indices to numbers, not {shown(self.rewards)}")
-        if not isinstance(info, dict) or not info.keys() <= self.rewards.keys():
-            raise InvalidInput(f"info is by step index, of steps that get a reward here, not {shown(info)}")
-        rewards = {
-            check_count(index, "step_index"): check_finite(reward, f"rewards[{index}]")
-            for index, reward in self.rewards.items()
-        }
-        for index in rewards:
+        uid, rewards = self.trajectory_uid, _by_step(self.rewards, "rewards")
+        info = _by_step(self.info or {}, "info")
+        if not rewards:
+            raise InvalidInput("rewards is empty; give a reward by step index, such as {0: 0.3, 1: 0.7}")
+        for index in info.keys() - rewards.keys():
+            raise InvalidInput(f"info speaks of step {index}, which gets no reward here")
+        for index, reward in rewards.items():
+            rewards[index] = check_finite(reward, f"rewards[{index}]")
             _check_about(self.source, info.get(index))
         channel, known = _found(state, uid, self.channel)
         missing = [index for index in rewards if known is not None and index not in known.tree.records]
@@ -138,6 +136,12 @@ def _found(state: State, uid: str, name: str | None) -> tuple[Channel, Trajector
     return channel, known
 
 
+def _by_step(given: Any, field: str) -> dict[int, Any]:
+    if not isinstance(given, dict):
+        raise InvalidInput(f"{field} must be a dict by step index, such as {{0: ...}}, not {shown(given)}")
+    return {check_count(index, f"a step index of {field}"): value for index, value in given.items()}
+
+
 def _check_about(source: str | None, info: dict[str, Any] | None) -> None:
     if source is not None:
         check_uid(source, "source", MAX_SOURCE_CHARACTERS)
@@ -154,17 +158,17 @@ class ListUnscored(Change[dict[str, Any]], frozen=True, kw_only=True):
     channel: str = DEFAULT_CHANNEL
     limit: int = 100
     after: str | None = None
-    steps: bool = False
+    by_step: bool = False
     timeout: float = 0.0
 
     def plan(self, state: State, now: float) -> Plan:
         limit = check_count(self.limit, "limit", 1, MAX_UNSCORED)
-        check_bool(self.steps, "steps")
+        check_bool(self.by_step, "steps")
         if self.after is not None and not isinstance(self.after, str):
             raise InvalidInput(f"after is {shown(self.after)}; give the `next` of the page before, or None")
         channel = state.look(self.channel)
         rows: list[dict[str, Any]]
-        if self.steps:
+        if self.by_step:
             steps, after = channel.steps_to_score().page(self.after, limit)
             rows = [{**_row(channel, uid), "step_index": index} for uid, index in steps]
         else:
@@ -197,4 +201,4 @@ def unscored(
     before: what it showed is not shown again, except after a restart of the pool. Where nothing waits, the call waits
     up to `wait_s` seconds for something that does. It costs the same however long the channel's queue is.
     """
-    return ListUnscored(channel=channel, limit=limit, after=after, steps=steps, timeout=wait_s)
+    return ListUnscored(channel=channel, limit=limit, after=after, by_step=steps, timeout=wait_s)
