@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.data.block import pack_extra
+from headrace.data.block import StepHead, pack_extra
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import REWARD_INFO, REWARD_SOURCE, check_bool, check_count, check_dict, check_finite, check_uid
 from headrace.pool import facts as f
@@ -93,15 +93,19 @@ class SetStepRewards(_Rewards, frozen=True, kw_only=True):
         if missing:
             raise NotFound(f"trajectory {uid!r} has no step {missing[0]} to reward; none of the rewards was taken")
         facts: list[f.Fact] = []
+        taken: list[tuple[int, float, bytes | None]] = []
         answer: dict[int, str] = {}
         for index, reward in sorted(rewards.items()):
             if known is None or known.handed_out(index):
                 facts.append(f.LateReward(channel.name, now, uid, reward))
                 answer[index] = "late"
-                continue
-            made = rewarded(channel, known, index, reward, now, self.source, info.get(index))
-            facts += made
-            answer[index] = "ok" if made else "kept"
+            elif _is_kept(known.tree.records[index].head, self.source):
+                answer[index] = "kept"
+            else:
+                taken.append((index, reward, _extra(known.tree.records[index].head, self.source, info.get(index))))
+                answer[index] = "ok"
+        if taken:
+            facts.append(f.Scored(channel.name, now, uid, tuple(taken)))
         return Plan(facts, reply=answer)
 
 
@@ -116,16 +120,25 @@ def rewarded(
 ) -> list[f.Fact]:
     """What gives a step that is not handed out a reward; nothing where a person's stands."""
     head = trajectory.tree.records[index].head
-    if source != PERSON and is_persons_reward(head):
+    if _is_kept(head, source):
         return []
-    extra = None
+    return [f.Amended(channel.name, now, trajectory.uid, index, reward, extra=_extra(head, source, info))]
+
+
+def _is_kept(head: StepHead, source: str | None) -> bool:
+    """Whether a reward that is there stays where one of this source comes."""
+    return source != PERSON and is_persons_reward(head)
+
+
+def _extra(head: StepHead, source: str | None, info: dict[str, Any] | None) -> bytes | None:
+    """A step's extra with what a new reward says of itself, and nothing of the one before; None where it is as it was."""
     told = {name: value for name, value in ((REWARD_SOURCE, source), (REWARD_INFO, info)) if value}
-    if told or any(name in head.extra for name in _ABOUT):
-        found = head.unpack_extra()
-        others = {name: value for name, value in found.metadata.items() if name not in (REWARD_SOURCE, REWARD_INFO)}
-        found.metadata = {**others, **told}
-        extra = pack_extra(found)
-    return [f.Amended(channel.name, now, trajectory.uid, index, reward, extra=extra)]
+    if not told and not any(name in head.extra for name in _ABOUT):
+        return None
+    extra = head.unpack_extra()
+    others = {name: value for name, value in extra.metadata.items() if name not in (REWARD_SOURCE, REWARD_INFO)}
+    extra.metadata = {**others, **told}
+    return pack_extra(extra)
 
 
 def _found(state: State, uid: str, name: str | None) -> tuple[Channel, TrajectoryState | None]:
