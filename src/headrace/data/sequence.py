@@ -21,6 +21,7 @@ from headrace.data.block import (
     ids_array,
 )
 from headrace.data.frame import Buffer
+from headrace.data.guidance import Guidance, guidance_of
 from headrace.data.packing import attach
 from headrace.data.step import FloatArray, IntArray
 from headrace.data.tree import TokenTree
@@ -50,7 +51,8 @@ class Sequence:
 
     `log_probs` is 0 for context and NaN for a sampled token whose log-prob was not recorded; `versions` is -1 for
     context. `reward` is the whole trajectory's: an outcome reaches every branch. `multi_modal_data` is that of its last
-    step that has any: of the Gateway's steps, every image of the prompt and where in `tokens` it stands.
+    step that has any: of the Gateway's steps, every image of the prompt and where in `tokens` it stands. `guidance` is
+    what the environment that made it says about its tokens.
     """
 
     tokens: IntArray
@@ -64,6 +66,7 @@ class Sequence:
     advantages: FloatArray | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     multi_modal_data: dict[str, Any] | None = None
+    guidance: Guidance | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -195,4 +198,8 @@ def _sequence(
                 temperature=_temperature(extra),
             )
         )
-    return Sequence(tokens, mask, log_probs, versions, trajectory_uid, prompt_uid, reward, tuple(spans), None, metadata)
+    guidance = guidance_of(extra.metadata, len(tokens))  # of the path's last step
+    return Sequence(
+        *(tokens, mask, log_probs, versions, trajectory_uid, prompt_uid, reward, tuple(spans), None, metadata),
+        guidance=guidance,
+    )
