@@ -1,5 +1,5 @@
 """Server, environment and `headrace train`, each a process, and no call made by hand: the environment is let in, feeds
-the trainer, evaluates as it goes, and finishes when the trainer does."""
+the trainer, evaluates, and finishes when the trainer does."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def test_an_environment_feeds_headrace_train_without_a_call_by_hand(children: Pr
         "ensure_scores_are_not_same": "false",
         "group_size": GROUP_SIZE,
         "status_poll_s": 0.05,
-        "steps_per_eval": 2,
-        "total_steps": -1,  # as many as the trainer makes
+        "steps_per_eval": STEPS,
+        "total_steps": 1000,  # more than the trainer makes: only its end ends the environment
         "data_dir_to_save_evals": tmp_path / "evals",
         "spool_dir": tmp_path / "spool",
     }
@@ -65,9 +65,9 @@ def test_an_environment_feeds_headrace_train_without_a_call_by_hand(children: Pr
     code, said = ended(environment)
     assert code == 0, said
     assert "registered as number_0 (environment 0) at step 0" in said
-    assert "evaluating at step 2" in said
-    assert "evaluating at step 4" in said
-    assert "the trainer has ended at step 4" in said
+    assert f"evaluating at step {STEPS}" in said
+    assert f"the trainer has ended at step {STEPS}" in said
+    assert (tmp_path / "evals" / "metrics.json").is_file()
     rows = [msgspec.json.decode(line) for line in (tmp_path / "run" / "metrics.jsonl").read_bytes().splitlines()]
     assert [(row["groups"], row["trajectories"], row["updates"]) for row in rows] == [
         (GROUPS, GROUPS * GROUP_SIZE, 1)
