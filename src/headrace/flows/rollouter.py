@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 #: Seconds between two questions for the version, and whether the gateway is ready.
 POLL_S = 0.5
+#: Seconds that the gateway may take to answer these before it is taken to be away.
+ANSWER_S = 30.0
 #: Seconds for which rollouts that run may go on once the rollouter is told to end.
 DRAIN_S = 10.0
 #: Seconds between two lines of progress.
@@ -207,7 +209,10 @@ class AsyncRollouter:
             if (task := self._tasks.get((other.group, other.rollout))) is not None:
                 task.cancel()
         for other in lost.complete:
-            await self._patiently(partial(self._gateway.delete, other.trajectory_uid))
+            try:
+                await self._patiently(partial(self._gateway.delete, other.trajectory_uid))
+            except HeadraceError as error:
+                log.warning("%s stays in a group that is given up: %s", other.trajectory_uid, error)
 
     def _abandon(self, start: RolloutStart) -> None:
         """A rollout was ended with its group, or with this process: then it stays open, for the next one to ask."""
@@ -276,7 +281,7 @@ class AsyncRollouter:
         while True:
             try:
                 await self._look()
-            except NoAnswer:
+            except (NoAnswer, TimeoutError):
                 self._away()
             except GatewayRefused as error:
                 if error.status in WRONG_KEY:
@@ -285,10 +290,11 @@ class AsyncRollouter:
             await asyncio.sleep(self._poll_s)
 
     async def _look(self) -> None:
-        if not await self._gateway.ready():
-            self._away()
-            return
-        version = await self._gateway.policy_version()
+        async with asyncio.timeout(ANSWER_S):
+            if not await self._gateway.ready():
+                self._away()
+                return
+            version = await self._gateway.policy_version()
         if not self._ready or version != self.schedule.state.version:
             self._wake.set()
         self.schedule.version_is(version)

@@ -109,7 +109,7 @@ class RolloutRules:
         return self.groups if self.steps is None or not self.rows else None
 
 
-class OpenGroup(msgspec.Struct):
+class AdmittedGroup(msgspec.Struct):
     """A group that was admitted and is not accepted yet. Each list has an item for each rollout."""
 
     channel: str
@@ -158,7 +158,7 @@ class ScheduleState(msgspec.Struct):
     val_rollouts: int = 0
     retried: int = 0
     failed: dict[str, int] = {}
-    open: dict[int, OpenGroup] = {}
+    open: dict[int, AdmittedGroup] = {}
     validation: ValidationRound | None = None
     validated: list[int] = []
 
@@ -396,7 +396,7 @@ class RolloutSchedule:
     def _open(self, channel: str, epoch: int, row: int, rollouts: int) -> int:
         state, number = self.state, self.state.admitted
         state.admitted += 1
-        state.open[number] = OpenGroup(
+        state.open[number] = AdmittedGroup(
             channel, epoch, row, state.version, [0] * rollouts, [0] * rollouts, [""] * rollouts
         )
         for rollout in range(rollouts):
@@ -404,7 +404,7 @@ class RolloutSchedule:
         self.changed = True
         return number
 
-    def _give_up(self, start: RolloutStart, group: OpenGroup) -> LostGroup | None:
+    def _give_up(self, start: RolloutStart, group: AdmittedGroup) -> LostGroup | None:
         """A rollout has failed for good."""
         group.outcomes[start.rollout] = "failed"
         if group.channel == TRAIN and self.rules.failed_groups == "replace":
@@ -423,7 +423,7 @@ class RolloutSchedule:
         if group.over and not (kept and self._needs_scores(group)):
             self._end(number, kept=kept)
 
-    def _needs_scores(self, group: OpenGroup) -> bool:
+    def _needs_scores(self, group: AdmittedGroup) -> bool:
         return self.rules.scored and group.channel == TRAIN
 
     def _end(self, number: int, *, kept: bool) -> None:
