@@ -25,7 +25,8 @@ from headrace.flows.child_gateway import ChildGateway
 from headrace.flows.flow import AgentFailed, AgentFlowBase
 from headrace.flows.gateway_client import GatewayClient, GatewayRefused, Handle, TrajectoryEnded
 from headrace.flows.rollout_state import RolloutStateFile
-from headrace.flows.schedule import TRAIN, RolloutSchedule, RolloutStart
+from headrace.flows.schedule import RolloutSchedule
+from headrace.flows.schedule_state import TRAIN, RolloutStart
 from headrace.flows.task import HIDDEN_COLUMNS, Task
 from headrace.net.http_answer import NoAnswer
 
