@@ -120,8 +120,10 @@ class CommandAgent:
                 start_new_session=True,
                 preexec_fn=begin_as_child,
             )
-        except OSError as error:
+        except BaseException as error:
             pipe.close()
+            if not isinstance(error, OSError):
+                raise
             raise AgentFailed("crashed", f"it cannot be started: {error}") from error
         finally:
             os.close(writing)
