@@ -357,6 +357,8 @@ class ForkServer:
             told = orjson.loads(line)
             if "ended" in told:
                 worker = self._workers.pop(told["ended"])
+                with suppress(ValueError):  # an idle one that something else ended is given no rollout
+                    self.idle.remove(worker)
                 if not worker.ended.done():
                     worker.ended.set_result(told["status"])
                 if not worker.connected.done():
