@@ -19,7 +19,7 @@ from headrace import DataPool
 from headrace.data.errors import HeadraceError
 from headrace.flows.gateway_client import GatewayRefused
 from headrace.flows.rollout_state import RolloutStateFile
-from headrace.flows.schedule import RolloutRules
+from headrace.flows.schedule_state import RolloutRules
 from headrace.flows.task import Task
 from headrace.gateway import Settings, create_app
 

@@ -53,7 +53,8 @@ async def _rolled_out(config: RolloutConfig, base: Path) -> RolloutSummary | Non
     from headrace.flows.child_gateway import ChildGateway
     from headrace.flows.rollout_state import RolloutStateFile
     from headrace.flows.rollouter import AsyncRollouter
-    from headrace.flows.schedule import TRAIN, VAL, RolloutSchedule
+    from headrace.flows.schedule import RolloutSchedule
+    from headrace.flows.schedule_state import TRAIN, VAL
 
     stop = _StopHandler()
     own = config.rollout
