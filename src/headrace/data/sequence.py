@@ -176,6 +176,7 @@ def _sequence(
     log_probs = np.zeros(len(tokens), np.float32)
     versions = np.full(len(tokens), -1, np.int32)
     spans = []
+    extra = StepExtra()
     for index in chain:
         record = tree.records[index]
         head = record.head
