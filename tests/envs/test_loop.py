@@ -3,14 +3,22 @@ the trainer, evaluates, and finishes when the trainer does."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
+from tests.envs.kit import CountingEnv
+from tests.gateway.kit import serving
 
+from headrace import DataPool
+from headrace.api.app import create_app
+from headrace.api.settings import TrajectoryApiSettings
 from headrace.demo.model import build
+from headrace.envs import BaseEnvConfig
+from headrace.pool.scored.types import Registration
 from headrace.processes import Child, Processes
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "env_number.py"
@@ -76,3 +84,34 @@ def test_an_environment_feeds_headrace_train_without_a_call_by_hand(children: Pr
         assert api.get("/status").json()["current_step"] == STEPS
         answer = api.get("/status-env", params={"env_id": 0}).json()
     assert (answer["ended_at"], answer["current_step"]) == (STEPS, STEPS + 1)
+
+
+class EvaluatedEnv(CountingEnv):
+    """Notes the steps at which it is evaluated and saved."""
+
+    async def setup(self) -> None:
+        self.evaluated: list[int] = []
+        self.saved: list[int] = []
+
+    async def evaluate(self, *args: Any, **kwargs: Any) -> None:
+        self.evaluated.append(self.curr_step)
+
+    def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
+        self.saved.append(step)
+
+
+async def test_who_fetches_is_followed_to_its_end() -> None:
+    """It evaluates and saves by the steps of a trainer that knows nothing of environments but its registration."""
+    about = Registration("", "", 4, -1, "", 3, 0, 1000, batch_groups=2)
+    with DataPool() as pool, serving(create_app(pool, TrajectoryApiSettings(serve_channel="train"))) as address:
+        uuid = pool.desk_register(about).uuid
+        fields = {"group_size": 2, "status_poll_s": 0.01, "steps_per_eval": 3, "use_wandb": False}
+        env = EvaluatedEnv(BaseEnvConfig(rollout_server_url=address, **fields))
+        work = asyncio.create_task(env.env_manager())
+        for _ in range(3):
+            assert await pool.aio.fetch_batch(2) is not None
+        await pool.aio.desk_end(uuid)
+        await work
+        assert pool.desk_status().step == 3
+    assert (env.curr_step, env.evaluated, env.saved) == (3, [3], [3])
+    assert env.config.batch_size == 4
