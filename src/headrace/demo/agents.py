@@ -34,7 +34,7 @@ class TryAgain(Exception):
     """No answer, or one that asks to retry (429, 5xx)."""
 
 
-class GatewayRefused(Exception):
+class DemoCallRefused(Exception):
     """An error answer that a retry would not change."""
 
 
@@ -54,7 +54,7 @@ class GatewayConnection:
         self._used = 0.0
 
     async def post(self, path: str, value: Any) -> Any:
-        """Posts a JSON value; returns the answer's JSON. Raises `TryAgain` or `GatewayRefused`."""
+        """Posts a JSON value; returns the answer's JSON. Raises `TryAgain` or `DemoCallRefused`."""
         return await self._ask("POST", path, orjson.dumps(value))
 
     async def get(self, path: str) -> Any:
@@ -78,7 +78,7 @@ class GatewayConnection:
         if status == 200:
             return orjson.loads(data)
         said = f"{path} was answered {status}: {data[:300].decode(errors='replace')}"
-        raise TryAgain(said) if status >= 500 or status == 429 else GatewayRefused(said)
+        raise TryAgain(said) if status >= 500 or status == 429 else DemoCallRefused(said)
 
     async def _exchange(self, request: bytes) -> tuple[int, bytes]:
         loop = asyncio.get_running_loop()
@@ -236,7 +236,7 @@ class Agents:
             group, uid = games.group_uid(self._seed, number), games.trajectory_uid(self._seed, number, rollout)
             try:
                 await agent.play(game, f"/{uid}/{group}")
-            except (TryAgain, GatewayRefused) as error:
+            except (TryAgain, DemoCallRefused) as error:
                 self.counters.given_up += 1
                 print(f"gave up game {rollout} of group {group}: {error}", flush=True)
                 self._supply.ended(number, kept=False)
@@ -252,7 +252,7 @@ class Agents:
         none is opened."""
         try:
             stats = await self._asking.get("/pool/stats?channel=train")
-        except (TryAgain, GatewayRefused):
+        except (TryAgain, DemoCallRefused):
             await asyncio.sleep(COUNTERS_WRITE_S)
             return self._at_once
         return int(stats["groups"]["ready"])
