@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -39,6 +40,7 @@ class RolloutCommand(CommandModel):
         from headrace.flows.rollout_config import RolloutConfig
 
         log_to_stderr()
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # agents' SDKs: a line for every call
         config = RolloutConfig.read(self.config)
         if self.state is not None:
             given = config.rollout.model_copy(update={"state": self.state.absolute()})
