@@ -161,7 +161,8 @@ async def test_while_it_waits_for_a_trainer_it_says_once_where_and_how_one_is_st
         await api.until(lambda: [what for what, _ in api.asked].count("register") >= 4)
     (said,) = [record.message for record in caplog.records if "waiting for a trainer" in record.message]
     assert api.address in said
-    assert "examples/atropos_trainer.py" in said
+    assert "headrace train" in said
+    assert "--serve-channel" in said
 
 
 async def test_a_second_signal_interrupts_code_that_does_not_let_the_loop_run() -> None:

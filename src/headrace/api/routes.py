@@ -105,7 +105,10 @@ class Routes:
         held = (await self._pool.desk_info()).registration
         if held is None:
             return json_response({"group": None, "project": None})
-        return json_response({"group": held.wandb_group or None, "project": held.wandb_project or None})
+        group, project = held.wandb_group, held.wandb_project
+        if held.batch_groups is not None:  # a trainer of ours leaves out what it does not have; others' words stay
+            return json_response({"group": group or None, "project": project or None})
+        return json_response({"group": group, "project": project})
 
     async def batch(self, request: Request) -> ApiResponse:
         await raw_body(request, self._settings.max_body_mb)  # nobody sends one; until it is read, nobody can hang up

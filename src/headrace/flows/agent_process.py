@@ -350,6 +350,8 @@ class ForkServer:
                     waiting.set_result((reader, writer))
         except OSError as error:
             log.debug("an agent's process was lost: %s", error)
+        except asyncio.CancelledError:
+            pass  # the loop ends: asyncio's own callback would tell of it as of an error
 
     async def _hear(self, reader: asyncio.StreamReader) -> None:
         """What the forking process tells, until it is gone."""

@@ -43,7 +43,7 @@ FINAL = frozenset({"no_reward_worker"})
 class GatewayRefused(HeadraceError):
     """A gateway's answer that is not 200: its status, and the code that it has for what was wrong."""
 
-    code = "gateway_refused"
+    code = "refused_by_gateway"
 
     def __init__(self, message: str, status: int = 0, refusal: str = "") -> None:
         super().__init__(message)

@@ -115,7 +115,7 @@ class MarkComplete(Change[Completion], frozen=True):
 
 
 class MarkCompleteInTime(Change[bool], frozen=True):
-    """`complete` for those who only ask whether it was in time: true, or false where unknown or late."""
+    """`complete` for those who only ask whether it was in time: true, or false where unknown, late or too short."""
 
     name = MarkComplete.name
     any_channel = True
@@ -123,9 +123,10 @@ class MarkCompleteInTime(Change[bool], frozen=True):
     trajectory_uid: str
     reward: float | None = None
     channel: str | None = DEFAULT_CHANNEL
+    min_steps: int = 0
 
     def plan(self, state: State, now: float) -> Plan:
-        return MarkComplete(self.trajectory_uid, self.reward, self.channel).plan(state, now)
+        return MarkComplete(self.trajectory_uid, self.reward, self.channel, self.min_steps).plan(state, now)
 
     def result(self, caller: Any, answer: Completion) -> bool:
         return answer.status == "ok"
