@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.data.trajectory import Trajectory
@@ -89,9 +89,17 @@ class RewardLoop:
         for channel in self._channels:
             await self._asked(partial(self._pool.configure, channel, require_reward=True))
         ready()
-        async with asyncio.TaskGroup() as tasks:
-            for channel in self._channels:
-                tasks.create_task(self._watch(channel, tasks))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for channel in self._channels:
+                    tasks.create_task(self._watch(channel, tasks))
+        except* HeadraceError as refused:
+            raise refused.exceptions[0] from None
+
+    def told(self) -> dict[str, Any]:
+        """What came of all that was taken in hand so far: `counts`, and `failures` by reason."""
+        names = ("scored", "kept", "late", "quarantined", "waited")
+        return {**{name: self.counts[name] for name in names}, "failures": dict(self.failures)}
 
     async def _watch(self, channel: str, tasks: asyncio.TaskGroup) -> None:
         """Takes what comes to wait for a reward in hand, in its order, as far as there is room."""
@@ -100,7 +108,7 @@ class RewardLoop:
             await self._room.acquire()
             self._room.release()
             page = await self._asked(
-                partial(self._pool.unscored, channel, limit=self._concurrency, after=cursor, timeout=WAIT_S)
+                partial(self._pool.unscored, channel, limit=self._concurrency, after=cursor, wait_s=WAIT_S)
             )
             cursor = page["next"]
             for row in page["items"]:
@@ -140,8 +148,8 @@ class RewardLoop:
         """Scores a trajectory and tells the pool; why it could not be scored, else None."""
         try:
             samples = self._samples(trajectory)
-        except HeadraceError as error:
-            return RewardFailure(str(error), again=False)
+        except Exception as error:  # templates and parsers of strangers may raise anything, at this trajectory alone
+            return RewardFailure(f"it cannot be read back: {type(error).__name__}: {error}", again=False)
         scores: list[Score] = []
         for found in await self._worker.score(samples):
             if isinstance(found, RewardFailure):
@@ -173,7 +181,8 @@ class RewardLoop:
         indices = [sample.step_index or 0 for sample in samples]
         rewards = {index: score.value for index, score in zip(indices, scores, strict=True)}
         info = {index: score.extra_info for index, score in zip(indices, scores, strict=True)}
-        return await self._pool.reward_steps(uid, rewards, channel, source=SOURCE, info=info)
+        told = await self._pool.reward_steps(uid, rewards, channel, source=SOURCE, info=info)
+        return next((status for status in ("late", "ok") if status in told.values()), "kept")
 
     async def _quarantine(self, trajectory: Trajectory, failure: RewardFailure) -> None:
         reason = f"reward: {failure}"[:MAX_REASON_CHARACTERS]

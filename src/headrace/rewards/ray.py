@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -22,9 +22,13 @@ import ray.exceptions as rayerr
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.net.ray_cluster import LOST_ANSWERS, ActorAddress, cause_of, join_cluster
 from headrace.net.supervised import Supervised
+from headrace.pool.connect import connect
 from headrace.rewards.config import RewardConfig
+from headrace.rewards.loop import PATIENCE_S, RewardLoop
+from headrace.rewards.recorded import SampleReader
 from headrace.rewards.sample import Reason, RewardFailure, Sample, Score
 from headrace.rewards.worker import LocalRewardWorker
+from headrace.tokens import load_renderer
 
 #: How often Ray sends a call again that its actor died under. Scoring twice does no harm, and a sample that kills its
 #: actor must not do so for ever.
@@ -46,6 +50,7 @@ class WatchedPool(msgspec.Struct, frozen=True):
     channels: tuple[str, ...]
     tokenizer_path: str
     key: str | None = None
+    patience_s: float = PATIENCE_S
 
 
 class RewardLoopWorker:
@@ -56,7 +61,7 @@ class RewardLoopWorker:
         self._tasks = _Background()
         self._worker = self._tasks.call(_made(config)).result()
         self._loop: Supervised | None = None
-        self._counts: Any = lambda: {}
+        self._told: Callable[[], dict[str, Any]] = dict
         if watched is not None:
             self._tasks.call(self._watch(watched, config)).result()
 
@@ -70,24 +75,25 @@ class RewardLoopWorker:
 
     async def state(self) -> dict[str, Any]:
         """What the loop has counted so far, and its process."""
-        return {"process_id": os.getpid(), "loop": self._counts(), "trouble": self._loop and self._loop.trouble}
+        return {"process_id": os.getpid(), "loop": self._told(), "trouble": self._loop and self._loop.trouble}
 
     async def close(self) -> None:
         """Ends the loop and lets go of connections: the last call before the actor is killed for good."""
         await asyncio.wrap_future(self._tasks.call(self._close()))
 
     async def _watch(self, watched: WatchedPool, config: RewardConfig) -> None:
-        from headrace.pool.connect import connect
-        from headrace.rewards.loop import RewardLoop
-        from headrace.rewards.recorded import SampleReader
-        from headrace.tokens import load_renderer
-
         reader = SampleReader(load_renderer(watched.tokenizer_path), config.ground_truth)
         pool = connect(watched.address, key=watched.key)
         loop = RewardLoop(
-            pool, self._worker, reader, channels=watched.channels, on=config.on, concurrency=config.concurrency
+            pool,
+            self._worker,
+            reader,
+            channels=watched.channels,
+            on=config.on,
+            concurrency=config.concurrency,
+            patience_s=watched.patience_s,
         )
-        self._counts = lambda: {**loop.counts, "failures": dict(loop.failures)}
+        self._told = loop.told
         self._loop = Supervised("the reward loop", loop.run)
         self._loop.start()
 
@@ -198,4 +204,3 @@ def stop_reward_worker(where: ActorAddress) -> bool:
         pass  # it is going either way, and keeps nothing
     ray.kill(handle, no_restart=True)
     return True
-
