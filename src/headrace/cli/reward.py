@@ -124,6 +124,7 @@ class RewardStartCommand(CommandModel):
         reader = _reader(self.tokenizer_path or "", config)
         pool = connect(self.pool, key=pool_key(self.key), retry_s=RETRY_S)
         worker = LocalRewardWorker(config)
+        await worker.ready()
         loop = RewardLoop(
             pool,
             worker,
