@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.pool.kit import SOON, Clock, Threads, fetched, group, prompts, step, until_blocked
 
-from headrace import DataPool
+from headrace import DataPool, Step
 from headrace.pool.errors import PoolClosed
 from headrace.pool.operation import Operation
 from headrace.pool.operations import OPERATIONS
