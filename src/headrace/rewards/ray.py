@@ -29,7 +29,7 @@ from headrace.rewards.recorded import SampleReader
 from headrace.rewards.sample import Reason, RewardFailure, Sample, Score
 from headrace.rewards.source import Outcome
 from headrace.rewards.worker import LocalRewardWorker
-from headrace.tokens import load_renderer
+from headrace.tokens import do_without_torch, load_renderer
 
 #: How often Ray sends a call again that its actor died under. Scoring twice does no harm, and a sample that kills its
 #: actor must not do so for ever.
@@ -66,6 +66,7 @@ class RewardLoopWorker:
         self._loop: Supervised | None = None
         self._told: Callable[[], dict[str, Any]] = dict
         if watched is not None:
+            do_without_torch()  # functions of users run in processes of their own, which may have it
             self._tasks.call(self._watch(watched, config)).result()
 
     async def score(self, samples: list[Sample]) -> list[Score | tuple[str, Reason, str, bool]]:
