@@ -27,6 +27,7 @@ from headrace.gateway.outbox import RETRY_INTERVAL_S
 from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
 from headrace.gateway.request import CallReader
+from headrace.gateway.scoring import RewardScoring
 from headrace.gateway.served_model import RendererCache, ServedModel, SharedServices
 from headrace.gateway.sessions import Session, Sessions
 from headrace.gateway.settings import GatewaySettings
@@ -71,6 +72,7 @@ class Gateway:
         self.redaction = None if settings.redact is None else Redaction(settings.redact, self.counters)
         shared = SharedServices(pool, self.sessions, self.recorder, self.counters, self.redaction, RendererCache())
         self.models = Models(settings, shared)
+        self.scoring = RewardScoring(settings, self.counters)
         self.loaded: Callable[[], None] = lambda: None  # told once the tokenizer is there
         self.dropping: Callable[[str], None] = lambda uid: None  # told of what is dropped
         self.others: OtherWorkers | None = None  # the other workers, where this process is one of several
@@ -79,7 +81,7 @@ class Gateway:
         self.supervised: list[Supervised] = []  # its own tasks, and those of parts that come and go with it
         self._with_pool: list[Callable[[], Awaitable[None]]] = [self._share_channels]
         self._pool_away: str | None = None  # at the start; later the outbox says so
-        self._pool_failure: Exception | None = None
+        self._failure: Exception | None = None  # of the pool, or of the reward
 
     # -- its life ------------------------------------------------------------------------------------------------------
 
@@ -118,6 +120,7 @@ class Gateway:
             log.error("%d steps did not reach the pool", left)
         for task in self.supervised:
             await task.stop()
+        await self.scoring.close()
         await self.models.close()
         self.reader.close()
 
@@ -143,13 +146,14 @@ class Gateway:
                 return
 
     async def _load(self) -> None:
-        if isinstance(self.pool, RemotePool):
-            try:
+        try:
+            await self.scoring.ready()
+            if isinstance(self.pool, RemotePool):
                 await self._find_pool(self.pool)
                 await self._begin_with_pool()
-            except HeadraceError as error:
-                self._pool_failure = error
-                return
+        except HeadraceError as error:
+            self._failure = error
+            return
         await self.models.load()
         if any(model.loaded for model in self.models):
             self.loaded()
@@ -169,8 +173,8 @@ class Gateway:
     @property
     def why_not_ready(self) -> str | None:
         """Why calls are not taken now, as `/ready` says it; None where they are."""
-        if self._pool_failure is not None:
-            return f"Gateway not ready: {self._pool_failure}"
+        if self._failure is not None:
+            return f"Gateway not ready: {self._failure}"
         if self._pool_away is not None:
             return f"Gateway not ready ({self._pool_away})"
         return next((why for model in self.models if (why := model.why_not_ready) is not None), None)
@@ -185,7 +189,7 @@ class Gateway:
     @property
     def failure(self) -> Exception | None:
         """Why calls will never be taken."""
-        return self._pool_failure or next((model.failure for model in self.models if model.failure is not None), None)
+        return self._failure or next((model.failure for model in self.models if model.failure is not None), None)
 
     @property
     def trouble(self) -> str | None:
