@@ -1,0 +1,304 @@
+"""One run: starts its processes, watches them until the trainer has made its steps, ends them and reports.
+
+Everything that happens in between is in files below the run's folder, which this module reads: the trainer's metrics,
+the results of evaluations, the processes' logs.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import orjson
+import yaml
+from rich.console import Console
+
+from headrace.data.errors import HeadraceError
+from headrace.processes import Child, ChildDied, Processes
+from headrace.run import folder
+from headrace.run.config import RunConfig
+from headrace.run.evaluation import EvaluationResult, read_results
+from headrace.run.plan import EVALUATIONS, LOGS, TRAINER, RunPlan, Service, plan
+from headrace.run.progress import RunProgress, rounded
+from headrace.run.report import write_report
+from headrace.run.stack import GatewayHold, Stack, reserved_ports
+from headrace.run.view import RunView
+
+#: Seconds between two looks at the run.
+REFRESH_S = 0.25
+
+
+class StartLog:
+    """Prints what happens to a run's processes, a line each, with the seconds since it began."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._began = time.monotonic()
+
+    def tell(self, name: str, words: str) -> None:
+        """Prints what is to be said of a process."""
+        self.say(f"{self.seconds:6.1f} s  {name:<9} {words}")
+
+    def say(self, words: str) -> None:
+        """Prints a line."""
+        self.console.print(words, markup=False, highlight=False, soft_wrap=True)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+
+class TrainingRun:
+    """A run in its folder: `learn` does all of it, `verdict` says what it came to."""
+
+    def __init__(self, config: RunConfig, base: Path, run: Path, console: Console) -> None:
+        self.config = config
+        self.base = base
+        self.run = run
+        self.log = StartLog(console)
+        self.progress = RunProgress(run / TRAINER)
+        self.cpu_s: dict[str, float] = {}
+        self.restarts: dict[str, int] = {}
+
+    def learn(self, *, resume: bool) -> None:
+        """Starts all processes, waits until the trainer has ended by itself, evaluates before and after where there is
+        held-out data, and ends them. Raises `ChildDied`, with everything ended."""
+        with ExitStack() as ending:
+            held = ending.enter_context(folder.locked(self.run))
+            count = 0 if self.config.servers.addresses else self.config.servers.count
+            ports = ending.enter_context(reserved_ports(count, self.config.gateway.port))
+            planned = plan(self.config, self.base, self.run, ports, resume=resume)
+            planned.write(self.run)
+            processes = ending.enter_context(Processes(self.run / LOGS, held=[held]))
+            try:
+                self._watch(planned, processes)
+            except KeyboardInterrupt:
+                self.log.say("Stopping: the trainer ends its step and keeps a checkpoint (Ctrl-C again: at once)")
+                raise
+            while processes.children:
+                processes.end(processes.children[-1])
+            self.cpu_s = processes.cpu_s
+
+    def _watch(self, planned: RunPlan, processes: Processes) -> None:
+        calls = GatewayHold(planned.gateway)
+        addresses = {service.name: service.health or "" for service in planned.services}
+
+        def died(service: Service) -> None:
+            if service.takes_with:  # a rollout server: it comes back with the first weights
+                calls.hold()
+
+        def back(service: Service) -> None:
+            if service.takes_with:
+                calls.take_back(addresses[service.name])
+
+        stack = Stack(planned.services, processes, self.log.tell, died=died, back=back)
+        player = planned.services[-1].name
+        evaluations = Evaluations(self.config, self.base, self.run, planned, processes)
+        self.restarts = stack.restarts
+        if evaluations.due_first:
+            stack.hold(player)
+        with self.log.console.status("", spinner_style="dim") as status:
+
+            def starting() -> None:
+                status.update(f"{self.log.seconds:6.1f} s  waiting for {', '.join(stack.waiting_for)}")
+
+            self._until(stack, lambda: stack.is_ready("trainer") or stack.has_ended("trainer"), starting)
+            if evaluations.due_first:
+                self.log.tell("held-out", "is played before anything is learned")
+                evaluations.begin(0)
+                self._until(stack, evaluations.is_over)
+                self.log.tell("held-out", evaluations.told(0))
+        stack.release(player)
+        with RunView(self.log.console, self.progress, self.config.train.steps) as view:
+
+            def learning() -> None:
+                if self.progress.refresh() or self.log.console.is_terminal:
+                    view.update()
+                evaluations.follow(len(self.progress.rows))
+                view.doing = evaluations.doing
+
+            self._until(stack, lambda: stack.has_ended("trainer"), learning)
+            self.progress.refresh()
+            view.finish()
+        stack.end(player)
+        if evaluations.wanted:
+            self._until(stack, evaluations.is_over)
+            evaluations.begin(len(self.progress.rows))
+            self.log.tell("held-out", "is played with what was learned")
+            self._until(stack, evaluations.is_over)
+            self.log.tell("held-out", evaluations.told(len(self.progress.rows)))
+
+    def _until(self, stack: Stack, met: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
+        while not met():
+            stack.look()
+            meanwhile()
+            time.sleep(REFRESH_S)
+
+    def verdict(self, seconds: float) -> dict[str, Any]:
+        """The result: the JSON object of the last line, but for the report."""
+        progress = self.progress
+        found: dict[str, Any] = {
+            "reward_start": rounded(progress.reward_start),
+            "reward_end": rounded(progress.reward_end),
+            "steps": len(progress.rows),
+            "seconds": round(seconds, 1),
+        }
+        if held_out := self.held_out():
+            found |= {"held_out_start": rounded(held_out[0].mean), "held_out_end": rounded(held_out[-1].mean)}
+        return found | {
+            "staleness_mean": rounded(progress.mean("staleness_mean")),
+            "logprob_gap_max": progress.most("logprob_gap_max"),
+            "restarts": sum(self.restarts.values()),
+        }
+
+    def held_out(self) -> list[EvaluationResult]:
+        """The evaluations of this run, by their steps."""
+        return read_results(self.run / EVALUATIONS)
+
+
+class Evaluations:
+    """Plays the held-out data beside a run, one evaluation at a time, each a process of its own."""
+
+    def __init__(self, config: RunConfig, base: Path, run: Path, planned: RunPlan, processes: Processes) -> None:
+        self._config, self._base, self._run = config, base, run
+        self._planned, self._processes = planned, processes
+        self._child: Child | None = None
+        self._step = -1
+        #: Whether there is held-out data to play.
+        self.wanted = config.data is not None and config.data.val is not None
+        #: Whether it is to be played before anything is learned.
+        self.due_first = self.wanted and not self._file(0).exists()
+
+    def begin(self, step: int, *, rows: int | None = None) -> None:
+        """Starts the evaluation that stands for a step; so many rows of it, where that is given."""
+        assert self._config.data is not None
+        self._step = step
+        into = self._file(step)
+        config = {
+            "base": str(self._base),
+            "gateway": self._planned.gateway,
+            "pool": self._planned.pool,
+            "data": self._config.data.model_dump(mode="json", exclude_defaults=True),
+            "agent": self._config.agent.model_dump(mode="json", exclude_defaults=True),
+            # Another name each time: an evaluation that was killed has left trajectories behind.
+            "name": f"evaluation-{step}-{time.time_ns():x}",
+            "into": str(into),
+            "step": step,
+            "concurrency": self._config.rollout.concurrency,
+            "by": self._config.report_by,
+            "pass_reward": self._config.pass_reward,
+            **({"rows": rows} if rows is not None else {}),
+        }
+        file = self._run / "evaluation.yaml"
+        file.write_text(yaml.safe_dump(config, sort_keys=False))
+        self._child = self._processes.start("evaluation", "headrace.run.evaluation", file)
+
+    def follow(self, step: int) -> None:
+        """Starts the evaluation that is due after so many steps, where none runs."""
+        every = self._config.train.validate_every
+        if self.wanted and every and step and self.is_over() and step // every > max(self._step, 0) // every:
+            self.begin(step)
+
+    def is_over(self) -> bool:
+        """Whether none runs. Raises `ChildDied` where the last one failed."""
+        if self._child is None:
+            return True
+        code = self._child.code()
+        if code is None:
+            return False
+        child, self._child = self._child, None
+        self._processes.end(child)
+        if code:
+            child.check()
+        return True
+
+    @property
+    def doing(self) -> str:
+        """What is played now, as a phrase; empty: nothing."""
+        return f"held-out data is played, after step {self._step}" if self._child is not None else ""
+
+    def told(self, step: int) -> str:
+        """What the evaluation of a step came to, in words."""
+        found = msgspec.json.decode(self._file(step).read_bytes(), type=EvaluationResult)
+        mean = f"{found.mean:.3f}" if found.mean is not None else "unknown"
+        failed = f", {found.failed} of {found.rollouts} failed" if found.failed else ""
+        return f"score {mean} over {found.rollouts} rollouts of {found.rows} rows{failed}"
+
+    def _file(self, step: int) -> Path:
+        return self._run / EVALUATIONS / f"step-{step}.json"
+
+
+def execute(file: Path, config: RunConfig, run: Path, *, resume: bool = False, console: Console | None = None) -> bool:
+    """Runs a file and prints its result, one JSON object, as the last line. Returns whether something was learned.
+
+    Where it is interrupted or one of its processes cannot be kept up, the others are ended, and the message names the
+    command that resumes it.
+    """
+    began = time.monotonic()
+    console = console or Console()
+    base, run = file.absolute().parent, run.absolute()
+    dumped = config.model_dump(mode="json")
+    kept = folder.resume(run, dumped) if resume else folder.begin(run, dumped)
+    training = TrainingRun(config, base, run, console)
+    going_on = resuming(file, run)
+    training.log.say(f"Headrace: {_shown(file)}; the run is {_shown(run)}")
+    ended = 0
+    try:
+        training.learn(resume=resume)
+        ended = len(training.progress.rows)
+    except ChildDied as error:
+        if error.tail:
+            training.log.say(error.tail)
+        raise HeadraceError(f"{error} (its log is in {run / LOGS}); go on with: {going_on}") from None
+    except KeyboardInterrupt:
+        training.log.say(f"Stopped after {len(training.progress.rows)} steps. Go on with: {going_on}")
+        raise
+    finally:
+        seconds = kept.seconds + time.monotonic() - began
+        if (run / folder.STATE_FILE).exists():
+            msgspec.structs.replace(kept, seconds=round(seconds, 1), ended=ended).write(run)
+    verdict = training.verdict(seconds)
+    page = write_report(
+        *(run, f"Headrace run: {file.absolute().parent.name}", training.progress, verdict, training.held_out()),
+        *(training.cpu_s, yaml.safe_dump(dumped, sort_keys=False)),
+    )
+    learned = sum(row["tokens"] for row in training.progress.rows) > 0
+    for line in _closing(verdict, page, run, learned=learned):
+        training.log.say(line)
+    sys.stdout.flush()
+    print(orjson.dumps({**verdict, "report": str(page)}).decode(), flush=True)  # not rich's: it would be wrapped
+    return learned
+
+
+def _closing(verdict: dict[str, Any], page: Path, run: Path, *, learned: bool) -> list[str]:
+    """Lines that tell the result and where to read about it."""
+    start, end = verdict["reward_start"], verdict["reward_end"]
+    if not learned:
+        first = f"Nothing was learned in {verdict['steps']} steps; why is in {_shown(run / LOGS / 'trainer.log')}"
+    else:
+        first = (
+            f"{verdict['steps']} steps in {verdict['seconds']:.0f} s: reward {start:.3f} at the start, {end:.3f} at the end"
+        )
+    return [
+        first,
+        f"Report:      {_shown(page)}",
+        f"Checkpoints: {_shown(run / TRAINER / 'checkpoints')}",
+        f"Look:        headrace pool stats {shlex.quote(_shown(run / 'journal'))}",
+    ]
+
+
+def resuming(file: Path, run: Path) -> str:
+    """The command that resumes a run."""
+    return f"headrace run {shlex.quote(_shown(file))} --resume --run-dir {shlex.quote(_shown(run))}"
+
+
+def _shown(path: Path) -> str:
+    """A path relative to the current folder where it is below it."""
+    path = path.absolute()
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
