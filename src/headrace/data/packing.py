@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -264,6 +264,14 @@ def unpack(record: Record, prompt: Buffer | None, blobs: dict[bytes, Buffer]) ->
     head, own = record.head, ids_array(record.ids)
     whole = own[: head.n_prompt] if prompt is None else ids_array(prompt)
     return _step(head, whole, own[head.n_prompt :], floats_array(record.log_probs), blobs)
+
+
+def inherit_metadata(steps: Iterable[Step], metadata: dict[str, Any]) -> None:
+    """Gives unpacked steps their trajectory's metadata; what a step says itself goes before. The values are shared
+    between the steps, and nobody changes them."""
+    if metadata:
+        for step in steps:
+            _force(step, "metadata", {**metadata, **step.metadata})
 
 
 def unpack_block(block: Block) -> list[Step]:

@@ -22,7 +22,7 @@ from headrace.data.block import (
 )
 from headrace.data.frame import Buffer
 from headrace.data.packing import attach
-from headrace.data.step import FloatArray, IntArray
+from headrace.data.step import REWARD_INFO, REWARD_SOURCE, FloatArray, IntArray
 from headrace.data.tree import TokenTree
 
 
@@ -49,8 +49,10 @@ class Sequence:
     """Tokens of one path. The arrays have one entry for each token.
 
     `log_probs` is 0 for context and NaN for a sampled token whose log-prob was not recorded; `versions` is -1 for
-    context. `reward` is the whole trajectory's: an outcome reaches every branch. `multi_modal_data` is that of its last
-    step that has any: of the Gateway's steps, every image of the prompt and where in `tokens` it stands.
+    context. `reward` is the whole trajectory's: an outcome reaches every branch. `metadata` is the trajectory's, with
+    whom the path's last reward is from and what it was made of (`reward_source`, `reward_extra_info`) where that is
+    known. `multi_modal_data` is that of its last step that has any: of the Gateway's steps, every image of the prompt
+    and where in `tokens` it stands.
     """
 
     tokens: IntArray
@@ -173,10 +175,13 @@ def _sequence(
     log_probs = np.zeros(len(tokens), np.float32)
     versions = np.full(len(tokens), -1, np.int32)
     spans = []
+    about: dict[str, Any] = {}
     for index in chain:
         record = tree.records[index]
         head = record.head
         extra = head.unpack_extra()
+        if head.reward is not None:
+            about = {name: extra.metadata[name] for name in (REWARD_SOURCE, REWARD_INFO) if name in extra.metadata}
         start, end = record.end - head.n_response, record.end
         mask[start:end] = index in fresh
         log_probs[start:end] = floats_array(record.log_probs) if head.has_log_probs else np.nan
@@ -195,4 +200,5 @@ def _sequence(
                 temperature=_temperature(extra),
             )
         )
-    return Sequence(tokens, mask, log_probs, versions, trajectory_uid, prompt_uid, reward, tuple(spans), None, metadata)
+    told = {**metadata, **about} if about else metadata
+    return Sequence(tokens, mask, log_probs, versions, trajectory_uid, prompt_uid, reward, tuple(spans), None, told)

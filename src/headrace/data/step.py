@@ -24,6 +24,8 @@ INT32_MAX = 2**31 - 1
 MAX_UID_CHARACTERS = 512
 #: Levels that metadata may nest: what nests deeper, some decoder here would not read back.
 MAX_METADATA_DEPTH = 100
+#: Where a step's metadata says who its reward is from, and what the reward was made of.
+REWARD_SOURCE, REWARD_INFO = "reward_source", "reward_extra_info"
 
 _force = msgspec.structs.force_setattr
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from headrace.data.frame import Buffer
-from headrace.data.packing import unpack
+from headrace.data.packing import inherit_metadata, unpack
 from headrace.data.sequence import Sequence, parents_of, sequences_of
 from headrace.data.step import Step
 from headrace.data.tree import TokenTree
@@ -34,7 +34,15 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     @property
     def steps(self) -> list[Step]:
-        """Every step, quarantined ones too, by index, each with its full prompt."""
+        """Every step, quarantined ones too, by index, each with its full prompt and with the trajectory's metadata
+        beside its own, which goes before."""
+        steps = self.own_steps
+        inherit_metadata(steps, self.metadata)
+        return steps
+
+    @property
+    def own_steps(self) -> list[Step]:
+        """The same steps with nothing but their own metadata, as they were submitted."""
         tree = self.tree
         return [
             unpack(record, tree.prompt(index) if record.head.base >= 0 else None, self.blobs)

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import hmac
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 
 from headrace.data.errors import InvalidInput
+from headrace.data.step import REWARD_INFO, REWARD_SOURCE
 from headrace.gateway.config_files import UID_SEPARATOR, read_tenants
 from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import Refusal
@@ -128,6 +130,11 @@ class Access:
         if not opened or max(opened) < needed:
             raise Unauthorized(_wanted(needed, Role.ADMIN in self._keys))
         return self._callers[max(opened)]
+
+
+def tells_reward(metadata: Mapping[str, Any] | None) -> bool:
+    """Whether metadata says who a reward is from, or what it was made of: that needs the key that a reward needs."""
+    return metadata is not None and not metadata.keys().isdisjoint((REWARD_SOURCE, REWARD_INFO))
 
 
 def _digest(key: bytes) -> bytes:

@@ -189,6 +189,7 @@ def _add_routes(app: GatewayApp, gateway: Gateway, live: LiveConversations | Non
         ("register_trajectory", trajectories.register_trajectory, bodies.RegisterTrajectoryBody),
         ("reward", trajectories.reward, bodies.RewardBody),
         ("complete_trajectory", trajectories.complete_trajectory, bodies.CompleteTrajectoryBody),
+        ("fail_trajectory", trajectories.fail_trajectory, bodies.FailTrajectoryBody),
     ):
         for prefix in ("/v1", ""):
             add_plain("POST", f"{BASE_PATH}{prefix}/{name}", handler, body, aliased=not prefix)
@@ -198,6 +199,8 @@ def _add_routes(app: GatewayApp, gateway: Gateway, live: LiveConversations | Non
     add_plain("POST", "/init_trajectory", trajectories.init_trajectory, bodies.InitTrajectoryBody)
     complete = trajectories.complete_trajectory
     add_plain("POST", "/complete_trajectory/{trajectory_uid}", complete, bodies.CompleteTrajectoryBody)
+    fail = trajectories.fail_trajectory
+    add_plain("POST", "/fail_trajectory/{trajectory_uid}", fail, bodies.FailTrajectoryBody)
     add_plain("POST", "/generate", white.generate, bodies.GenerateBody)
     add_plain("POST", "/submit_steps", white.submit_steps, bodies.SubmitStepsBody)
     add_plain("POST", "/compute_reward", white.compute_reward, bodies.ComputeRewardBody)

@@ -19,6 +19,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "steps": ("steps handed over, by channel", ("channel",)),
     "quarantined": ("steps that must not be trained on, by reason", ("channel", "reason")),
     "redacted": ("steps that --redact dropped, or failed at", ("channel", "why")),
+    "failed": ("trajectories that were said to have failed, in time or not", ("status",)),
     "late": ("steps of trajectories that had ended", ("channel",)),
     "lost": ("steps that could not be kept", ("channel", "reason")),
     "unrecorded": ("calls that made no step, by why", ("reason",)),

@@ -14,7 +14,7 @@ from headrace.pool.operation import Completion
 
 
 class PerModelTrajectories:
-    """Moves, rewards and ends an agent's trajectory together with those of the other models under it."""
+    """Moves, rewards, ends and fails an agent's trajectory together with those of the other models under it."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._pool = gateway.pool.aio
@@ -43,12 +43,15 @@ class PerModelTrajectories:
             await self._pool.open(there.uid, prompt, goes, metadata, n_rollouts, move=moves, keep=keep)
             there.channel, there.prompt_uid = goes, prompt
 
-    async def reward(self, uid: str, reward: float, index: int | None) -> str:
+    async def reward(
+        self, uid: str, reward: float, index: int | None, source: str | None = None, info: dict[str, Any] | None = None
+    ) -> str:
         """Sets the reward of a step of the agent's trajectory; without an index, of the last step of each model's."""
         others = self._default.others if index is None else ()
-        paid = [status for model in others if (status := await self._rewarded(model.uid_of(uid), reward))]
+        told = [await self._rewarded(model.uid_of(uid), reward, source, info) for model in others]
+        paid = [status for status in told if status is not None]
         try:
-            return await self._pool.reward(uid, reward, index)
+            return await self._pool.reward(uid, reward, index, source=source, info=info)
         except NotFound:
             if not paid:
                 raise
@@ -74,9 +77,15 @@ class PerModelTrajectories:
             done.insert(0, await self._pool.complete(uid, reward))
         return Completion(done[0].status, sum(each.steps for each in done))
 
-    async def _rewarded(self, uid: str, reward: float) -> str | None:
+    async def fail(self, uid: str, reason: str) -> Completion:
+        """Fails all of them; the steps are those of all together."""
+        others = [await self._pool.fail(model.uid_of(uid), reason) for model in self._default.others]
+        failed = await self._pool.fail(uid, reason)
+        return Completion(failed.status, sum(each.steps for each in (failed, *others)))
+
+    async def _rewarded(self, uid: str, reward: float, source: str | None, info: dict[str, Any] | None) -> str | None:
         try:
-            return await self._pool.reward(uid, reward)
+            return await self._pool.reward(uid, reward, source=source, info=info)
         except NotFound:
             return None
 

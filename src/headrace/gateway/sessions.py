@@ -164,12 +164,13 @@ class Session:
     def of(cls, trajectory: Trajectory) -> Session:
         """The session of a trajectory as the pool holds it."""
         session = cls(trajectory.uid, trajectory.prompt_uid, trajectory.channel, forced_sampling(trajectory.metadata))
-        session.read(trajectory.steps)
+        session.read(trajectory.own_steps)
         session.complete = trajectory.complete
         return session
 
     def read(self, steps: Iterable[Step]) -> None:
-        """Reads the steps that the pool has; what was handed over and is not in the pool yet stays."""
+        """Reads the steps that the pool has, with nothing but their own metadata: a row's fields are not the gateway's.
+        What was handed over and is not in the pool yet stays."""
         steps = list(steps)
         there = {step.step_index for step in steps}
         before, self.history = self.history, History.from_steps(steps)
@@ -291,14 +292,14 @@ class Sessions:
         await self._flushed(session.uid)
         trajectory = await self._pool.trajectory(session.uid, session.channel)
         before = session.tokens
-        session.read(trajectory.steps)
+        session.read(trajectory.own_steps)
         session.complete = trajectory.complete
         self._tokens += session.tokens - before
 
     async def recorded(self, session: Session) -> list[Step]:
-        """What the pool has of a trajectory, whoever sampled it."""
+        """What the pool has of a trajectory, whoever sampled it, with nothing but the steps' own metadata."""
         await self._flushed(session.uid)
-        return list((await self._pool.trajectory(session.uid, session.channel)).steps)
+        return (await self._pool.trajectory(session.uid, session.channel)).own_steps
 
     def add(self, session: Session) -> Session:
         """Takes in a session; the one that is known under its uid already, where there is one."""

@@ -113,6 +113,17 @@ def _completed(state: State, channel: Channel, fact: f.Completed, block: Block |
     channel.end(trajectory, fact.last, fact.at)
 
 
+def _failed(state: State, channel: Channel, fact: f.Failed, block: Block | None) -> None:
+    trajectory = channel.trajectories.get(fact.trajectory)
+    if trajectory is None:
+        return state.orphan(fact)
+    if trajectory.group.lease:
+        _set_free(state, channel, trajectory.group, fact)
+    detail = {"trajectory": fact.trajectory, "group": trajectory.group.uid, "steps": len(trajectory.tree)}
+    state.record("failed", channel.name, fact.at, **detail, reason=fact.reason, quarantined=fact.quarantine)
+    channel.fail(trajectory, fact.reason, fact.at, quarantine=fact.quarantine)
+
+
 def _late_reward(state: State, channel: Channel, fact: f.LateReward, block: Block | None) -> None:
     channel.ledger.counts["late_rewards"] += 1
     state.record("late_reward", channel.name, fact.at, trajectory=fact.trajectory, reward=fact.reward)
@@ -303,6 +314,7 @@ _APPLY: dict[type, Callable[..., None]] = {
     f.Refused: _refused,
     f.Amended: _amended,
     f.Completed: _completed,
+    f.Failed: _failed,
     f.LateReward: _late_reward,
     f.HandedOut: _handed_out,
     f.StepsHandedOut: _steps_handed_out,

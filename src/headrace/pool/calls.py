@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, get_args, get_type_hints
 
 from headrace.pool.operation import Answer, Operation
-from headrace.pool.operations import consume, control, produce, read, scored_consume, scored_produce, submit
+from headrace.pool.operations import consume, control, produce, read, score, scored_consume, scored_produce, submit
 
 P = ParamSpec("P")
 PoolClass = TypeVar("PoolClass")
@@ -90,9 +90,13 @@ class AsyncPool:
     submit_steps = awaitable(submit.submit_steps)
     submit_step = awaitable(submit.submit_step)
     open = awaitable(produce.OpenTrajectory)
-    reward = awaitable(produce.SetReward)
     complete = awaitable(produce.MarkComplete)
     complete_trajectory = awaitable(produce.MarkCompleteInTime)
+    fail = awaitable(produce.FailTrajectory)
+    # Whoever scores.
+    reward = awaitable(score.SetReward)
+    reward_steps = awaitable(score.SetStepRewards)
+    unscored = awaitable(score.unscored)
     # Consumers.
     fetch_batch = awaitable(consume.FetchBatch)
     ack = awaitable(consume.AckLease)
@@ -147,9 +151,13 @@ class BlockingPool(ABC):
     submit_steps = blocking(submit.submit_steps)
     submit_step = blocking(submit.submit_step)
     open = blocking(produce.OpenTrajectory)
-    reward = blocking(produce.SetReward)
     complete = blocking(produce.MarkComplete)
     complete_trajectory = blocking(produce.MarkCompleteInTime)
+    fail = blocking(produce.FailTrajectory)
+    # Whoever scores.
+    reward = blocking(score.SetReward)
+    reward_steps = blocking(score.SetStepRewards)
+    unscored = blocking(score.unscored)
     # Consumers.
     fetch_batch = blocking(consume.FetchBatch)
     ack = blocking(consume.AckLease)

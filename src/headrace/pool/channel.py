@@ -10,11 +10,21 @@ from heapq import heappop
 
 from headrace.data.block import Record
 from headrace.pool.config import ChannelConfig
-from headrace.pool.groups import OPEN, GroupState, Lease, Tombstone, TrajectoryState, is_quarantined, quarantined_steps
-from headrace.pool.single_steps import SingleSteps
+from headrace.pool.groups import (
+    FAILED,
+    OPEN,
+    FailedTrajectory,
+    GroupState,
+    Lease,
+    Tombstone,
+    TrajectoryState,
+    is_quarantined,
+    quarantined_steps,
+)
+from headrace.pool.scoring import Scoring
 
 
-class Channel(SingleSteps):
+class Channel(Scoring):
     """One channel: its groups, trajectories, leases and ledger, changed by what facts say."""
 
     # -- configuration -----------------------------------------------------------------------------------------------
@@ -115,6 +125,8 @@ class Channel(SingleSteps):
             self.end(trajectory, head.step_index, at)
         elif trajectory.last != OPEN:
             self.count_if_complete(trajectory, at)
+        if self.unscored is not None or self.unscored_steps is not None:
+            self.update_unscored(trajectory, (head.step_index,))
         if group.broken:
             self._end_if_consumed(group)
 
@@ -127,6 +139,7 @@ class Channel(SingleSteps):
         if last in records:
             records[last].head.is_last = True
         trajectory.completed_at = at
+        self.update_unscored(trajectory, ())
         self.count_if_complete(trajectory, at)
 
     def count_if_complete(self, trajectory: TrajectoryState, at: float) -> None:
@@ -172,6 +185,7 @@ class Channel(SingleSteps):
             trajectory.rewarded = True
             if self.single_steps is not None:
                 self._offer(trajectory, index)
+            self.update_unscored(trajectory, (index,))
         if is_last:
             self.end(trajectory, index, at)
         else:
@@ -192,10 +206,12 @@ class Channel(SingleSteps):
             if leased:
                 group.lease = lease.id
                 self._move(group, leased=True)
+                self._update_unscored_in(group)
             else:
                 self.consume(group)
         for trajectory, index in lease.steps:
             self._lease_step(trajectory, index)
+            self.update_unscored(trajectory, (index,))
             if not leased:
                 self._consume_step(trajectory, index)
         if leased:
@@ -231,6 +247,7 @@ class Channel(SingleSteps):
             if self.open_groups.setdefault(group.uid, group) is group:
                 self.expected_late.cancel(group.uid)
             self.update_ready(group)
+            self._update_unscored_in(group)
             for trajectory in group.trajectories.values():
                 for index in trajectory.tree.records:
                     self._offer(trajectory, index)
@@ -245,6 +262,7 @@ class Channel(SingleSteps):
             self.ledger.queued += 1
             self._add_waiting_again(trajectory.group)
             self._offer(trajectory, index)
+            self.update_unscored(trajectory, (index,))
             self._rejoin(trajectory.group)
         self.ledger.counts["redelivered"] += len(lease.groups) + len(lease.steps)
         self.changed = True
@@ -280,19 +298,40 @@ class Channel(SingleSteps):
         group.queued = 0
         self._end_group(group, reason)
 
-    def drop_trajectory(self, trajectory: TrajectoryState, reason: str) -> None:
-        """Takes one trajectory out of its group; its queued steps are dropped with the reason."""
+    def drop_trajectory(self, trajectory: TrajectoryState, reason: str, *, quarantine: bool = False) -> None:
+        """Takes one trajectory out of its group; its queued steps are dropped with the reason, or quarantined."""
         lost = self.live_steps(trajectory)
         group = trajectory.group
         self._withdraw(group, trajectory)
         self.ledger.queued -= lost
         group.queued -= lost
-        self.ledger.dropped[reason] += lost
+        if quarantine:
+            self.ledger.quarantined += lost
+        else:
+            self.ledger.dropped[reason] += lost
         self._leave_tombstone(trajectory, reason)
         self._leave(trajectory)
         rest = [r for t in group.trajectories.values() for r in t.tree.records.values() if not is_quarantined(r)]
         group.oldest = None
         self.note_version(group, min((record.head.policy_version for record in rest), default=None))
+
+    def fail(self, trajectory: TrajectoryState, reason: str, at: float, *, quarantine: bool) -> None:
+        """Ends a trajectory that failed; its group waits for another in its place. Its steps are dropped, or
+        quarantined; those that are out one by one are taken out of their lease, those consumed stay consumed."""
+        group, steps = trajectory.group, len(trajectory.tree)
+        group.seen -= 1
+        self._take_from_leases(trajectory)
+        self._return_leased_steps(trajectory)
+        self.drop_trajectory(trajectory, FAILED, quarantine=quarantine)
+        self.ledger.counts[FAILED] += 1
+        number = self.ledger.counts[FAILED]
+        self.failed[trajectory.uid] = FailedTrajectory(number, reason, steps, at, quarantine)
+        if group.seq in self.groups:
+            group.touched = at
+            self._rejoin(group)
+            if group.broken:
+                self._end_if_consumed(group)
+        self._enforce_limits()
 
     def trim(self, group: GroupState) -> None:
         """Makes a group that timed out ready with the trajectories that count; the others are dropped."""
@@ -324,9 +363,8 @@ class Channel(SingleSteps):
         for lease in self.leases.values():
             for group in lease.replayed:
                 _strip(group, uid)
-            if any(trajectory is given for given, _ in lease.steps):
-                lease.steps = [(given, index) for given, index in lease.steps if given is not trajectory]
         if trajectory is not None:
+            self._take_from_leases(trajectory)
             group = trajectory.group
             if group.leased and group.lease:
                 lost = self.live_steps(trajectory)
@@ -341,6 +379,7 @@ class Channel(SingleSteps):
         self.tombstones[uid] = Tombstone(
             "forgotten", self.tombstones[uid].prompt if uid in self.tombstones else "", b""
         )
+        self.failed.pop(uid, None)
 
     # -- trajectories --------------------------------------------------------------------------------------------------
 
@@ -361,6 +400,16 @@ class Channel(SingleSteps):
         else:
             self.update_ready(group)
             self._schedule_timeout(group)  # it may have been complete until now
+
+    def _take_from_leases(self, trajectory: TrajectoryState) -> None:
+        """Takes what is out of a trajectory, step by step, out of the leases that hold it."""
+        for lease in self.leases.values():
+            if any(trajectory is given for given, _ in lease.steps):
+                lease.steps = [(given, index) for given, index in lease.steps if given is not trajectory]
+
+    def _update_unscored_in(self, group: GroupState) -> None:
+        for trajectory in group.trajectories.values():
+            self.update_unscored(trajectory)
 
     def note_step(self, trajectory: TrajectoryState, record: Record) -> bool:
         """Takes over what a record says about its trajectory; true where the step is quarantined."""

@@ -14,11 +14,12 @@ from typing import TypeVar
 from sortedcontainers import SortedList
 
 from headrace.pool.config import ChannelConfig
-from headrace.pool.containers import LATE_WINDOW_S, AgeOrderedSet, EvictionQueue, ExpectedLate
+from headrace.pool.containers import LATE_WINDOW_S, AgeOrderedSet, EvictionQueue, ExpectedLate, UnscoredQueue
 from headrace.pool.groups import (
     DIGEST,
     FULL,
     OPEN,
+    FailedTrajectory,
     GroupState,
     Lease,
     Ledger,
@@ -53,6 +54,7 @@ class ChannelIndex:
         self.ready: dict[int, AgeOrderedSet] = {FULL: AgeOrderedSet()}
         self.leases: dict[str, Lease] = {}
         self.tombstones: OrderedDict[str, Tombstone] = OrderedDict()
+        self.failed: dict[str, FailedTrajectory] = {}  # those of the tombstones whose trajectories failed
         self.expected_late = ExpectedLate()
         self.now = 0.0  # when the newest fact about it happened
         self.history: OrderedDict[int, GroupState] = OrderedDict()
@@ -68,6 +70,8 @@ class ChannelIndex:
         self.by_version: list[tuple[int, int]] | None = None
         self.single_steps: SortedList | None = None
         self.eviction: EvictionQueue | None = None
+        self.unscored: UnscoredQueue[str] | None = None  # trajectories, by uid
+        self.unscored_steps: UnscoredQueue[tuple[str, int]] | None = None
         self.gone: list[GroupState] = []  # since the last `sweep`
         self.changed = False  # something a blocked caller may wait for has happened
 
@@ -239,6 +243,11 @@ class ChannelIndex:
             for record in trajectory.tree.records.values():
                 for blob in record.blobs:
                     blob.uses -= 1
+            if self.unscored is not None:
+                self.unscored.discard(trajectory.uid)
+            if self.unscored_steps is not None:
+                for index in trajectory.tree.records:
+                    self.unscored_steps.discard((trajectory.uid, index))
 
     def _expect_late(self, group: GroupState) -> None:
         """Notes how many trajectories a group that closes has not seen: they are late, not the start of another."""
@@ -248,7 +257,8 @@ class ChannelIndex:
     def _enforce_limits(self) -> None:
         config = self.config
         while len(self.tombstones) > config.tombstones:
-            _, tomb = self.tombstones.popitem(last=False)
+            uid, tomb = self.tombstones.popitem(last=False)
+            self.failed.pop(uid, None)
             self.expected_late.cancel(tomb.prompt)
         while len(self.history) > config.history_size:
             self.gone.append(self.history.popitem(last=False)[1])

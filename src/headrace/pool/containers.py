@@ -1,11 +1,19 @@
-"""The containers that a channel is built from: groups by age, groups that make room, trajectories expected late."""
+"""The containers that a channel is built from: groups by age, groups that make room, trajectories expected late, and
+what waits for a reward."""
 
 from __future__ import annotations
 
+import uuid
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Generic, TypeVar
+
+from sortedcontainers import SortedDict
 
 from headrace.pool.groups import GroupState
+
+Item = TypeVar("Item")
 
 #: Discarded numbers that an `AgeOrderedSet` keeps before it sweeps: fewer are not worth the pass over the list.
 DEAD_ENTRIES_KEPT = 1024
@@ -191,3 +199,49 @@ class ExpectedLate:
             if now - self._expected[prompt][1] < window_s:
                 return
             del self._expected[prompt]
+
+
+class UnscoredQueue(Generic[Item]):
+    """What waits for a reward, in the order in which it came to wait; a page costs the same however many do.
+
+    A cursor is the place of the last one that was seen. Places hold for one queue: a cursor of another one, from before
+    the pool was opened, begins anew.
+    """
+
+    def __init__(self) -> None:
+        self._id = uuid.uuid4().hex[:12]
+        self._next = 0
+        self._places: dict[Item, int] = {}
+        self._items: SortedDict = SortedDict()  # by place
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, item: Item) -> bool:
+        return item in self._places
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self._items.values())
+
+    def add(self, item: Item) -> bool:
+        """Puts an item at the end; false where it is there already."""
+        if item in self._places:
+            return False
+        self._places[item] = self._next
+        self._items[self._next] = item
+        self._next += 1
+        return True
+
+    def discard(self, item: Item) -> None:
+        place = self._places.pop(item, None)
+        if place is not None:
+            del self._items[place]
+
+    def page(self, after: str | None, limit: int) -> tuple[list[Item], str | None]:
+        """So many items behind a cursor, and the cursor of the last one; the given one where there are none."""
+        places = list(islice(self._items.irange(minimum=self._first(after)), limit))
+        return [self._items[place] for place in places], f"{self._id}-{places[-1]}" if places else after
+
+    def _first(self, after: str | None) -> int:
+        id, _, place = (after or "").rpartition("-")
+        return int(place) + 1 if id == self._id and place.isdecimal() else 0

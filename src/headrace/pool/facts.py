@@ -88,6 +88,14 @@ class Completed(Fact, tag="complete", frozen=True):
     last: int = -1
 
 
+class Failed(Fact, tag="fail", frozen=True):
+    """A trajectory failed: its steps were dropped, or quarantined, and its group waits for another in its place."""
+
+    trajectory: str = ""
+    reason: str = ""
+    quarantine: bool = False
+
+
 class LateReward(Fact, tag="late_reward", frozen=True):
     """A reward came after its step was handed out: only counted."""
 
@@ -190,7 +198,8 @@ class Recounted(Fact, tag="recount", frozen=True):
 
 
 class ChannelImage(Fact, tag="image", frozen=True):
-    """A channel in a snapshot: all but its groups."""
+    """A channel in a snapshot: all but its groups. `failed` are those of its tombstones whose trajectories failed, as
+    (uid, number, reason, steps, at, quarantined)."""
 
     config: ChannelConfig = ChannelConfig()
     version: int = 0
@@ -205,6 +214,7 @@ class ChannelImage(Fact, tag="image", frozen=True):
     pool_closed: bool = False
     by_default: bool = True
     expected_since: tuple[float, ...] = msgspec.field(default=(), name="owed_since")
+    failed: tuple[tuple[str, int, str, int, float, bool], ...] = ()
 
 
 class TrajectoryImage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -256,6 +266,7 @@ AnyFact = (
     | Refused
     | Amended
     | Completed
+    | Failed
     | LateReward
     | HandedOut
     | StepsHandedOut

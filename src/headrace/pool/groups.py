@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 from crc32c import crc32c
 
-from headrace.data.block import Record
+from headrace.data.block import Record, StepHead
+from headrace.data.step import REWARD_SOURCE
 from headrace.data.tree import TokenTree
 
 OPEN = -2  # Trajectory.last before its end is known
@@ -21,6 +22,11 @@ FULL = 0  # the bucket of groups with all the trajectories they want
 #: Why steps or groups are gone that a journal had and lost.
 DAMAGED = "damaged"
 DIGEST = 4  # bytes of a step's fingerprint in a tombstone
+#: Why a trajectory is gone whose agent, or whose reward, failed.
+FAILED = "failed"
+#: The source of rewards that no other source replaces.
+PERSON = "person"
+_SOURCE = REWARD_SOURCE.encode()
 
 
 class TrajectoryState(msgspec.Struct, eq=False, gc=False):
@@ -98,6 +104,17 @@ class Tombstone(msgspec.Struct, eq=False, gc=False):
     digests: bytes
 
 
+class FailedTrajectory(msgspec.Struct, eq=False, gc=False):
+    """What is told of a trajectory that failed, for as long as its tombstone is kept. `number` counts the failed ones
+    of the channel; `quarantined`: its steps were not dropped, they went to the ledger's quarantined."""
+
+    number: int
+    reason: str
+    steps: int
+    at: float
+    quarantined: bool = False
+
+
 def fingerprint(record: Record) -> bytes:
     """What a tombstone keeps of a step: enough to tell a retry from other content under the same index."""
     whole_prompt = record.head.keep + record.head.n_prompt
@@ -106,6 +123,13 @@ def fingerprint(record: Record) -> bytes:
 
 def is_quarantined(record: Record) -> bool:
     return record.head.peek().quarantined is not None
+
+
+def is_persons_reward(head: StepHead) -> bool:
+    """Whether a step has a reward that a person gave."""
+    if head.reward is None or _SOURCE not in head.extra:
+        return False  # most steps: nothing is decoded for them
+    return head.unpack_extra().metadata.get(REWARD_SOURCE) == PERSON
 
 
 def quarantined_steps(trajectory: TrajectoryState) -> int:

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable
 from heapq import heappush
 from itertools import islice
 
+import msgspec
+
 from headrace.data.block import Block, Record, block_layout
 from headrace.data.frame import Buffer
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
-from headrace.pool.groups import OPEN, GroupState, Lease, Tombstone, TrajectoryState
+from headrace.pool.groups import OPEN, FailedTrajectory, GroupState, Lease, Tombstone, TrajectoryState
 from headrace.pool.journal.records import Captured, Commit, encode
 from headrace.pool.scored import snapshot as scored_snapshot
 from headrace.pool.state import State
@@ -80,6 +82,7 @@ def _channel(state: State, channel: Channel, now: float, written: set[bytes]) ->
             state.closed,
             channel.by_default,
             tuple(since for _, _, since in channel.expected_late),
+            tuple((uid, *msgspec.structs.astuple(channel.failed[uid])) for uid, *_ in some if uid in channel.failed),
         )
         yield encode(Commit([image])), []
         first = False
@@ -162,6 +165,8 @@ def _channel_image(state: State, channel: Channel, fact: f.ChannelImage, block: 
     channel.by_default = fact.by_default
     for uid, reason, prompt, digests in fact.tombstones:
         channel.tombstones[uid] = Tombstone(reason, prompt, digests)
+    for uid, *about in fact.failed:
+        channel.failed[uid] = FailedTrajectory(*about)
     state.version, state.closed = fact.pool_version, fact.pool_closed
     since = fact.expected_since or [fact.at] * len(fact.expected_late)
     for (prompt, missing), at in zip(fact.expected_late, since, strict=True):

@@ -21,7 +21,7 @@ from headrace.data.block import (
     to_plain,
 )
 from headrace.data.errors import FrameError, HeadraceError
-from headrace.data.packing import check_heads, check_values, unpack_block
+from headrace.data.packing import check_heads, check_values, inherit_metadata, unpack_block
 from headrace.data.step import Step
 from headrace.data.trajectory import Group, Trajectory
 from headrace.data.tree import TokenTree
@@ -179,7 +179,12 @@ class PackedGroups(Sequence[Group]):
         """Every step but quarantined ones, group by group. Where prompts came whole, arrays are views of the answer."""
         if any([head.base >= 0 for head in self._block.heads]):
             return [step for group in self for step in group.steps]
-        return [step for step in unpack_block(self._block) if step.quarantined is None]
+        steps = unpack_block(self._block)
+        first = 0
+        for trajectory in [trajectory for head in self._heads for trajectory in head.trajectories]:
+            inherit_metadata(steps[first : first + trajectory.steps], trajectory.metadata)
+            first += trajectory.steps
+        return [step for step in steps if step.quarantined is None]
 
 
 def _message(data: frame.Buffer) -> frame.Frame:

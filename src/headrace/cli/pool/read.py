@@ -25,6 +25,8 @@ from headrace.commands import Positional, Usage, command
 from headrace.data.step import Step
 from headrace.data.trajectory import Trajectory
 from headrace.pool.config import DEFAULT_CHANNEL
+from headrace.pool.errors import Gone
+from headrace.pool.groups import FAILED
 
 #: The counts of a channel's ledger, in the order in which they are shown.
 LEDGER = ("submitted", "queued", "leased", "consumed", "dropped", "quarantined")
@@ -66,9 +68,12 @@ class PoolLsCommand(TargetCommand):
         "groups", description="groups, trajectories or steps"
     )
     channel: str = Field(DEFAULT_CHANNEL, description="the channel")
-    state: str | None = Field(None, description="groups: waiting, ready or leased; trajectories: queued or leased")
+    state: str | None = Field(
+        None,
+        description="groups: waiting, ready or leased; trajectories: queued or leased, or failed, which are listed so alone",
+    )
     prompt_uid: str | None = Field(None, description="of this group only")
-    trajectory_uid: str | None = Field(None, description="steps of this trajectory only")
+    trajectory_uid: str | None = Field(None, description="trajectories and steps: this trajectory only")
     complete: bool | None = Field(None, description="trajectories that are complete, or not")
     min_reward: float | None = Field(None, description="trajectories with at least this reward")
     max_reward: float | None = Field(None, description="trajectories with at most this reward")
@@ -94,7 +99,8 @@ class PoolLsCommand(TargetCommand):
         if self.as_json:
             print_json({"items": rows, "next": page["next"]})
             return
-        print_rows(rows, COLUMNS[self.what])
+        failed = self.what == "trajectories" and self.state == FAILED
+        print_rows(rows, (*COLUMNS[self.what], "reason") if failed else COLUMNS[self.what])
         if page["next"] is not None:
             remark(f"more with --cursor {page['next']}, or --all")
 
@@ -110,7 +116,8 @@ class PoolLsCommand(TargetCommand):
 
 
 class PoolShowCommand(TargetCommand):
-    """One trajectory: which step continues which, what each cost in tokens and what it earned."""
+    """One trajectory: which step continues which, what each cost in tokens and what it earned. Of one that failed: why,
+    and how many steps it had."""
 
     trajectory_uid: Positional[str] = Field(description="the trajectory")
     channel: str | None = Field(None, description="the channel; without one all are searched")
@@ -119,7 +126,14 @@ class PoolShowCommand(TargetCommand):
 
     def execute(self) -> None:
         with opened_to_read(self) as pool:
-            found: Trajectory = pool.trajectory(self.trajectory_uid, self.channel)
+            try:
+                found: Trajectory = pool.trajectory(self.trajectory_uid, self.channel)
+            except Gone:
+                failed = _failed(pool, self.trajectory_uid, self.channel)
+                if failed is None:
+                    raise
+                self._show(failed, [], as_json={})
+                return
         rows = list(_step_rows(found, self.tokens))
         head = {
             "trajectory_uid": found.uid,
@@ -131,8 +145,12 @@ class PoolShowCommand(TargetCommand):
             "reward": found.reward,
             "metadata": found.metadata,
         }
+        self._show(head, rows, as_json={"sequences": len(found.sequences()), "steps": rows})
+
+    def _show(self, head: dict[str, Any], rows: list[dict[str, Any]], as_json: dict[str, Any]) -> None:
+        """Prints what is known of the whole, then its steps; `as_json` goes beside the head where JSON is asked for."""
         if self.as_json:
-            print_json({**head, "sequences": len(found.sequences()), "steps": rows})
+            print_json({**head, **as_json})
         elif on_terminal():
             Console().print(_tree(head, rows))
         else:
@@ -165,7 +183,7 @@ class PoolExportCommand(TargetCommand):
 #: The filters of each list. The pool refuses others too, but does not know the flags' names.
 FILTERS: dict[str, tuple[str, ...]] = {
     "groups": ("state", "prompt_uid"),
-    "trajectories": ("state", "prompt_uid", "complete", "min_reward", "max_reward"),
+    "trajectories": ("state", "prompt_uid", "trajectory_uid", "complete", "min_reward", "max_reward"),
     "steps": ("prompt_uid", "trajectory_uid", "trainable", "tag", "quarantined"),
 }
 
@@ -197,6 +215,14 @@ def _stats_row(stats: dict[str, Any]) -> dict[str, Any]:
 def _flag(name: str) -> str:
     """A filter as it is typed."""
     return f"--{name.replace('_', '-')}"
+
+
+def _failed(pool: Any, uid: str, channel: str | None) -> dict[str, Any] | None:
+    """What a pool tells of a trajectory that failed; None where it did not."""
+    for name in [channel] if channel is not None else list(pool.stats()["channels"]):
+        for row in pool.list_trajectories(name, state=FAILED, trajectory_uid=uid)["items"]:
+            return {**{field: row[field] for field in ("trajectory_uid", "prompt_uid")}, "channel": name, **row}
+    return None
 
 
 def _step_rows(trajectory: Trajectory, tokens: bool) -> Iterator[dict[str, Any]]:

@@ -27,10 +27,13 @@ class RegisterTrajectoryBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class RewardBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`/reward`: for one step, or for the trajectory's last."""
+    """`/reward`: for one step, or for the trajectory's last. `source` says who it is from, `info` what it was made of;
+    a `person`'s is replaced by a person's only."""
 
     reward: float
     step_index: int | None = None
+    source: str | None = None
+    info: dict[str, Any] | None = None
 
 
 class FeedbackBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,6 +49,12 @@ class CompleteTrajectoryBody(msgspec.Struct, forbid_unknown_fields=True):
 
     reward: float | None = None
     channel: str | None = None
+
+
+class FailTrajectoryBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`/fail_trajectory`: why it failed, as `headrace pool show` will tell it."""
+
+    reason: str
 
 
 class GenerateBody(msgspec.Struct, forbid_unknown_fields=True):

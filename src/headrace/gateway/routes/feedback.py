@@ -18,6 +18,7 @@ from headrace.gateway.live.index import call_in, conversation_of
 from headrace.gateway.routes.bodies import FeedbackBody
 from headrace.gateway.routes.calls import opened
 from headrace.pool.errors import Conflict, Gone, NotFound
+from headrace.pool.groups import PERSON
 
 #: Characters of a comment: it is kept in its step's metadata.
 MAX_COMMENT_CHARACTERS = 10_000
@@ -84,7 +85,7 @@ def _steps_of(trajectory: Trajectory, call: str) -> list[int]:
 
 async def _paid(gateway: Gateway, held: str, index: int, asked: FeedbackBody) -> str:
     pool = gateway.pool.aio
-    status = await pool.reward(held, asked.reward, index)
+    status = await pool.reward(held, asked.reward, index, source=PERSON)
     if status == "ok" and asked.comment is not None:
         try:
             await pool.curate(held, index, note=asked.comment)

@@ -1,4 +1,4 @@
-"""The routes of trajectories: begun, registered, rewarded, completed, listed, read and deleted.
+"""The routes of trajectories: begun, registered, rewarded, completed, failed, listed, read and deleted.
 
 Agents that know nothing of training need the base URL that `/init_trajectory` answers; whoever scores them, the rest.
 """
@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import check_finite, check_uid
-from headrace.gateway.access import Caller, Role
+from headrace.gateway.access import Caller, Role, tells_reward
 from headrace.gateway.errors import Refusal
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.http import decode_body, json_response, path_uid
@@ -24,6 +24,7 @@ from headrace.gateway.per_model import PerModelTrajectories
 from headrace.gateway.request import checked_sampling
 from headrace.gateway.routes.bodies import (
     CompleteTrajectoryBody,
+    FailTrajectoryBody,
     InitTrajectoryBody,
     RegisterTrajectoryBody,
     RewardBody,
@@ -35,7 +36,8 @@ from headrace.pool.operation import Completion
 #: First segments of our own routes: no trajectory can be called so.
 RESERVED_UIDS = frozenset(
     {
-        *("init_trajectory", "complete_trajectory", "generate", "submit_steps", "compute_reward", "trajectories"),
+        *("init_trajectory", "complete_trajectory", "fail_trajectory", "trajectories"),
+        *("generate", "submit_steps", "compute_reward"),
         *("health", "ready", "stats", "metrics", "policy_version", "pause", "resume", "servers", "pool", "v1"),
         *("docs", "redoc", "openapi.json", "dashboard", "sessions"),
     }
@@ -89,6 +91,7 @@ class TrajectoryRoutes:
         caller = gateway.access.caller(request, Role.AGENT)
         with caller.admitted():
             asked = decode_body(await gateway.body(request, caller), InitTrajectoryBody, empty=True)
+            self._check_metadata(request, asked.metadata)
             return await self._begin(request, caller, asked)
 
     async def _begin(self, request: Request, caller: Caller, asked: InitTrajectoryBody) -> Response:
@@ -116,9 +119,15 @@ class TrajectoryRoutes:
         uid, prompt = path_uid(request, "trajectory_uid"), path_uid(request, "prompt_uid")
         with caller.admitted():
             asked = decode_body(await gateway.body(request, caller), RegisterTrajectoryBody, empty=True)
+            self._check_metadata(request, asked.metadata)
             check_uids(self.gateway, uid, prompt)
             await self._open(caller, uid, prompt, asked)
         return json_response({"status": "ok"})
+
+    def _check_metadata(self, request: Request, metadata: dict[str, Any] | None) -> None:
+        """A trajectory's metadata reaches its steps: what it says of their rewards needs the key that a reward needs."""
+        if tells_reward(metadata):
+            self.gateway.access.caller(request, Role.REWARD)
 
     async def _open(
         self, caller: Caller, uid: str, prompt: str, asked: InitTrajectoryBody | RegisterTrajectoryBody
@@ -151,7 +160,8 @@ class TrajectoryRoutes:
         gateway.sessions.add(session or Session(uid, prompt, channel, forced))
 
     async def reward(self, request: Request) -> Response:
-        """Annotates a step, or the trajectory's last; `late` once its group was consumed."""
+        """Annotates a step, or the trajectory's last; `late` once its group was consumed, `kept` where a person's reward
+        stands."""
         gateway = self.gateway
         caller = gateway.access.caller(request, Role.REWARD)
         uid = caller.uid(path_uid(request, "trajectory_uid"))
@@ -159,7 +169,8 @@ class TrajectoryRoutes:
             asked = decode_body(await gateway.body(request, caller), RewardBody)
             check_finite(asked.reward, "reward")
             await gateway.flushed(uid)
-            return json_response({"status": await self.per_model.reward(uid, asked.reward, asked.step_index)})
+            told = asked.reward, asked.step_index, asked.source, asked.info
+            return json_response({"status": await self.per_model.reward(uid, *told)})
 
     async def complete_trajectory(self, request: Request) -> Response:
         """Ends a trajectory, with a reward where one is given."""
@@ -183,6 +194,20 @@ class TrajectoryRoutes:
         if done.status == "unknown":
             raise Refusal(f"no trajectory {uid!r} to complete", 404, code="unknown_trajectory")
         await gateway.forget(uid)
+        return json_response({"status": done.status, "steps": done.steps})
+
+    async def fail_trajectory(self, request: Request) -> Response:
+        """Ends a trajectory that failed, with the reason: its steps are dropped, and its group waits for another."""
+        gateway = self.gateway
+        caller = gateway.access.caller(request, Role.REWARD)
+        uid = caller.uid(path_uid(request, "trajectory_uid"))
+        with caller.admitted():
+            asked = decode_body(await gateway.body(request, caller), FailTrajectoryBody)
+            gateway.models.check(uid)
+            await gateway.flushed(uid)
+            done = await self.per_model.fail(uid, asked.reason)
+            await gateway.forget(uid)
+        gateway.counters.add("failed", done.status)
         return json_response({"status": done.status, "steps": done.steps})
 
     async def list_trajectories(self, request: Request) -> Response:

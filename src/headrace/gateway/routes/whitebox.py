@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from headrace.data.errors import InvalidInput
 from headrace.data.step import Step, token_ids_array
-from headrace.gateway.access import Caller, Role
+from headrace.gateway.access import Caller, Role, tells_reward
 from headrace.gateway.errors import Refusal
 from headrace.gateway.executor import CallExecutor
 from headrace.gateway.gateway import Gateway
@@ -90,7 +90,7 @@ class WhiteBoxRoutes:
         channel = caller.channel(request.query_params.get("channel") or None, gateway.models.default.channel)
         with caller.admitted():
             asked = decode_body(await gateway.body(request, caller), SubmitStepsBody)
-            if any(step.reward is not None or step.is_last for step in asked.steps):
+            if any(step.reward is not None or step.is_last or tells_reward(step.metadata) for step in asked.steps):
                 gateway.access.caller(request, Role.REWARD)  # an agent must not pay or end itself this way either
             steps = [_step(at, _scoped(given, caller)) for at, given in enumerate(asked.steps)]
             return await self._submitted(steps, channel)

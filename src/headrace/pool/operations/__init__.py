@@ -13,14 +13,17 @@ import msgspec
 from headrace.data.block import Block
 from headrace.data.errors import InvalidInput
 from headrace.pool.operation import Operation
-from headrace.pool.operations import consume, control, produce, read, scored_consume, scored_produce, submit
+from headrace.pool.operations import consume, control, produce, read, score, scored_consume, scored_produce, submit
 
 _ALL: tuple[type[Operation[Any]], ...] = (
     submit.SubmitBlock,
     consume.FetchBatch,
     produce.OpenTrajectory,
-    produce.SetReward,
     produce.MarkComplete,
+    produce.FailTrajectory,
+    score.SetReward,
+    score.SetStepRewards,
+    score.ListUnscored,
     consume.AckLease,
     consume.NackLease,
     consume.ExtendLease,

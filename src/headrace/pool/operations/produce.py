@@ -1,20 +1,24 @@
-"""Operations of producers beside a submit: trajectories are announced, get rewards, and end."""
+"""Operations of producers beside a submit: trajectories are announced, and end: complete, or failed."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from headrace.data.block import StepExtra, pack_extra
-from headrace.data.step import check_count, check_dict, check_finite, check_uid
+from headrace.data.step import check_bool, check_count, check_dict, check_finite, check_uid
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.config import DEFAULT_CHANNEL
-from headrace.pool.errors import Conflict, NotFound, PoolClosed
-from headrace.pool.groups import OPEN
+from headrace.pool.errors import Conflict, PoolClosed
+from headrace.pool.groups import DIGEST, FAILED, OPEN
 from headrace.pool.operation import Change, Completion, Plan
+from headrace.pool.operations.score import rewarded
 from headrace.pool.operations.submit import check_room
 from headrace.pool.state import State
 from headrace.pool.views import unpack_metadata
+
+#: Characters of the reason why a trajectory failed: it is kept as long as its tombstone.
+MAX_REASON_CHARACTERS = 2000
 
 
 class _Open(Change[None], frozen=True):
@@ -74,37 +78,8 @@ class OpenTrajectory(_Open, frozen=True, kw_only=True):
         return next((channel for channel in others if self.trajectory_uid in channel.trajectories), None)
 
 
-class SetReward(Change[str], frozen=True):
-    """Sets the reward of a step, or of the last; `"ok"`, or `"late"` once the group is handed out."""
-
-    name = "reward"
-    any_channel = True
-
-    trajectory_uid: str
-    reward: float
-    step_index: int | None = None
-    channel: str | None = None
-
-    def plan(self, state: State, now: float) -> Plan:
-        uid, reward = self.trajectory_uid, check_finite(self.reward, "reward")
-        channel, known = state.find(uid, self.channel)
-        if known is None and uid not in channel.tombstones:
-            raise NotFound(f"no trajectory {uid!r} in channel {channel.name!r}")
-        late = Plan([f.LateReward(channel.name, now, uid, reward)], reply="late")
-        if known is None or known.group.lease:
-            return late
-        last = max(known.tree.records, default=-1)
-        at = last if self.step_index is None else check_count(self.step_index, "step_index")
-        if at not in known.tree.records:
-            missing = at if self.step_index is not None else "yet"
-            raise NotFound(f"trajectory {uid!r} has no step {missing} to reward")
-        if known.handed_out(at):
-            return late
-        return Plan([f.Amended(channel.name, now, uid, at, reward)], reply="ok")
-
-
 class MarkComplete(Change[Completion], frozen=True):
-    """Ends a trajectory, with a reward for its last step where one is given."""
+    """Ends a trajectory, with a reward for its last step where one is given; a person's reward that is there stays."""
 
     name = "complete"
     any_channel = True
@@ -129,7 +104,7 @@ class MarkComplete(Change[Completion], frozen=True):
         in_time = reward is None or (last >= 0 and not known.handed_out(last))
         facts: list[f.Fact] = []
         if reward is not None:  # where no step can take it: not silently
-            facts += [f.Amended(channel.name, now, uid, last, reward)] if in_time else late
+            facts += rewarded(channel, known, last, reward, now) if in_time else late
         if known.last != last:
             facts.append(f.Completed(channel.name, now, uid, last))
         return Plan(facts, reply=Completion("ok" if in_time or last < 0 else "late", steps))
@@ -150,3 +125,42 @@ class MarkCompleteInTime(Change[bool], frozen=True):
 
     def result(self, caller: Any, answer: Completion) -> bool:
         return answer.status == "ok"
+
+
+class _Fail(Change[Completion], frozen=True):
+    trajectory_uid: str
+    reason: str
+    channel: str | None = None
+
+
+class FailTrajectory(_Fail, frozen=True, kw_only=True):
+    """Ends a trajectory that failed, with the reason; again, it changes nothing and answers the same.
+
+    Its steps are dropped as `failed`, its group waits for another rollout in its place, and what still comes of it is
+    late. `"late"` where it is complete, or its group is with a consumer or gone: then nothing is changed. With
+    `quarantine` its steps count as quarantined, and a complete trajectory fails too as long as it has no reward: it is
+    the reward that failed.
+    """
+
+    name = "fail"
+    any_channel = True
+
+    quarantine: bool = False
+
+    def plan(self, state: State, now: float) -> Plan:
+        uid, reason = self.trajectory_uid, check_uid(self.reason, "reason", MAX_REASON_CHARACTERS)
+        check_bool(self.quarantine, "quarantine")
+        channel, known = state.find(uid, self.channel)
+        if known is None:
+            tomb = channel.tombstones.get(uid)
+            if tomb is None:
+                return Plan(reply=Completion("unknown"))
+            failed = channel.failed.get(uid)
+            if failed is not None:
+                return Plan(reply=Completion("ok", failed.steps))
+            return Plan(reply=Completion("ok" if tomb.reason == FAILED else "late", len(tomb.digests) // DIGEST))
+        steps = len(known.tree)
+        ended = known.last != OPEN and (known.rewarded or not self.quarantine)
+        if known.group.lease or ended:
+            return Plan(reply=Completion("late", steps))
+        return Plan([f.Failed(channel.name, now, uid, reason, self.quarantine)], reply=Completion("ok", steps))

@@ -15,7 +15,7 @@ from headrace.data.trajectory import Trajectory
 from headrace.pool.channel import Channel
 from headrace.pool.config import DEFAULT_CHANNEL
 from headrace.pool.errors import Gone, NotFound
-from headrace.pool.groups import FULL, OPEN, GroupState, TrajectoryState
+from headrace.pool.groups import FAILED, FULL, OPEN, GroupState, TrajectoryState
 from headrace.pool.operation import Read
 from headrace.pool.state import Event, State
 from headrace.pool.views import trajectory_view
@@ -103,7 +103,8 @@ def list_groups(channel: str = DEFAULT_CHANNEL, **filters: Any) -> ListGroups:
 
 
 def list_trajectories(channel: str = DEFAULT_CHANNEL, **filters: Any) -> ListTrajectories:
-    """Likewise of trajectories; filters also: complete, min_reward, max_reward."""
+    """Likewise of trajectories; filters also: trajectory_uid, complete, min_reward, max_reward. Those that failed, with
+    why, are listed with `state="failed"` alone."""
     return ListTrajectories(channel, filters)
 
 
@@ -171,9 +172,11 @@ def _trajectory(state: State, uid: str, channel: str | None) -> Trajectory:
         )
         if found is not None:
             return trajectory_view(there, found)
-    gone = next((state.look(n).tombstones[uid].reason for n in names if uid in state.look(n).tombstones), None)
-    if gone:
-        raise Gone(f"trajectory {uid!r} is {gone}: its content is gone")
+    for there in (state.look(name) for name in names):
+        if uid in there.failed:
+            raise Gone(f"trajectory {uid!r} failed ({there.failed[uid].reason}): its content is gone")
+        if uid in there.tombstones:
+            raise Gone(f"trajectory {uid!r} is {there.tombstones[uid].reason}: its content is gone")
     raise NotFound(f"no trajectory {uid!r}")
 
 
@@ -203,7 +206,8 @@ def _group_row(c: Channel, group: GroupState) -> Row:
 def _trajectories_page(state: State, channel: str, filters: Row) -> Row:
     """A page of a channel's trajectories."""
     there = state.look(channel)
-    f = _Filters(filters, state=None, prompt_uid=None, complete=None, min_reward=None, max_reward=None)
+    known = ("state", "prompt_uid", "trajectory_uid", "complete", "min_reward", "max_reward")
+    f = _Filters(filters, **dict.fromkeys(known))
     for name in ("min_reward", "max_reward"):
         if f.values[name] is not None:
             check_finite(f.values[name], name)
@@ -214,10 +218,38 @@ def _trajectories_page(state: State, channel: str, filters: Row) -> Row:
         in_range = (low is None or (reward is not None and reward >= low)) and (
             high is None or (reward is not None and reward <= high)
         )
-        return in_range and f.fits(row, "state") and f.fits(row, "prompt_uid") and f.fits(row, "complete")
+        return in_range and all(f.fits(row, name) for name in ("state", "prompt_uid", "trajectory_uid", "complete"))
 
-    rows = ((at, _trajectory_row(t)) for at, t in _trajectories(there, f.cursor) if at >= f.cursor)
-    return _page(rows, f, fits)
+    if f.values["state"] == FAILED:
+        return _page(_failed(there, f), f, fits)
+    only = there.trajectories.get(f.values["trajectory_uid"])
+    found = (
+        iter([((0, 0), only)] if only is not None else [])
+        if f.values["trajectory_uid"]
+        else _trajectories(there, f.cursor)
+    )
+    return _page(((at, _trajectory_row(t)) for at, t in found if at >= f.cursor), f, fits)
+
+
+def _failed(there: Channel, f: _Filters) -> Iterator[tuple[Position, Row]]:
+    """Trajectories that failed, in the order in which they did, each with its number among all of them."""
+    only = f.values["trajectory_uid"]
+    for uid in there.failed if only is None else [uid for uid in (only,) if uid in there.failed]:
+        failed = there.failed[uid]
+        if (failed.number,) >= f.cursor:
+            yield (
+                (failed.number,),
+                {
+                    "trajectory_uid": uid,
+                    "prompt_uid": there.tombstones[uid].prompt,
+                    "state": FAILED,
+                    "complete": False,
+                    "steps": failed.steps,
+                    "reward": None,
+                    "reason": failed.reason,
+                    "at": failed.at,
+                },
+            )
 
 
 def _trajectories(there: Channel, cursor: Position) -> Iterator[tuple[Position, TrajectoryState]]:

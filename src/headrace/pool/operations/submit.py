@@ -14,13 +14,13 @@ import msgspec
 from headrace.data.block import TOKEN_BYTES, Block, Record, StepHead, pack_extra
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.packing import pack
-from headrace.data.step import Step
+from headrace.data.step import REWARD_INFO, REWARD_SOURCE, Step
 from headrace.data.tree import TokenTree
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.config import DEFAULT_CHANNEL, Limits
 from headrace.pool.errors import Conflict, PoolClosed, PoolFull
-from headrace.pool.groups import DIGEST, OPEN, TrajectoryState, fingerprint
+from headrace.pool.groups import DIGEST, OPEN, TrajectoryState, fingerprint, is_persons_reward
 from headrace.pool.operation import Change, MustWait, Plan, Receipt
 from headrace.pool.state import State
 
@@ -321,14 +321,16 @@ class _Intake:
         if not same:
             raise Conflict(f"step {index} of {uid!r} is there with other ids or log-probs")
         self.duplicates += 1
-        reward = head.reward if head.reward is not None and head.reward != there.head.reward else None
+        kept = is_persons_reward(there.head)
+        reward = head.reward if head.reward is not None and head.reward != there.head.reward and not kept else None
         is_last = head.is_last and not there.head.is_last
         if is_last and index < max(tree.records):
             raise Conflict(f"step {index} of {uid!r} says is_last, but step {max(tree.records)} is there")
         extra = None
         if head.extra and head.extra != there.head.extra:
             old, new = there.head.unpack_extra(), head.unpack_extra()
-            merged = {**old.metadata, **new.metadata}
+            about = {name: old.metadata[name] for name in (REWARD_SOURCE, REWARD_INFO) if name in old.metadata}
+            merged = {**old.metadata, **new.metadata, **(about if kept else {})}
             if merged != old.metadata:
                 old.metadata = merged
                 extra = pack_extra(old)

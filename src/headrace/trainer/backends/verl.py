@@ -2,7 +2,8 @@
 
 A row is a Sequence, parted before its first target: what precedes is the prompt, padded on its left to `prompt_length`;
 the rest is the response, padded on its right to `response_length`. What stands between the answers of a multi-turn
-response is context, and 0 in `response_mask`. A Sequence that fits in neither is left out and counted.
+response is context, and 0 in `response_mask`. A Sequence that fits in neither is left out and counted. The fields of
+the dataset's row and what the reward was made of stand in `non_tensor_batch`; a name of verl's own goes before.
 
 verl is imported when the first batch is converted.
 """
@@ -19,7 +20,7 @@ import torch
 
 from headrace.data.errors import HeadraceError, InvalidInput, shown
 from headrace.data.sequence import Sequence
-from headrace.data.step import check_count
+from headrace.data.step import REWARD_INFO, check_count
 from headrace.pool.batch import Batch
 from headrace.trainer.backends.tensors import (
     TrainingBackend,
@@ -66,11 +67,14 @@ class VerlBackend(TrainingBackend["DataProto"]):
         rows = [row for row in found if row is not None and self._fits(row)]
         added = -len(rows) % self.world_size
         tensors = self._tensors(rows, added)
+        reward_parts = _reward_parts(rows, added)
+        fields = {**_row_fields(rows, added), **reward_parts, **_about(rows, added)}
         return DataProto.from_dict(
             tensors={name: torch.from_numpy(array) for name, array in tensors.items()},
-            non_tensors=_about(rows, added),
+            non_tensors={name: values for name, values in fields.items() if name not in tensors},
             meta_info={
                 "temperature": _temperature(rows),
+                "reward_extra_keys": [name for name in reward_parts if name not in tensors],
                 "headrace": {"skipped": len(found) - len(rows), "padding_rows": added},
             },
         )
@@ -139,6 +143,24 @@ def _about(rows: list[VerlRow], added: int) -> dict[str, npt.NDArray[Any]]:
         "multi_modal_inputs": _objects([{} for _ in versions]),
         "__num_turns__": np.array(turns, np.int32),
     }
+
+
+def _row_fields(rows: list[VerlRow], added: int) -> dict[str, npt.NDArray[Any]]:
+    """The fields of the dataset's rows, which trajectories carry as metadata (`data_source`, `extra_info`, ...), and
+    `reward_extra_info`: None where a row has no such field."""
+    told = [row.sequence.metadata for row in rows]
+    names = dict.fromkeys(name for metadata in told for name in metadata)
+    return {name: _objects([*(metadata.get(name) for metadata in told), *[None] * added]) for name in names}
+
+
+def _reward_parts(rows: list[VerlRow], added: int) -> dict[str, npt.NDArray[Any]]:
+    """What the rewards were made of, by name, as verl's own rollout lays it down: what is known of every row."""
+    infos = [row.sequence.metadata.get(REWARD_INFO) for row in rows]
+    found = [info for info in infos if isinstance(info, dict)]
+    if not found or len(found) < len(infos):
+        return {}
+    names = [name for name in found[0] if all(name in info for info in found)]
+    return {name: _objects([*(info[name] for info in found), *[None] * added]) for name in names}
 
 
 def _objects(values: list[Any]) -> npt.NDArray[np.object_]:
