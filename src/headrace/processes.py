@@ -175,6 +175,11 @@ class Processes:
         self.children.remove(child)
         self.cpu_s[child.name] = self.cpu_s.get(child.name, 0.0) + child.cpu_s
 
+    def end_all(self) -> None:
+        """Ends all of them, the last one first."""
+        while self.children:
+            self.end(self.children[-1])
+
     def __enter__(self) -> Processes:
         return self
 

@@ -28,7 +28,7 @@ from headrace.demo.run import (
     DemoState,
     play,
 )
-from headrace.demo.stack import DemoSettings
+from headrace.demo.services import DemoSettings
 from headrace.pool.readonly import JournalView
 
 KEYS = ["task", "steps", "reward_start", "reward_end", "seconds", "calls", "staleness_mean", "logprob_gap_max"]

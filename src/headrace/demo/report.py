@@ -16,9 +16,9 @@ from headrace.demo.recipe import LEARNED_REWARD, LEARNED_STEPS
 from headrace.demo.services import DemoSettings
 from headrace.demo.tasks import TASKS, NumberTask
 from headrace.run.chart import chart, svg
-from headrace.run.plan import TRAINER_FILE
 from headrace.run.progress import METRICS
 from headrace.run.report import bars, facts, loop_times, places, write_page
+from headrace.run.services import TRAINER_FILE
 
 #: Games that are shown of the first ones, and of the last ones.
 SHOWN_GAMES = 6

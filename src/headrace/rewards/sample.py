@@ -126,9 +126,7 @@ def score_of(returned: Any) -> Score:
             raise RewardFailure(f"it returned a mapping without 'score' or 'reward': {shown(returned)}", "wrong_type")
         others = {str(name): value for name, value in returned.items() if name != key}
         parts = {name: float(value) for name, value in others.items() if _is_number(value)}
-        return Score(
-            number(returned[key]), parts, {name: value for name, value in others.items() if name not in parts}
-        )
+        return Score(number(returned[key]), parts, {name: value for name, value in others.items() if name not in parts})
     return Score(number(returned))
 
 

@@ -50,12 +50,16 @@ class SandboxLimits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     cpu_s: int = Field(10, ge=1, description="seconds of processor time of each process")
-    wall_s: float = Field(60.0, gt=0, description="seconds by the clock: for what sleeps or waits, not for a busy machine")
+    wall_s: float = Field(
+        60.0, gt=0, description="seconds by the clock: for what sleeps or waits, not for a busy machine"
+    )
     memory_mb: int = Field(1024, ge=64, description="address space of each process, in MB")
     files_mb: int = Field(64, ge=1, description="size of a file, and of all together where namespaces hold, in MB")
     files: int = Field(256, ge=16, description="open files, and files at all where namespaces hold")
     processes: int = Field(32, ge=1, description="processes and threads")
-    output_kb: int = Field(256, ge=1, description="what is kept of each of its outputs, in kB; the rest is read and dropped")
+    output_kb: int = Field(
+        256, ge=1, description="what is kept of each of its outputs, in kB; the rest is read and dropped"
+    )
 
 
 class SandboxResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -77,6 +77,11 @@ class ServersConfig(Section):
         """What is started; None where the servers run already."""
         return None if self.addresses else self.start or "headrace engine"
 
+    @property
+    def started(self) -> int:
+        """How many are started."""
+        return 0 if self.addresses else self.count
+
 
 class GatewaySection(Section):
     """The gateway of the run: where it listens, and bounds of a call."""
@@ -115,7 +120,6 @@ class TrainSection(Section):
 
     steps: int = Field(100, ge=1, description="most training steps")
     batch_size: int = Field(32, ge=1, description="groups (prompts) of a step")
-    validate_every: int = Field(0, ge=0, description="steps between two plays of data.val; 0: before and after alone")
     stop_at_reward: float | None = Field(None, description="stop once the mean reward of stop_window steps is there")
     stop_window: int = Field(10, ge=1)
     seed: int = 0
@@ -129,6 +133,14 @@ class TrainSection(Section):
     sync: SyncSection = SyncSection()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
+
+
+class EvaluateSection(Section):
+    """How the held-out rows, `data.val`, are played: before and after training, and in between."""
+
+    every: int = Field(0, ge=0, description="training steps between two of them; 0: before and after alone")
+    by: list[str] = Field([], description="columns whose values get a mean each, such as data_source")
+    pass_reward: float = Field(1.0, description="the reward from which on a rollout counts as passed, for pass@k")
 
 
 class RayPlace(Section):
@@ -149,6 +161,7 @@ class RunConfig(Section):
     rollout: RolloutSection = RolloutSection()
     gateway: GatewaySection = GatewaySection()
     train: TrainSection = TrainSection()
+    evaluate: EvaluateSection = EvaluateSection()
     where: Literal["local"] | RayPlace = "local"
 
     @model_validator(mode="after")

@@ -20,7 +20,7 @@ import orjson
 
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.files import nearest
-from headrace.run.plan import LOGS
+from headrace.run.services import LOGS
 
 LOCK_FILE, PROCESSES_LOCK_FILE, STATE_FILE = "run.lock", "processes.lock", "run.json"
 #: Seconds that processes of a run that was killed may take to end: each is told to at once, and takes at most

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from headrace.run.chart import ChartMark, chart, svg, write_png
-from headrace.run.evaluation import EvaluationResult
-from headrace.run.plan import EVALUATIONS, JOURNAL, LOGS, TRAINER, TRAINER_FILE
 from headrace.run.progress import METRICS, RunProgress
+from headrace.run.results import EvaluationResult
+from headrace.run.services import EVALUATIONS, JOURNAL, LOGS, TRAINER, TRAINER_FILE
 
 PAGE, PICTURE = "report.html", "reward.png"
 #: The parts of the trainer's loop, by their names in its metrics.

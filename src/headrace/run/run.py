@@ -9,7 +9,6 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,35 +22,13 @@ from headrace.data.errors import HeadraceError
 from headrace.processes import Child, ChildDied, Processes
 from headrace.run import folder
 from headrace.run.config import RunConfig
-from headrace.run.evaluation import EvaluationResult, read_results
-from headrace.run.plan import EVALUATIONS, LOGS, TRAINER, RunPlan, Service, plan
+from headrace.run.plan import plan
 from headrace.run.progress import RunProgress, rounded
 from headrace.run.report import write_report
-from headrace.run.stack import GatewayHold, Stack, reserved_ports
+from headrace.run.results import EvaluationResult, read_results
+from headrace.run.services import EVALUATIONS, LOGS, TRAINER, RunPlan
+from headrace.run.stack import Stack, StartLog, reserved_ports, run_stack, starting, until
 from headrace.run.view import RunView
-
-#: Seconds between two looks at the run.
-REFRESH_S = 0.25
-
-
-class StartLog:
-    """Prints what happens to a run's processes, a line each, with the seconds since it began."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self._began = time.monotonic()
-
-    def tell(self, name: str, words: str) -> None:
-        """Prints what is to be said of a process."""
-        self.say(f"{self.seconds:6.1f} s  {name:<9} {words}")
-
-    def say(self, words: str) -> None:
-        """Prints a line."""
-        self.console.print(words, markup=False, highlight=False, soft_wrap=True)
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._began
 
 
 class TrainingRun:
@@ -71,8 +48,7 @@ class TrainingRun:
         held-out data, and ends them. Raises `ChildDied`, with everything ended."""
         with ExitStack() as ending:
             held = ending.enter_context(folder.locked(self.run))
-            count = 0 if self.config.servers.addresses else self.config.servers.count
-            ports = ending.enter_context(reserved_ports(count, self.config.gateway.port))
+            ports = ending.enter_context(reserved_ports(self.config.servers.started, self.config.gateway.port))
             planned = plan(self.config, self.base, self.run, ports, resume=resume)
             planned.write(self.run)
             processes = ending.enter_context(Processes(self.run / LOGS, held=[held]))
@@ -81,40 +57,20 @@ class TrainingRun:
             except KeyboardInterrupt:
                 self.log.say("Stopping: the trainer ends its step and keeps a checkpoint (Ctrl-C again: at once)")
                 raise
-            while processes.children:
-                processes.end(processes.children[-1])
+            processes.end_all()
             self.cpu_s = processes.cpu_s
 
     def _watch(self, planned: RunPlan, processes: Processes) -> None:
-        calls = GatewayHold(planned.gateway)
-        addresses = {service.name: service.health or "" for service in planned.services}
-
-        def died(service: Service) -> None:
-            if service.takes_with:  # a rollout server: it comes back with the first weights
-                calls.hold()
-
-        def back(service: Service) -> None:
-            if service.takes_with:
-                calls.take_back(addresses[service.name])
-
-        stack = Stack(planned.services, processes, self.log.tell, died=died, back=back)
+        stack = run_stack(planned, processes, self.log)
         player = planned.services[-1].name
         evaluations = Evaluations(self.config, self.base, self.run, planned, processes)
         self.restarts = stack.restarts
         if evaluations.due_first:
             stack.hold(player)
-        with self.log.console.status("", spinner_style="dim") as status:
-
-            def starting() -> None:
-                status.update(f"{self.log.seconds:6.1f} s  waiting for {', '.join(stack.waiting_for)}")
-
-            self._until(stack, lambda: stack.is_ready("trainer") or stack.has_ended("trainer"), starting)
-            if evaluations.due_first:
-                self.log.tell("held-out", "is played before anything is learned")
-                evaluations.begin(0)
-                self._until(stack, evaluations.is_over)
-                self.log.tell("held-out", evaluations.told(0))
-        stack.release(player)
+        starting(stack, self.log)
+        if evaluations.due_first:
+            self._evaluate(stack, evaluations, 0, "is played before anything is learned")
+            stack.release(player)
         with RunView(self.log.console, self.progress, self.config.train.steps) as view:
 
             def learning() -> None:
@@ -123,22 +79,19 @@ class TrainingRun:
                 evaluations.follow(len(self.progress.rows))
                 view.doing = evaluations.doing
 
-            self._until(stack, lambda: stack.has_ended("trainer"), learning)
+            until(stack, lambda: stack.has_ended("trainer"), learning)
             self.progress.refresh()
             view.finish()
         stack.end(player)
         if evaluations.wanted:
-            self._until(stack, evaluations.is_over)
-            evaluations.begin(len(self.progress.rows))
-            self.log.tell("held-out", "is played with what was learned")
-            self._until(stack, evaluations.is_over)
-            self.log.tell("held-out", evaluations.told(len(self.progress.rows)))
+            until(stack, evaluations.is_over)
+            self._evaluate(stack, evaluations, len(self.progress.rows), "is played with what was learned")
 
-    def _until(self, stack: Stack, met: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
-        while not met():
-            stack.look()
-            meanwhile()
-            time.sleep(REFRESH_S)
+    def _evaluate(self, stack: Stack, evaluations: Evaluations, step: int, words: str) -> None:
+        self.log.tell("held-out", words)
+        evaluations.begin(step)
+        until(stack, evaluations.is_over)
+        self.log.tell("held-out", evaluations.told(step))
 
     def verdict(self, seconds: float) -> dict[str, Any]:
         """The result: the JSON object of the last line, but for the report."""
@@ -191,8 +144,8 @@ class Evaluations:
             "into": str(into),
             "step": step,
             "concurrency": self._config.rollout.concurrency,
-            "by": self._config.report_by,
-            "pass_reward": self._config.pass_reward,
+            "by": self._config.evaluate.by,
+            "pass_reward": self._config.evaluate.pass_reward,
             **({"rows": rows} if rows is not None else {}),
         }
         file = self._run / "evaluation.yaml"
@@ -201,7 +154,7 @@ class Evaluations:
 
     def follow(self, step: int) -> None:
         """Starts the evaluation that is due after so many steps, where none runs."""
-        every = self._config.train.validate_every
+        every = self._config.evaluate.every
         if self.wanted and every and step and self.is_over() and step // every > max(self._step, 0) // every:
             self.begin(step)
 
@@ -282,9 +235,7 @@ def _closing(verdict: dict[str, Any], page: Path, run: Path, *, learned: bool) -
     if not learned:
         first = f"Nothing was learned in {verdict['steps']} steps; why is in {_shown(run / LOGS / 'trainer.log')}"
     else:
-        first = (
-            f"{verdict['steps']} steps in {verdict['seconds']:.0f} s: reward {start:.3f} at the start, {end:.3f} at the end"
-        )
+        first = f"{verdict['steps']} steps in {verdict['seconds']:.0f} s: reward {start:.3f} at the start, {end:.3f} at the end"
     return [
         first,
         f"Report:      {_shown(page)}",

@@ -16,12 +16,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from rich.console import Console
+
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.net.blocking_client import BlockingHttpClient
 from headrace.net.http_answer import NoAnswer
 from headrace.net.server import listener
 from headrace.processes import Child, ChildDied, Processes
-from headrace.run.plan import HOST, RunPorts, Service
+from headrace.run.services import HOST, RunPlan, RunPorts, Service
 
 #: Seconds that all services together may take to be ready. Fifteen is usual on two cores; a machine that is busy with
 #: other things has needed twenty times that, and a large model takes minutes to load.
@@ -34,6 +36,8 @@ MOST_DEATHS = 5
 FIRST_DELAY_S, LAST_DELAY_S = 0.5, 10.0
 #: Seconds for which the gateway holds calls while a rollout server is away: its own bound, which outlives any restart.
 HOLD_S = 900.0
+#: Seconds between two looks at the services.
+REFRESH_S = 0.25
 #: Seconds that a control route of the gateway may take.
 CONTROL_S = 30.0
 
@@ -245,6 +249,60 @@ class GatewayHold:
             self._client.request(method, path, json=body)
         except NoAnswer:
             pass
+
+
+class StartLog:
+    """Prints what happens to a run's processes, a line each, with the seconds since it began."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._began = time.monotonic()
+
+    def tell(self, name: str, words: str) -> None:
+        """Prints what is to be said of a process."""
+        self.say(f"{self.seconds:6.1f} s  {name:<9} {words}")
+
+    def say(self, words: str) -> None:
+        """Prints a line."""
+        self.console.print(words, markup=False, highlight=False, soft_wrap=True)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+
+def run_stack(planned: RunPlan, processes: Processes, log: StartLog) -> Stack:
+    """The stack of a plan. Where a rollout server dies, calls are held until the trainer has published its weights to
+    the one that comes back: nothing is sampled from those that it begins with."""
+    calls = GatewayHold(planned.gateway)
+
+    def died(service: Service) -> None:
+        if service.health is not None:
+            calls.hold()
+
+    def back(service: Service) -> None:
+        if service.health is not None:
+            calls.take_back(service.health)
+
+    return Stack(planned.services, processes, log.tell, died=died, back=back)
+
+
+def starting(stack: Stack, log: StartLog) -> None:
+    """Waits until the trainer is ready, and shows what is waited for."""
+    with log.console.status("", spinner_style="dim") as status:
+        until(
+            stack,
+            lambda: stack.is_ready("trainer") or stack.has_ended("trainer"),
+            lambda: status.update(f"{log.seconds:6.1f} s  waiting for {', '.join(stack.waiting_for)}"),
+        )
+
+
+def until(stack: Stack, met: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
+    """Looks after the stack until a condition is met; `meanwhile` is called after each look. Raises as `Stack.look`."""
+    while not met():
+        stack.look()
+        meanwhile()
+        time.sleep(REFRESH_S)
 
 
 @contextmanager
