@@ -23,7 +23,7 @@ from typing import Any
 
 from headrace.data.errors import HeadraceError
 
-__all__ = ["INTERRUPTED", "Child", "ChildDied", "Processes"]
+__all__ = ["INTERRUPTED", "Child", "ChildDied", "Processes", "begin_as_child", "end_with_parent"]
 
 #: Seconds that a process may take to say that it listens, or is ready. Ten are usual; a machine that is busy with other
 #: things has needed dozens of times that.
@@ -80,7 +80,7 @@ class Child:
                     cwd=folder,
                     pass_fds=tuple(held),
                     start_new_session=True,
-                    preexec_fn=_begin_as_child,
+                    preexec_fn=begin_as_child,
                 )
             except OSError as error:
                 raise HeadraceError(f"{name} cannot be started: {command[0]}: {error.strerror}") from error
@@ -208,8 +208,13 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin_as_child() -> None:
+def begin_as_child() -> None:
     """Runs in the child before its program: has it end with its parent, and unblocks the delayed signals."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    end_with_parent(signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+
+def end_with_parent(how: signal.Signals) -> None:
+    """Has the kernel send this process a signal when its parent ends (on Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, how)  # PR_SET_PDEATHSIG

@@ -264,6 +264,16 @@ def test_rounds_end_where_rows_fail_for_good() -> None:
     assert schedule.next(0.0)[0].channel == "train"
 
 
+def test_without_rows_to_learn_from_only_the_validation_is_played() -> None:
+    schedule = fresh(rules(rows=0, val_rows=2, validate_every=100, concurrency=100))
+    for start in schedule.next(0.0):
+        assert start.channel == "val"
+        schedule.accepted(start)
+    schedule.version_is(50)
+    assert schedule.finished
+    assert schedule.state.validated == [0]
+
+
 # -- data --------------------------------------------------------------------------------------------------------------
 
 
@@ -306,7 +316,8 @@ def test_the_state_survives_its_encoding() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"rows": 0}, "rows is 0; it must be at least 1"),
+        ({"rows": 0}, "there are no rows to play"),
+        ({"concurrency": 0}, "concurrency is 0; it must be at least 1"),
         ({"max_staleness": -1}, "max_staleness is -1"),
         ({"steps": 0}, "steps is 0"),
         ({"validate_every": 1}, "no rows to validate on"),

@@ -28,6 +28,7 @@ headrace_app = group(
             "headrace.cli.check_gateway:check_gateway_app",
             "can what a server samples be trained on?",
         ),
+        "rollout": ("headrace.cli.rollout:rollout_app", "play a dataset with an agent, through a gateway"),
         "train": ("headrace.cli.train:train_app", "train a model from a pool"),
         "demo": ("headrace.cli.demo:demo_app", "watch an agent learn a game from scratch"),
         "doctor": ("headrace.cli.doctor:doctor_app", "look at this machine: what works here, and what is missing"),

@@ -2,3 +2,59 @@
 
 Flows reach the gateway and the pool behind it over HTTP alone.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headrace.flows.black_box import BlackBoxAgentFlow
+    from headrace.flows.config import AgentConfig, DataConfig, GatewayConfig
+    from headrace.flows.dataset import Dataset
+    from headrace.flows.flow import AgentFailed, AgentFlowBase, register
+    from headrace.flows.gateway_client import GatewayClient, Generation, Handle
+    from headrace.flows.task import Task
+    from headrace.flows.turns import MultiStepFlow, SingleTurnFlow, TurnAnswer
+
+__all__ = [
+    "AgentFlowBase",
+    "AgentFailed",
+    "register",
+    "SingleTurnFlow",
+    "MultiStepFlow",
+    "TurnAnswer",
+    "BlackBoxAgentFlow",
+    "Task",
+    "Dataset",
+    "GatewayClient",
+    "Handle",
+    "Generation",
+    "AgentConfig",
+    "DataConfig",
+    "GatewayConfig",
+]
+
+_HOME = {
+    "AgentFlowBase": "flow",
+    "AgentFailed": "flow",
+    "register": "flow",
+    "SingleTurnFlow": "turns",
+    "MultiStepFlow": "turns",
+    "TurnAnswer": "turns",
+    "BlackBoxAgentFlow": "black_box",
+    "Task": "task",
+    "Dataset": "dataset",
+    "GatewayClient": "gateway_client",
+    "Handle": "gateway_client",
+    "Generation": "gateway_client",
+    "AgentConfig": "config",
+    "DataConfig": "config",
+    "GatewayConfig": "config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name when it is first used: the processes of agents import none of it."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'headrace.flows' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"headrace.flows.{_HOME[name]}"), name)

@@ -9,9 +9,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from headrace.data.errors import InvalidInput
+from headrace.flows.black_box import BlackBoxAgentFlow, black_box_agent
 from headrace.flows.dataset import Dataset
 from headrace.flows.flow import TIMEOUT_S, AgentFlowBase
 from headrace.flows.gateway_client import GatewayClient
+from headrace.flows.registry import flow_of
 from headrace.flows.task import HIDDEN_COLUMNS
 
 #: Kinds of agents, of which a configuration names one.
@@ -108,12 +110,10 @@ class AgentConfig(BaseModel):
     def made(self, gateway: GatewayClient, base: Path) -> AgentFlowBase:
         """The flow that plays this agent. Nothing is started; the agent's file is imported. Raises `InvalidInput`
         where there is no such file, function, flow or program, or its options are wrong."""
-        from headrace.flows.agents import black_box
-        from headrace.flows.registry import flow_of
-
         common: dict[str, Any] = {"timeout_s": self.timeout_s, "model": self.model, "sampling": self.sampling}
         if self.env is not None:
             raise InvalidInput(f"agent.env: {self.env} is an environment, which plays by itself; it is no flow")
         if self.flow is not None:
             return flow_of(self.flow, gateway, base, **common)
-        return black_box(gateway, base, run=self.run, command=self.command, process=self.process, **common)
+        agent = black_box_agent(base, run=self.run, command=self.command, process=self.process)
+        return BlackBoxAgentFlow(gateway, agent, **common)

@@ -27,7 +27,9 @@ TIMEOUT_S = 600.0
 #: waits here wants to end.
 LAST_WORD_S = 5.0
 #: Characters of what an agent printed or raised that a failure keeps: the end of a traceback.
-MAX_DETAIL = 2_000
+MAX_OUTPUT = 4_000
+#: Characters of its detail, and of the last line of its output, that its message has: it stands in lists.
+MAX_PART = 200
 
 Flow = TypeVar("Flow", bound="type[AgentFlowBase]")
 
@@ -43,21 +45,24 @@ class AgentFailed(HeadraceError):
     hung        it did not end within `timeout_s`
     no_calls    it ended without one call of the model
     refused     the gateway refused what it asked for
-    cancelled   whoever ran it stopped
 
-    and `detail` is what is known beside: the error, or the end of what it printed.
+    `detail` says more in a sentence, and `output` is the end of what it printed, or its traceback. The message has all
+    three, of the output the last line.
     """
 
     code = "agent_failed"
 
-    def __init__(self, reason: str, detail: str = "") -> None:
-        self.reason, self.detail = reason, detail[-MAX_DETAIL:].strip()
-        super().__init__(f"{reason}: {_short(self.detail)}" if self.detail else reason)
+    def __init__(self, reason: str, detail: str = "", output: str = "") -> None:
+        self.reason, self.detail, self.output = reason, detail.strip(), output.strip()[-MAX_OUTPUT:]
+        parts = [reason, self.detail, self.output.rpartition("\n")[2]]
+        lines = [" ".join(part.split())[:MAX_PART] for part in parts]
+        super().__init__(": ".join(dict.fromkeys(line for line in lines if line)))
 
     @classmethod
     def of(cls, error: BaseException) -> AgentFailed:
         """The failure that an agent's own error is."""
-        return cls("crashed", "".join(traceback.format_exception(error)))
+        told = traceback.format_exception_only(error)[-1]
+        return cls("crashed", told, "".join(traceback.format_exception(error)))
 
 
 class AgentFlowBase(ABC):
@@ -102,13 +107,14 @@ class AgentFlowBase(ABC):
         """Plays the rollout in a trajectory that is begun: by calls of `handle.base_url`, or by `generate` and
         `submit_steps`. Returns a reward for the trajectory, or None where another scores it."""
 
-    async def aclose(self) -> None:
+    async def aclose(self) -> None:  # noqa: B027 # most keep nothing
         """Ends what the flow keeps running between rollouts. The gateway's client is its maker's to close."""
 
     # -- for flows that handle tokens themselves -----------------------------------------------------------------------
 
     async def generate(
         self,
+        task: Task,
         handle: Handle,
         *,
         prompt_ids: Sequence[int] | None = None,
@@ -116,12 +122,12 @@ class AgentFlowBase(ABC):
         tools: Sequence[Mapping[str, Any]] | None = None,
         sampling: Mapping[str, Any] | None = None,
     ) -> Generation:
-        """Samples an answer to ids, or to messages that the gateway renders. Nothing is recorded: see `submit_steps`."""
+        """Samples an answer to ids, or to messages that the gateway renders. It records nothing: see `submit_steps`."""
         return await self.gateway.generate(
             prompt_ids=prompt_ids,
             messages=messages,
             tools=tools,
-            sampling={**(sampling or {}), **self.sampling},
+            sampling={**(sampling or {}), **self.sampling, **task.sampling},
             model=self.model,
             handle=handle,
         )
@@ -171,7 +177,9 @@ class AgentFlowBase(ABC):
         except TimeoutError as error:
             if not limit.expired():
                 raise AgentFailed.of(error) from error
-            raise AgentFailed("hung", f"it did not end within {self.timeout_s:g} s") from None
+            # Who was cancelled notes what the agent had printed.
+            notes = getattr(error.__cause__, "__notes__", [])
+            raise AgentFailed("hung", f"it did not end within {self.timeout_s:g} s", "\n".join(notes)) from None
         except Exception as error:
             raise AgentFailed.of(error) from error
 
@@ -197,8 +205,3 @@ def register(name: str) -> Callable[[Flow], Flow]:
         return flow
 
     return named
-
-
-def _short(detail: str) -> str:
-    """The last line of a traceback or of an output, which tells most."""
-    return detail.splitlines()[-1].strip()

@@ -68,12 +68,16 @@ class RolloutStateFile:
 
     def save(self, state: ScheduleState) -> None:
         """Returns once the state is on disk, where there is a path."""
+        self.write(msgspec.json.encode(state))
+
+    def write(self, encoded: bytes) -> None:
+        """Likewise, of a state that is encoded already: so another thread may do it."""
         if self.path is None:
             return
         new = _beside(self.path, "new")
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
-            rest = memoryview(msgspec.json.encode(state))
+            rest = memoryview(encoded)
             while rest:
                 rest = rest[os.write(fd, rest) :]
             os.fsync(fd)

@@ -83,7 +83,7 @@ class RolloutRules:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("rows", "n_rollouts", "batch_size", "concurrency", "epochs", "val_rollouts", "max_failed_groups"):
+        for name in ("n_rollouts", "batch_size", "concurrency", "epochs", "val_rollouts", "max_failed_groups"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name} is {getattr(self, name)}; it must be at least 1")
         for name in ("max_staleness", "retries", "retry_s", "val_rows", "validate_every"):
@@ -91,18 +91,22 @@ class RolloutRules:
                 raise InvalidInput(f"{name} is {getattr(self, name)}; it must be at least 0")
         if self.steps is not None and self.steps < 1:
             raise InvalidInput(f"steps is {self.steps}; it must be at least 1, or left out")
+        if self.rows + self.val_rows < 1:
+            raise InvalidInput("there are no rows to play")
         if self.validate_every and not self.val_rows:
             raise InvalidInput(f"validate_every is {self.validate_every}, but there are no rows to validate on")
 
     @property
     def groups(self) -> int:
         """How many groups are accepted at most."""
-        return self.epochs * self.rows if self.steps is None else self.steps * self.batch_size
+        if self.steps is None or not self.rows:
+            return self.epochs * self.rows
+        return self.steps * self.batch_size
 
     @property
     def prompts(self) -> int | None:
         """How many prompts are admitted at most; None: as many as are needed."""
-        return self.epochs * self.rows if self.steps is None else None
+        return self.groups if self.steps is None or not self.rows else None
 
 
 class OpenGroup(msgspec.Struct):

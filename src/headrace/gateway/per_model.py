@@ -57,9 +57,9 @@ class PerModelTrajectories:
                 raise
             return paid[0]
 
-    async def complete(self, uid: str, reward: float | None) -> Completion:
+    async def complete(self, uid: str, reward: float | None, min_steps: int = 0) -> Completion:
         """Completes all of them; the steps are those of all together. One without steps is no rollout of its model: it
-        is forgotten, where another has some."""
+        is forgotten, where another has some. `min_steps` is asked for where only the agent's own has any."""
         done: list[Completion] = []
         for model in self._default.others:
             other = model.uid_of(uid)
@@ -74,7 +74,7 @@ class PerModelTrajectories:
         if done and await self.steps(uid) == 0:
             await self._pool.forget(uid, erase=False)
         else:
-            done.insert(0, await self._pool.complete(uid, reward))
+            done.insert(0, await self._pool.complete(uid, reward, min_steps=0 if done else min_steps))
         return Completion(done[0].status, sum(each.steps for each in done))
 
     async def fail(self, uid: str, reason: str) -> Completion:

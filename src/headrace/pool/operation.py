@@ -165,7 +165,8 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """`status`: ok, late (the group is with a consumer, or gone) or unknown; `steps`: how many the trajectory has."""
+    """`status`: ok, late (the group is with a consumer, or gone), too_few (it has fewer steps than asked for, and stays
+    open) or unknown; `steps`: how many the trajectory has."""
 
     status: str
     steps: int = 0

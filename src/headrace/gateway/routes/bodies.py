@@ -45,10 +45,12 @@ class FeedbackBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CompleteTrajectoryBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`/complete_trajectory`: `channel` must be the trajectory's own, where it is given."""
+    """`/complete_trajectory`: `channel` must be the trajectory's own, where it is given; with fewer than `min_steps`
+    steps it stays open, and the answer says `too_few`."""
 
     reward: float | None = None
     channel: str | None = None
+    min_steps: int = 0
 
 
 class FailTrajectoryBody(msgspec.Struct, forbid_unknown_fields=True):

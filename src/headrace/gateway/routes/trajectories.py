@@ -190,7 +190,9 @@ class TrajectoryRoutes:
         if asked.channel is not None:
             await self._check_channel(uid, asked.channel)
         gateway.models.check(uid)
-        done = self._completions.answer(uid, asked.reward, await self.per_model.complete(uid, asked.reward))
+        done = self._completions.answer(
+            uid, asked.reward, await self.per_model.complete(uid, asked.reward, asked.min_steps)
+        )
         if done.status == "unknown":
             raise Refusal(f"no trajectory {uid!r} to complete", 404, code="unknown_trajectory")
         await gateway.forget(uid)

@@ -79,7 +79,8 @@ class OpenTrajectory(_Open, frozen=True, kw_only=True):
 
 
 class MarkComplete(Change[Completion], frozen=True):
-    """Ends a trajectory, with a reward for its last step where one is given; a person's reward that is there stays."""
+    """Ends a trajectory, with a reward for its last step where one is given; a person's reward that is there stays. One
+    with fewer than `min_steps` steps stays open."""
 
     name = "complete"
     any_channel = True
@@ -87,6 +88,7 @@ class MarkComplete(Change[Completion], frozen=True):
     trajectory_uid: str
     reward: float | None = None
     channel: str | None = None
+    min_steps: int = 0
 
     def plan(self, state: State, now: float) -> Plan:
         uid = self.trajectory_uid
@@ -100,6 +102,8 @@ class MarkComplete(Change[Completion], frozen=True):
         steps = len(known.tree)
         if known.group.lease:
             return Plan(late, reply=Completion("late", steps))
+        if steps < check_count(self.min_steps, "min_steps"):
+            return Plan(reply=Completion("too_few", steps))
         last = max(known.tree.records, default=-1)
         in_time = reward is None or (last >= 0 and not known.handed_out(last))
         facts: list[f.Fact] = []

@@ -1,0 +1,135 @@
+"""`headrace rollout`: see `headrace.flows`."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from pydantic import Field
+
+from headrace.cli.common import log_to_stderr, remark
+from headrace.commands import CommandModel, Positional, command
+
+if TYPE_CHECKING:
+    from headrace.flows.rollout_config import RolloutConfig
+    from headrace.flows.rollouter import RolloutSummary
+
+#: Where an agent is checked against that is not to play yet: nothing listens there.
+NOWHERE = "http://127.0.0.1:1"
+#: Folder of the started gateway's log, where there is no state's file to lie beside.
+LOGS = Path("rollout-logs")
+
+
+class RolloutCommand(CommandModel):
+    """Play the rows of a dataset with an agent, through a gateway, until all are in its pool; as a YAML file says.
+    SIGTERM or Ctrl-C ends it: what runs has a while to end, and where rollout.state names a file, the next run goes on
+    where this one was, also where it was killed. The last line is JSON.
+    """
+
+    config: Positional[Path] = Field(description="the YAML file; docs/flows.md has every field")
+    state: Path | None = Field(None, description="file that keeps the place in the data, in place of the file's")
+
+    def execute(self) -> None:
+        from headrace.flows.rollout_config import RolloutConfig
+
+        log_to_stderr()
+        config = RolloutConfig.read(self.config)
+        if self.state is not None:
+            given = config.rollout.model_copy(update={"state": self.state.absolute()})
+            config = config.model_copy(update={"rollout": given})
+        summary = asyncio.run(_rolled_out(config, self.config.parent.absolute()))
+        if summary is not None:
+            print(msgspec.json.encode(summary).decode(), flush=True)
+
+
+async def _rolled_out(config: RolloutConfig, base: Path) -> RolloutSummary | None:
+    """Plays all that the configuration asks for. None where it was told to end before it began."""
+    from headrace.flows.child_gateway import ChildGateway
+    from headrace.flows.rollout_state import RolloutStateFile
+    from headrace.flows.rollouter import AsyncRollouter
+    from headrace.flows.schedule import TRAIN, VAL, RolloutSchedule
+
+    stop = _StopHandler()
+    own = config.rollout
+    flags = _gateway_flags(config.gateway.start, base) if config.gateway.start is not None else None
+    data = {TRAIN: config.data.train_rows(base) or [], VAL: config.data.val_rows(base) or []}
+    config.agent.made(config.gateway.client(config.gateway.address or NOWHERE), base)  # wrong ones are told of here
+    rules = config.rules(len(data[TRAIN]), len(data[VAL]))
+    path = base / own.state.expanduser() if own.state is not None else None
+    with ExitStack() as stack:
+        file = stack.enter_context(RolloutStateFile(path))
+        schedule = RolloutSchedule(rules, file.load(rules.rows, rules.val_rows))
+        child = None
+        address = config.gateway.address or ""
+        if flags is not None:
+            child = stack.enter_context(ChildGateway(flags, path.parent if path is not None else base / LOGS))
+            remark(f"starting a gateway; its log is {child.log}")
+            try:
+                address = await asyncio.to_thread(child.listening)
+            except asyncio.CancelledError:
+                return None
+        client = config.gateway.client(address)
+        flow = config.agent.made(client, base)
+        rollouter = AsyncRollouter(
+            schedule,
+            flow,
+            data,
+            client,
+            file,
+            child=child,
+            hidden=config.data.hidden,
+            prompt=config.data.prompt,
+            poll_s=own.poll_s,
+            drain_s=own.drain_s,
+            say=remark,
+        )
+        stop.calls(rollouter.stop)
+        try:
+            return await rollouter.run(lambda: print(f"rollouter ready on {address}", flush=True))
+        finally:
+            await flow.aclose()
+            await client.aclose()
+
+
+class _StopHandler:
+    """SIGTERM and Ctrl-C: cancel the task that made this, until there is something to call instead."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._stop: Callable[[], object] = task.cancel
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, lambda: self._stop())
+
+    def calls(self, stop: Callable[[], object]) -> None:
+        self._stop = stop
+
+
+def _gateway_flags(given: dict[str, Any], base: Path) -> dict[str, Any]:
+    """The flags of a gateway that differ from their defaults, with paths below the configuration's folder. Raises
+    `InvalidInput` for one that is unknown or wrong, before anything is started."""
+    from headrace.cli.gateway import GatewayCommand
+    from headrace.data.errors import InvalidInput
+    from headrace.files import checked, nearest
+
+    named = {name.replace("-", "_"): value for name, value in given.items()}
+    known = GatewayCommand.model_fields
+    for name in named:
+        if name not in known:
+            raise InvalidInput(f"gateway.start.{name} is no flag of headrace gateway{nearest(name, known)}")
+    command = checked(GatewayCommand, named, "gateway.start")
+    command.options()  # the pool's
+    found = {}
+    for name in named:
+        value = getattr(command, name)
+        if value != known[name].get_default(call_default_factory=True):
+            found[name] = base / value.expanduser() if isinstance(value, Path) else value
+    return found
+
+
+rollout_app = command("rollout", RolloutCommand)

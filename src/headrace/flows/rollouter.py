@@ -1,0 +1,385 @@
+"""The rollouter: plays the rows of a dataset by a flow, as `RolloutSchedule` says, until all are in the pool.
+
+Every rollout is a task that ends in one of two ways: its trajectory is complete in the pool, or it failed there. Where
+that is in doubt (an answer that was lost, a gateway that died, a process before this one that was killed) the gateway
+is asked by failing the trajectory: `late` says that it was complete, and it counts; `ok` that it had begun, and it is
+played again under its next attempt; `unknown` that it never did. So each rollout is complete once, whoever dies when.
+
+A gateway that does not answer, or is not ready, holds back new rollouts; those that fail meanwhile are not charged. A
+weight sync needs nothing: the gateway holds the agents' calls, and they wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from headrace.data.errors import HeadraceError
+from headrace.flows.child_gateway import ChildGateway
+from headrace.flows.flow import AgentFailed, AgentFlowBase
+from headrace.flows.gateway_client import GatewayClient, GatewayRefused, Handle, TrajectoryEnded
+from headrace.flows.rollout_state import RolloutStateFile
+from headrace.flows.schedule import TRAIN, RolloutSchedule, RolloutStart
+from headrace.flows.task import HIDDEN_COLUMNS, Task
+from headrace.net.http_answer import NoAnswer
+
+log = logging.getLogger("headrace.flows")
+
+#: Seconds between two questions for the version, and whether the gateway is ready.
+POLL_S = 0.5
+#: Seconds for which rollouts that run may go on once the rollouter is told to end.
+DRAIN_S = 10.0
+#: Seconds between two lines of progress.
+PROGRESS_S = 10.0
+#: Rollouts in doubt that the gateway is asked about at once.
+ASKED_AT_ONCE = 32
+#: Statuses of a gateway that will refuse everything: the keys are wrong.
+WRONG_KEY = (401, 403)
+
+
+class RolloutSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run of rollouts ended, over all of its processes; `seconds` are this one's.
+
+    `accepted` and `lost` count groups, `rollouts` and `val_rollouts` those that are complete, `failed` attempts by
+    their reason. `finished`: all that was asked for was played.
+    """
+
+    finished: bool
+    accepted: int
+    lost: int
+    rollouts: int
+    val_rollouts: int
+    failed: dict[str, int]
+    retried: int
+    versions: list[int]
+    validated: list[int]
+    gateway_starts: int
+    seconds: float
+
+
+class AsyncRollouter:
+    """One run. `data` has the rows of each channel, `flow` plays them, and `gateway` is the one that `flow` plays
+    through; `child` is its process, where it is the rollouter's own. `say` is given lines of progress.
+    """
+
+    def __init__(
+        self,
+        schedule: RolloutSchedule,
+        flow: AgentFlowBase,
+        data: Mapping[str, Sequence[Mapping[str, Any]]],
+        gateway: GatewayClient,
+        file: RolloutStateFile,
+        *,
+        child: ChildGateway | None = None,
+        hidden: Sequence[str] = HIDDEN_COLUMNS,
+        prompt: str | None = None,
+        poll_s: float = POLL_S,
+        drain_s: float = DRAIN_S,
+        say: Callable[[str], None] = log.info,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.schedule = schedule
+        self._flow, self._data, self._gateway, self._file, self._child = flow, data, gateway, file, child
+        self._hidden, self._prompt = tuple(hidden), prompt
+        self._poll_s, self._drain_s, self._say, self._clock = poll_s, drain_s, say, clock
+        self._tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._paused = False
+        self._ready = False
+        #: How often the gateway was found away: what failed across one is not charged.
+        self._outages = 0
+        self._trouble: Exception | None = None
+
+    # -- from outside --------------------------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Starts no more rollouts; those that run go on."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Starts rollouts again."""
+        self._paused = False
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Has `run` end: what runs has `drain_s` to end, and is failed then."""
+        self._stopping = True
+        self._wake.set()
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> RolloutSummary:
+        """Plays until all is played or `stop` is called; `ready` is called when the first rollouts begin. Raises
+        `HeadraceError` where the agent fails again and again, the gateway's process cannot be kept running, or it
+        refuses the keys. The state is saved however it ends."""
+        began = self._clock()
+        watchers = [asyncio.create_task(self._watched(work)) for work in (self._watch, self._report, self._guard)]
+        try:
+            await self._until_ready()
+            await self._recover()
+            if not (self._stopping or self._trouble):
+                ready()
+            await self._play()
+        finally:
+            await self._end()
+            for watcher in watchers:
+                watcher.cancel()
+            await asyncio.gather(*watchers, return_exceptions=True)
+        if self._trouble is not None:
+            raise self._trouble
+        return self._summary(self._clock() - began)
+
+    # -- playing -------------------------------------------------------------------------------------------------------
+
+    async def _play(self) -> None:
+        schedule = self.schedule
+        while not (self._stopping or self._trouble or schedule.finished):
+            self._wake.clear()
+            schedule.held = self._paused or not self._ready
+            starts = schedule.next(self._clock())
+            await self._save()
+            for start in starts:
+                self._tasks[start.group, start.rollout] = asyncio.create_task(self._rollout(start))
+            if schedule.hopeless:
+                most = max(schedule.state.failed.items(), key=lambda found: found[1])
+                raise HeadraceError(
+                    f"{schedule.state.lost_in_a_row} groups failed one after the other, most of all with {most[0]!r}; "
+                    "the log tells each, and `headrace pool show` a trajectory's. Correct the agent, or raise "
+                    "rollout.max_failed_groups"
+                )
+            if not starts:
+                await self._woken()
+
+    async def _woken(self) -> None:
+        """Waits for news, or until a rollout that failed may begin again."""
+        wakes_at = self.schedule.wakes_at
+        try:
+            await asyncio.wait_for(self._wake.wait(), None if wakes_at is None else max(0.0, wakes_at - self._clock()))
+        except TimeoutError:
+            pass
+
+    async def _rollout(self, start: RolloutStart) -> None:
+        """Plays one attempt, and tells the schedule how it ended."""
+        outages = self._outages
+        try:
+            await self._flow.run(self._task(start))
+            self.schedule.accepted(start)
+        except asyncio.CancelledError:
+            self._abandon(start)
+        except TrajectoryEnded as error:
+            await self._settle(start, "ended", str(error), outages)
+        except AgentFailed as error:
+            await self._settle(start, error.reason, str(error), outages)
+        except (NoAnswer, GatewayRefused) as error:
+            if isinstance(error, GatewayRefused) and error.status in WRONG_KEY:
+                self._trouble = error
+            await self._settle(start, "gateway", str(error), outages)
+        except Exception as error:  # a flow's bug is a failure of its rollout, and of no other
+            log.exception("the flow failed at %s", start.trajectory_uid)
+            await self._settle(start, "crashed", f"{type(error).__name__}: {error}", outages)
+        finally:
+            self._tasks.pop((start.group, start.rollout), None)
+            self._wake.set()
+
+    async def _settle(self, start: RolloutStart, reason: str, detail: str, outages: int) -> None:
+        """Has the gateway know of an attempt that failed, and takes its word where it was complete after all."""
+        log.warning("%s failed: %s", start.trajectory_uid, detail)
+        try:
+            status = await self._fail(start, start.attempt, detail or reason)
+        except (asyncio.CancelledError, HeadraceError):
+            self._abandon(start)
+            return
+        if status == "late":
+            self.schedule.accepted(start)
+            return
+        charged = self._ready and outages == self._outages
+        lost = self.schedule.failed(start, reason, self._clock(), charged=charged)
+        if lost is None:
+            return
+        for other in lost.running:
+            if (task := self._tasks.get((other.group, other.rollout))) is not None:
+                task.cancel()
+        for other in lost.complete:
+            await self._patiently(lambda uid=other.trajectory_uid: self._gateway.delete(uid))
+
+    def _abandon(self, start: RolloutStart) -> None:
+        """A rollout was ended with its group, or with this process: then it stays open, for the next one to ask."""
+        if start.group not in self.schedule.state.open:
+            self.schedule.failed(start, "cancelled", self._clock(), charged=False)
+
+    async def _recover(self) -> None:
+        """Settles what a process before this one left open."""
+        doubtful = self.schedule.in_doubt()
+        if doubtful:
+            self._say(f"going on: {self.schedule.state.accepted} groups accepted, {len(doubtful)} rollouts in doubt")
+        room = asyncio.Semaphore(ASKED_AT_ONCE)
+
+        async def settled(start: RolloutStart) -> None:
+            attempt = start.attempt
+            async with room:
+                while (status := await self._fail(start, attempt, "its rollouter ended")) == "ok":
+                    attempt += 1
+            if status == "late":
+                self.schedule.accepted(start)
+            else:
+                self.schedule.resumed(start, attempt)
+
+        await self._unless_stopped(asyncio.gather(*map(settled, doubtful)))
+
+    async def _fail(self, start: RolloutStart, attempt: int, reason: str) -> str:
+        """What the gateway says to the failure of an attempt: `ok`, `late` or `unknown`."""
+        uid = msgspec.structs.replace(start, attempt=attempt).trajectory_uid
+        handle = Handle(uid, start.prompt_uid, "")
+        return (await self._patiently(lambda: self._gateway.fail(handle, reason))).status
+
+    async def _patiently(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """An answer of the gateway, however long it is away; raises `NoAnswer` once the rollouter ends."""
+        while True:
+            try:
+                return await ask()
+            except NoAnswer:
+                if self._stopping or self._trouble:
+                    raise
+
+    def _task(self, start: RolloutStart) -> Task:
+        return Task(
+            row=dict(self._data[start.channel][start.row]),
+            prompt_uid=start.prompt_uid,
+            rollout=start.rollout,
+            n_rollouts=start.n_rollouts,
+            channel=start.channel,
+            attempt=start.attempt,
+            hidden=self._hidden,
+            prompt=self._prompt,
+        )
+
+    # -- watching ------------------------------------------------------------------------------------------------------
+
+    async def _watched(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Has the run end where a watcher fails."""
+        try:
+            await work()
+        except Exception as error:
+            self._trouble = self._trouble or error
+            self._wake.set()
+
+    async def _watch(self) -> None:
+        """Asks for readiness, the version and, where rewards come later, for these."""
+        while True:
+            try:
+                await self._look()
+            except NoAnswer:
+                self._away()
+            except GatewayRefused as error:
+                if error.status in WRONG_KEY:
+                    raise
+                self._away()
+            await asyncio.sleep(self._poll_s)
+
+    async def _look(self) -> None:
+        if not await self._gateway.ready():
+            self._away()
+            return
+        version = await self._gateway.policy_version()
+        if not self._ready or version != self.schedule.state.version:
+            self._wake.set()
+        self.schedule.version_is(version)
+        self._ready = True
+        if self.schedule.awaits_scores():
+            await self._look_for_scores()
+
+    def _away(self) -> None:
+        if self._ready:
+            log.warning("the gateway at %s is away or not ready; rollouts wait for it", self._gateway.address)
+        self._ready = False
+        self._outages += 1
+
+    async def _look_for_scores(self) -> None:
+        """Ends the groups whose trajectories all have a reward, or that are with the trainer; has a trajectory whose
+        reward failed for good played again."""
+        waiting = self.schedule.awaits_scores()
+        held: dict[str, dict[str, dict[str, Any]]] = {}
+        for row in await self._gateway.trajectories(TRAIN):
+            if row["state"] != "failed":
+                held.setdefault(row["prompt_uid"], {})[row["trajectory_uid"]] = row
+        for number, starts in waiting.items():
+            rows = held.get(starts[0].prompt_uid, {})
+            missing = [start for start in starts if start.trajectory_uid not in rows]
+            if len(missing) == len(starts) and not rows:
+                self.schedule.scored(number)
+            elif missing:
+                for start in missing:
+                    if await self._fail(start, start.attempt, "reward") == "ok":
+                        self.schedule.failed(start, "reward", self._clock())
+            elif all(row["state"] == "leased" or row["reward"] is not None for row in rows.values()):
+                self.schedule.scored(number)
+        self._wake.set()
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            state = self.schedule.state
+            self._say(
+                f"version {state.version}: {state.accepted} groups accepted, {len(state.open)} open, "
+                f"{self.schedule.running} rollouts running, {state.retried} retried, {state.lost} groups lost"
+            )
+
+    async def _guard(self) -> None:
+        """Keeps the gateway's process running, where it is the rollouter's own."""
+        if self._child is not None:
+            await self._child.keep()
+
+    async def _until_ready(self) -> None:
+        while not (self._ready or self._stopping or self._trouble):
+            await self._wake.wait()
+            self._wake.clear()
+
+    async def _unless_stopped(self, work: asyncio.Future[Any]) -> None:
+        """Waits for work, but no longer than until the rollouter is told to end."""
+        work.add_done_callback(lambda _: self._wake.set())
+        while not (work.done() or self._stopping or self._trouble):
+            await self._wake.wait()
+            self._wake.clear()
+        if not work.done():
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+        else:
+            work.result()
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    async def _end(self) -> None:
+        """Waits for what runs, ends it, and saves the state."""
+        self._stopping = True
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=0.0 if self._trouble else self._drain_s)
+        for task in (left := list(self._tasks.values())):
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        self.schedule.changed = True
+        await self._save()
+
+    async def _save(self) -> None:
+        if self.schedule.changed:
+            self.schedule.changed = False
+            await asyncio.to_thread(self._file.write, msgspec.json.encode(self.schedule.state))
+
+    def _summary(self, seconds: float) -> RolloutSummary:
+        state = self.schedule.state
+        return RolloutSummary(
+            finished=self.schedule.finished,
+            accepted=state.accepted,
+            lost=state.lost,
+            rollouts=state.rollouts,
+            val_rollouts=state.val_rollouts,
+            failed=dict(state.failed),
+            retried=state.retried,
+            versions=[state.base_version or 0, state.version],
+            validated=list(state.validated),
+            gateway_starts=0 if self._child is None else self._child.starts,
+            seconds=seconds,
+        )
