@@ -36,6 +36,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 #: The extras that each command needs to do all it can, where it needs any.
 NEEDS: dict[str, tuple[str, ...]] = {
     "gateway": ("tokens",),
+    "gateway --reward-worker-name": ("ray",),
     "serve": ("tokens",),
     "env": ("tokens",),
     "engine": ("train",),
@@ -45,6 +46,10 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "pool start": ("ray",),
     "pool stop": ("ray",),
     "pool export --to FILE.parquet": ("export",),
+    "reward start": ("tokens",),
+    "reward start --name": ("tokens", "ray"),
+    "reward stop": ("ray",),
+    "reward try": ("tokens",),
     "bench pool": ("ray",),
     "bench gateway": ("ray", "tokens"),
     "bench trainer": ("demo",),

@@ -87,3 +87,34 @@ def test_a_folder_without_a_journal_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="it holds no segment and no snapshot"):
         JournalView(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_journal_that_a_pool_has_open_can_be_read_live(journal: Path) -> None:
+    with DataPool(journal, durability="os") as pool:
+        with JournalView(journal, live=True) as view:
+            assert view.stats("train")["ledger"] == pool.stats("train")["ledger"]
+            pool.submit_step(Step(prompt_ids=[1], response_ids=[9], trajectory_uid="new", step_index=0, is_last=True))
+            with pytest.raises(NotFound):
+                view.trajectory("new")  # as it was when it was read
+        pool.compact()
+        with JournalView(journal, live=True) as view:
+            assert view.trajectory("new").steps == pool.trajectory("new").steps
+            with pytest.raises(PoolError, match="changes a pool"):
+                view.complete("new")
+
+
+def test_what_was_consumed_can_be_read_too(journal: Path) -> None:
+    with DataPool(journal, durability="os") as pool:
+        pool.reward("t1", 0.5)
+        batch = pool.fetch_batch(2)
+        assert batch is not None
+        with JournalView(journal, live=True, consumed=True) as view:
+            found = list(view.consumed("train"))
+            assert [(each.uid, each.reward, each.state) for each in found] == [
+                ("t1", 0.5, "consumed"),
+                ("t2", None, "consumed"),
+            ]
+            assert found[0].steps == batch.groups[0].trajectories[0].steps
+            assert view.stats("train")["ledger"] == pool.stats("train")["ledger"]
+        with JournalView(journal, live=True) as view:
+            assert list(view.consumed("train")) == []

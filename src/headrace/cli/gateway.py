@@ -94,6 +94,13 @@ class GatewayCommand(GatewaySettings, PoolOptions, CommandModel):
     def settings(self, **own: Any) -> GatewaySettings:
         """The gateway's settings, with keys from the environment where no flag gave them. `own` overrides flags."""
         given: dict[str, Any] = {name: getattr(self, name) for name in GatewaySettings.model_fields} | own
+        if self.reward_worker_name is not None:
+            require_for("gateway --reward-worker-name")
+            from headrace.net.ray_cluster import ActorAddress
+
+            given["reward_worker_name"] = str(
+                ActorAddress(self.reward_worker_name, self.ray_namespace, self.ray_address)
+            )
         given |= {name: os.environ.get(variable) for name, variable in KEY_VARIABLES.items() if not given[name]}
         return GatewaySettings(**given)
 

@@ -28,6 +28,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "tenant_tokens": ("tokens consumed and sampled for tenants", ("tenant", "kind")),
     "conversations": ("conversations of a live service: begun, ended as idle, or forgotten as empty", ("what",)),
     "feedback": ("what was said of answers later, in time or not", ("status",)),
+    "rewards": ("answers that /compute_reward scored, or why not", ("outcome",)),
     "replayed": ("answers given again to a retry", ()),
     "malformed_calls": ("tool calls in answers that could not be read", ("channel",)),
     "tokens": ("tokens consumed and sampled", ("channel", "kind")),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.gateway.upstream.errors import NoRolloutServer, RolloutServerFailed, UpstreamRefused
 from headrace.pool import errors as pool
+from headrace.rewards.sample import RewardFailure
 
 #: Seconds after which a client that met a passing trouble may try again.
 RETRY_AFTER_S = 1
@@ -70,6 +71,12 @@ def refusal(error: HeadraceError) -> Refusal:
             return Refusal(said, 503, code="no_server", retry_after=error.retry_after_s)
         case RolloutServerFailed():
             return Refusal(said, 502, code="upstream_failed")
+        case RewardFailure(reason="unavailable"):
+            return Refusal(said, 503, code="reward_unavailable", retry_after=RETRY_AFTER_S)
+        case RewardFailure(reason="timeout" | "bad_answer"):
+            return Refusal(said, 502, code=error.code)
+        case RewardFailure():
+            return Refusal(said, 422, code=error.code)
         case InvalidInput():
             return Refusal(said, 400, code=error.code, param=getattr(error, "param", None))
         case pool.NotFound():

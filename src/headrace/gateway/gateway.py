@@ -27,6 +27,7 @@ from headrace.gateway.outbox import RETRY_INTERVAL_S
 from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
 from headrace.gateway.request import CallReader
+from headrace.gateway.scoring import RewardScoring
 from headrace.gateway.served_model import RendererCache, ServedModel, SharedServices
 from headrace.gateway.sessions import Session, Sessions
 from headrace.gateway.settings import GatewaySettings
@@ -71,6 +72,7 @@ class Gateway:
         self.redaction = None if settings.redact is None else Redaction(settings.redact, self.counters)
         shared = SharedServices(pool, self.sessions, self.recorder, self.counters, self.redaction, RendererCache())
         self.models = Models(settings, shared)
+        self.scoring = RewardScoring(settings, self.counters)
         self.loaded: Callable[[], None] = lambda: None  # told once the tokenizer is there
         self.dropping: Callable[[str], None] = lambda uid: None  # told of what is dropped
         self.others: OtherWorkers | None = None  # the other workers, where this process is one of several
@@ -88,6 +90,7 @@ class Gateway:
         where it is elsewhere."""
         self._with_pool += with_pool
         await self.recorder.start()
+        await self.scoring.start()
         if isinstance(self.pool, DataPool):
             await self._begin_with_pool()
         self._supervise("the start of the gateway", self._load)
@@ -118,6 +121,7 @@ class Gateway:
             log.error("%d steps did not reach the pool", left)
         for task in self.supervised:
             await task.stop()
+        await self.scoring.close()
         await self.models.close()
         self.reader.close()
 

@@ -142,6 +142,7 @@ class ServedModel:
             ),
         )
         self._calls: CallExecutor | None = None
+        self._loaded: Renderer | None = None
         self._stage = LOADING_TOKENIZER if settings.tokenizer_path is not None else WAITING_FOR_SERVER
         self._tokenizer = settings.tokenizer_path or ""  # where it lies, and who said so
         #: Why it will never take calls.
@@ -153,7 +154,7 @@ class ServedModel:
         """Returns once it takes calls, but for its servers, or `failure` says why it never will."""
         settings, shared = self._settings, self._shared
         try:
-            renderer = await self._renderer()
+            renderer = self._loaded = await self._renderer()
             self._stage = PROBING_SERVERS
             await self._adopt_version()
             await self.upstream.start(renderer.vocabulary)
@@ -246,6 +247,13 @@ class ServedModel:
         if why is not None or self._calls is None:
             raise not_ready(why or f"Gateway not ready ({self._stage})")
         return self._calls
+
+    @property
+    def renderer(self) -> Renderer:
+        """Its tokenizer and template; raises `Refusal` until they are loaded. No server need be up."""
+        if self._loaded is None:
+            raise not_ready(self._why_no_calls or f"Gateway not ready ({self._stage})")
+        return self._loaded
 
     # -- where its steps go --------------------------------------------------------------------------------------------
 

@@ -104,19 +104,27 @@ class GatewaySettings(BaseModel):
     redact: str | None = Field(
         None, description="function that may drop a step before it is kept, as module:function or file.py:function"
     )
+    reward: str | None = Field(
+        None, description="file (YAML, JSON or TOML) of the reward that /compute_reward answers with, in this process"
+    )
     reward_worker_name: str | None = Field(
-        None, description="the reward worker's Ray actor; there are no reward workers yet, so naming one is refused"
+        None, min_length=1, description="the Ray actor that /compute_reward asks, of a `headrace reward start --name`"
     )
 
-    @field_validator("reward_worker_name")
+    @field_validator("reward")
     @classmethod
-    def _no_workers_yet(cls, given: str | None) -> str | None:
+    def _reward(cls, given: str | None) -> str | None:
         if given is not None:
-            raise ValueError(
-                "must be left out, as there are no reward workers yet (score answers in your own code, and send what "
-                "they are worth with /submit_steps, or with reward and complete_trajectory)"
-            )
+            from headrace.rewards.config import RewardConfig  # only whoever has such a file waits for it
+
+            RewardConfig.read(Path(given))
         return given
+
+    @model_validator(mode="after")
+    def _one_reward(self) -> Self:
+        if self.reward is not None and self.reward_worker_name is not None:
+            raise ValueError("--reward scores in this process and --reward-worker-name asks an actor; give one")
+        return self
 
     @field_validator("vllm_addresses")
     @classmethod

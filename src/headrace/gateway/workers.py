@@ -42,7 +42,7 @@ MIN_RESTART_S, MAX_RESTART_S = 0.1, 10.0
 #: Seconds that a worker must have lived to have been well: the next restart is quick again.
 HEALTHY_AFTER_S = 30.0
 #: Settings that name a file.
-FILE_SETTINGS = ("models", "tenants")
+FILE_SETTINGS = ("models", "tenants", "reward")
 #: The parent's socket, in a folder of its own.
 SOCKET_NAME = "control.sock"
 #: Bytes of the path that a unix socket can have.

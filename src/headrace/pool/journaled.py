@@ -121,7 +121,7 @@ class JournaledState:
         def take(found: Frame) -> None:
             facts, block = decode_commit(found)
             try:
-                apply(self._state, facts, block)
+                apply(self._state, self._replayed(facts), block)
             except Exception as error:
                 raise JournalError(
                     f"journal {journal.directory}: commit {found.serial} reads back, but cannot be applied "
@@ -157,6 +157,10 @@ class JournaledState:
         if lost := self._state.scored.lost():
             log.warning("journal %s: %d scored groups are lost", journal.directory, len(lost))
             self._settle_one(scored_facts.GroupsDropped("", now, tuple(lost), DAMAGED, "the journal lost it"))
+
+    def _replayed(self, facts: Sequence[f.Fact]) -> Sequence[f.Fact]:
+        """The facts of a commit that is read back, as they are applied; a reader may want more kept than a pool."""
+        return facts
 
     def _settle_one(self, fact: f.Fact) -> None:
         """Carries out what opening the journal called for; where it is full, so will opening it the next time."""

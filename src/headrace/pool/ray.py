@@ -5,15 +5,13 @@ restarts it when it dies; it then recovers from its journal. A journal in a loca
 is pinned to the node where it was started: restarted elsewhere it would find an empty folder and call that the truth.
 On a path that every node sees (`shared_journal`), it may move; the journal's lock still admits one process only.
 
-Ray 2.60 lets only holders of the cluster's token in. On one machine the token file is found by itself; see
-docs/ray.md for a cluster.
+How the cluster is joined, with its token, is `net/ray_cluster.py`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import urllib.parse
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from headrace.data.errors import InvalidInput
 from headrace.data.step import Step
+from headrace.net.ray_cluster import (
+    DEFAULT_NAMESPACE,
+    LOST_ANSWERS,
+    ActorAddress,
+    ClusterUnreachable,
+    cause_of,
+    join_cluster,
+)
 from headrace.pool.batch import Batch
 from headrace.pool.config import DEFAULT_CHANNEL
 from headrace.pool.embedded import DataPool
@@ -31,18 +37,13 @@ from headrace.pool.operation import Receipt
 from headrace.pool.remote import Unreachable
 from headrace.pool.service import answer
 
-DEFAULT_NAMESPACE = "default"
-
 #: Calls that go to the actor in one, at most.
 MAX_CALLS_TOGETHER = 64
-#: Answers lost to a dying or restarting actor: the call may be sent again.
-LOST_ANSWERS = (rayerr.ActorUnavailableError, rayerr.ActorDiedError, rayerr.GetTimeoutError, rayerr.WorkerCrashedError)
 
 
 def actor_address(name: str, address: str = "auto", namespace: str = DEFAULT_NAMESPACE) -> str:
     """A named actor as `connect` takes it."""
-    query = {"namespace": namespace, **({"address": address} if address != "auto" else {})}
-    return f"ray-actor://{urllib.parse.quote(name, safe='')}?{urllib.parse.urlencode(query)}"
+    return str(ActorAddress(name, namespace, address))
 
 
 class PoolActor:
@@ -107,7 +108,10 @@ def start_pool(
     **options: Any,
 ) -> Any:
     """Starts the detached actor and returns its handle once it has recovered; `options` are `DataPool`'s."""
-    join_cluster(address, namespace)
+    try:
+        join_cluster(address, namespace)
+    except ClusterUnreachable as error:
+        raise PoolUnreachable(str(error)) from error
     placed: dict[str, Any] = {}
     if journal is not None:
         options["journal"] = str(Path(journal).absolute())
@@ -133,14 +137,13 @@ def start_pool(
         ray.get(handle.get_statistics.remote())
     except rayerr.RayError as error:
         ray.kill(handle)
-        raise PoolUnreachable(f"the pool {name!r} did not start: {_cause(error)}") from error
+        raise PoolUnreachable(f"the pool {name!r} did not start: {cause_of(error)}") from error
     return handle
 
 
 def stop_pool(name: str, *, address: str = "auto", namespace: str = DEFAULT_NAMESPACE) -> None:
     """Ends the actor for good; its journal stays."""
-    join_cluster(address, namespace)
-    handle = find_actor(name, namespace)
+    handle = find_pool(ActorAddress(name, namespace, address))
     try:
         ray.get(handle.close.remote(), timeout=30)
     except rayerr.RayError:
@@ -148,44 +151,19 @@ def stop_pool(name: str, *, address: str = "auto", namespace: str = DEFAULT_NAME
     ray.kill(handle, no_restart=True)
 
 
-def join_cluster(address: str | None, namespace: str) -> None:
-    """Connects this process to the cluster, with the user's token where there is one."""
-    if ray.is_initialized():
-        return
-    _use_token()
+def find_pool(where: ActorAddress) -> Any:
+    """The handle of a pool's actor. Raises `NotFound` where there is none, `PoolUnreachable` where there is no
+    cluster."""
     try:
-        ray.init(address=address or "auto", namespace=namespace, log_to_driver=False, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise PoolUnreachable(
-            f"no Ray cluster at {address!r}: {error}. Start one (`ray start --head`) or give its address; "
-            "where it asks for a token, see docs/ray.md"
-        ) from error
-
-
-def _use_token() -> None:
-    """Has Ray present the user's token, where there is one. By itself it does so for `auto` only, and an explicit
-    host:port is refused with a bare connection error."""
-    try:
-        from ray._private.authentication import authentication_token_setup as setup
-
-        setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-    except (ImportError, AttributeError, TypeError):
-        pass  # another release of Ray; RAY_AUTH_MODE=token, set before the start, does the same
-
-
-def find_actor(name: str, namespace: str) -> Any:
-    """The handle of a named actor; `NotFound` where there is none."""
-    try:
-        return ray.get_actor(name, namespace=namespace)
-    except ValueError:
+        found = where.handle()
+    except ClusterUnreachable as error:
+        raise PoolUnreachable(str(error)) from error
+    if found is None:
         raise NotFound(
-            f"no actor {name!r} in namespace {namespace!r}; "
-            f"start it with `headrace pool start --name {name} --namespace {namespace}`"
-        ) from None
-
-
-def _cause(error: BaseException) -> str:
-    return str(error.__cause__ or error).strip().splitlines()[-1]
+            f"no actor {where.name!r} in namespace {where.namespace!r}; "
+            f"start it with `headrace pool start --name {where.name} --namespace {where.namespace}`"
+        )
+    return found
 
 
 class _Gathering:
@@ -213,7 +191,7 @@ class _Gathering:
                 try:
                     answers = await self._actor.call_many.remote([body for body, _ in some])
                 except Exception as error:  # any: those who wait must hear of it
-                    failed = Unreachable(_cause(error)) if isinstance(error, LOST_ANSWERS) else error
+                    failed = Unreachable(cause_of(error)) if isinstance(error, LOST_ANSWERS) else error
                     for _, waiting in some:
                         if not waiting.done():
                             waiting.set_exception(failed)
@@ -229,16 +207,8 @@ class RayTransport:
     """Carries frames in actor calls. `ray-actor://NAME?namespace=default&address=auto`."""
 
     def __init__(self, address: str) -> None:
-        parts = urllib.parse.urlsplit(address)
-        query = dict(urllib.parse.parse_qsl(parts.query))
-        unknown = set(query) - {"namespace", "address"}
-        if not parts.netloc or unknown:
-            raise InvalidInput(f"{address!r}: a pool's actor is ray-actor://NAME?namespace=default&address=auto")
         self.address = address
-        self._name = urllib.parse.unquote(parts.netloc)
-        self._namespace = query.get("namespace", DEFAULT_NAMESPACE)
-        join_cluster(query.get("address", "auto"), self._namespace)
-        self._actor = find_actor(self._name, self._namespace)
+        self._actor = find_pool(ActorAddress.read(address))
         self._gathering: dict[asyncio.AbstractEventLoop, _Gathering] = {}
 
     def call(self, op: str, body: bytes, timeout: float) -> bytes:
@@ -246,7 +216,7 @@ class RayTransport:
         try:
             return bytes(ray.get(sent, timeout=timeout))
         except LOST_ANSWERS as error:
-            raise Unreachable(_cause(error)) from error
+            raise Unreachable(cause_of(error)) from error
         except KeyboardInterrupt:
             ray.cancel(sent)
             raise
@@ -258,7 +228,7 @@ class RayTransport:
         try:
             return bytes(await asyncio.wait_for(sent, timeout))
         except (*LOST_ANSWERS, TimeoutError) as error:
-            raise Unreachable(_cause(error)) from error
+            raise Unreachable(cause_of(error)) from error
         except asyncio.CancelledError:
             ray.cancel(sent)  # nobody takes the answer: a fetch that waits must not take a batch for them
             raise

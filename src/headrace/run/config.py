@@ -94,7 +94,7 @@ class GatewaySection(Section):
     )
 
 
-class RolloutSection(Section):
+class PlaySection(Section):
     """How rollouts are played."""
 
     concurrency: int = Field(64, ge=1, description="rollouts at once")
@@ -158,7 +158,7 @@ class RunConfig(Section):
     data: DataConfig | None = Field(None, description="rows to train on; an environment has its own")
     agent: AgentConfig = Field(description="who plays: run, command, flow or env")
     reward: RewardConfig | None = Field(None, description="what an answer is worth; default: what the agent says")
-    rollout: RolloutSection = RolloutSection()
+    rollout: PlaySection = PlaySection()
     gateway: GatewaySection = GatewaySection()
     train: TrainSection = TrainSection()
     evaluate: EvaluateSection = EvaluateSection()

@@ -207,9 +207,12 @@ def rollout_file(config: RunConfig, base: Path, run: Path, gateway: str) -> dict
     given = config.rollout
     return {
         "data": config.data.model_dump(mode="json", exclude_defaults=True, exclude={"val", "val_rollouts"}),
-        "agent": config.agent.absolute(base).model_dump(mode="json", exclude_defaults=True),
+        "agent": config.agent.model_dump(mode="json", exclude_defaults=True),
         "gateway": {"address": gateway},
+        "base": str(base),
         "rollout": {
+            "steps": config.train.steps,
+            "scored": config.reward is not None,
             "concurrency": given.concurrency,
             "max_staleness": given.max_staleness,
             "retries": given.retries,

@@ -104,7 +104,8 @@ class SubmitStepsBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ComputeRewardBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`/compute_reward`, as reward workers would take it."""
+    """`/compute_reward`: the ids of a prompt and an answer, or a trajectory's conversation. `dataset_fields` are the
+    row's, `extra_fields` what a flow adds to them."""
 
     prompt_ids: list[int] | None = None
     response_ids: list[int] | None = None

@@ -1,4 +1,4 @@
-"""The routes of flows that handle tokens themselves: sampling by ids, and handing their own steps in."""
+"""The routes of flows that handle tokens themselves: sampling by ids, handing their own steps in, and scoring."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from starlette.responses import Response
 from headrace.data.errors import InvalidInput
 from headrace.data.step import Step, token_ids_array
 from headrace.gateway.access import Caller, Role, tells_reward
-from headrace.gateway.errors import Refusal
 from headrace.gateway.executor import CallExecutor
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.http import ClientGone, DisconnectWatch, decode_body, json_response
@@ -22,6 +21,8 @@ from headrace.gateway.request import BadField, CallRequest, take_max_tokens, tak
 from headrace.gateway.routes.bodies import ComputeRewardBody, GenerateBody, StepBody, SubmitStepsBody
 from headrace.gateway.turn import Turn
 from headrace.gateway.upstream import RolloutServerFailed
+from headrace.pool.errors import NotFound
+from headrace.rewards.sample import Sample
 from headrace.tokens import Cause, Conversation, PromptPlan, read_messages, text_of
 
 #: What counters call prompts that belong to no channel.
@@ -115,15 +116,44 @@ class WhiteBoxRoutes:
         return json_response(said)
 
     async def compute_reward(self, request: Request) -> Response:
-        """Refused: there are no reward workers yet."""
-        self.gateway.access.check(request, Role.REWARD)
-        decode_body(await self.gateway.body(request), ComputeRewardBody)
-        raise Refusal(
-            "there are no reward workers yet: score answers in your own code, and send what they are worth with "
-            "/submit_steps, or with reward and complete_trajectory",
-            503,
-            code="no_reward_worker",
+        """What an answer is worth, of ids or of a conversation; nothing is recorded."""
+        gateway = self.gateway
+        gateway.access.check(request, Role.REWARD)
+        asked = decode_body(await gateway.body(request), ComputeRewardBody)
+        sample = await self._sample(asked)
+        try:
+            with gateway.admitted():
+                async with DisconnectWatch(request.receive):
+                    found = await gateway.scoring.score(sample)
+        except ClientGone:
+            return Response(status_code=499)
+        return json_response(
+            {"reward_score": found.value, "reward": found.value, "reward_extra_info": found.extra_info}
         )
+
+    async def _sample(self, asked: ComputeRewardBody) -> Sample:
+        """What is to be scored: the row's fields go before those that a flow added."""
+        scoring = self.gateway.scoring
+        _ = scoring.worker  # refused before a tokenizer is waited for
+        row = {**(asked.extra_fields or {}), **(asked.dataset_fields or {})}
+        if asked.messages is not None and asked.prompt_ids is None and asked.response_ids is None:
+            if asked.trajectory_uid is not None:
+                row = {**await self._registered(asked.trajectory_uid), **row}
+            return scoring.of_messages(asked.messages, row, trajectory_uid=asked.trajectory_uid)
+        if asked.messages is not None or asked.prompt_ids is None or asked.response_ids is None:
+            raise BadField("give either prompt_ids and response_ids, or messages with a trajectory_uid", "prompt_ids")
+        prompt = token_ids_array(asked.prompt_ids, "prompt_ids").tolist()
+        response = token_ids_array(asked.response_ids, "response_ids").tolist()
+        renderer = self.gateway.models.default.renderer
+        return scoring.of_ids(renderer, prompt, response, row, asked.num_turns)
+
+    async def _registered(self, uid: str) -> dict[str, Any]:
+        """The metadata that a trajectory was begun with; empty where the pool does not know it."""
+        self.gateway.models.check(uid)
+        try:
+            return (await self.gateway.pool.aio.trajectory(uid)).metadata
+        except NotFound:
+            return {}
 
 
 def _call_request(asked: GenerateBody) -> CallRequest:

@@ -1,0 +1,93 @@
+"""Named actors of a Ray cluster: joining the cluster, finding an actor by its address, and calls whose answer was lost.
+
+An actor's address is `ray-actor://NAME?namespace=default&address=auto`.
+
+Ray 2.60 lets only holders of the cluster's token in. On one machine the token file is found by itself; see docs/ray.md
+for a cluster.
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+from typing import Any
+
+import msgspec
+import ray
+import ray.exceptions as rayerr
+
+from headrace.data.errors import HeadraceError, InvalidInput
+
+DEFAULT_NAMESPACE = "default"
+#: How an actor's address begins.
+ACTOR_SCHEME = "ray-actor"
+
+#: Answers lost to a dying or restarting actor: the call may be sent again.
+LOST_ANSWERS = (rayerr.ActorUnavailableError, rayerr.ActorDiedError, rayerr.GetTimeoutError, rayerr.WorkerCrashedError)
+
+
+class ClusterUnreachable(HeadraceError):
+    """There is no Ray cluster at an address, or it lets this process not in."""
+
+    code = "cluster_unreachable"
+
+
+class ActorAddress(msgspec.Struct, frozen=True):
+    """Where a named actor is: its name and namespace, and the cluster's address."""
+
+    name: str
+    namespace: str = DEFAULT_NAMESPACE
+    cluster: str = "auto"
+
+    def __str__(self) -> str:
+        query = {"namespace": self.namespace, **({"address": self.cluster} if self.cluster != "auto" else {})}
+        return f"{ACTOR_SCHEME}://{urllib.parse.quote(self.name, safe='')}?{urllib.parse.urlencode(query)}"
+
+    @classmethod
+    def read(cls, address: str) -> ActorAddress:
+        """The parts of a `ray-actor://` address. Raises `InvalidInput` where it is none."""
+        parts = urllib.parse.urlsplit(address)
+        query = dict(urllib.parse.parse_qsl(parts.query))
+        if parts.scheme != ACTOR_SCHEME or not parts.netloc or set(query) - {"namespace", "address"}:
+            raise InvalidInput(f"{address!r}: an actor is {ACTOR_SCHEME}://NAME?namespace=default&address=auto")
+        name = urllib.parse.unquote(parts.netloc)
+        return cls(name, query.get("namespace", DEFAULT_NAMESPACE), query.get("address", "auto"))
+
+    def handle(self) -> Any | None:
+        """Joins the cluster and finds the actor; None where there is no actor of that name. Raises
+        `ClusterUnreachable`."""
+        join_cluster(self.cluster, self.namespace)
+        try:
+            return ray.get_actor(self.name, namespace=self.namespace)
+        except ValueError:
+            return None
+
+
+def join_cluster(address: str | None, namespace: str) -> None:
+    """Connects this process to the cluster, with the user's token where there is one. Raises `ClusterUnreachable`."""
+    if ray.is_initialized():
+        return
+    _use_token()
+    try:
+        ray.init(address=address or "auto", namespace=namespace, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ClusterUnreachable(
+            f"no Ray cluster at {address!r}: {error}. Start one (`ray start --head`) or give its address; "
+            "where it asks for a token, see docs/ray.md"
+        ) from error
+
+
+def _use_token() -> None:
+    """Has Ray present the user's token, where there is one. By itself it does so for `auto` only, and an explicit
+    host:port is refused with a bare connection error."""
+    try:
+        from ray._private.authentication import authentication_token_setup as setup
+
+        setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    except (ImportError, AttributeError, TypeError):
+        pass  # another release of Ray; RAY_AUTH_MODE=token, set before the start, does the same
+
+
+def cause_of(error: BaseException) -> str:
+    """The last line of what made a call on an actor fail."""
+    lines = str(error.__cause__ or error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,127 @@
+"""Prompts back into messages: where a chat template writes each role, found by trying, and a text cut there.
+
+The way back is not exact: a system turn may hold the tools that a template wrote into it, and contents come as the
+template wrote them (trimmed, or as JSON). It is for whoever reads a recorded conversation, such as a judge; whoever
+needs a prompt again has its ids.
+
+Nothing is guessed: turns are told apart by tokens that no content has (`<|im_start|>`), and a text that does not follow
+the pattern to its end is not cut at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.tokens.messages import Message, ToolCall, Unrenderable
+from headrace.tokens.renderer import Renderer
+
+#: What stands for a content in the conversations that are tried. No template writes it by itself.
+_MARKS = tuple(f"headracemark{letter}" for letter in "abcdefgh")
+_CALL_ID = "abcdef123"
+
+
+class PromptSplitter:
+    """Cuts what a renderer wrote into messages; `split` gives None where that cannot be done.
+
+    `starts` is what the template writes before a conversation's first content, by that message's role; `joints` what
+    stands between two contents, by both roles.
+    """
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._vocabulary = renderer.vocabulary
+        self.starts: dict[str, str] = {}
+        self.joints: dict[str, set[tuple[str, str]]] = {}
+        self._try(renderer)
+
+    def split(self, ids: Sequence[int], after: str | None = None) -> list[Message] | None:
+        """The messages of a prompt that ends where an answer begins; None where its text is not what the template
+        writes. With `after`, the ids go on in the middle of a message of that role, of which the rest is left out."""
+        text = self._vocabulary.decode(ids)
+        found: list[Message] = []
+        if after is None:
+            begun = [(role, start) for role, start in self.starts.items() if text.startswith(start)]
+            if not begun:
+                return None
+            role, start = max(begun, key=lambda item: len(item[1]))
+            at = len(start)
+        else:
+            role, at = after, 0
+        skipped = after is not None
+        while (joint := self._next(text, at, role)) is not None:
+            end, following, length = joint
+            if not skipped:
+                found.append(Message(role, text[at:end]))
+            role, at, skipped = following, end + length, False
+        # What is left is the answer's own turn: empty, or the beginning that the template gave it.
+        return found if role == "assistant" and not skipped else None
+
+    def _next(self, text: str, at: int, role: str) -> tuple[int, str, int] | None:
+        """Where the message of `role` that stands at `at` ends: there, whose turn follows, and the joint's length."""
+        places = [
+            (end, -len(joint), following)
+            for following, joint in self.joints.get(role, ())
+            if (end := text.find(joint, at)) >= 0
+        ]
+        if not places:
+            return None
+        end, negative, following = min(places)
+        return end, following, -negative
+
+    # -- the trials ----------------------------------------------------------------------------------------------------
+
+    def _try(self, renderer: Renderer) -> None:
+        call = ToolCall("look_up", {"q": "x"}, _CALL_ID)
+        for roles in (
+            ("user",),
+            ("system", "user"),
+            ("user", "assistant", "user"),
+            ("user", "user"),
+            ("user", "call", "tool"),
+            ("user", "call", "tool", "tool"),
+            ("user", "call", "tool", "assistant", "user"),
+            ("user", "call", "tool", "user"),
+        ):
+            messages = [_marked(role, mark, call) for role, mark in zip(roles, _MARKS, strict=False)]
+            try:
+                text = self._vocabulary.decode(renderer.render(messages))
+            except Unrenderable:
+                continue
+            self._learn(text, roles)
+
+    def _learn(self, text: str, roles: Sequence[str]) -> None:
+        """Takes what stands around the marks of a rendered conversation."""
+        pieces: list[str] = []
+        for mark in _MARKS[: len(roles)]:
+            before, found, text = text.partition(mark)
+            if not found:
+                return  # the template writes this content in a way of its own
+            pieces.append(before)
+        pieces.append(text)
+        names = ["assistant" if role == "call" else role for role in roles]
+        if self._special(pieces[0]):
+            self.starts.setdefault(names[0], pieces[0])
+        for (role, name), following, joint in zip(
+            zip(roles, names, strict=True), [*names[1:], "assistant"], pieces[1:], strict=True
+        ):
+            if role == "call":
+                joint = self._from_special(joint)  # before it come the ends of the call, which the model wrote
+            if self._special(joint):
+                self.joints.setdefault(name, set()).add((following, joint))
+
+    def _special(self, text: str) -> bool:
+        return any(token in text for token in self._vocabulary.added.values() if token)
+
+    def _from_special(self, text: str) -> str:
+        """A text from its first special token on: what a vocabulary marks as special ends and begins turns."""
+        known = (self._vocabulary.added[i] for i in self._vocabulary.special)
+        at = min((place for token in known if token and (place := text.find(token)) >= 0), default=len(text))
+        return text[at:]
+
+
+def _marked(role: str, mark: str, call: ToolCall) -> Message:
+    if role == "call":
+        marked = ToolCall(call.name, {"q": mark}, call.id)
+        return Message("assistant", "", None, (marked,))
+    if role == "tool":
+        return Message("tool", mark, None, (), call.id, call.name)
+    return Message(role, mark)
