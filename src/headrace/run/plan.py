@@ -42,7 +42,7 @@ def plan(config: RunConfig, base: Path, run: Path, ports: RunPorts, *, resume: b
     services = [*_servers(config, base, ports), _gateway(config, run, ports, servers)]
     files: dict[str, Mapping[str, Any]] = {TRAINER_FILE: trainer_file(config, run, gateway)}
     if config.reward is not None:
-        files[REWARD_FILE] = config.reward.absolute(base).model_dump(mode="json", exclude_defaults=True)
+        files[REWARD_FILE] = config.reward.below(base).model_dump(mode="json", exclude_defaults=True)
         services.append(_reward(config, base, run, gateway))
     services.append(_trainer(config, run, resume=resume))
     if config.agent.env is None:
