@@ -1,16 +1,55 @@
-"""Rewards of completions: functions that environments name, weigh and combine.
+"""What an answer is worth.
 
-reward = registry.create({"type": "format", "weight": 0.5, "preferred_tags": ["answer"]})
-scores = reward(["<answer>4</answer>", "4"])    # [0.5, 0.0]
+A `Reward` scores samples by weighted sources: rules, a judge, a reward model, functions of your own.
 
-A reward is a `RewardFunction` of one file here, or one of your own under `@registry.register`. The registry finds a
-reward by its file's name, `NAME_reward.py`, as Atropos' does, and loads it when it is first asked for: so every reward
-has a file of its own, however small, and what it imports is needed by its users only.
+    reward = Reward(RewardConfig.of({"rules": [{"use": "exact_match"}]}, Path()))
+    (score,) = await reward.score([Sample(text="4", ground_truth="4")])     # Score(1.0, {"exact_match": 1.0})
+
+A sample that could not be scored is a `RewardFailure` with its reason, never a zero.
+
+Environments name, weigh and combine functions of completions, as in Atropos:
+
+    reward = registry.create({"type": "format", "weight": 0.5, "preferred_tags": ["answer"]})
+    scores = reward(["<answer>4</answer>", "4"])    # [0.5, 0.0]
+
+Such a reward is a `RewardFunction` of one file here, or one of your own under `@registry.register`. The registry finds
+a reward by its file's name, `NAME_reward.py`, as Atropos' does, and loads it when it is first asked for: so every
+reward has a file of its own, however small, and what it imports is needed by its users only.
 """
 
+from headrace.rewards.config import RewardConfig, RewardFunctionConfig, RuleConfig
+from headrace.rewards.judge import RewardJudgeConfig
 from headrace.rewards.registry import registry
+from headrace.rewards.reward import Reward
 from headrace.rewards.reward_function import RewardFunction
+from headrace.rewards.reward_model import RewardModelConfig
+from headrace.rewards.rule import Rule
+from headrace.rewards.sample import RewardFailure, Sample, Score
+from headrace.rewards.sandbox import Sandbox, SandboxLimits, SandboxResult, SandboxUnavailable
+from headrace.rewards.source import RewardCounters
+from headrace.rewards.worker import LocalRewardWorker, RewardWorker
 
 from headrace.rewards.combined_reward import CombinedReward  # isort: skip  # it registers itself
 
-__all__ = ["CombinedReward", "RewardFunction", "registry"]
+__all__ = [
+    "Reward",
+    "RewardConfig",
+    "RuleConfig",
+    "RewardJudgeConfig",
+    "RewardModelConfig",
+    "RewardFunctionConfig",
+    "Sample",
+    "Score",
+    "RewardFailure",
+    "RewardCounters",
+    "RewardWorker",
+    "LocalRewardWorker",
+    "Rule",
+    "Sandbox",
+    "SandboxLimits",
+    "SandboxResult",
+    "SandboxUnavailable",
+    "CombinedReward",
+    "RewardFunction",
+    "registry",
+]

@@ -95,20 +95,30 @@ class RewardFailure(HeadraceError):
 
     code = "reward_failed"
 
-    def __init__(self, detail: str, reason: Reason = "error", source: str = "reward", *, again: bool = True) -> None:
+    def __init__(
+        self,
+        detail: str,
+        reason: Reason = "error",
+        source: str = "reward",
+        *,
+        again: bool = True,
+        after_s: float = 0.0,
+    ) -> None:
         super().__init__(detail)
         self.detail = detail
         self.reason: Reason = reason
         self.source = source
         #: Whether another attempt could end otherwise.
         self.again = again
+        #: Seconds before which a server asked not to be asked again.
+        self.after_s = after_s
 
     def __str__(self) -> str:
         return f"{self.source}: {self.reason}: {self.detail}"
 
     def of(self, source: str) -> RewardFailure:
         """The same failure, of a named source."""
-        return RewardFailure(self.detail, self.reason, source, again=self.again)
+        return RewardFailure(self.detail, self.reason, source, again=self.again, after_s=self.after_s)
 
 
 def score_of(returned: Any) -> Score:
@@ -118,8 +128,8 @@ def score_of(returned: Any) -> Score:
     Raises `RewardFailure` for anything else: None, text, NaN, infinity.
     """
     if isinstance(returned, Score):
-        number(returned.value)
-        return returned
+        parts = {name: number(value) for name, value in returned.parts.items()}
+        return Score(number(returned.value), parts, returned.info)
     if isinstance(returned, Mapping):
         key = next((key for key in VALUES if key in returned), None)
         if key is None:

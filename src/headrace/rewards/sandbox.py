@@ -212,8 +212,8 @@ def _result(told: list[dict[str, Any]], stdout: str, stderr: str, late: bool, cp
             raise SandboxUnavailable(f"the sandbox could not be set up: {line['error']}")
         if "lacking" in line:
             raise SandboxUnavailable(
-                f"this machine cannot confine a program: {', '.join(line['lacking'])} cannot be held (it needs Linux 5.13 "
-                "or newer with Landlock and seccomp). To run programs all the same, say `trusted: true`"
+                f"this machine cannot confine a program: {', '.join(line['lacking'])} cannot be held (it needs Linux "
+                "5.13 or newer with Landlock and seccomp). To run programs all the same, say `trusted: true`"
             )
     if not told:
         if late:
@@ -224,7 +224,8 @@ def _result(told: list[dict[str, Any]], stdout: str, stderr: str, late: bool, cp
     code = last.get("exit_code")
     if late or code is None:
         return SandboxResult(ended="wall", exit_code=None, stdout=stdout, stderr=stderr, held=held)
-    over = code in (-signal.SIGKILL, -signal.SIGXCPU) and last["cpu_s"] >= cpu_limit_s * 0.95
+    # One that ignores the signal of the limit is killed a second later.
+    over = code == -signal.SIGXCPU or (code == -signal.SIGKILL and last["cpu_s"] >= cpu_limit_s)
     ended: Literal["exit", "signal", "cpu"] = "cpu" if over else "signal" if code < 0 else "exit"
     return SandboxResult(
         ended=ended,

@@ -1,7 +1,8 @@
 """Confines a program and runs it: the first program of a sandbox's process, which `sandbox.py` starts.
 
 It is run by its path and imports nothing of Headrace's. Its argument is a file with what to run; what it could hold and
-how the program ended go, as lines of JSON, to the descriptor that the file names. Each measure is tried, and told if it holds:
+how the program ended go, as lines of JSON, to the descriptor that the file names. Each measure is tried, and told if it
+holds:
 
 - `namespaces`: users, processes, network and mounts of its own, where the kernel lets this user make them. Processes
   end with the first of them, and the scratch folder is a file system of bounded size.
@@ -141,9 +142,9 @@ def begin(spec: dict[str, Any], held: list[str], uid: int | None, tell: Callable
     if uid is not None and become(uid, spec["argv"][0]):
         held.append("user")
     others = 0 if uid == os.geteuid() or "namespaces" in held else tasks_of(os.getuid())
+    resource.setrlimit(resource.RLIMIT_CPU, (limits["cpu_s"], limits["cpu_s"] + 1))
     for kind, most in (
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, limits["cpu_s"]),
         (resource.RLIMIT_AS, limits["memory_mb"] << 20),
         (resource.RLIMIT_FSIZE, limits["files_mb"] << 20),
         (resource.RLIMIT_NOFILE, limits["files"]),

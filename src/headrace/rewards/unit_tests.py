@@ -1,0 +1,132 @@
+"""The rule `unit_tests`: an answer's program is run in the sandbox, and its tests say what it is worth.
+
+A program's fault (it is wrong, endless, too large) is a low score. That the sandbox could not run it is a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from headrace.data.errors import shown
+from headrace.rewards.rule import Place, Rule, behind_thoughts, last_block, rule, truth_of
+from headrace.rewards.sample import RewardFailure, Sample, Score
+from headrace.rewards.sandbox import Sandbox, SandboxLimits, SandboxResult, SandboxUnavailable
+
+#: Runs a program and then its tests, each of which is code that raises where the program is wrong. What passed is told,
+#: line by line, on a descriptor and with a token that the program is not handed: printing cannot claim success.
+HARNESS = """\
+import json, os
+with open("case.json") as _file:
+    _case = json.load(_file)
+os.unlink("case.json")
+def _run(case, tell=os.write, to=os.dup(1)):
+    names = {"__name__": "__main__"}
+    token, tests = case.pop("token"), case.pop("tests")
+    exec(compile(case.pop("program"), "answer.py", "exec"), names)
+    for at, test in enumerate(tests):
+        try:
+            exec(compile(test, f"test {at}", "exec"), names)
+        except BaseException as error:
+            print(f"test {at}: {type(error).__name__}: {error}", file=__import__("sys").stderr)
+        else:
+            tell(to, f"\\n{token} {at}\\n".encode())
+_run(_case)
+"""
+#: Characters of a program's error output that are kept with a score.
+TAIL = 400
+
+Exchange = tuple[str, str]
+
+
+@rule("unit_tests")
+class UnitTests(Rule):
+    """The share of tests that the answer's Python program passes; without `partial`, 1 where it passes all.
+
+    The tests are the ground truth: code that raises (`assert f(2) == 4`), one text or a list; `{"test": ...,
+    "entry_point": ...}` as in HumanEval; or inputs and outputs, `{"inputs": [...], "outputs": [...]}` or a list of
+    `{"input": ..., "output": ...}`, for which the program is run once each with an input on stdin. Any of it may be
+    JSON text.
+    """
+
+    place: ClassVar[Place] = "thread"
+
+    partial: bool = Field(False, description="the share of tests that pass, in place of all or nothing")
+    fenced: bool = Field(True, description="the program is the answer's last fenced block; an answer without one is 0")
+    before: str = Field("", description="code that stands before the answer's program, such as imports")
+    limits: SandboxLimits = Field(default_factory=lambda: SandboxLimits(), description="what a program may use up")
+    readable: list[Path] = Field([], description="further paths that a program may read, such as data")
+    trusted: bool = Field(False, description="run programs also where this machine cannot confine them")
+
+    def score(self, sample: Sample) -> Score:
+        tests = tests_of(truth_of(sample))
+        text = behind_thoughts(sample.text)
+        program = last_block(text) if self.fenced else text
+        if program is None:
+            return Score(0.0, info={"tests": "the answer has no fenced block"})
+        sandbox = Sandbox(self.limits, readable=self.readable, trusted=self.trusted)
+        program = f"{self.before}\n{program}" if self.before else program
+        try:
+            if isinstance(tests[0], str):
+                passed, result = self._checked(sandbox, program, [str(test) for test in tests])
+            else:
+                passed, result = self._exchanged(
+                    sandbox, program, [test for test in tests if not isinstance(test, str)]
+                )
+        except SandboxUnavailable as error:
+            raise RewardFailure(str(error), "unavailable") from error
+        share = passed / len(tests)
+        info = {"tests": f"{passed} of {len(tests)}", "ended": result.ended}
+        if share < 1 and result.stderr.strip():
+            info["stderr"] = result.stderr.strip()[-TAIL:]
+        return Score(share if self.partial else float(share == 1), {"passed": share}, info)
+
+    def _checked(self, sandbox: Sandbox, program: str, tests: Sequence[str]) -> tuple[int, SandboxResult]:
+        token = secrets.token_hex(16)
+        case = json.dumps({"program": program, "tests": tests, "token": token})
+        result = sandbox.run(HARNESS, files={"case.json": case})
+        told = {line.split()[1] for line in result.stdout.splitlines() if line.startswith(f"{token} ")}
+        return len(told & {str(at) for at in range(len(tests))}), result
+
+    def _exchanged(self, sandbox: Sandbox, program: str, tests: Sequence[Exchange]) -> tuple[int, SandboxResult]:
+        passed, result = 0, None
+        for given, wanted in tests:
+            result = sandbox.run(program, stdin=given)
+            right = result.exit_code == 0 and _lines(result.stdout) == _lines(wanted)
+            passed += right
+            if not right and not self.partial:
+                break
+        assert result is not None
+        return passed, result
+
+
+def tests_of(truth: Any) -> list[str] | list[Exchange]:
+    """The tests that a ground truth holds, at least one; raises `RewardFailure` where it holds none."""
+    if isinstance(truth, str):
+        try:
+            read = json.loads(truth)
+        except ValueError:
+            read = None
+        truth = read if isinstance(read, list | dict) else [truth]
+    if isinstance(truth, Mapping):
+        if {"test", "entry_point"} <= truth.keys():
+            return [f"{truth['test']}\ncheck({truth['entry_point']})"]
+        if {"inputs", "outputs"} <= truth.keys() and len(truth["inputs"]) == len(truth["outputs"]) > 0:
+            return [(str(given), str(wanted)) for given, wanted in zip(truth["inputs"], truth["outputs"], strict=True)]
+    if isinstance(truth, Sequence) and truth:
+        if all(isinstance(test, str) for test in truth):
+            return [str(test) for test in truth]
+        if all(isinstance(test, Mapping) and {"input", "output"} <= test.keys() for test in truth):
+            return [(str(test["input"]), str(test["output"])) for test in truth]
+    raise RewardFailure(
+        f"the ground truth holds no tests: code, or inputs and outputs, are expected, not {shown(truth)}", again=False
+    )
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]
