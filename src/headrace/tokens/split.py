@@ -32,6 +32,9 @@ class PromptSplitter:
         self.starts: dict[str, str] = {}
         self.joints: dict[str, set[tuple[str, str]]] = {}
         self._try(renderer)
+        special = [token for token in map(self._vocabulary.added.get, self._vocabulary.special) if token]
+        written = "".join([*self.starts.values(), *(joint for those in self.joints.values() for _, joint in those)])
+        self._structure = [token for token in special if token in written]
 
     def split(self, ids: Sequence[int], after: str | None = None) -> list[Message] | None:
         """The messages of a prompt that ends where an answer begins; None where its text is not what the template
@@ -49,11 +52,17 @@ class PromptSplitter:
         skipped = after is not None
         while (joint := self._next(text, at, role)) is not None:
             end, following, length = joint
+            if self._structural(text[at:end]) and not skipped:
+                return None
             if not skipped:
                 found.append(Message(role, text[at:end]))
             role, at, skipped = following, end + length, False
         # What is left is the answer's own turn: empty, or the beginning that the template gave it.
-        return found if role == "assistant" and not skipped else None
+        return found if role == "assistant" and not skipped and not self._structural(text[at:]) else None
+
+    def _structural(self, text: str) -> bool:
+        """Whether a text has a token that ends or begins turns: then it is no content, but a turn that was missed."""
+        return any(token in text for token in self._structure)
 
     def _next(self, text: str, at: int, role: str) -> tuple[int, str, int] | None:
         """Where the message of `role` that stands at `at` ends: there, whose turn follows, and the joint's length."""
@@ -80,6 +89,7 @@ class PromptSplitter:
             ("user", "call", "tool", "tool"),
             ("user", "call", "tool", "assistant", "user"),
             ("user", "call", "tool", "user"),
+            ("user", "assistant", "tool", "assistant", "user"),  # where a template writes no calls
         ):
             messages = [_marked(role, mark, call) for role, mark in zip(roles, _MARKS, strict=False)]
             try:
@@ -88,7 +98,7 @@ class PromptSplitter:
                 continue
             self._learn(text, roles)
 
-    def _learn(self, text: str, roles: Sequence[str]) -> None:
+    def _learn(self, text: str, roles: tuple[str, ...]) -> None:
         """Takes what stands around the marks of a rendered conversation."""
         pieces: list[str] = []
         for mark in _MARKS[: len(roles)]:
@@ -100,13 +110,13 @@ class PromptSplitter:
         names = ["assistant" if role == "call" else role for role in roles]
         if self._special(pieces[0]):
             self.starts.setdefault(names[0], pieces[0])
-        for (role, name), following, joint in zip(
-            zip(roles, names, strict=True), [*names[1:], "assistant"], pieces[1:], strict=True
-        ):
-            if role == "call":
-                joint = self._from_special(joint)  # before it come the ends of the call, which the model wrote
+        for at, joint in enumerate(pieces[1:]):
+            if roles[at + 1 : at + 2] == ("call",):
+                continue  # it holds the beginning of the call, which the model wrote
+            if roles[at] == "call":
+                joint = self._from_special(joint)  # and the end of it
             if self._special(joint):
-                self.joints.setdefault(name, set()).add((following, joint))
+                self.joints.setdefault(names[at], set()).add(([*names, "assistant"][at + 1], joint))
 
     def _special(self, text: str) -> bool:
         return any(token in text for token in self._vocabulary.added.values() if token)
