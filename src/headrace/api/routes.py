@@ -95,16 +95,17 @@ class Routes:
         )
 
     async def info(self, request: Request) -> ApiResponse:
-        held = (await self._pool.desk_info()).registration
+        found = await self._pool.desk_info()
+        held = found.registration
         if held is None:
             return json_response({"batch_size": -1, "max_token_len": -1})
-        return json_response({"batch_size": held.batch_size, "max_token_len": held.max_token_len})
+        return json_response({"batch_size": found.batch_size, "max_token_len": held.max_token_len})
 
     async def wandb_info(self, request: Request) -> ApiResponse:
         held = (await self._pool.desk_info()).registration
         if held is None:
             return json_response({"group": None, "project": None})
-        return json_response({"group": held.wandb_group, "project": held.wandb_project})
+        return json_response({"group": held.wandb_group or None, "project": held.wandb_project or None})
 
     async def batch(self, request: Request) -> ApiResponse:
         await raw_body(request, self._settings.max_body_mb)  # nobody sends one; until it is read, nobody can hang up
@@ -272,15 +273,18 @@ class Routes:
         given: dict[str, Any] = dict(request.query_params)
         env_id = read_env_id(given if "env_id" in given else await read_object(request))
         found = await self._pool.desk_env_status(env_id, self._settings.heartbeat_s)
+        # Past the last step an environment of the original finishes; ours are told where the training ended.
+        end = {"ended_at": found.step} if found.ended else {}
         return json_response(
             {
-                "current_step": found.step,
+                "current_step": max(found.step, found.num_steps + 1) if found.ended else found.step,
                 "queue_size": found.queue_size,
                 "unallocated_fraction": found.unallocated_fraction,
                 "self_queue_size": found.self_queue_size,
                 "max_group_size": found.max_group_size,
                 "env_weight": found.env_weight,
             }
+            | end
             | self._warning([self._dead_letter_warning(found.misfit)])
         )
 

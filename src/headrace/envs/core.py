@@ -290,7 +290,10 @@ class EnvCore(Reporting, ABC):
 
     async def get_status(self) -> None:
         """Fetches the API's status into `status_dict`, and applies the environment's weight to its servers."""
-        self.status_dict = await self.api.get("/status-env", {"env_id": self.env_id})
+        found = await self.api.get("/status-env", {"env_id": self.env_id})
+        if found.get("ended_at") is not None:  # `current_step` is past the last step then, for those who know no end
+            found["current_step"] = found["ended_at"]
+        self.status_dict = found
         await self.server.update_weight(self.status_dict.get("env_weight", 1.0))
 
     async def env_step_checks(self) -> None:

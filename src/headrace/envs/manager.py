@@ -160,7 +160,10 @@ class Manager:
             self._checked = self.poller.answers
             await self._env.env_step_checks()
             if schedule.finished(self.rules, status):
-                log.info("all %d steps are done", self._env.config.total_steps)
+                if status.ended_at is not None:
+                    log.info("the trainer has ended at step %d", status.ended_at)
+                else:
+                    log.info("all %d steps are done", self._env.config.total_steps)
                 return True
         self._note_hold(schedule.held(self.rules, status, self.load))
         if self.may_start:

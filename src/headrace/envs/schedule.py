@@ -25,6 +25,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     max_group_size: int = 1
     #: Why the groups posted last fit no batch, where they do not: they are counted as waiting.
     warning: str = ""
+    #: The step at which the trainer ended, where it takes no more groups.
+    ended_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,10 @@ def may_start(rules: Rules, status: Status, load: EnvLoad) -> bool:
 
 
 def finished(rules: Rules, status: Status) -> bool:
-    """Whether the batches handed out and waiting exceed all steps. Groups that fit no batch are not counted."""
+    """Whether the trainer has ended, or the batches handed out and waiting exceed all steps. Groups that fit no batch
+    are not counted."""
+    if status.ended_at is not None:
+        return True
     waiting = 0 if status.warning else status.queue_size
     queued = waiting * rules.group_size // rules.batch_size if rules.batch_size > 0 else 0
     return status.current_step + queued > rules.total_steps

@@ -188,6 +188,7 @@ def _acked(state: State, channel: Channel, fact: f.Acked, block: Block | None) -
     if lease is None:
         return state.orphan(fact)
     channel.ack(lease)
+    state.scored.settle_fetch(fact.lease, arrived=True)
 
 
 def _returned(state: State, channel: Channel, fact: f.Returned, block: Block | None) -> None:
@@ -195,6 +196,7 @@ def _returned(state: State, channel: Channel, fact: f.Returned, block: Block | N
     if lease is None:
         return state.orphan(fact)
     channel.give_back(lease)
+    state.scored.settle_fetch(fact.lease, arrived=False)
     state.record("redelivery", channel.name, fact.at, lease=fact.lease, reason=fact.reason)
 
 

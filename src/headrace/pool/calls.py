@@ -120,6 +120,7 @@ class AsyncPool:
     list_steps = awaitable(read.list_steps)
     # Scored groups.
     desk_register = awaitable(scored_consume.desk_register)
+    desk_end = awaitable(scored_consume.desk_end)
     desk_batch = awaitable(scored_consume.TakeScoredBatch)
     desk_ack = awaitable(scored_consume.AckScoredBatch)
     desk_nack = awaitable(scored_consume.NackScoredBatch)
@@ -181,6 +182,7 @@ class BlockingPool(ABC):
     list_steps = blocking(read.list_steps)
     # Scored groups.
     desk_register = blocking(scored_consume.desk_register)
+    desk_end = blocking(scored_consume.desk_end)
     desk_batch = blocking(scored_consume.TakeScoredBatch)
     desk_ack = blocking(scored_consume.AckScoredBatch)
     desk_nack = blocking(scored_consume.NackScoredBatch)

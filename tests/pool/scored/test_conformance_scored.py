@@ -67,7 +67,7 @@ def test_a_second_registration_with_other_settings_is_told_which_hold(pool: Bloc
     warning = pool.desk_register(trainer(batch_size=8, num_steps=7)).warning
     assert warning is not None
     assert "batch_size stays 4, num_steps stays 100" in warning
-    assert pool.desk_info() == ScoredInfo(trainer(), False, 0)
+    assert pool.desk_info() == ScoredInfo(trainer(), False, 0, batch_size=4)
 
 
 def test_a_registration_that_resumes_changes_the_settings_and_keeps_the_queue(pool: BlockingPool) -> None:

@@ -46,6 +46,7 @@ _ALL: tuple[type[Operation[Any]], ...] = (
     scored_produce.DisconnectEnvironment,
     scored_produce.PostScoredGroups,
     scored_produce.ForgetKeys,
+    scored_consume.EndTraining,
     scored_consume.TakeScoredBatch,
     scored_consume.AckScoredBatch,
     scored_consume.NackScoredBatch,

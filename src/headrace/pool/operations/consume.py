@@ -15,6 +15,9 @@ from headrace.pool.errors import LeaseLost
 from headrace.pool.groups import Lease
 from headrace.pool.operation import Change, MustWait, Plan
 from headrace.pool.operations.transfer import into_channel
+from headrace.pool.scored.facts import BatchFetched, TrainerRegistered, TrainerStarted
+from headrace.pool.scored.groups import ScoredGroups
+from headrace.pool.scored.types import Registration
 from headrace.pool.state import State
 from headrace.pool.views import HandOut, group_view, step_views
 
@@ -56,6 +59,9 @@ class FetchBatch(Change[Batch | None], frozen=True):
             stale = policies.stale(channel, now, self.max_staleness)
             if stale is not None:
                 return Plan([stale], again=True)
+        serving = state.scored.serving == self.channel
+        if serving and (begin := self._as_trainer(state.scored, now)):
+            return Plan(begin, again=True)
         lease_id = f"{self.channel}-{channel.next_lease}" if lease_s is not None else ""
         lease = Lease(lease_id, now + lease_s if lease_s is not None else 0.0, self.request_id or "")
         if self.unit == "step":
@@ -65,13 +71,25 @@ class FetchBatch(Change[Batch | None], frozen=True):
             fresh, replayed = policies.pick(channel, self.batch_size, self.n_rollouts, self.order, self.max_staleness)
             missing = self.batch_size - len(fresh) - len(replayed)
             plan = self._take_groups(channel, lease, now, fresh, replayed)
-        if plan is None and state.scored.serving == self.channel:
+        if plan is not None and serving:
+            plan.facts = [*plan.facts, BatchFetched(self.channel, now, lease.id)]
+        if plan is None and serving:
             plan = into_channel(state, channel, missing, self.unit, now)
         if plan is None:
             if channel.closed:
                 return Plan(reply=None)
             raise MustWait
         return plan
+
+    def _as_trainer(self, scored: ScoredGroups, now: float) -> list[f.Fact]:
+        """What lets environments in, where nobody did before: who fetches from the channel that they feed is their
+        trainer, and registers by that where it did not in its own words."""
+        if scored.registration is None:
+            sequences = self.batch_size * (self.n_rollouts or 1) if self.unit == "group" else self.batch_size
+            groups = self.batch_size if self.unit == "group" else 1
+            about = Registration("", "", sequences, -1, "", -1, 0, -1, batch_groups=groups)
+            return [TrainerRegistered("", now, "", about, 0, by_fetch=True), TrainerStarted("", now)]
+        return [] if scored.started else [TrainerStarted("", now)]
 
     def _check_options(self) -> None:
         check_count(self.batch_size, "batch_size", 1)

@@ -9,7 +9,7 @@ import uuid
 from typing import Any
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.data.step import check_finite, check_uid
+from headrace.data.step import check_count, check_finite, check_uid
 from headrace.pool.errors import LeaseLost, NotRegistered
 from headrace.pool.operation import Plan, ScoredChange, ScoredRead, result_as
 from headrace.pool.operations.transfer import from_channel
@@ -43,7 +43,7 @@ class RegisterTrainer(ScoredChange[RegistrationResult], frozen=True):
         scored, current = state.scored, state.scored.registration
         if self.uuid in scored.uuids and current is not None:
             return Plan(reply=_warning(registration, current))
-        if current is None:
+        if current is None or scored.by_fetch:
             return Plan([facts.TrainerRegistered("", now, self.uuid, registration, registration.starting_step)])
         if self.resume and registration != current:
             step = registration.starting_step if registration.starting_step != current.starting_step else None
@@ -70,6 +70,25 @@ def _warning(registration: Registration, current: Registration) -> str | None:
         f"a trainer registered before with other settings, which hold: {kept}. "
         "Register with resume true to change them and keep the queue, or reset first"
     )
+
+
+class EndTraining(ScoredChange[None], frozen=True):
+    """The trainer of this registration takes no more batches; where another registered since, it changes nothing."""
+
+    name = "desk_end"
+
+    uuid: str
+
+    def plan(self, state: State, now: float) -> Plan:
+        scored = state.scored
+        mine = next(reversed(scored.uuids), None) == self.uuid
+        return Plan([facts.TrainerEnded("", now)] if mine and not scored.training_ended else [])
+
+
+def desk_end(uuid: int) -> EndTraining:
+    """The trainer takes no more batches: environments are told so, and finish; others wait for the next trainer. `uuid`
+    is that of its registration: where another trainer registered since, this changes nothing."""
+    return EndTraining(f"{check_count(uuid, 'uuid', 0, 2**128 - 1):032x}")
 
 
 class ServeFromChannel(ScoredChange[None], frozen=True):
@@ -101,7 +120,11 @@ class ReadScoredInfo(ScoredRead[ScoredInfo], frozen=True):
 
     def read(self, state: State, now: float) -> ScoredInfo:
         scored = state.scored
-        return ScoredInfo(scored.registration, scored.started, len(scored.environments), scored.serving)
+        return ScoredInfo(
+            *(scored.registration, scored.started, len(scored.environments), scored.serving),
+            batch_size=scored.batch_size,
+            ended=scored.training_ended,
+        )
 
     result = result_as(ScoredInfo)
 
@@ -143,9 +166,10 @@ class TakeScoredBatch(_TakeBatch, frozen=True, kw_only=True):
         deadline = now + _lease_seconds(self.lease_s)
         if self.request_id and self.request_id in scored.requests:
             return Plan(reply=_handed_out(scored, scored.requests[self.request_id]))
-        picked = scored.batching.pick(registration.batch_size)
+        size = scored.batch_size or registration.batch_size
+        picked = scored.batching.pick(size)
         if picked is None and scored.serving is not None:
-            brought = from_channel(state, state.channel(scored.serving), registration.batch_size, now)
+            brought = from_channel(state, state.channel(scored.serving), size, now)
             if brought is not None:
                 return brought
         if picked is None:

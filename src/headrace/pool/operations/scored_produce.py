@@ -67,8 +67,8 @@ def desk_register_env(environment: EnvRegistration, request_id: str = "") -> Reg
 def _env_registered(
     scored: ScoredGroups, registration: Registration, env: int, environment: EnvRegistration, name: str
 ) -> EnvRegistered:
-    size, batch_size = environment.group_size, registration.batch_size
-    fits = scored.batching.may_fit(size, batch_size)
+    size, batch_size = environment.group_size, scored.exact_size
+    fits = batch_size is None or scored.batching.may_fit(size, batch_size)
     return EnvRegistered(
         env,
         name,
@@ -106,7 +106,8 @@ class ReadEnvironmentStatus(ScoredRead[ScoredEnvStatus], frozen=True):
         scored.hear(env, now)
         if self.heartbeat_s is not None:
             scored.silence(now - check_finite(self.heartbeat_s, "heartbeat_s"))
-        batch_size = scored.registration.batch_size if scored.registration is not None else 1
+        held = scored.registration
+        batch_size = scored.batch_size or 1
         unservable = scored.unservable_sequences.get(env, 0)
         found = scored.batching.status(env, batch_size, unservable)
         return ScoredEnvStatus(
@@ -117,6 +118,8 @@ class ReadEnvironmentStatus(ScoredRead[ScoredEnvStatus], frozen=True):
             found.self_queue_size,
             found.max_group_size,
             scored.misfit if unservable else "",
+            ended=scored.training_ended,
+            num_steps=held.num_steps if held is not None else -1,
         )
 
     result = result_as(ScoredEnvStatus)

@@ -30,12 +30,21 @@ class PoolState(Protocol):
 
 
 def _registered(state: PoolState, _: None, fact: f.TrainerRegistered, block: Block | None) -> None:
-    state.scored.register(fact.uuid, fact.registration, fact.step)
+    state.scored.register(fact.uuid, fact.registration, fact.step, by_fetch=fact.by_fetch)
     state.record("trainer", "", fact.at, settings=fact.registration is not None, step=state.scored.step)
 
 
 def _started(state: PoolState, _: None, fact: f.TrainerStarted, block: Block | None) -> None:
-    state.scored.started = True
+    state.scored.started, state.scored.training_ended = True, False
+
+
+def _ended(state: PoolState, _: None, fact: f.TrainerEnded, block: Block | None) -> None:
+    state.scored.end_training()
+    state.record("trainer_ended", "", fact.at, step=state.scored.step)
+
+
+def _fetched(state: PoolState, channel: Channel, fact: f.BatchFetched, block: Block | None) -> None:
+    state.scored.count_fetch(fact.lease)
 
 
 def _joined(state: PoolState, _: None, fact: f.EnvJoined, block: Block | None) -> None:
@@ -153,6 +162,8 @@ def _pieces_image(state: PoolState, _: None, fact: f.PiecesImage, block: Block |
 APPLY: dict[type, Callable[..., None]] = {
     f.TrainerRegistered: _registered,
     f.TrainerStarted: _started,
+    f.TrainerEnded: _ended,
+    f.BatchFetched: _fetched,
     f.EnvJoined: _joined,
     f.EnvLeft: _left,
     f.GroupsPosted: _posted,

@@ -144,6 +144,11 @@ class Batching:
 
     # -- environments --------------------------------------------------------------------------------------------------
 
+    @property
+    def group_sizes(self) -> Collection[int]:
+        """The group sizes of connected environments."""
+        return self._environments.group_sizes
+
     def connect(
         self,
         env: int,
@@ -286,11 +291,13 @@ class Batching:
         if not self._out_sizes[group.size]:
             del self._out_sizes[group.size]
 
-    def dead_letters(self, batch_size: int, condemned: Collection[int] = ()) -> dict[int, DeadLetter]:
+    def dead_letters(self, batch_size: int | None, condemned: Collection[int] = ()) -> dict[int, DeadLetter]:
         """Groups that can never be served, each with the reason; queued ones of a size that was `condemned` before, at
-        once. Changes nothing: `forget` them."""
-        coming = self._environments.group_sizes.union(self._out_sizes)
-        dead = list(_unservable(self._queue, coming, batch_size, "batch_size", judged_from=1, condemned=condemned))
+        once. Without a `batch_size` any queued group can be. Changes nothing: `forget` them."""
+        dead: list[tuple[QueuedGroup, DeadLetter]] = []
+        if batch_size is not None:
+            coming = self._environments.group_sizes.union(self._out_sizes)
+            dead += _unservable(self._queue, coming, batch_size, "batch_size", judged_from=1, condemned=condemned)
         for env, buffer in self._buffers.by_env.items():
             if env is not None:
                 size = self._environments[env].group_size

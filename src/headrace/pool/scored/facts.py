@@ -25,15 +25,27 @@ class PostedGroup(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tr
 
 
 class TrainerRegistered(Fact, tag="desk_register", frozen=True):
-    """A trainer registered; without a registration, under the settings that hold. `step`: where its count begins."""
+    """A trainer registered; without a registration, under the settings that hold. `step`: where its count begins.
+    `by_fetch`: nobody registered, a consumer fetched from the channel that is served."""
 
     uuid: str = ""
     registration: Registration | None = None
     step: int | None = None
+    by_fetch: bool = False
 
 
 class TrainerStarted(Fact, tag="desk_start", frozen=True):
     """The trainer asked for its first batch."""
+
+
+class TrainerEnded(Fact, tag="desk_end", frozen=True):
+    """The trainer takes no more batches."""
+
+
+class BatchFetched(Fact, tag="desk_fetched", frozen=True):
+    """A batch of the channel that is served was handed out: a step, unless its lease, where it has one, is returned."""
+
+    lease: str = ""
 
 
 class EnvJoined(Fact, tag="desk_join", frozen=True):
@@ -140,6 +152,9 @@ class ScoredImage(Fact, tag="desk", frozen=True):
     next_number: int = 0
     next_lease: int = 0
     cursor: int = 0
+    training_ended: bool = False
+    by_fetch: bool = False
+    fetched: tuple[str, ...] = ()
 
 
 class PiecesImage(Fact, tag="desk_pieces", frozen=True):
@@ -151,6 +166,8 @@ class PiecesImage(Fact, tag="desk_pieces", frozen=True):
 ScoredFact = (
     TrainerRegistered
     | TrainerStarted
+    | TrainerEnded
+    | BatchFetched
     | EnvJoined
     | EnvLeft
     | GroupsPosted

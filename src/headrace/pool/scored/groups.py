@@ -61,7 +61,10 @@ class ScoredGroups:
     def _begin(self) -> None:
         self.registration: Registration | None = None
         self.uuids: OrderedDict[str, None] = OrderedDict()  # of registrations
+        self.by_fetch = False  # that registration is of a consumer that only fetched
         self.started = False  # the trainer has asked for its first batch
+        self.training_ended = False  # the trainer takes no more
+        self.fetched: dict[str, None] = {}  # leases of the channel that is served and that count as steps
         self.step = 0  # batches handed out, less those that did not arrive, from the registration's first step on
         self.environments: dict[int, tuple[EnvRegistration, str]] = {}  # with their names
         self.joined: OrderedDict[str, int] = OrderedDict()  # environments by the request that they came with
@@ -91,7 +94,8 @@ class ScoredGroups:
     @property
     def untouched(self) -> bool:
         """Whether nothing ever happened here, so that a snapshot need not say so."""
-        return not (self.uuids or self.next_number or self.next_lease or self.counts or self.serving)
+        idle = not (self.uuids or self.next_number or self.next_lease or self.counts)
+        return idle and self.registration is None and not self.serving
 
     def deadline(self) -> float | None:
         """When the clock alone will change something here."""
@@ -107,17 +111,55 @@ class ScoredGroups:
 
     # -- trainers and environments -------------------------------------------------------------------------------------
 
-    def register(self, uuid: str, registration: Registration | None, step: int | None) -> None:
+    @property
+    def batch_size(self) -> int | None:
+        """Sequences of a batch; of a trainer that takes whole groups, as many as its groups have at most. None before
+        a trainer registered."""
+        held = self.registration
+        if held is None or held.batch_groups is None:
+            return None if held is None else held.batch_size
+        largest = max((size for size in self.batching.group_sizes), default=1)
+        return max(held.batch_size, held.batch_groups * largest)
+
+    @property
+    def exact_size(self) -> int | None:
+        """The sequences that a batch must have, None where nobody asks for exact ones."""
+        held = self.registration
+        return held.batch_size if held is not None and held.batch_groups is None else None
+
+    def register(self, uuid: str, registration: Registration | None, step: int | None, *, by_fetch: bool) -> None:
         """Takes a trainer in; its settings and the step to count from, where these are to hold."""
-        _remember(self.uuids, uuid, None, REQUESTS_REMEMBERED)
+        if uuid:
+            _remember(self.uuids, uuid, None, REQUESTS_REMEMBERED)
+        self.training_ended = False
         if registration is not None:
-            self.registration = registration
+            self.registration, self.by_fetch = registration, by_fetch
             self.unchecked = True
             self._forget_verdicts()
         if step is not None:
             self.step = step
+            self.fetched.clear()
             for lease in self.leases.values():
                 lease.counted = False
+
+    def end_training(self) -> None:
+        """The trainer takes no more: environments are told, and others wait for the next one."""
+        self.started, self.training_ended = False, True
+
+    def count_fetch(self, lease: str) -> None:
+        """Counts the step of a batch that was fetched from the channel that is served; under a lease, until that is
+        returned."""
+        self.step += 1
+        self.started, self.training_ended = True, False
+        if lease:
+            self.fetched[lease] = None
+
+    def settle_fetch(self, lease: str, *, arrived: bool) -> None:
+        """Ends the lease of a fetched batch: where it came back, its step does not count."""
+        if lease in self.fetched:
+            del self.fetched[lease]
+            if not arrived:
+                self.step -= 1
 
     def join(self, env: int, registration: EnvRegistration, name: str, request: str, at: float) -> None:
         """Takes an environment in."""
@@ -194,8 +236,8 @@ class ScoredGroups:
     def unservable(self) -> dict[int, DeadLetter]:
         """Groups that are here and that no batch will ever hold, each with why; looked for once after a change."""
         if self.unchecked:
-            size = self.registration.batch_size if self.registration is not None else None
-            self._unservable = {} if size is None else self.batching.dead_letters(size, self.condemned)
+            known = self.registration is not None
+            self._unservable = self.batching.dead_letters(self.exact_size, self.condemned) if known else {}
             self.unchecked = False
         return self._unservable
 
@@ -239,6 +281,7 @@ class ScoredGroups:
             if (env := self.batching.env(number)) is not None:
                 self.unservable_sequences.pop(env, None)
         self.started = self.unchecked = True
+        self.training_ended = False
         self.step += 1
         self.restore_lease(lease)
 

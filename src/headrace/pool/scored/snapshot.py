@@ -74,12 +74,17 @@ def _image(scored: ScoredGroups, cursor: int, now: float) -> ScoredImage:
         next_number=scored.next_number,
         next_lease=scored.next_lease,
         cursor=cursor,
+        training_ended=scored.training_ended,
+        by_fetch=scored.by_fetch,
+        fetched=tuple(scored.fetched),
     )
 
 
 def restore(scored: ScoredGroups, image: ScoredImage) -> None:
     """Fills scored groups that nothing happened to from an image; their bytes follow in `PiecesImage`s."""
     scored.registration, scored.started, scored.step = image.registration, image.started, image.step
+    scored.training_ended, scored.by_fetch = image.training_ended, image.by_fetch
+    scored.fetched = dict.fromkeys(image.fetched)
     scored.uuids = OrderedDict.fromkeys(image.uuids)
     scored.environments = dict(image.environments)
     scored.names = Counter(registration.desired_name for registration, _ in scored.environments.values())

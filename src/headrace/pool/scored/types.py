@@ -31,7 +31,8 @@ Status = Literal["received", "buffered"]
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """What a trainer says about its run."""
+    """What a trainer says about its run. `batch_groups`: it takes so many whole groups of any size by `fetch_batch`, in
+    place of exactly `batch_size` sequences."""
 
     wandb_group: Name
     wandb_project: Name
@@ -41,6 +42,7 @@ class Registration(msgspec.Struct, frozen=True):
     save_checkpoint_interval: Integer
     starting_step: Integer
     num_steps: Integer
+    batch_groups: Sequences | None = None
 
 
 class RegistrationResult(msgspec.Struct, frozen=True):
@@ -106,12 +108,15 @@ class ScoredBatch(msgspec.Struct, frozen=True):
 
 class ScoredInfo(msgspec.Struct, frozen=True):
     """What the trainer registered with, and how far it is. `started`: it has asked for its first batch, so that
-    environments may register."""
+    environments may register. `batch_size`: sequences of a batch, where a trainer is registered; of one that takes whole
+    groups, as many as its groups have at most. `ended`: it has said that it takes no more."""
 
     registration: Registration | None
     started: bool
     environments: int
     serving: str | None = None
+    batch_size: int | None = None
+    ended: bool = False
 
 
 class ScoredStatus(msgspec.Struct, frozen=True):
@@ -136,6 +141,8 @@ class ScoredEnvStatus(msgspec.Struct, frozen=True):
     self_queue_size: int
     max_group_size: int
     misfit: str = ""
+    ended: bool = False  # the trainer takes no more: environments may finish
+    num_steps: int = -1  # of the trainer's run, -1 where it did not say
 
 
 def checked(value: Any, kind: type[T], name: str) -> T:
