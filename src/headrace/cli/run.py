@@ -31,7 +31,8 @@ class RunCommand(CommandModel):
         "reward; nothing is learned",
     )
     evaluate: bool = Field(
-        False, description="play the held-out data with the run's last checkpoint (or the model): mean, pass@k, by a field"
+        False,
+        description="play the held-out data with the run's last checkpoint (or the model): mean, pass@k, by a field",
     )
     by: list[str] = Field([], description="with --evaluate: a column whose values get a mean each; several times")
     set: list[str] = Field([], description="a value in place of the file's, as train.steps=20; several times")
