@@ -80,7 +80,7 @@ class CommandAgent:
     def __init__(self, command: str | list[str], base: Path) -> None:
         self._arguments = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         self._base = base.resolve()
-        if not self._arguments or not "".join(self._arguments).strip():
+        if not "".join(command).strip():
             raise InvalidInput("agent.command is empty; it is a command line such as 'bash agent.sh'")
         if isinstance(command, list) and shutil.which(command[0]) is None:
             if not (self._base / command[0]).is_file():
@@ -196,39 +196,45 @@ class FunctionAgent:
     def __init__(self, target: str, base: Path) -> None:
         load_agent_function(target, base)  # what is wrong with it is known now
         self._target, self._base = target, base.resolve()
-        self._forking: ForkServer | None = None
-        self._starting = asyncio.Lock()
-        self._idle: list[Worker] = []
+        self._starting: asyncio.Task[ForkServer] | None = None
 
     async def play(self, job: AgentJob) -> None:
         """Calls the function in a worker; raises `AgentFailed` where it raises, or its process ends."""
-        forking = await self._forking_process()
-        worker = self._idle.pop() if self._idle else forking.fork()
+        forking = await self._fork_server()
+        worker = forking.idle.pop() if forking.idle else forking.fork()
         try:
             answer = await worker.play(job)
         except BaseException:
             forking.kill(worker)
             raise
-        if answer.spent or forking is not self._forking:
+        if answer.spent or forking.gone:
             forking.kill(worker)
         else:
-            self._idle.append(worker)
+            forking.idle.append(worker)
         if answer.reason is not None:
             raise AgentFailed(answer.reason, answer.detail, answer.output)
 
     async def aclose(self) -> None:
         """Ends all workers."""
-        forking, self._forking = self._forking, None
-        self._idle.clear()
-        if forking is not None:
-            await forking.aclose()
+        starting, self._starting = self._starting, None
+        if starting is None:
+            return
+        starting.cancel()  # nothing, where it is done
+        with suppress(asyncio.CancelledError, AgentFailed):
+            await (await starting).aclose()
 
-    async def _forking_process(self) -> ForkServer:
-        async with self._starting:
-            if self._forking is None or self._forking.gone:
-                await self.aclose()
-                self._forking = await ForkServer.started(self._target, self._base)
-            return self._forking
+    async def _fork_server(self) -> ForkServer:
+        """The process that forks workers: started by the first that needs one, for all, also where that one is
+        cancelled before it is there; and anew where it is gone."""
+        known = self._starting
+        if known is None or (known.done() and (known.cancelled() or known.exception() or known.result().gone)):
+            known = self._starting = asyncio.create_task(self._started(known))
+        return await asyncio.shield(known)
+
+    async def _started(self, before: asyncio.Task[ForkServer] | None) -> ForkServer:
+        if before is not None and not before.cancelled() and not before.exception():
+            await before.result().aclose()
+        return await ForkServer.started(self._target, self._base)
 
 
 class ForkServer:
@@ -244,6 +250,8 @@ class ForkServer:
         self._draining: asyncio.Task[None] | None = None
         self._control: asyncio.StreamWriter | None = None
         self._ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        #: Workers that wait for a rollout.
+        self.idle: list[Worker] = []
         self.gone = False
 
     @classmethod
@@ -294,7 +302,7 @@ class ForkServer:
     async def aclose(self) -> None:
         """Ends the process and its workers."""
         self.gone = True
-        for worker in self._workers.values():
+        for worker in list(self._workers.values()):
             self.kill(worker)
         if self._control is not None:
             self._control.close()

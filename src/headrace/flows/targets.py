@@ -18,7 +18,7 @@ def load_target(target: str, base: Path) -> Any:
     """The object that a target names; a file is looked for below `base`, and imported with its folder on the path, as
     `python FILE` does. Raises `InvalidInput` where there is none, or its module fails to import, with the place."""
     module_name, colon, name = target.rpartition(":")
-    if not colon:
+    if not colon and not name.endswith(".py"):
         module_name, _, name = target.rpartition(".")
     if not module_name or not name.isidentifier():
         raise InvalidInput(f"{target!r} must be file.py:name, module:name or package.module.Name")
