@@ -125,6 +125,11 @@ class GatewayClient:
         """The newest policy version that its servers sample with."""
         return int((await self._asked("GET", "/policy_version"))["version"])
 
+    async def check_keys(self) -> None:
+        """Raises `GatewayRefused` where one of the keys is not the gateway's."""
+        await self.policy_version()
+        await self._asked("GET", "/trajectories?limit=1", pays=True)
+
     async def init_trajectory(self, task: Task) -> Handle:
         """Begins a task's trajectory with its row's fields, or finds it begun. Raises `TrajectoryEnded` where it is
         complete or failed."""

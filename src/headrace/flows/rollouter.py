@@ -120,7 +120,7 @@ class AsyncRollouter:
         watchers = [asyncio.create_task(self._watched(work)) for work in (self._watch, self._report, self._guard)]
         try:
             await self._until_ready()
-            await self._recover()
+            await self._unless_stopped(asyncio.ensure_future(self._prepare()))
             if not (self._stopping or self._trouble):
                 ready()
             await self._play()
@@ -211,8 +211,9 @@ class AsyncRollouter:
         if start.group not in self.schedule.state.open:
             self.schedule.failed(start, "cancelled", self._clock(), charged=False)
 
-    async def _recover(self) -> None:
-        """Settles what a process before this one left open."""
+    async def _prepare(self) -> None:
+        """Checks the keys, and settles what a process before this one left open."""
+        await self._patiently(self._gateway.check_keys)
         doubtful = self.schedule.in_doubt()
         if doubtful:
             self._say(f"going on: {self.schedule.state.accepted} groups accepted, {len(doubtful)} rollouts in doubt")
@@ -228,7 +229,7 @@ class AsyncRollouter:
             else:
                 self.schedule.resumed(start, attempt)
 
-        await self._unless_stopped(asyncio.gather(*map(settled, doubtful)))
+        await asyncio.gather(*map(settled, doubtful))
 
     async def _fail(self, start: RolloutStart, attempt: int, reason: str) -> str:
         """What the gateway says to the failure of an attempt: `ok`, `late` or `unknown`."""

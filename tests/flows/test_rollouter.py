@@ -1,0 +1,303 @@
+"""Rollouts of a dataset through a real gateway: complete, each once, whoever fails, pauses or is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine.kit import Client
+from tests.flows.rollouts import Run, failing
+from tests.gateway.kit import Running, running_gateway, serving, told, until
+
+from headrace import DataPool
+from headrace.data.errors import HeadraceError
+from headrace.flows.gateway_client import GatewayRefused
+from headrace.flows.rollout_state import RolloutStateFile
+from headrace.flows.schedule import RolloutRules
+from headrace.flows.task import Task
+from headrace.gateway import Settings, create_app
+
+
+@pytest.fixture
+def gateway(pool: DataPool, engine: Client, folder: Path) -> Iterator[Running]:
+    """A gateway on an empty pool."""
+    with running_gateway(pool, f"http://{engine.host}", folder) as found:
+        yield found
+
+
+def rules(**changes: Any) -> RolloutRules:
+    given = {"rows": 4, "n_rollouts": 2, "batch_size": 2, "max_staleness": 9, "concurrency": 8, "retry_s": 0.0}
+    return RolloutRules(**(given | changes))
+
+
+def held(pool: DataPool, channel: str = "train") -> dict[str, list[dict[str, Any]]]:
+    """The trajectories of a channel, by group."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in pool.list_trajectories(channel, limit=10_000)["items"]:
+        found.setdefault(row["prompt_uid"], []).append(row)
+    return found
+
+
+def whole(pool: DataPool, groups: int, rollouts: int, channel: str = "train") -> None:
+    """Exactly so many groups of so many complete rollouts, and nothing else."""
+    found = held(pool, channel)
+    assert len(found) == groups, found
+    for of_group in found.values():
+        assert [row["complete"] for row in of_group] == [True] * rollouts, of_group
+    assert pool.stats()["balanced"]
+
+
+def test_every_prompt_is_in_the_pool_with_all_of_its_rollouts(gateway: Running, pool: DataPool) -> None:
+    run = Run(gateway, rules(val_rows=2, validate_every=1, val_rollouts=3))
+    summary = run.finish()
+    whole(pool, 4, 2)
+    whole(pool, 2, 3, "val")
+    assert (summary.finished, summary.accepted, summary.rollouts, summary.val_rollouts) == (True, 4, 8, 6)
+    assert (summary.failed, summary.retried, summary.validated) == ({}, 0, [0])
+    assert run.said[0] == "ready"
+    sources = {
+        step.metadata["data_source"]
+        for uid in [row["trajectory_uid"] for of_group in held(pool, "val").values() for row in of_group]
+        for step in pool.trajectory(uid).steps
+    }
+    assert sources == {"v"}
+
+
+def test_one_that_fails_is_played_again_under_another_name(gateway: Running, pool: DataPool) -> None:
+    async def before(task: Task) -> None:
+        if task.row["question"] == "q 1" and task.attempt < 2:
+            raise failing("exit_code")
+
+    run = Run(gateway, rules(), before=before)
+    summary = run.finish()
+    whole(pool, 4, 2)
+    assert (summary.failed, summary.retried, summary.lost) == ({"exit_code": 4}, 4, 0)
+    again = [task for task in run.seen if task.row["question"] == "q 1"]
+    assert len({task.prompt_uid for task in again}) == 1
+    assert Counter(task.attempt for task in again) == {0: 2, 1: 2, 2: 2}
+    failed = pool.list_trajectories("train", state="failed")["items"]
+    assert {row["trajectory_uid"] for row in failed} == {task.trajectory_uid for task in again if task.attempt < 2}
+
+
+def test_a_group_that_fails_for_good_is_replaced_and_leaves_nothing(gateway: Running, pool: DataPool) -> None:
+    async def before(task: Task) -> None:
+        if task.row["question"] == "q 0" and task.rollout == 0:
+            raise failing()
+        if task.row["question"] == "q 0" and task.rollout == 1:
+            await asyncio.Event().wait()  # it is ended with its group
+
+    run = Run(gateway, rules(steps=1, retries=1, concurrency=16, n_rollouts=3), before=before)
+    summary = run.finish()
+    assert (summary.accepted, summary.lost) == (2, 1)
+    assert summary.failed["crashed"] == 2
+    whole(pool, 2, 3)
+    questions = {task.row["question"] for task in run.seen}
+    assert {"q 0", "q 1", "q 2"} == questions
+
+
+def test_an_agent_that_always_fails_ends_it_with_the_reason(gateway: Running, tmp_path: Path) -> None:
+    async def before(task: Task) -> None:
+        raise failing("no_calls")
+
+    with pytest.raises(HeadraceError, match=r"3 groups failed one after the other, most of all with 'no_calls'"):
+        Run(gateway, rules(retries=0, max_failed_groups=3, concurrency=1), before=before).finish()
+
+
+def test_a_bug_of_a_flow_is_a_failure_of_its_rollout_alone(gateway: Running, pool: DataPool) -> None:
+    async def before(task: Task) -> None:
+        if task.row["question"] == "q 2" and task.attempt == 0:
+            raise ZeroDivisionError("a bug")
+
+    summary = Run(gateway, rules(), before=before).finish()
+    whole(pool, 4, 2)
+    assert summary.failed == {"crashed": 2}
+
+
+def test_a_sync_holds_rollouts_and_none_of_them_fails(gateway: Running, pool: DataPool) -> None:
+    begun = threading.Semaphore(0)
+
+    async def before(task: Task) -> None:
+        begun.release()
+
+    run = Run(gateway, rules(rows=12, concurrency=4), before=before)
+    with run.started() as beside:
+        for version in range(1, 4):
+            begun.acquire()
+            told(gateway.post("/pause?mode=drain"))
+            told(gateway.post("/policy_version", {"version": version}))
+            told(gateway.post("/resume"))
+        summary = beside.join()
+    assert summary is not None
+    assert summary.failed == {}
+    whole(pool, 12, 2)
+
+
+def test_it_follows_the_trainer_within_the_bound(gateway: Running, pool: DataPool) -> None:
+    """A trainer takes two groups a version; what it gets was sampled at most one version before."""
+    pool.configure("train", n_rollouts=2)
+    with Run(gateway, rules(rows=10, max_staleness=1)).started() as beside:
+        for version in range(5):
+            until(lambda: pool.stats()["channels"]["train"]["groups"]["ready"] >= 2)
+            batch = pool.fetch_batch(2, n_rollouts=2)
+            oldest = [step.policy_version for group in batch.groups for t in group.trajectories for step in t.steps]
+            assert len(oldest) == 4
+            assert version - min(oldest) <= 1
+            told(gateway.post("/policy_version", {"version": version + 1}))
+        summary = beside.join()
+    assert summary is not None
+    assert (summary.accepted, summary.finished) == (10, True)
+    assert summary.versions[0] == 0
+
+
+def test_it_waits_where_the_trainer_does_not_come(gateway: Running, pool: DataPool) -> None:
+    with Run(gateway, rules(rows=10, max_staleness=0)).started() as beside:
+        until(lambda: pool.stats()["channels"].get("train", {}).get("groups", {}).get("ready") == 2)
+        beside.stop()
+        summary = beside.join()
+    assert summary is not None
+    assert (summary.finished, summary.accepted) == (False, 2)
+    whole(pool, 2, 2)
+
+
+def test_one_that_is_stopped_goes_on_where_it_was(gateway: Running, pool: DataPool, tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    reached = threading.Event()
+
+    async def before(task: Task) -> None:
+        if task.row["question"] == "q 2":
+            reached.set()
+            await asyncio.Event().wait()
+
+    with Run(gateway, rules(), before=before, state=state, drain_s=0.0).started() as beside:
+        assert reached.wait(120)
+        beside.stop()
+        first = beside.join()
+    assert first is not None
+    assert not first.finished
+    run = Run(gateway, rules(), state=state)
+    second = run.finish()
+    assert (second.finished, second.accepted, second.rollouts) == (True, 4, 8)
+    whole(pool, 4, 2)
+    assert max(task.attempt for task in run.seen) == 1  # those that were cut off, under their next name
+
+
+def test_what_is_complete_is_recognised_though_its_state_was_never_saved(
+    gateway: Running, pool: DataPool, tmp_path: Path
+) -> None:
+    state = tmp_path / "state.json"
+    with RolloutStateFile(state) as file:
+        before = file.load(4)
+        file.save(before)
+    kept: list[bytes] = []
+    original = RolloutStateFile.write
+
+    def first_only(self: RolloutStateFile, encoded: bytes) -> None:
+        if len(kept) < 1:  # the state from just after the first groups were admitted
+            kept.append(encoded)
+            original(self, encoded)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RolloutStateFile, "write", first_only)
+        assert Run(gateway, rules(), state=state).finish().finished
+    run = Run(gateway, rules(), state=state)
+    summary = run.finish()
+    assert (summary.accepted, summary.rollouts, summary.failed) == (4, 8, {})
+    assert run.seen == []  # all were complete, and are taken as they are
+    whole(pool, 4, 2)
+
+
+def test_a_group_runs_until_it_is_scored(gateway: Running, pool: DataPool) -> None:
+    pool.configure("train", n_rollouts=2, require_reward=True)
+    run = Run(gateway, rules(rows=2, batch_size=1, max_staleness=0, scored=True), reward=None)
+    with run.started() as beside:
+        until(lambda: [row["complete"] for row in pool.list_trajectories("train")["items"]] == [True] * 2)
+        told(gateway.post("/policy_version", {"version": 1}))
+        first, second = (row["trajectory_uid"] for row in pool.list_trajectories("train")["items"])
+        pool.reward(first, 1.0)
+        assert pool.fail(second, "reward: unavailable", quarantine=True).status == "ok"
+        until(lambda: len(pool.list_trajectories("train", complete=True)["items"]) >= 2)
+        assert len(run.seen) == 3  # the group of version 0 is not scored: there is no room for another
+        again = run.seen[-1]
+        assert (again.attempt, again.trajectory_uid) == (1, second[:-1] + "1")
+        pool.reward(again.trajectory_uid, 0.0)
+        until(lambda: len(pool.list_trajectories("train", complete=True)["items"]) == 4)
+        for row in pool.list_trajectories("train")["items"]:
+            if row["reward"] is None:
+                pool.reward(row["trajectory_uid"], 0.5)
+        summary = beside.join()
+    assert summary is not None
+    assert (summary.finished, summary.accepted, summary.failed) == (True, 2, {"reward": 1})
+
+
+def test_a_paused_rollouter_starts_nothing(gateway: Running, pool: DataPool) -> None:
+    begun = threading.Semaphore(0)
+    go_on = threading.Event()
+
+    async def before(task: Task) -> None:
+        begun.release()
+        while not go_on.is_set():
+            await asyncio.sleep(0.01)
+
+    run = Run(gateway, rules(concurrency=1, n_rollouts=1), before=before)
+    with run.started() as beside:
+        assert begun.acquire(timeout=120)
+        beside.call("pause")
+        go_on.set()
+        until(lambda: len(held(pool)) == 1 and next(iter(held(pool).values()))[0]["complete"])
+        rollouter = run.rollouter
+        assert rollouter is not None
+        until(lambda: rollouter.schedule.running == 0)
+        assert len(run.seen) == 1
+        beside.call("resume")
+        summary = beside.join()
+    assert summary is not None
+    assert summary.accepted == 4
+
+
+def test_a_wrong_key_is_told_at_once(pool: DataPool, engine: Client, folder: Path) -> None:
+    with running_gateway(pool, f"http://{engine.host}", folder, api_key="right", reward_key="paid") as gateway:
+        with pytest.raises(GatewayRefused, match="401"):
+            Run(gateway, rules(), key="wrong").finish()
+        with pytest.raises(GatewayRefused, match="this needs the reward key"):
+            Run(gateway, rules(), key="right").finish()
+    assert held(pool) == {}
+
+
+def test_a_gateway_that_goes_away_costs_no_rollout_its_retries(engine: Client, folder: Path, tmp_path: Path) -> None:
+    cut = threading.Event()
+    back = threading.Event()
+
+    async def before(task: Task) -> None:
+        if task.row["question"] == "q 3" and task.attempt == 0:
+            cut.set()
+            while not back.is_set():
+                await asyncio.sleep(0.01)
+            raise failing()  # as an agent does whose connection is refused
+
+    with DataPool(tmp_path / "journal") as pool:
+        with running_gateway(pool, f"http://{engine.host}", folder) as first:
+            port = int(first.address.rpartition(":")[2])
+            run = Run(first, rules(retries=0), before=before)
+            beside = run.started().__enter__()
+            assert cut.wait(120)
+        rollouter = run.rollouter
+        assert rollouter is not None
+        until(lambda: not rollouter._ready)
+        back.set()
+        with _at_port(pool, port, engine, folder):
+            summary = beside.join()
+        assert summary is not None
+        assert (summary.finished, summary.accepted, summary.lost) == (True, 4, 0)
+        whole(pool, 4, 2)
+
+
+def _at_port(pool: DataPool, port: int, engine: Client, folder: Path) -> AbstractContextManager[str]:
+    """A gateway at a port where another one was."""
+    settings = Settings(vllm_addresses=f"http://{engine.host}", tokenizer_path=str(folder))
+    return serving(create_app(pool, settings, drain_s=5), port=port)
