@@ -21,7 +21,8 @@ from headrace.pool.errors import PoolFull
 from headrace.pool.operation import Change, MustWait
 from headrace.pool.operations.consume import ExtendLease, FetchBatch, NackLease
 from headrace.pool.operations.control import ForgetTrajectory, SetVersion, ShutDown, configure, curate
-from headrace.pool.operations.produce import MarkComplete, OpenTrajectory, SetReward
+from headrace.pool.operations.produce import MarkComplete, OpenTrajectory
+from headrace.pool.operations.score import SetReward
 from headrace.pool.operations.submit import submit_steps
 from headrace.pool.state import State
 

@@ -13,6 +13,7 @@ from headrace import DataPool, Step
 from headrace.data.frame import Buffer
 from headrace.pool.channel import Channel
 from headrace.pool.groups import (
+    FAILED,
     OPEN,
     GroupState,
     Lease,
@@ -120,6 +121,7 @@ def _channel(c: Channel) -> dict[str, Any]:
         "replies": [(request, _lease(reply)) for request, reply in c.replies.items()],
         "history": [_group(group) for group in c.history.values()],
         "tombs": [(uid, tomb.reason, tomb.prompt, tomb.digests) for uid, tomb in c.tombstones.items()],
+        "failed": {uid: msgspec.structs.astuple(failed) for uid, failed in c.failed.items()},
         "expected_late": sorted(c.expected_late),
         "acked": list(c.acked),
     }
@@ -207,6 +209,15 @@ def _check_channel(c: Channel) -> None:
     if c.single_steps is not None:
         kept, c.single_steps = c.single_steps, None
         assert list(kept) == list(c.offered())
+    assert c.failed.keys() == {uid for uid, tomb in c.tombstones.items() if tomb.reason == FAILED}
+    if c.unscored is not None:
+        waiting, c.unscored = c.unscored, None
+        assert sorted(waiting) == sorted(c.trajectories_to_score())
+        c.unscored = waiting
+    if c.unscored_steps is not None:
+        steps, c.unscored_steps = c.unscored_steps, None
+        assert sorted(steps) == sorted(c.steps_to_score())
+        c.unscored_steps = steps
 
 
 def _count(t: TrajectoryState, leased: bool) -> tuple[int, int]:

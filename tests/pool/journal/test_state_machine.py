@@ -56,6 +56,8 @@ channels = st.sampled_from(["train", "train", "train", "eval"])
 prompts = st.integers(0, PROMPTS - 1)
 rollouts = st.integers(0, ROLLOUTS - 1)
 rewards = st.sampled_from([None, None, 0.0, 1.0])
+sources = st.sampled_from([None, "model", "person"])
+step_rewards = st.dictionaries(st.integers(0, 1), st.sampled_from([0.0, 1.0]), min_size=1)
 
 
 @st.composite
@@ -83,6 +85,8 @@ class Owed:
     submitted: int = 0
     late: int = 0
     quarantined: set[Key] = field(default_factory=set)
+    failed: dict[str, tuple[str, int]] = field(default_factory=dict)  # by trajectory: why, and its steps
+    by_person: set[Key] = field(default_factory=set)
     consumed: set[Key] = field(default_factory=set)
     leases: dict[str, tuple[float, set[Key]]] = field(default_factory=dict)
     answers: dict[str, list[Key]] = field(default_factory=dict)  # by request_id
@@ -247,7 +251,7 @@ class Machine(RuleBasedStateMachine):
                 owed.steps[key] = step
                 if step.quarantined is not None:
                     owed.quarantined.add(key)
-            elif step.reward is not None and key not in owed.consumed | owed.leased:
+            elif step.reward is not None and key not in owed.consumed | owed.leased | owed.by_person:
                 owed.steps[key] = _with(owed.steps[key], reward=step.reward)
         assert fresh == receipt.accepted
 
@@ -257,25 +261,90 @@ class Machine(RuleBasedStateMachine):
         metadata = {"other": other}
         self.call(self.pool.open, self.uid(prompt, rollout), self.prompt(other), channel, metadata, n)
 
-    @rule(channel=channels, prompt=prompts, rollout=rollouts, index=st.sampled_from([None, 0, 1]), reward=rewards)
-    def reward(self, channel: str, prompt: int, rollout: int, index: int | None, reward: float | None) -> None:
+    @rule(
+        channel=channels,
+        prompt=prompts,
+        rollout=rollouts,
+        index=st.sampled_from([None, 0, 1]),
+        reward=rewards,
+        source=sources,
+    )
+    def reward(
+        self, channel: str, prompt: int, rollout: int, index: int | None, reward: float | None, source: str | None
+    ) -> None:
         uid, owed = self.uid(prompt, rollout), self.channel(channel)
-        answer = self.call(self.pool.reward, uid, reward or 0.5, index, channel)
-        assert answer in ("ok", "late", None)
-        if answer == "ok":
-            self.rewarded(owed, uid, index, reward or 0.5)
+        info = {"parts": [1]} if source == "model" else None
+        answer = self.call(self.pool.reward, uid, reward or 0.5, index, channel, source=source, info=info)
+        assert answer in ("ok", "late", "kept", None)
+        if answer in ("ok", "kept"):
+            self.rewarded(owed, uid, index, reward or 0.5, source, kept=answer == "kept")
+
+    @rule(channel=channels, prompt=prompts, rollout=rollouts, rewards=step_rewards, source=sources)
+    def reward_steps(
+        self, channel: str, prompt: int, rollout: int, rewards: dict[int, float], source: str | None
+    ) -> None:
+        uid, owed = self.uid(prompt, rollout), self.channel(channel)
+        answers = self.call(self.pool.reward_steps, uid, rewards, channel, source=source)
+        for index, answer in (answers or {}).items():
+            if answer != "late":
+                self.rewarded(owed, uid, index, rewards[index], source, kept=answer == "kept")
 
     @rule(channel=channels, prompt=prompts, rollout=rollouts, reward=rewards)
     def complete(self, channel: str, prompt: int, rollout: int, reward: float | None) -> None:
         uid, owed = self.uid(prompt, rollout), self.channel(channel)
         answer = self.call(self.pool.complete, uid, reward, channel)
         assert answer.status in ("ok", "late", "unknown")
-        if answer.status == "ok" and reward is not None and answer.steps:
-            self.rewarded(owed, uid, None, reward)
+        if answer.status == "ok" and reward is not None and answer.steps and uid not in owed.failed:
+            last = max(i for u, i in owed.steps if u == uid)
+            self.rewarded(owed, uid, last, reward, kept=(uid, last) in owed.by_person)
 
-    def rewarded(self, owed: Owed, uid: str, index: int | None, reward: float) -> None:
-        at = max(i for u, i in owed.steps if u == uid) if index is None else index
-        owed.steps[uid, at] = _with(owed.steps[uid, at], reward=reward)
+    def rewarded(
+        self, owed: Owed, uid: str, index: int | None, reward: float, source: str | None = None, *, kept: bool = False
+    ) -> None:
+        key = uid, max(i for u, i in owed.steps if u == uid) if index is None else index
+        assert kept == (key in owed.by_person and source != "person")
+        if not kept:
+            owed.steps[key] = _with(owed.steps[key], reward=reward)
+            if source == "person":
+                owed.by_person.add(key)
+
+    @rule(channel=channels, prompt=prompts, rollout=rollouts, quarantine=st.booleans())
+    def fail(self, channel: str, prompt: int, rollout: int, quarantine: bool) -> None:
+        uid, owed = self.uid(prompt, rollout), self.channel(channel)
+        before = self.settled()
+        answer = self.pool.fail(uid, "it broke", channel, quarantine=quarantine)
+        assert answer.status in ("ok", "late", "unknown")
+        if answer.status != "ok" or uid in owed.failed:
+            assert same(before, dump(self.pool._state))
+            assert uid not in owed.failed or (answer.status, answer.steps) == ("ok", owed.failed[uid][1])
+            return
+        of_it = {key for key in owed.steps if key[0] == uid}
+        assert answer.steps == len(of_it)
+        owed.failed[uid] = ("it broke", answer.steps)
+        for _, keys in owed.leases.values():
+            keys -= of_it
+        if quarantine:
+            owed.quarantined |= of_it - owed.consumed
+        assert self.pool.fail(uid, "again", channel) == answer
+        row = self.pool.list_trajectories(channel, state="failed", trajectory_uid=uid)["items"][0]
+        assert (row["reason"], row["steps"]) == owed.failed[uid]
+
+    @rule(channel=channels, steps=st.booleans())
+    def look_for_what_waits_for_a_reward(self, channel: str, steps: bool) -> None:
+        self.settled()
+        found = self.pool.unscored(channel, steps=steps, limit=1000)["items"]
+        if steps:
+            there = self.pool.list_steps(channel, limit=1000)["items"]
+            owed = self.channel(channel)
+            out = owed.leased | owed.consumed
+            lack = [
+                (r["trajectory_uid"], r["step_index"])
+                for r in there
+                if r["reward"] is None and r["quarantined"] is None
+            ]
+            assert {(r["trajectory_uid"], r["step_index"]) for r in found} == set(lack) - out
+        else:
+            assert len({row["trajectory_uid"] for row in found}) == len(found)
 
     # -- consumers -----------------------------------------------------------------------------------------------------
 
@@ -440,6 +509,8 @@ class Machine(RuleBasedStateMachine):
         for _, keys in owed.leases.values():
             keys -= {key for key in keys if key[0] == uid}
         owed.answers = {r: keys for r, keys in owed.answers.items() if all(key[0] != uid for key in keys)}
+        if owed.failed.pop(uid, None) is not None:
+            assert not self.pool.list_trajectories(channel, state="failed", trajectory_uid=uid)["items"]
 
     # -- the journal ---------------------------------------------------------------------------------------------------
 

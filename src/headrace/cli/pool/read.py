@@ -70,7 +70,7 @@ class PoolLsCommand(TargetCommand):
     channel: str = Field(DEFAULT_CHANNEL, description="the channel")
     state: str | None = Field(
         None,
-        description="groups: waiting, ready or leased; trajectories: queued or leased, or failed, which are listed so alone",
+        description="groups: waiting, ready or leased; trajectories: queued, leased, or failed (with why)",
     )
     prompt_uid: str | None = Field(None, description="of this group only")
     trajectory_uid: str | None = Field(None, description="trajectories and steps: this trajectory only")

@@ -125,7 +125,7 @@ class TrajectoryRoutes:
         return json_response({"status": "ok"})
 
     def _check_metadata(self, request: Request, metadata: dict[str, Any] | None) -> None:
-        """A trajectory's metadata reaches its steps: what it says of their rewards needs the key that a reward needs."""
+        """A trajectory's metadata reaches its steps: to speak of their rewards needs the key that a reward needs."""
         if tells_reward(metadata):
             self.gateway.access.caller(request, Role.REWARD)
 
@@ -160,7 +160,7 @@ class TrajectoryRoutes:
         gateway.sessions.add(session or Session(uid, prompt, channel, forced))
 
     async def reward(self, request: Request) -> Response:
-        """Annotates a step, or the trajectory's last; `late` once its group was consumed, `kept` where a person's reward
+        """Annotates a step, or the trajectory's last; `late` once its group was consumed, `kept` where a person's
         stands."""
         gateway = self.gateway
         caller = gateway.access.caller(request, Role.REWARD)

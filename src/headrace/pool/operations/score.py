@@ -154,17 +154,17 @@ class ListUnscored(Change[dict[str, Any]], frozen=True, kw_only=True):
     channel: str = DEFAULT_CHANNEL
     limit: int = 100
     after: str | None = None
-    steps: bool = False
+    by_step: bool = False
     timeout: float = 0.0
 
     def plan(self, state: State, now: float) -> Plan:
         limit = check_count(self.limit, "limit", 1, MAX_UNSCORED)
-        check_bool(self.steps, "steps")
+        check_bool(self.by_step, "steps")
         if self.after is not None and not isinstance(self.after, str):
             raise InvalidInput(f"after is {shown(self.after)}; give the `next` of the page before, or None")
         channel = state.look(self.channel)
         rows: list[dict[str, Any]]
-        if self.steps:
+        if self.by_step:
             steps, after = channel.steps_to_score().page(self.after, limit)
             rows = [{**_row(channel, uid), "step_index": index} for uid, index in steps]
         else:
@@ -197,4 +197,4 @@ def unscored(
     before: what it showed is not shown again, except after a restart of the pool. Where nothing waits, the call waits
     up to `wait_s` seconds for something that does. It costs the same however long the channel's queue is.
     """
-    return ListUnscored(channel=channel, limit=limit, after=after, steps=steps, timeout=wait_s)
+    return ListUnscored(channel=channel, limit=limit, after=after, by_step=steps, timeout=wait_s)
