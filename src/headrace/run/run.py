@@ -164,7 +164,8 @@ def _closing(verdict: dict[str, Any], page: Path, run: Path, *, learned: bool) -
     if not learned:
         first = f"Nothing was learned in {verdict['steps']} steps; why is in {_shown(run / LOGS / 'trainer.log')}"
     else:
-        first = f"{verdict['steps']} steps in {verdict['seconds']:.0f} s: reward {start:.3f} at the start, {end:.3f} at the end"
+        took = f"{verdict['steps']} steps in {verdict['seconds']:.0f} s"
+        first = f"{took}: reward {start:.3f} at the start, {end:.3f} at the end"
     return [
         first,
         f"Report:      {_shown(page)}",
