@@ -78,8 +78,8 @@ def resume(run: Path, config: dict[str, Any]) -> RunState:
     if changed:
         name = changed[0]
         raise InvalidInput(
-            f"--resume: {name} was {kept.config.get(name)} when {run} began, and is {config.get(name)} now; put it back, "
-            "or begin another run without --resume"
+            f"--resume: {name} was {kept.config.get(name)} when {run} began, and is {config.get(name)} now; put it "
+            "back, or begin another run without --resume"
         )
     steps = config.get("train", {}).get("steps", 0)
     if kept.ended and steps <= kept.ended:

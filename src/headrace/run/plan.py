@@ -152,6 +152,7 @@ def _rollouter(base: Path, run: Path) -> Service:
         # The trainer's word: before it the servers may have other weights than this run's.
         after=_states({"gateway": "ready", "trainer": "ready"}),
         ends=True,
+        final=True,
         folder=base,
     )
 

@@ -46,6 +46,9 @@ class Service:
     env: Mapping[str, str] = field(default_factory=dict)
     #: Whether it ends by itself, which is then its success.
     ends: bool = False
+    #: Whether it tries everything itself, so that a failure which it ends with is the last word, and only one that was
+    #: killed begins again.
+    final: bool = False
     folder: Path | None = None
 
     def line(self) -> str:

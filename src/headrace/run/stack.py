@@ -191,7 +191,8 @@ class Stack:
         if child.code() == 0 and service.ends:
             part.state = "ended"
             return
-        delay = part.policy.died(self._clock())
+        final = service.final and (child.code() or 0) > 0
+        delay = None if final else part.policy.died(self._clock())
         try:
             child.check()
         except ChildDied as death:
