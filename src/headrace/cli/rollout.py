@@ -14,6 +14,7 @@ from pydantic import Field
 
 from headrace.cli.common import log_to_stderr, remark
 from headrace.commands import CommandModel, Positional, command
+from headrace.extras import require_for
 
 if TYPE_CHECKING:
     from headrace.flows.rollout_config import RolloutConfig
@@ -56,6 +57,8 @@ async def _rolled_out(config: RolloutConfig, base: Path) -> RolloutSummary | Non
 
     stop = _StopHandler()
     own = config.rollout
+    if config.gateway.start is not None:
+        require_for("gateway")
     flags = _gateway_flags(config.gateway.start, base) if config.gateway.start is not None else None
     data: dict[str, Sequence[dict[str, Any]]] = {
         TRAIN: config.data.train_rows(base) or [],
