@@ -50,7 +50,7 @@ def plan(config: RunConfig, base: Path, run: Path, ports: RunPorts, *, resume: b
         services.append(_rollouter(base, run))
     else:
         files[ENVIRONMENT_FILE] = environment_file(config, gateway, servers)
-        services.append(_environment(config, base, run, ports))
+        services.append(_environment(config, base, run))
     return RunPlan(tuple(services), files, gateway, gateway, servers)
 
 
@@ -157,11 +157,8 @@ def _rollouter(base: Path, run: Path) -> Service:
     )
 
 
-def _environment(config: RunConfig, base: Path, run: Path, ports: RunPorts) -> Service:
-    command = headrace(
-        *("env", config.agent.env, "serve", "--host", HOST, "--port", ports.gateway),
-        *("--config", run / ENVIRONMENT_FILE),
-    )
+def _environment(config: RunConfig, base: Path, run: Path) -> Service:
+    command = headrace("env", config.agent.env, "serve", "--config", run / ENVIRONMENT_FILE)
     return Service(
         "environment",
         command,
