@@ -21,7 +21,7 @@ from headrace.run.config import load
         ({"train": {"algorithm": {"advantage": "gpro"}}}, r"train\.algorithm\.advantage: .*'grpo'"),
         (
             {"agent": {"run": "agent.py:solve", "command": "x"}},
-            "exactly one of run, command, flow, env; .*run and command",
+            "exactly one of run, .*given: run and command",
         ),
         ({"agent": None}, r"agent: Field required"),
         ({"data": None}, r"data is missing: .*data: \{train: train.jsonl\}"),

@@ -52,6 +52,6 @@ def test_a_run_completes_whatever_is_killed(project: Callable[[Kind], Path]) -> 
     assert told["steps"] == STEPS
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert all(after["version"] > before["version"] for before, after in pairwise(rows))
-    # A rollout is one call of one token: what was learned from is what was consumed, to the token, so nothing was twice.
+    # A rollout is one call of one token: what was learned from is what was consumed, to the token: nothing twice.
     learned = STEPS * GROUPS * ROLLOUTS
     assert sum(row["tokens"] for row in rows) == ledger(folder, "train")["consumed"] == learned

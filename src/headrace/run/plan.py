@@ -181,6 +181,8 @@ def trainer_file(config: RunConfig, run: Path, gateway: str) -> dict[str, Any]:
     return {
         "model": config.model,
         "run": str(run / TRAINER),
+        # The rollouter admits by versions: batches that teach nothing must not hold it up.
+        "version_each_step": True,
         **{name: getattr(given, name) for name in plain if getattr(given, name) is not None},
         "pool": {
             "address": gateway,
