@@ -145,11 +145,12 @@ def evaluate_run(
     table and, as the last line, JSON. Raises `InvalidInput` where there is no such data."""
     if config.data is None or config.data.val is None:
         raise InvalidInput(f"--evaluate plays data.val, and {file} names none; add rows that are not trained on")
+    val = config.data.val
     log = StartLog(console or Console())
     found = checkpoint(run)
     if found is not None:
         config = config.model_copy(update={"model": str(found)})
-    log.say(f"Headrace: {config.data.val} is played with {config.model}")
+    log.say(f"Headrace: {val} is played with {config.model}")
     columns = list(dict.fromkeys([*config.evaluate.by, *by]))
     step = int(found.name) if found is not None else 0
     result = msgspec.structs.replace(

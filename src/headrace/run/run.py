@@ -150,7 +150,7 @@ def execute(file: Path, config: RunConfig, run: Path, *, resume: bool = False, c
         *(run, f"Headrace run: {file.absolute().parent.name}", training.progress, verdict, training.held_out()),
         *(training.cpu_s, yaml.safe_dump(dumped, sort_keys=False)),
     )
-    learned = sum(row["tokens"] for row in training.progress.rows) > 0
+    learned = any(row["tokens"] for row in training.progress.rows)
     for line in _closing(verdict, page, run, learned=learned):
         training.log.say(line)
     sys.stdout.flush()
