@@ -42,6 +42,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "env": ("tokens",),
     "engine": ("train",),
     "train": ("train",),
+    "run": ("demo",),
+    "new": ("train",),
     "demo": ("demo",),
     "demo --ray": ("demo", "ray"),
     "pool start": ("ray",),

@@ -1,8 +1,8 @@
 """Child processes of a command: started in order, watched together, and always ended.
 
-Each is a command of Headrace, or another module, with a log file and a process group of its own, so that Ctrl-C reaches
-the parent alone, which then ends its children in reverse order; where the parent itself is killed, the kernel ends them
-(on Linux).
+Each is a command of Headrace, another module or any program, with a log file and a process group of its own, so that
+Ctrl-C reaches the parent alone, which then ends its children in reverse order; where the parent itself is killed, the
+kernel ends them (on Linux).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -52,21 +52,38 @@ class ChildDied(HeadraceError):
 class Child:
     """One process. Its output goes to its log, where the line is found that says that it is ready."""
 
-    def __init__(self, name: str, args: list[str], log: Path, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        *,
+        folder: Path | None = None,
+        held: Collection[int] = (),
+    ) -> None:
+        """Starts `command`; `env` is added to the environment, `folder` is where it runs (default: where we do), and
+        `held` are descriptors that it keeps open until it ends. Raises `HeadraceError` where there is no such program.
+        """
         self.name = name
         self.log = log
         self.cpu_s = 0.0
         self._from = log.stat().st_size if log.exists() else 0
         with log.open("ab") as into:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", *args],
-                stdin=subprocess.DEVNULL,
-                stdout=into,
-                stderr=into,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
-                start_new_session=True,
-                preexec_fn=begin_as_child,
-            )
+            try:
+                self.process = subprocess.Popen(
+                    list(command),
+                    stdin=subprocess.DEVNULL,
+                    stdout=into,
+                    stderr=into,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+                    cwd=folder,
+                    pass_fds=tuple(held),
+                    start_new_session=True,
+                    preexec_fn=begin_as_child,
+                )
+            except OSError as error:
+                raise HeadraceError(f"{name} cannot be started: {command[0]}: {error.strerror}") from error
 
     def said(self) -> str:
         """The output of this process so far."""
@@ -125,16 +142,25 @@ class Child:
 class Processes:
     """The children of a command. As a context manager it ends them all at exit, the last one first."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, *, held: Collection[int] = ()) -> None:
+        """`logs` is the folder of their logs; `held` are descriptors that every child keeps open until it ends."""
         self._logs = logs
+        self._held = held
         self.children: list[Child] = []
-        #: Seconds of CPU by process, of those that have ended.
+        #: Seconds of CPU by name, of those that have ended.
         self.cpu_s: dict[str, float] = {}
 
     def start(self, name: str, *args: Any, env: dict[str, str] | None = None) -> Child:
         """Starts `python -m ARGS`, which logs to `NAME.log`; `env` is added to the environment."""
+        return self.start_program(name, [sys.executable, "-m", *map(str, args)], env=env)
+
+    def start_program(
+        self, name: str, command: Sequence[str], *, env: Mapping[str, str] | None = None, folder: Path | None = None
+    ) -> Child:
+        """Starts any program, in `folder` where one is given; it logs to `NAME.log`. Raises `HeadraceError` where there
+        is no such program."""
         with _signals_held():
-            child = Child(name, [str(arg) for arg in args], self._logs / f"{name}.log", env)
+            child = Child(name, command, self._logs / f"{name}.log", env, folder=folder, held=self._held)
             self.children.append(child)
         return child
 
@@ -144,10 +170,15 @@ class Processes:
             child.check()
 
     def end(self, child: Child) -> None:
-        """Ends one of them, and keeps its CPU time in `cpu_s`."""
+        """Ends one of them, and adds its CPU time to `cpu_s`."""
         child.end()
         self.children.remove(child)
-        self.cpu_s[child.name] = child.cpu_s
+        self.cpu_s[child.name] = self.cpu_s.get(child.name, 0.0) + child.cpu_s
+
+    def end_all(self) -> None:
+        """Ends all of them, the last one first."""
+        while self.children:
+            self.end(self.children[-1])
 
     def __enter__(self) -> Processes:
         return self

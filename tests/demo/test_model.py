@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from headrace.demo.model import HEAD_SPREAD, SPREAD, WORDS, build
+from headrace.demo.model import WORDS, build
+from headrace.engine.words import HEAD_SPREAD, SPREAD
 
 
 @pytest.fixture(scope="module")

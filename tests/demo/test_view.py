@@ -14,8 +14,10 @@ from tests.demo.test_games import write as write_games
 
 from headrace.demo import games
 from headrace.demo.games import AgentCounters
-from headrace.demo.progress import DemoProgress, averaged
-from headrace.demo.view import DemoView, curve
+from headrace.demo.progress import DemoProgress
+from headrace.demo.view import DemoView
+from headrace.run.progress import averaged
+from headrace.run.view import curve
 from headrace.terminal import braille
 
 

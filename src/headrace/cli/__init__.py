@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from headrace.commands import OPTIONS, exit_code, group, run
+from headrace.commands import OPTIONS, exit_code, group
+from headrace.commands import run as run_command  # `run` is the module of that command
 from headrace.version import __version__
 
 __all__ = ["main", "run_api"]
@@ -31,6 +32,8 @@ headrace_app = group(
         "rollout": ("headrace.cli.rollout:rollout_app", "play a dataset with an agent, through a gateway"),
         "reward": ("headrace.cli.reward:reward_app", "score what agents did: start, stop, try"),
         "train": ("headrace.cli.train:train_app", "train a model from a pool"),
+        "run": ("headrace.cli.run:run_app", "from a dataset, an agent and a reward to a trained model"),
+        "new": ("headrace.cli.new:new_app", "write a small project that runs as it is, to begin from"),
         "demo": ("headrace.cli.demo:demo_app", "watch an agent learn a game from scratch"),
         "doctor": ("headrace.cli.doctor:doctor_app", "look at this machine: what works here, and what is missing"),
     },
@@ -49,7 +52,7 @@ def main(args: Sequence[str] | None = None) -> None:
         from headrace.cli.env import run as run_env
 
         run_env(given[1:])  # what follows is the environment's command line
-    sys.exit(exit_code("headrace", lambda: run(headrace_app, given)))
+    sys.exit(exit_code("headrace", lambda: run_command(headrace_app, given)))
 
 
 def run_api() -> None:

@@ -45,7 +45,7 @@ class RolloutCommand(CommandModel):
         if self.state is not None:
             given = config.rollout.model_copy(update={"state": self.state.absolute()})
             config = config.model_copy(update={"rollout": given})
-        summary = asyncio.run(_rolled_out(config, self.config.parent.absolute()))
+        summary = asyncio.run(_rolled_out(config, (config.base or self.config.parent).absolute()))
         if summary is not None:
             print(msgspec.json.encode(summary).decode(), flush=True)
 

@@ -34,7 +34,7 @@ class TryAgain(Exception):
     """No answer, or one that asks to retry (429, 5xx)."""
 
 
-class DemoCallRefused(Exception):
+class GameRefused(Exception):
     """An error answer that a retry would not change."""
 
 
@@ -54,7 +54,7 @@ class GatewayConnection:
         self._used = 0.0
 
     async def post(self, path: str, value: Any) -> Any:
-        """Posts a JSON value; returns the answer's JSON. Raises `TryAgain` or `DemoCallRefused`."""
+        """Posts a JSON value; returns the answer's JSON. Raises `TryAgain` or `GameRefused`."""
         return await self._ask("POST", path, orjson.dumps(value))
 
     async def get(self, path: str) -> Any:
@@ -78,7 +78,7 @@ class GatewayConnection:
         if status == 200:
             return orjson.loads(data)
         said = f"{path} was answered {status}: {data[:300].decode(errors='replace')}"
-        raise TryAgain(said) if status >= 500 or status == 429 else DemoCallRefused(said)
+        raise TryAgain(said) if status >= 500 or status == 429 else GameRefused(said)
 
     async def _exchange(self, request: bytes) -> tuple[int, bytes]:
         loop = asyncio.get_running_loop()
@@ -141,7 +141,7 @@ POOL_POLL_S = 0.02
 
 
 @dataclass(slots=True)
-class OpenGroup:
+class OpenGames:
     """A group with games to begin or under way."""
 
     left: int
@@ -164,7 +164,7 @@ class GameSupply:
         self._ahead = ahead
         self._ask = waiting
         self._waiting = ahead  # not known yet
-        self._open: dict[int, OpenGroup] = {}
+        self._open: dict[int, OpenGames] = {}
         self._games: deque[tuple[int, int]] = deque()
         self._turn = asyncio.Lock()
 
@@ -191,7 +191,7 @@ class GameSupply:
 
     def _begin(self) -> None:
         group, self.next = self.next, self.next + 1
-        self._open[group] = OpenGroup(self._rollouts)
+        self._open[group] = OpenGames(self._rollouts)
         self._games.extend((group, rollout) for rollout in range(self._rollouts))
 
 
@@ -236,7 +236,7 @@ class Agents:
             group, uid = games.group_uid(self._seed, number), games.trajectory_uid(self._seed, number, rollout)
             try:
                 await agent.play(game, f"/{uid}/{group}")
-            except (TryAgain, DemoCallRefused) as error:
+            except (TryAgain, GameRefused) as error:
                 self.counters.given_up += 1
                 print(f"gave up game {rollout} of group {group}: {error}", flush=True)
                 self._supply.ended(number, kept=False)
@@ -252,7 +252,7 @@ class Agents:
         none is opened."""
         try:
             stats = await self._asking.get("/pool/stats?channel=train")
-        except (TryAgain, DemoCallRefused):
+        except (TryAgain, GameRefused):
             await asyncio.sleep(COUNTERS_WRITE_S)
             return self._at_once
         return int(stats["groups"]["ready"])

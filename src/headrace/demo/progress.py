@@ -8,12 +8,9 @@ and the last one from those played ahead when the trainer stopped. Reading consu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import orjson
 
 from headrace.data.errors import HeadraceError
 from headrace.data.step import Step
@@ -21,48 +18,28 @@ from headrace.demo import games
 from headrace.demo.games import Game, first_games, last_games, trajectory_uid
 from headrace.demo.recipe import LEARNED_REWARD, LEARNED_STEPS
 from headrace.pool.connect import connect
+from headrace.run.progress import RunProgress, averaged
 
-METRICS = "metrics.jsonl"
 #: Steps that the curve's speed is taken over: fewer are mostly chance.
 SPEED_STEPS = 2 * LEARNED_STEPS
 #: What the moving average must have risen in that time before its speed says anything.
 LEAST_RISE = 0.03
 
 
-class DemoProgress:
-    """`rows` has one object for each step; `refresh` reads what is new."""
+class DemoProgress(RunProgress):
+    """The progress of a run, with the agents' counters and one of the last games."""
 
     def __init__(self, run: Path, trainer: Path) -> None:
+        super().__init__(trainer)
         self._run = run
-        self._metrics = trainer / METRICS
-        self._read = 0
-        self.rows: list[dict[str, Any]] = []
         self.counters = games.read_counters(run)
         #: One of the last games that ended.
         self.game: Game | None = None
 
     def refresh(self) -> bool:
-        """Reads what was written since the last call; returns whether a step was added."""
         self.counters = games.read_counters(self._run)
         self.game = next(iter(last_games(self._run, 1)), self.game)
-        try:
-            with self._metrics.open("rb") as file:
-                if file.seek(0, 2) < self._read:  # a resumed trainer has cut what came after its checkpoint
-                    self._read, self.rows = 0, []
-                file.seek(self._read)
-                data = file.read()
-        except FileNotFoundError:
-            return False
-        whole = data[: data.rfind(b"\n") + 1]
-        self._read += len(whole)
-        new = [orjson.loads(line) for line in whole.splitlines()]
-        self.rows += new
-        return bool(new)
-
-    @property
-    def rewards(self) -> list[float]:
-        """The mean reward of each step that had one."""
-        return [row["reward"] for row in self.rows if row["reward"] is not None]
+        return super().refresh()
 
     @property
     def learned(self) -> bool:
@@ -81,24 +58,6 @@ class DemoProgress:
             return None
         steps = max(LEARNED_REWARD - curve[-1], 0.0) * SPEED_STEPS / rise
         return min(steps, most - len(self.rows)) * sum(seconds) / len(seconds)
-
-    def mean(self, name: str) -> float | None:
-        """The mean of a metric over the steps that have it."""
-        found = [row[name] for row in self.rows if row.get(name) is not None]
-        return sum(found) / len(found) if found else None
-
-    def most(self, name: str) -> float | None:
-        """The largest value of a metric."""
-        return max((row[name] for row in self.rows if row.get(name) is not None), default=None)
-
-
-def averaged(values: Sequence[float], window: int = LEARNED_STEPS) -> list[float]:
-    """The moving average: of the last `window` values, or of as many as there are."""
-    found = []
-    for end in range(1, len(values) + 1):
-        part = values[max(end - window, 0) : end]
-        found.append(sum(part) / len(part))
-    return found
 
 
 RECORDED_FILE = "recorded.json"

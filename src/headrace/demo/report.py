@@ -1,50 +1,27 @@
-"""The report of a run: a picture of its reward curve, and one self-contained HTML page.
-
-The curve is laid out once as lines, dots and text (`chart`), then written as SVG or as PNG.
-"""
+"""The report of the demo: the page of a run, with the game, games before and after, and the tokens of two of them."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
-
-from PIL import Image, ImageDraw, ImageFont
+from typing import Any
 
 from headrace.demo import games
 from headrace.demo.games import Game, first_games, last_games
-from headrace.demo.progress import METRICS, DemoProgress, FirstAndLast, RecordedCall, RecordedGame, averaged
+from headrace.demo.progress import DemoProgress, FirstAndLast, RecordedCall, RecordedGame
 from headrace.demo.recipe import LEARNED_REWARD, LEARNED_STEPS
-from headrace.demo.stack import TRAINER_CONFIG, DemoSettings
+from headrace.demo.services import DemoSettings
 from headrace.demo.tasks import TASKS, NumberTask
+from headrace.run.chart import chart, svg
+from headrace.run.progress import METRICS
+from headrace.run.report import bars, facts, loop_times, places, write_page
+from headrace.run.services import TRAINER_FILE
 
-PAGE, PICTURE = "report.html", "reward.png"
 #: Games that are shown of the first ones, and of the last ones.
 SHOWN_GAMES = 6
-TIMES = {
-    "wait": "waiting for games",
-    "learn": "learning",
-    "publish": "publishing weights",
-    "checkpoint": "writing checkpoints",
-}
-
-STYLE = """
-body { font: 16px/1.5 sans-serif; color: #1f2933; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem } h2 { font-size: 1.15rem; margin-top: 2rem }
-table { border-collapse: collapse } td, th { padding: .2rem 1rem .2rem 0; text-align: left; vertical-align: top }
-th { color: #7b8794; font-weight: normal } .number { text-align: right }
-.bar { background: #1769aa; height: .8rem } .games { display: flex; gap: 3rem; flex-wrap: wrap }
-.win { color: #2f855a } .loss { color: #b83232 } pre { background: #f5f7fa; padding: 1rem; overflow: auto }
-code { background: #f5f7fa; padding: 0 .2rem } .note { color: #7b8794 } summary { cursor: pointer }
-.call { display: flex; flex-wrap: wrap; gap: .25rem; margin: .5rem 0; align-items: stretch }
-.token { background: #f5f7fa; border-radius: .2rem; padding: .1rem .4rem; text-align: center; font: 14px/1.4 monospace }
-.token small { display: block; color: #7b8794; font-size: 11px }
-.sampled { background: #1769aa; color: #ffffff } .sampled small { color: #d9e8f5 }
-"""
 
 
 def write_report(
@@ -57,16 +34,13 @@ def write_report(
 ) -> Path:
     """Writes the page and the picture into the run's folder; returns the page's path."""
     task = TASKS[settled.task]
-    marks = chart(progress.rewards, f"{task.name}: reward by training step, and the mean of {LEARNED_STEPS}")
-    write_png(marks, run / PICTURE)
-    times = {words: sum(row.get("times", {}).get(name, 0.0) for row in progress.rows) for name, words in TIMES.items()}
+    curve = f"{task.name}: reward by training step, and the mean of {LEARNED_STEPS}"
+    marks = chart(progress.rewards, curve, goal=LEARNED_REWARD)
     vocabulary = _vocabulary(Path(settled.model) if settled.model is not None else run / "model")
     parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>Headrace demo</title><style>{STYLE}</style>",
-        f"<h1>Headrace demo: {escape(task.name)}</h1>",
         f"<p>{_outcome(progress, verdict)}",
         svg(marks),
-        _facts(verdict),
+        facts(verdict, leave_out=("task", "report")),
         "<h2>The game</h2>",
         _rules(task, len(vocabulary)),
         "<h2>Games</h2><div class=games>",
@@ -76,15 +50,14 @@ def write_report(
         "<h2>Tokens and their log-probs</h2>",
         *_tokens(recorded, vocabulary),
         "<h2>Where the time went</h2>",
-        _bars("seconds of CPU by process", cpu_s),
-        _bars("seconds of the trainer's loop", times),
+        bars("seconds of CPU by process", cpu_s),
+        bars("seconds of the trainer's loop", loop_times(progress)),
         "<h2>Where to look</h2>",
         _places(run, recorded),
         "<h2>The trainer's configuration</h2>",
-        f"<pre>{escape((run / TRAINER_CONFIG).read_text())}</pre></html>",
+        f"<pre>{escape((run / TRAINER_FILE).read_text())}</pre>",
     ]
-    (run / PAGE).write_text("\n".join(parts))
-    return run / PAGE
+    return write_page(run, f"Headrace demo: {task.name}", marks, parts)
 
 
 def _outcome(progress: DemoProgress, verdict: Mapping[str, Any]) -> str:
@@ -116,12 +89,6 @@ def _rules(task: NumberTask, words: int) -> str:
         f"&ldquo;{escape(opening)}&rdquo;, and all that it ever learns from is the reward."
         f"<table><tr><th>a player's mean reward<th></tr>{table}</table>"
     )
-
-
-def _facts(verdict: Mapping[str, Any]) -> str:
-    shown = {name: value for name, value in verdict.items() if name not in ("task", "report")}
-    rows = (f"<tr><th>{name.replace('_', ' ')}<td>{_number(value)}" for name, value in shown.items())
-    return f"<table>{''.join(rows)}</table>"
 
 
 def _games(when: str, told: Iterable[Game]) -> str:
@@ -181,155 +148,13 @@ def _places(run: Path, recorded: FirstAndLast) -> str:
     look = [f"headrace pool stats {journal}"]
     if recorded.last is not None:
         look.append(f"headrace pool show {journal} {shlex.quote(recorded.last.trajectory_uid)}")
-    places = {
+    found = {
         "journal": "the pool: what was recorded, and what became of it; "
         + ", ".join(f"<code>{c}</code>" for c in look),
         "logs": "what each process said",
         f"trainer/{METRICS}": "one line a step, with everything that was measured",
         "trainer": "checkpoints, which <code>headrace demo --resume</code> goes on from",
-        TRAINER_CONFIG: "the trainer's configuration, for <code>headrace train</code>",
+        TRAINER_FILE: "the trainer's configuration, for <code>headrace train</code>",
         games.GAMES_FILE: "one game of every group",
     }
-    rows = "".join(f"<tr><td><a href='{name}'>{name}</a><td>{words}" for name, words in places.items())
-    return f"<p>Everything of this run is in <code>{escape(str(run))}</code>.<table>{rows}</table>"
-
-
-def _bars(what: str, values: Mapping[str, float]) -> str:
-    most = max([*values.values(), 1e-9])
-    rows = (
-        f"<tr><td>{escape(name)}<td class=number>{value:.1f}"
-        f"<td><div class=bar style='width:{20 * value / most:.2f}rem'></div>"
-        for name, value in values.items()
-    )
-    return f"<table><tr><th>{what}<th><th></tr>{''.join(rows)}</table>"
-
-
-def _number(value: Any) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
-
-
-WIDTH, HEIGHT = 960, 440
-LEFT, RIGHT, TOP, BOTTOM = 64, 24, 52, 52
-INK, GREY, FAINT, BLUE, GREEN = "#1f2933", "#7b8794", "#e4e7eb", "#1769aa", "#2f855a"
-#: A PNG is drawn so many times as large and made smaller, which smooths its edges.
-SMOOTH = 2
-
-
-@dataclass(frozen=True, slots=True)
-class ChartLine:
-    """A polyline."""
-
-    points: tuple[tuple[float, float], ...]
-    colour: str
-    width: float = 1.0
-    dashed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ChartDot:
-    """A filled circle."""
-
-    x: float
-    y: float
-    colour: str
-    radius: float = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class ChartText:
-    """A text; `anchor` says which of its ends is at x."""
-
-    x: float
-    y: float
-    text: str
-    colour: str = GREY
-    size: int = 14
-    anchor: Literal["start", "middle", "end"] = "start"
-
-
-ChartMark = ChartLine | ChartDot | ChartText
-
-
-def chart(rewards: Sequence[float], title: str) -> list[ChartMark]:
-    """The marks of a curve: every step's reward as a dot, and the moving average as a line."""
-    steps = max(len(rewards), 2)
-
-    def x(step: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * (step - 1) / (steps - 1)
-
-    def y(reward: float) -> float:
-        return TOP + (HEIGHT - TOP - BOTTOM) * (1 - reward)
-
-    marks: list[ChartMark] = [ChartText(LEFT, 30, title, INK, 18)]
-    for tenth in range(0, 11, 2):
-        marks.append(ChartLine(((LEFT, y(tenth / 10)), (WIDTH - RIGHT, y(tenth / 10))), FAINT))
-        marks.append(ChartText(LEFT - 10, y(tenth / 10) + 5, f"{tenth / 10:.1f}", anchor="end"))
-    for step in _ticks(steps):
-        marks.append(ChartText(x(step), HEIGHT - BOTTOM + 22, str(step), anchor="middle"))
-    marks.append(ChartText((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, "training step", anchor="middle"))
-    marks.append(ChartLine(((LEFT, y(LEARNED_REWARD)), (WIDTH - RIGHT, y(LEARNED_REWARD))), GREEN, 1.5, dashed=True))
-    marks.append(ChartText(LEFT + 8, y(LEARNED_REWARD) + 18, f"learned: {LEARNED_REWARD}", GREEN))
-    marks += [ChartDot(x(step), y(reward), "#a9c9e4") for step, reward in enumerate(rewards, 1)]
-    curve = tuple((x(step), y(reward)) for step, reward in enumerate(averaged(rewards), 1))
-    return [*marks, ChartLine(curve, BLUE, 2.5)]
-
-
-def _ticks(steps: int) -> list[int]:
-    """Round numbers, about eight of them."""
-    apart = next(n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, steps) if steps / n <= 10)
-    return [1, *range(apart, steps + 1, apart)] if apart > 1 else list(range(1, steps + 1))
-
-
-def svg(marks: Sequence[ChartMark]) -> str:
-    """The marks as an SVG document."""
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-    ]
-    for mark in marks:
-        match mark:
-            case ChartLine():
-                points = " ".join(f"{x:.1f},{y:.1f}" for x, y in mark.points)
-                dashes = ' stroke-dasharray="6 4"' if mark.dashed else ""
-                parts.append(
-                    f'<polyline points="{points}" fill="none" stroke="{mark.colour}" '
-                    f'stroke-width="{mark.width}" stroke-linejoin="round"{dashes}/>'
-                )
-            case ChartDot():
-                parts.append(f'<circle cx="{mark.x:.1f}" cy="{mark.y:.1f}" r="{mark.radius}" fill="{mark.colour}"/>')
-            case ChartText():
-                parts.append(
-                    f'<text x="{mark.x:.1f}" y="{mark.y:.1f}" fill="{mark.colour}" font-size="{mark.size}" '
-                    f'text-anchor="{mark.anchor}">{escape(mark.text)}</text>'
-                )
-    return "\n".join([*parts, "</svg>"])
-
-
-def write_png(marks: Sequence[ChartMark], path: Path) -> None:
-    """Draws the marks into a PNG file."""
-    scale = 2 * SMOOTH  # twice as fine as the SVG's units
-    image = Image.new("RGB", (WIDTH * scale, HEIGHT * scale), "white")
-    draw = ImageDraw.Draw(image)
-    anchors = {"start": "ls", "middle": "ms", "end": "rs"}
-    for mark in marks:
-        match mark:
-            case ChartLine():
-                points = [(x * scale, y * scale) for x, y in mark.points]
-                width = round(mark.width * scale)
-                for piece in _dashes(points, 10 * scale) if mark.dashed else [points]:
-                    draw.line(piece, fill=mark.colour, width=width, joint="curve")
-            case ChartDot():
-                x, y, r = mark.x * scale, mark.y * scale, mark.radius * scale
-                draw.ellipse((x - r, y - r, x + r, y + r), fill=mark.colour)
-            case ChartText():
-                font = ImageFont.load_default(mark.size * scale)
-                at = (mark.x * scale, mark.y * scale)
-                draw.text(at, mark.text, fill=mark.colour, font=font, anchor=anchors[mark.anchor])
-    image.resize((WIDTH * 2, HEIGHT * 2), Image.Resampling.LANCZOS).save(path)
-
-
-def _dashes(points: list[tuple[float, float]], length: float) -> list[list[tuple[float, float]]]:
-    """A horizontal line in pieces, with gaps of two thirds of their length."""
-    (left, y), (right, _) = points[0], points[-1]
-    starts = [left + n * length for n in range(int((right - left) / length) + 1)]
-    return [[(start, y), (min(start + 0.6 * length, right), y)] for start in starts]
+    return places(run, found)

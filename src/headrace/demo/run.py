@@ -17,24 +17,22 @@ import orjson
 from rich.console import Console
 
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.demo.progress import DemoProgress, GameRecords, averaged
+from headrace.demo.progress import DemoProgress, GameRecords
 from headrace.demo.recipe import LEARNED_REWARD, LEARNED_STEPS, RECIPES
 from headrace.demo.report import write_report
-from headrace.demo.stack import (
-    ACTOR,
-    DemoSettings,
-    DemoStack,
-    channel,
-)
+from headrace.demo.services import ACTOR, DemoSettings, channel, demo_plan
 from headrace.demo.tasks import TASKS
 from headrace.demo.view import DemoView
 from headrace.processes import ChildDied, Processes
+from headrace.run import folder
+from headrace.run.progress import averaged, rounded
+from headrace.run.ray_pool import RayPool, ray_pool
+from headrace.run.services import JOURNAL, LOGS
+from headrace.run.stack import Stack, StartLog, reserved_ports, run_stack, starting, until
 
 STATE_FILE = "demo.json"
 #: The task where none is given.
 DEFAULT_TASK = "number"
-#: Seconds between two looks at the run.
-REFRESH_S = 0.25
 #: What a resumed run may be told anew: how far to go, and where its servers are by now.
 CHANGEABLE = ("steps", "vllm_addresses")
 
@@ -111,47 +109,61 @@ class DemoRun:
         self.settled = settled
         self.run = run
         self.console = console
+        self.log = StartLog(console)
         self.progress = DemoProgress(run, run / "trainer")
         self.recorded = GameRecords(run, settled.seed)
         self.cpu_s: dict[str, float] = {}
 
     def say(self, words: str) -> None:
         """Prints a line on the console."""
-        self.console.print(words, markup=False, highlight=False, soft_wrap=True)
+        self.log.say(words)
 
     def learn(self, *, resume: bool) -> None:
         """Starts all processes, waits until the goal is reached or all steps are done, and ends them. Raises
         `ChildDied`."""
+        settled, run = self.settled, self.run
         with ExitStack() as ending:
-            self.say(f"Headrace: agents learn the task {self.settled.task!r}; the run is {_shown(self.run)}")
+            self.say(f"Headrace: agents learn the task {settled.task!r}; the run is {_shown(run)}")
+            held = ending.enter_context(folder.locked(run))
             # It ends last: the others still need it.
-            ray = self._ray_pool(ending) if self.settled.ray else None
-            processes = ending.enter_context(Processes(self.run / "logs"))
+            pool = self._ray_pool(ending) if settled.ray else None
+            ports = ending.enter_context(reserved_ports(0 if settled.vllm_addresses else 1))
+            planned = demo_plan(settled, self._model(), run, ports, pool, resume=resume)
+            planned.write(run)
+            processes = ending.enter_context(Processes(run / LOGS, held=[held]))
             try:
-                stack = DemoStack(self.settled, self.run, processes, self.console)
-                stack.start(ray, resume=resume)
-                self._watch(stack, processes)
+                stack = run_stack(planned, processes, self.log)
+                self._watch(stack, planned.pool)
             except KeyboardInterrupt:
                 self.say("Stopping: the trainer ends its step and keeps a checkpoint (Ctrl-C again: at once)")
                 raise
-            for child in (stack.agents, stack.trainer):
-                processes.end(child)
-            self.recorded.keep_last(stack.pool)
-            for child in reversed(processes.children):
-                processes.end(child)
+            stack.end("agents")
+            self.recorded.keep_last(planned.pool)
+            processes.end_all()
             self.cpu_s = processes.cpu_s
 
-    def _watch(self, stack: DemoStack, processes: Processes) -> None:
+    def _watch(self, stack: Stack, pool: str) -> None:
         """Shows the progress until the trainer has stopped by itself, at the goal or after all steps."""
+        starting(stack, self.log)
         with DemoView(self.console, self.progress, self.settled.steps) as view:
-            while stack.trainer.code() != 0:
-                processes.check()
-                time.sleep(REFRESH_S)
+
+            def learning() -> None:
                 if self.progress.refresh() or self.console.is_terminal:
                     view.update()
-                self.recorded.keep_first(stack.pool)
+                self.recorded.keep_first(pool)
+
+            until(stack, lambda: stack.has_ended("trainer"), learning)
             self.progress.refresh()
             view.finish()
+
+    def _model(self) -> Path:
+        if self.settled.model is not None:
+            return Path(self.settled.model)
+        from headrace.demo.model import build
+
+        found = build(self.run / "model", self.settled.seed)
+        self.log.tell("model", f"random weights of seed {self.settled.seed}")
+        return found
 
     def verdict(self, seconds: float) -> dict[str, Any]:
         """The result: the JSON object of the demo's last line."""
@@ -160,11 +172,11 @@ class DemoRun:
         return {
             "task": self.settled.task,
             "steps": len(progress.rows),
-            "reward_start": _rounded(progress.rewards[0] if curve else None),
-            "reward_end": _rounded(curve[-1] if curve else None),
+            "reward_start": rounded(progress.rewards[0] if curve else None),
+            "reward_end": rounded(curve[-1] if curve else None),
             "seconds": round(seconds, 1),
             "calls": progress.counters.calls,
-            "staleness_mean": _rounded(progress.mean("staleness_mean")),
+            "staleness_mean": rounded(progress.mean("staleness_mean")),
             "logprob_gap_max": progress.most("logprob_gap_max"),
         }
 
@@ -187,11 +199,9 @@ class DemoRun:
             ended, going_on = f"{steps} steps were not enough", resuming(self.run, more_steps(self.settled, steps))
         return [f"{ended}: reward {reward:.2f} of {LEARNED_REWARD}; go on with: {going_on}", report]
 
-    def _ray_pool(self, ending: ExitStack) -> tuple[str, str]:
-        from headrace.demo.stack import ray_pool
-
+    def _ray_pool(self, ending: ExitStack) -> RayPool:
         self.say("The pool is an actor of a Ray cluster, which is started first")
-        return ending.enter_context(ray_pool(ACTOR, self.run / "journal", {"train": channel(self.settled.recipe)}))
+        return ending.enter_context(ray_pool(ACTOR, self.run / JOURNAL, {"train": channel(self.settled.recipe)}))
 
 
 def resuming(run: Path, steps: int | None = None) -> str:
@@ -259,7 +269,3 @@ def _valued(flag: str, value: Any) -> str:
 def _shown(path: Path) -> str:
     """A path relative to the current folder where it is below it."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)

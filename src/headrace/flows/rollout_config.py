@@ -84,6 +84,7 @@ class RolloutConfig(BaseModel):
     agent: AgentConfig
     gateway: GatewaySource
     rollout: RolloutSection
+    base: Path | None = Field(None, description="the folder that paths are below; default: that of the file")
 
     @classmethod
     def read(cls, path: Path) -> RolloutConfig:

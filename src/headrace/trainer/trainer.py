@@ -180,9 +180,10 @@ class Trainer:
         progress.trajectories += len(examples.rewards)
         progress.tokens += examples.targets
         with self._timed("publish"):
-            if learned.get("updates"):
+            if learned.get("updates") or self.config.version_each_step:
                 progress.version += 1
-                self._publish(examples.sequences[0].tokens[:PROBE_TOKENS].tolist())
+                sequences = examples.sequences
+                self._publish(sequences[0].tokens[:PROBE_TOKENS].tolist() if sequences else self._probe)
         row |= {"step": progress.step, "version": progress.version, **self._sync_metrics()}
         if self.config.validation.every and progress.step % self.config.validation.every == 0:
             self._watcher.doing(f"validating on channel {self.config.validation.channel}")

@@ -1,0 +1,233 @@
+"""What `headrace run run.yaml` reads: a model, where it is served, data, an agent, a reward and how to train.
+
+Paths in the file are below the folder of the file. A file that cannot work is refused when it is read, and the error
+names the field and a value that would work; what only a look at this machine can tell (a path, an import, a port) is
+`headrace.run.checks`'s.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, field_validator, model_validator
+
+from headrace.data.errors import InvalidInput
+from headrace.files import checked, local_model_folder, read
+from headrace.flows.config import AgentConfig, DataConfig
+from headrace.rewards.config import RewardConfig
+from headrace.trainer.config import (
+    AlgorithmConfig,
+    CheckpointConfig,
+    CriticConfig,
+    LogConfig,
+    OptimizerConfig,
+    Section,
+)
+
+#: The channels of a run's pool: what is learned from, and what is only scored.
+TRAIN, VAL = "train", "val"
+#: What the start of a rollout server may name; they are put in for each server.
+MODEL_MARK, PORT_MARK = "{model}", "{port}"
+
+
+class ServersConfig(Section):
+    """The rollout servers: a command that is started so many times, or those that run already."""
+
+    start: str | None = Field(
+        None, description="a command: headrace engine, vllm serve, or any with {model} and {port} (default: the first)"
+    )
+    count: int = Field(1, ge=1, le=64, description="how many of them are started")
+    addresses: list[str] = Field([], description="servers that run already, as http://127.0.0.1:8001")
+
+    @field_validator("start")
+    @classmethod
+    def _words(cls, given: str | None) -> str | None:
+        if given is None:
+            return None
+        words = shlex.split(given)
+        if words[:2] in (["headrace", "engine"], ["vllm", "serve"]):
+            return given
+        if PORT_MARK not in given or MODEL_MARK not in given:
+            raise ValueError(
+                f"{given!r} should be headrace engine ..., vllm serve ..., or a command with {MODEL_MARK} and "
+                f"{PORT_MARK} where the model's folder and the port belong"
+            )
+        return given
+
+    @field_validator("addresses")
+    @classmethod
+    def _http(cls, given: list[str]) -> list[str]:
+        for address in given:
+            if not address.startswith(("http://", "https://")):
+                raise ValueError(f"{address!r} is no address; it looks like http://127.0.0.1:8001")
+        return [address.rstrip("/").removesuffix("/v1") for address in given]
+
+    @model_validator(mode="after")
+    def _either(self) -> ServersConfig:
+        if self.addresses and self.start is not None:
+            raise ValueError("start names servers to start and addresses those that run already; give one of them")
+        return self
+
+    @property
+    def command(self) -> str | None:
+        """What is started; None where the servers run already."""
+        return None if self.addresses else self.start or "headrace engine"
+
+    @property
+    def started(self) -> int:
+        """How many are started."""
+        return 0 if self.addresses else self.count
+
+
+class GatewaySection(Section):
+    """The gateway of the run: where it listens, and bounds of a call."""
+
+    port: int = Field(0, ge=0, le=65535, description="0: a free one")
+    prompt_length: int | None = Field(None, ge=1, description="longest prompt in tokens; default: the model's")
+    response_length: int | None = Field(None, ge=1, description="cap of max_tokens; default: what the context leaves")
+    durability: Literal["os", "fsync"] = Field(
+        "os", description="what the pool's journal outlives: the processes (os) or the machine (fsync)"
+    )
+
+
+class PlaySection(Section):
+    """How rollouts are played."""
+
+    concurrency: int = Field(64, ge=1, description="rollouts at once")
+    max_staleness: int = Field(1, ge=0, description="most versions that what is learned from may be behind")
+    retries: int = Field(2, ge=0, description="times that a rollout which failed is played again")
+    group_timeout_s: float | None = Field(
+        None, gt=0, description="an incomplete group without news for so long is dropped; default: it is waited for"
+    )
+
+
+class SyncSection(Section):
+    """How weights reach the rollout servers; the gateway says where they are."""
+
+    mode: Literal["auto", "keep", "drain", "abort-resume"] = "auto"
+    via: Literal["auto", "shared_memory", "files"] = "auto"
+    verify: bool = Field(True, description="compare each server's log-probs with the trainer's before it samples")
+    tolerance: float | None = Field(None, gt=0, description="largest gap of a log-prob; default: by the precision")
+    timeout_s: float = Field(300.0, gt=0, description="longest wait for one answer of a server")
+
+
+class TrainSection(Section):
+    """The trainer's configuration, without what the run knows by itself: addresses and folders."""
+
+    steps: int = Field(100, ge=1, description="most training steps")
+    batch_size: int = Field(32, ge=1, description="groups (prompts) of a step")
+    stop_at_reward: float | None = Field(None, description="stop once the mean reward of stop_window steps is there")
+    stop_window: int = Field(10, ge=1)
+    seed: int = 0
+    device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto: a GPU where there is one")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the computation; weights are float32")
+    threads: int | None = Field(None, ge=1, description="CPU threads")
+    max_length: int | None = Field(None, ge=2, description="longer sequences are skipped and counted, never cut")
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    critic: CriticConfig = CriticConfig()
+    sync: SyncSection = SyncSection()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LogConfig = LogConfig()
+
+
+class EvaluateSection(Section):
+    """How the held-out rows, `data.val`, are played: before and after training, and in between."""
+
+    every: int = Field(0, ge=0, description="training steps between two of them; 0: before and after alone")
+    by: list[str] = Field([], description="columns whose values get a mean each, such as data_source")
+    pass_reward: float = Field(1.0, description="the reward from which on a rollout counts as passed, for pass@k")
+
+
+class RayPlace(Section):
+    """A Ray cluster that runs, on which the pool and the reward worker are actors; Ray begins them again when they die.
+    The gateway, the rollouter and the trainer are plain processes where `headrace run` is."""
+
+    ray: str = Field(description="the cluster: auto, HOST:PORT or ray://HOST:10001")
+    namespace: str = "default"
+
+
+class RunConfig(Section):
+    """All of `run.yaml`."""
+
+    model: str = Field(description="the checkpoint to begin with: a folder as transformers writes it, or a hub name")
+    servers: ServersConfig = ServersConfig()
+    data: DataConfig | None = Field(None, description="rows to train on; an environment has its own")
+    agent: AgentConfig = Field(description="who plays: run, command, flow or env")
+    reward: RewardConfig | None = Field(None, description="what an answer is worth; default: what the agent says")
+    rollout: PlaySection = PlaySection()
+    gateway: GatewaySection = GatewaySection()
+    train: TrainSection = TrainSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    where: Literal["local"] | RayPlace = "local"
+
+    @model_validator(mode="after")
+    def _fits(self) -> RunConfig:
+        if self.agent.env is None and self.data is None:
+            raise ValueError("data is missing: name the rows to train on, as in data: {train: train.jsonl}")
+        if self.agent.env is not None and self.data is not None:
+            raise ValueError("data is given and agent.env too: an environment has its own items; leave data out")
+        if self.agent.env is not None and self.reward is not None:
+            raise ValueError("reward is given and agent.env too: an environment scores by itself; leave reward out")
+        if self.where != "local" and None in (self.gateway.prompt_length, self.gateway.response_length):
+            raise ValueError(
+                "with where: {ray: ...} the gateway is told its bounds: set gateway.prompt_length and "
+                "gateway.response_length, as in gateway: {prompt_length: 4096, response_length: 1024}"
+            )
+        return self
+
+    @property
+    def n_rollouts(self) -> int | None:
+        """Rollouts that make a group; None where the environment says it."""
+        return None if self.data is None else self.data.n_rollouts
+
+
+def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
+    """Reads a file; `changes` are `key=value` (`train.steps=20`, values as in YAML) that go before what it says. Raises
+    `InvalidInput`, which names each wrong field. The model's and the data's paths are absolute afterwards."""
+    values = read(path)
+    for change in changes:
+        _change(values, change)
+    return checked(RunConfig, resolved(values, path.absolute().parent), path)
+
+
+def resolved(values: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """The file's values with the paths of its model and its data below `base`; what is wrong stays as it is, for the
+    model of the file to say so."""
+    found = dict(values)
+    model = found.get("model")
+    if isinstance(model, str) and (base / model).is_dir():
+        found["model"] = str((base / model).resolve())
+    elif isinstance(model, str):
+        try:
+            local = local_model_folder(model)
+        except InvalidInput as error:
+            raise InvalidInput(f"model: {error}, and none below {base}") from None
+        found["model"] = str(local) if local is not None else model
+    data = found.get("data")
+    if isinstance(data, dict):
+        found["data"] = {
+            name: str(base / value) if name in ("train", "val") and isinstance(value, str) else value
+            for name, value in data.items()
+        }
+    return found
+
+
+def _change(values: dict[str, Any], change: str) -> None:
+    name, equals, text = change.partition("=")
+    if not equals or not all(part.isidentifier() for part in name.split(".")):
+        raise InvalidInput(f"--set {change!r} should be key=value, as in train.steps=20")
+    *sections, last = name.split(".")
+    for section in sections:
+        inner = values.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise InvalidInput(f"--set {change!r}: {section} is {inner!r}, which has no fields; set {section} itself")
+        values = inner
+    try:
+        values[last] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InvalidInput(f"--set {change!r}: {text!r} is no value of YAML: {error}") from None

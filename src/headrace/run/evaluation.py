@@ -1,0 +1,208 @@
+"""Plays every row of the held-out data through a gateway that runs, and tells what it came to.
+
+    python -m headrace.run.evaluation FILE.yaml
+
+is a process of its own, so that what an agent does there is not done to the run. Each rollout is a group by itself on
+the `val` channel: one that fails holds up no other. Rewards come from the same reward loop as in training; a rollout
+that failed, or whose reward did, is counted as failed and never as zero.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from headrace.data.errors import HeadraceError
+from headrace.data.trajectory import Trajectory
+from headrace.files import checked, model_folder, read
+from headrace.flows.config import AgentConfig, DataConfig
+from headrace.flows.flow import AgentFailed, AgentFlowBase
+from headrace.flows.gateway_client import GatewayClient
+from headrace.flows.task import Task
+from headrace.net.http_answer import NoAnswer
+from headrace.pool.connect import connect
+from headrace.pool.remote import RemotePool
+from headrace.run.config import VAL
+from headrace.run.results import EvaluatedRollout, EvaluationResult, summary, write
+from headrace.trainer.config import Section
+
+#: Seconds between two questions whether a trajectory without a reward has failed.
+ASK_S = 2.0
+#: Seconds without any news after which rewards that are still missing are counted as failed: a judge with its retries
+#: takes minutes.
+QUIET_S = 600.0
+#: The states of a trajectory that will have no reward any more.
+WITHOUT_REWARD = ("failed", "quarantined", "dropped")
+
+
+class EvaluationConfig(Section):
+    """What `python -m headrace.run.evaluation` reads."""
+
+    base: Path = Field(description="the folder that paths of the agent are below")
+    gateway: str
+    pool: str
+    model: str = Field(description="whose tokenizer turns answers back into text")
+    data: DataConfig
+    agent: AgentConfig
+    name: str = Field(description="of this evaluation, in trajectories' names")
+    into: Path = Field(description="the file of the result, as JSON")
+    step: int = Field(0, ge=0, description="the training step that it stands for")
+    rows: int | None = Field(None, ge=1, description="so many of the rows, from the first; default: all")
+    rollouts: int | None = Field(None, ge=1, description="of each row; default: data.val_rollouts")
+    concurrency: int = Field(64, ge=1)
+    by: list[str] = Field([], description="columns whose values get a mean each")
+    pass_reward: float = Field(1.0, description="the reward from which on a rollout counts as passed")
+
+
+async def evaluate(config: EvaluationConfig) -> EvaluationResult:
+    """Plays the rows and waits for their rewards; returns what it came to. Raises `NoAnswer` where the gateway stays
+    away."""
+    began = time.monotonic()
+    rows = config.data.val_rows(config.base) or config.data.train_rows(config.base)
+    assert rows is not None
+    rollouts = config.rollouts or config.data.val_rollouts
+    chosen = list(rows)[: config.rows]
+    tasks = [
+        (at, rollout, _task(config, row, at, rollout)) for at, row in enumerate(chosen) for rollout in range(rollouts)
+    ]
+    client = GatewayClient(config.gateway)
+    try:
+        flow = config.agent.made(client, config.base)
+        try:
+            failures = await _play([task for _, _, task in tasks], flow, config.concurrency)
+        finally:
+            await flow.aclose()
+    finally:
+        await client.aclose()
+    wanted = {task.trajectory_uid for _, _, task in tasks} - failures.keys()
+    found = await asyncio.to_thread(_scored, config.pool, wanted, failures)
+    decode = _decoder(config.model)
+    played = [
+        _rollout(at, rollout, task, found.get(task.trajectory_uid), failures, config.by, decode)
+        for at, rollout, task in tasks
+    ]
+    seconds = time.monotonic() - began
+    return summary(config.name, config.step, played, rollouts=rollouts, pass_reward=config.pass_reward, seconds=seconds)
+
+
+def _task(config: EvaluationConfig, row: dict[str, Any], at: int, rollout: int) -> Task:
+    return Task(
+        row=row,
+        prompt_uid=f"{config.name}-{at}-{rollout}",
+        rollout=0,
+        n_rollouts=1,
+        channel=VAL,
+        hidden=tuple(config.data.hidden),
+        prompt=config.data.prompt,
+    )
+
+
+async def _play(tasks: Sequence[Task], flow: AgentFlowBase, concurrency: int) -> dict[str, str]:
+    """Plays all tasks, so many at once; returns why some failed, by their trajectories."""
+    failures: dict[str, str] = {}
+    free = asyncio.Semaphore(concurrency)
+
+    async def play(task: Task) -> None:
+        async with free:
+            try:
+                await flow.run(task)
+            except AgentFailed as error:
+                failures[task.trajectory_uid] = str(error)
+
+    async with asyncio.TaskGroup() as group:
+        for task in tasks:
+            group.create_task(play(task))
+    return failures
+
+
+def _scored(pool: str, wanted: set[str], failures: dict[str, str]) -> dict[str, Trajectory]:
+    """The trajectories as they become ready, by uid; what will have no reward is added to `failures`."""
+    found: dict[str, Trajectory] = {}
+    waiting = set(wanted)
+    news_at = time.monotonic()
+    with connect(pool) as there:
+        while waiting:
+            batch = there.fetch_batch(1, channel=VAL, timeout=ASK_S)
+            before = len(waiting)
+            if batch is not None:
+                for group in batch.groups:
+                    for trajectory in group.trajectories:
+                        if trajectory.uid in waiting:
+                            waiting.discard(trajectory.uid)
+                            found[trajectory.uid] = trajectory
+            else:
+                _give_up(there, waiting, failures, quiet=time.monotonic() - news_at > QUIET_S)
+            if len(waiting) < before:
+                news_at = time.monotonic()
+    return found
+
+
+def _give_up(pool: RemotePool, waiting: set[str], failures: dict[str, str], *, quiet: bool) -> None:
+    """Takes those out that will have no reward: failed, or of which nothing was heard for long."""
+    for uid in sorted(waiting):
+        try:
+            trajectory = pool.trajectory(uid, channel=VAL)
+            state, why = trajectory.state, getattr(trajectory, "reason", None) or ""
+        except HeadraceError as error:
+            state, why = "dropped", str(error)
+        if state in WITHOUT_REWARD or quiet:
+            waiting.discard(uid)
+            failures[uid] = f"{state}: {why}" if why else f"no reward ({state})"
+
+
+def _rollout(
+    at: int,
+    rollout: int,
+    task: Task,
+    trajectory: Trajectory | None,
+    failures: Mapping[str, str],
+    by: Sequence[str],
+    decode: Callable[[list[int]], str],
+) -> EvaluatedRollout:
+    values = {name: str(task.row.get(name)) for name in by}
+    uid = task.trajectory_uid
+    if trajectory is None:
+        return EvaluatedRollout(at, rollout, uid, None, failures.get(uid), by=values)
+    last = trajectory.steps[-1]
+    parts = last.metadata.get("reward_extra_info") or {}
+    text = decode(last.response_ids.tolist())
+    return EvaluatedRollout(at, rollout, uid, trajectory.reward, None, text, len(trajectory), parts, values)
+
+
+def _decoder(model: str) -> Callable[[list[int]], str]:
+    """What turns ids into text; into nothing where the model has no `tokenizer.json`."""
+    from tokenizers import Tokenizer
+
+    file = model_folder(model) / "tokenizer.json"
+    if not file.exists():
+        return lambda ids: ""
+    tokenizer = Tokenizer.from_file(str(file))
+
+    def decode(ids: list[int]) -> str:
+        text: str = tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    return decode
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m headrace.run.evaluation", description="Play held-out data once.")
+    parser.add_argument("config", type=Path)
+    path: Path = parser.parse_args(args).config
+    config = checked(EvaluationConfig, read(path), path)
+    try:
+        result = asyncio.run(evaluate(config))
+    except (HeadraceError, NoAnswer) as error:
+        raise SystemExit(f"headrace: {error}") from None
+    write(result, config.into)
+    print(f"evaluation ready at {config.into}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
