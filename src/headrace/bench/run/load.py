@@ -10,10 +10,14 @@ from typing import Any
 
 from headrace.bench.gateway.load import ChatAgentDialect, speech, words_from
 from headrace.net.async_client import AsyncHttpClient
+from headrace.net.http_answer import NoAnswer
 from headrace.rewards.sample import Sample
 
 #: Seconds that one call may take: on a machine that is busy with other things, hundreds stand in line for its cores.
 CALL_S = 600.0
+#: How often a call is tried whose connection breaks off, as SDKs do: a server that had no CPU for longer than its
+#: keep-alive closes connections on which a call has just come.
+TRIES = 3
 #: Seconds that the rule computes for each sample.
 RULE_S = 0.001
 
@@ -71,12 +75,22 @@ class RolloutAgents:
         history = [{"role": "user", "content": task["prompt"]}]
         url = f"{base_url}/v1{self._dialect.path}"
         for _ in range(self.sizes.calls):
-            answer = await self._http.request("POST", url, json=self._dialect.request(history, self.sizes.sampled))
-            if answer.status != 200:
-                raise RuntimeError(f"{url} was answered {answer.status}: {answer.error_text()}")
-            history += self._dialect.heard(answer.json()).kept
+            answer = await self._asked(url, self._dialect.request(history, self.sizes.sampled))
+            history += self._dialect.heard(answer).kept
             more = words_from(self._speech, next(self._numbers), self.sizes.more_words)
             history.append({"role": "user", "content": more})
+
+    async def _asked(self, url: str, body: Mapping[str, Any]) -> Any:
+        for left in reversed(range(TRIES)):
+            try:
+                answer = await self._http.request("POST", url, json=body)
+            except NoAnswer:
+                if not left:
+                    raise
+            else:
+                if answer.status != 200:
+                    raise RuntimeError(f"{url} was answered {answer.status}: {answer.error_text()}")
+                return answer.json()
 
     async def aclose(self) -> None:
         """Closes the connections."""
