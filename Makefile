@@ -49,12 +49,13 @@ test-install: setup ## install a built wheel into clean environments, for each P
 test-agents: setup ## run Claude Code, Codex and the Vercel AI SDK against the gateway (installed once by npm into the user's cache, 0.7 GB)
 	HEADRACE_AGENTS=1 $(PYTEST) $(PYTEST_ARGS) tests/agents
 
-bench: setup ## run the quick benchmarks of pool, gateway, trainer, environments and API, into bench-*.json
+bench: setup ## run the quick benchmarks of pool, gateway, trainer, environments, API and runs, into bench-*.json
 	$(BIN)/headrace bench pool --quick --json bench-pool.json
 	$(BIN)/headrace bench gateway --quick --json bench-gateway.json
 	$(BIN)/headrace bench trainer --quick --json bench-trainer.json
 	$(BIN)/headrace bench envs --quick --json bench-envs.json
 	$(BIN)/headrace bench api --quick --json bench-api.json
+	$(BIN)/headrace bench run --quick --json bench-run.json
 
 lint: setup ## check style, format and types
 	$(BIN)/ruff check .

@@ -56,6 +56,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "bench pool": ("ray",),
     "bench gateway": ("ray", "tokens"),
     "bench trainer": ("demo",),
+    "bench run": ("demo",),
 }
 
 

@@ -32,7 +32,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> BenchReport:
 
 @pytest.mark.usefixtures("measured")
 def test_the_json_has_the_ratios_as_plain_numbers_at_the_top(tmp_path: Path) -> None:
-    assert bench.run("pool", quick=True, json_path=tmp_path / "found.json") == 0
+    assert bench.benchmark("pool", quick=True, json_path=tmp_path / "found.json") == 0
     found = json.loads((tmp_path / "found.json").read_text())
     assert list(found) == [*BARS, "absolute", "environment"]
     assert all(found[key] == 1.2346 for key in BARS)
@@ -52,7 +52,7 @@ def test_the_environment_tells_versions_and_neither_host_nor_path(measured: Benc
 
 @pytest.mark.usefixtures("measured")
 def test_the_table_shows_every_key_with_its_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    bench.run("pool")
+    bench.benchmark("pool")
     shown = capsys.readouterr().out
     for key, bar in BARS.items():
         assert key in shown
@@ -67,12 +67,12 @@ def test_a_key_that_was_not_measured_is_an_error_and_not_a_hole(measured: BenchR
 
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(InvalidInput, match="no benchmark 'pond'; known: pool"):
-        bench.run("pond")
+        bench.benchmark("pond")
 
 
 def test_a_file_that_could_not_be_written_is_an_error_before_anything_is_measured(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="there is no folder"):
-        bench.run("pool", json_path=tmp_path / "nowhere" / "found.json")
+        bench.benchmark("pool", json_path=tmp_path / "nowhere" / "found.json")
 
 
 def test_the_module_runs_as_a_program() -> None:

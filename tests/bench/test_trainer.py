@@ -69,7 +69,7 @@ def test_more_busy_runs_than_runs_are_refused() -> None:
 
 def test_runs_are_the_trainers_alone() -> None:
     with pytest.raises(InvalidInput, match="for the benchmark trainer"):
-        bench.run("pool", runs=3)
+        bench.benchmark("pool", runs=3)
 
 
 def test_a_load_ends_with_its_block() -> None:

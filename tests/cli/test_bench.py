@@ -17,11 +17,11 @@ def test_flags_reach_the_benchmark_and_its_code_comes_back(
 ) -> None:
     asked: list[Any] = []
 
-    def run(name: str, **flags: Any) -> int:
+    def benchmark(name: str, **flags: Any) -> int:
         asked.append((name, flags))
         return code
 
-    monkeypatch.setattr(bench, "run", run)
+    monkeypatch.setattr(bench, "benchmark", benchmark)
     assert headrace("bench", "pool", "--quick", "--json", tmp_path / "bench.json").code == code
     assert headrace("bench", "trainer", "--runs", "3", "--busy", "2").code == code
     assert asked == [

@@ -9,10 +9,10 @@ from headrace.bench import report
 from headrace.data.errors import InvalidInput
 
 #: What can be measured, and the module whose `measure(quick)` does it.
-NAMES = {name: f"headrace.bench.{name}.measure" for name in ("pool", "gateway", "trainer", "envs", "api")}
+NAMES = {name: f"headrace.bench.{name}.measure" for name in ("pool", "gateway", "trainer", "envs", "api", "run")}
 
 
-def run(
+def benchmark(
     name: str, *, quick: bool = False, json_path: Path | None = None, runs: int | None = None, busy: int = 0
 ) -> int:
     """Measures `name`, prints a table, and writes the figures to `json_path` where one is given; returns an exit code.

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from headrace.bench import NAMES, run
+from headrace.bench import NAMES, benchmark
 from headrace.data.errors import HeadraceError
 
 
@@ -20,7 +20,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to this file")
     given = parser.parse_args()
     try:
-        return run(given.name, quick=given.quick, json_path=given.json, runs=given.runs, busy=given.busy)
+        return benchmark(given.name, quick=given.quick, json_path=given.json, runs=given.runs, busy=given.busy)
     except HeadraceError as error:
         parser.error(str(error))
 

@@ -13,7 +13,7 @@ from headrace.extras import NEEDS, require_for
 class BenchCommand(CommandModel):
     """Measure a part of Headrace, and print ratios against a named limit or peer measured in the same run."""
 
-    name: Positional[str] = Field(description="what to measure: pool, gateway, trainer, envs, api")
+    name: Positional[str] = Field(description="what to measure: pool, gateway, trainer, envs, api, run")
     quick: bool = Field(False, description="smaller sizes: ends within two minutes on two cores")
     runs: int | None = Field(None, ge=1, description="trainer: run the demo so often, seed by seed; who learned?")
     busy: int = Field(0, ge=0, description="trainer: so many of the runs, the last, on cores that are kept busy")
@@ -24,7 +24,7 @@ class BenchCommand(CommandModel):
 
         if f"bench {self.name}" in NEEDS:
             require_for(f"bench {self.name}")
-        code = bench.run(self.name, quick=self.quick, json_path=self.json_path, runs=self.runs, busy=self.busy)
+        code = bench.benchmark(self.name, quick=self.quick, json_path=self.json_path, runs=self.runs, busy=self.busy)
         if code:
             raise SystemExit(code)
 
