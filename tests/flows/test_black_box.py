@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -281,18 +283,49 @@ async def test_agents_go_on_where_the_process_that_forks_them_is_killed(
     assert held(gateway, later[2]).complete
 
 
-async def test_a_worker_whose_agent_left_a_thread_is_not_used_again(
-    made: Made, gateway: Running, task: Task, tmp_path: Path
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        "threading.Thread(target=time.sleep, args=(3600,)).start()",
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)'])",
+    ],
+    ids=["thread", "process"],
+)
+async def test_a_worker_whose_agent_left_something_behind_is_not_used_again(
+    made: Made, gateway: Running, task: Task, tmp_path: Path, leaves: str
 ) -> None:
     agent(tmp_path, CALL + "def go(task, base_url):\n    call(base_url)\n"
           "    open('pids', 'a').write(f'{os.getpid()} ')\n"
-          "    threading.Thread(target=time.sleep, args=(3600,)).start()\n")  # fmt: skip
+          f"    {leaves}\n")  # fmt: skip
     flow = made(run="agent.py:go")
     for at in range(2):
         await flow.run(replace(task, rollout=at))
     first, second = map(int, (tmp_path / "pids").read_text().split())
     assert first != second
     await asyncio.to_thread(until, lambda: not alive(first))
+
+
+async def test_agents_end_with_the_process_that_plays_them(
+    gateway: Running, client: GatewayClient, task: Task, tmp_path: Path
+) -> None:
+    agent(tmp_path, CALL + "def go(task, base_url):\n    open('written', 'w').write(str(os.getpid()))\n"
+          "    os.rename('written', 'pid')\n    time.sleep(3600)\n")  # fmt: skip
+    agent(tmp_path, f"""
+import asyncio, pathlib
+from headrace.flows import AgentConfig, GatewayClient, Task
+
+async def main():
+    flow = AgentConfig(run="agent.py:go").made(GatewayClient("{gateway.address}"), pathlib.Path("."))
+    await flow.run(Task(row={{}}, prompt_uid="{task.prompt_uid}", rollout=0, n_rollouts=1))
+
+asyncio.run(main())
+""", "plays.py")  # fmt: skip
+    plays = subprocess.Popen([sys.executable, "plays.py"], cwd=tmp_path)
+    await asyncio.to_thread(until, lambda: (tmp_path / "pid").exists() or plays.poll() is not None)
+    plays.kill()
+    plays.wait()
+    pid = int((tmp_path / "pid").read_text())
+    await asyncio.to_thread(until, lambda: not alive(pid))
 
 
 async def test_a_rollout_that_had_ended_is_not_played_again(

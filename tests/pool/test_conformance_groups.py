@@ -145,6 +145,17 @@ def test_complete_ends_a_trajectory_where_it_is(pool: Any) -> None:
     assert (second.is_last, second.reward) == (True, 0.5)
 
 
+def test_a_trajectory_with_fewer_steps_than_asked_for_stays_open(pool: Any) -> None:
+    pool.open("t")
+    done = pool.complete("t", min_steps=1)
+    assert (done.status, done.steps) == ("too_few", 0)
+    pool.submit_step(step("t", 0))
+    assert pool.complete("t", reward=0.5, min_steps=2).status == "too_few"
+    assert pool.trajectory("t").reward is None
+    assert pool.complete("t", reward=0.5, min_steps=1).status == "ok"
+    assert fetched(pool).steps[0].reward == 0.5
+
+
 def test_complete_waits_for_a_step_that_is_missing_in_the_middle(pool: Any) -> None:
     pool.submit_steps([step("t", 0), step("t", 2)])
     assert pool.complete("t").status == "ok"

@@ -66,7 +66,7 @@ class AgentJob(msgspec.Struct, frozen=True):
 def load_agent_function(target: str, base: Path) -> AgentFunction:
     """The function that `agent.run` names. Raises `InvalidInput` where it is none, or cannot be called with a task and
     a base_url."""
-    function = load_target(target, base)
+    function: AgentFunction = load_target(target, base)
     if not callable(function):
         raise InvalidInput(f"{target} is {type(function).__name__}, and must be a function of (task, base_url)")
     job = AgentJob({}, "")

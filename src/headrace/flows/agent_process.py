@@ -148,7 +148,7 @@ class CommandAgent:
         await process.wait()
 
 
-class Worker:
+class AgentWorker:
     """A process that plays one rollout at a time."""
 
     def __init__(self, number: int) -> None:
@@ -205,10 +205,10 @@ class FunctionAgent:
         try:
             answer = await worker.play(job)
         except BaseException:
-            forking.kill(worker)
+            await forking.end(worker)
             raise
         if answer.spent or forking.gone:
-            forking.kill(worker)
+            await forking.end(worker)
         else:
             forking.idle.append(worker)
         if answer.reason is not None:
@@ -243,7 +243,7 @@ class ForkServer:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="headrace-"))
         self._output = OutputTail()
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, AgentWorker] = {}
         self._next = 0
         self._server: asyncio.Server | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -251,7 +251,7 @@ class ForkServer:
         self._control: asyncio.StreamWriter | None = None
         self._ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         #: Workers that wait for a rollout.
-        self.idle: list[Worker] = []
+        self.idle: list[AgentWorker] = []
         self.gone = False
 
     @classmethod
@@ -281,21 +281,27 @@ class ForkServer:
         assert self._process.stderr is not None
         self._draining = asyncio.create_task(self._output.drain(self._process.stderr))
         ending = asyncio.create_task(self._process.wait())
-        await asyncio.wait([self._ready, ending], timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+        waited: list[asyncio.Future[Any]] = [self._ready, ending]
+        await asyncio.wait(waited, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
         told = self._ready.result() if self._ready.done() else {"failed": "its process did not start"}
         if "failed" in told:
             raise AgentFailed("crashed", told["failed"], self._output.text())
 
-    def fork(self) -> Worker:
+    def fork(self) -> AgentWorker:
         """A new worker, which is connected soon."""
         self._next += 1
-        worker = self._workers[self._next] = Worker(self._next)
+        worker = self._workers[self._next] = AgentWorker(self._next)
         self._tell({"fork": worker.number})
         return worker
 
-    def kill(self, worker: Worker) -> None:
+    async def end(self, worker: AgentWorker) -> None:
         """Ends a worker and all that it started."""
+        self._kill(worker)
+        if not self.gone:
+            await asyncio.wait([worker.ended], timeout=LAST_OUTPUT_S)
+
+    def _kill(self, worker: AgentWorker) -> None:
         worker.close()
         self._tell({"kill": worker.number})
 
@@ -303,7 +309,7 @@ class ForkServer:
         """Ends the process and its workers."""
         self.gone = True
         for worker in list(self._workers.values()):
-            self.kill(worker)
+            self._kill(worker)
         if self._control is not None:
             self._control.close()
         if self._process is not None and self._process.returncode is None:

@@ -36,8 +36,8 @@ READ_BYTES = 65_536
 
 
 class WorkerAnswer(msgspec.Struct, frozen=True):
-    """How a rollout ended: no `reason` where it went well. `spent`: the agent left threads behind, which may go on
-    calling the model; the worker is not used again."""
+    """How a rollout ended: no `reason` where it went well. `spent`: the agent left threads or processes behind, which
+    may go on calling the model; the worker is not used again."""
 
     reason: str | None = None
     detail: str = ""
@@ -68,11 +68,12 @@ class ForkingProcess:
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         rest = b""
         while True:
-            readable, _, _ = select.select([self._control, self._woken], [], [])
+            control = self._control.fileno()
+            readable, _, _ = select.select([control, self._woken], [], [])
             if self._woken in readable:
                 os.read(self._woken, READ_BYTES)
                 self._reap()
-            if self._control not in readable:
+            if control not in readable:
                 continue
             data = self._control.recv(READ_BYTES)
             if not data:
@@ -93,7 +94,12 @@ class ForkingProcess:
     def _fork(self, number: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # no memory, or too many processes: others go on
+            print(f"a worker cannot be forked: {error}", file=sys.stderr)
+            self._control.sendall(orjson.dumps({"ended": number, "status": 1}) + b"\n")
+            return
         if pid:
             self._workers[pid] = number
             return
@@ -159,7 +165,8 @@ def play(function: AgentFunction, job: AgentJob) -> WorkerAnswer:
             printed.flush()
         except (OSError, ValueError):
             pass  # closed by the agent
-    return WorkerAnswer(reason, detail[-MAX_TRACEBACK:], output, threading.active_count() > before)
+    spent = threading.active_count() > before or _has_children()
+    return WorkerAnswer(reason, detail[-MAX_TRACEBACK:], output, spent)
 
 
 def main(target: str, base: str, path: str) -> int:
@@ -182,6 +189,17 @@ def _kill(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):  # it has not become a group's leader yet
         os.kill(pid, signal.SIGKILL)
+
+
+def _has_children() -> bool:
+    """Whether this process has children that nobody waited for; none is waited for here."""
+    if not hasattr(os, "waitid"):  # not everywhere on macOS
+        return False
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _reseed() -> None:

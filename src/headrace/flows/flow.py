@@ -165,8 +165,9 @@ class AgentFlowBase(ABC):
         )
 
     async def _played(self, task: Task, handle: Handle) -> float | None:
+        limit = asyncio.timeout(self.timeout_s)
         try:
-            async with asyncio.timeout(self.timeout_s) as limit:
+            async with limit:
                 return await self.play(task, handle)
         except (AgentFailed, NoAnswer):
             raise

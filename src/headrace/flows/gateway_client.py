@@ -35,7 +35,9 @@ MAX_REASON = 500
 PAGE_ROWS = 1000
 
 #: Answers that mean: not now.
-NOT_NOW = (502, 503, 504, 429)
+NOT_NOW = (503, 429)
+#: Codes of a 503 that stays as it is, however often it is asked.
+FINAL = frozenset({"no_reward_worker"})
 
 
 class GatewayRefused(HeadraceError):
@@ -251,10 +253,6 @@ class GatewayClient:
                     raise error
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, MAX_RETRY_S)
-
-
-#: Codes of 503 answers that stay as they are, however often it is asked.
-FINAL = frozenset({"no_reward_worker"})
 
 
 def _path(handle: Handle) -> str:

@@ -61,9 +61,10 @@ def _options(kind: type[AgentFlowBase]) -> set[str] | None:
     """The options that a flow's class takes, its bases' included where it hands on `**options`; None for any."""
     found: set[str] = set()
     for one in kind.__mro__:
-        if "__init__" not in vars(one):
+        init = vars(one).get("__init__")
+        if init is None:
             continue
-        parameters = list(inspect.signature(one.__init__).parameters.values())[2:]
+        parameters = list(inspect.signature(init).parameters.values())[2:]
         found |= {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             return found

@@ -15,14 +15,19 @@ from headrace.files import nearest
 
 
 def load_target(target: str, base: Path) -> Any:
-    """The object that a target names; a file is looked for below `base`, and imported with its folder on the path, as
-    `python FILE` does. Raises `InvalidInput` where there is none, or its module fails to import, with the place."""
+    """The object that a target names. A file is looked for below `base`, and imported with its folder on the path, as
+    `python FILE` does; a module, with `base` on the path. Raises `InvalidInput` where there is none, or where it fails
+    to import, with the place."""
     module_name, colon, name = target.rpartition(":")
     if not colon and not name.endswith(".py"):
         module_name, _, name = target.rpartition(".")
     if not module_name or not name.isidentifier():
         raise InvalidInput(f"{target!r} must be file.py:name, module:name or package.module.Name")
-    module = _of_file(base / module_name) if module_name.endswith(".py") else _of_name(module_name, target)
+    if module_name.endswith(".py"):
+        module = _of_file(base / module_name)
+    else:
+        _on_path(base)
+        module = _of_name(module_name, target)
     try:
         return getattr(module, name)
     except AttributeError:
@@ -34,9 +39,7 @@ def _of_file(path: Path) -> ModuleType:
     path = path.expanduser().resolve()
     if not path.is_file():
         raise InvalidInput(f"there is no file {path}")
-    folder = str(path.parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    _on_path(path.parent)
     known = sys.modules.get(path.stem)
     if known is not None and getattr(known, "__file__", None) == str(path):
         return known
@@ -55,6 +58,12 @@ def _of_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise InvalidInput(f"{path} cannot be imported: {_told(error)}") from error
     return module
+
+
+def _on_path(folder: Path) -> None:
+    """Has modules of a folder found."""
+    if str(folder.resolve()) not in sys.path:
+        sys.path.insert(0, str(folder.resolve()))
 
 
 def _of_name(name: str, target: str) -> ModuleType:
