@@ -130,6 +130,24 @@ def test_a_trajectory_is_shown_as_a_tree(headrace: Command, target: str) -> None
     ]
 
 
+def test_a_trajectory_that_failed_is_told_with_why(headrace: Command, tmp_path: Path) -> None:
+    with DataPool(tmp_path / "journal", durability="os") as pool:
+        pool.open("running", "p", "val")
+        pool.open("broken", "p", "val", metadata={"a": 1})
+        pool.fail("broken", "crashed: exit code 3")
+    shown = headrace("pool", "show", tmp_path / "journal", "broken")
+    assert shown.code == 0
+    lines = dict(line.split("\t", 1) for line in shown.out.splitlines())
+    told = ("prompt_uid", "channel", "state", "steps", "reason")
+    assert [lines[name] for name in told] == ["p", "val", "failed", "0", "crashed: exit code 3"]
+    found = json.loads(headrace("pool", "show", tmp_path / "journal", "broken", "--json").out)
+    assert (found["state"], found["reason"]) == ("failed", "crashed: exit code 3")
+    listing = ("pool", "ls", tmp_path / "journal", "trajectories", "--channel", "val")
+    assert [row["trajectory_uid"] for row in headrace(*listing).rows] == ["running"]
+    (row,) = headrace(*listing, "--state", "failed").rows
+    assert (row["trajectory_uid"], row["reason"]) == ("broken", "crashed: exit code 3")
+
+
 def test_a_trajectory_is_shown_with_the_tokens_that_each_step_added(headrace: Command, target: str) -> None:
     last = headrace("pool", "show", target, "a-0", "--tokens").out.splitlines()[-1]
     assert last.endswith("| 9 9 -> 5")

@@ -54,6 +54,8 @@ REWARDS: list[tuple[str, str, Any]] = [
     ("POST", "{base}/v1/reward", {"reward": 1}),
     ("POST", "{base}/v1/complete_trajectory", {"reward": 1}),
     ("POST", "/complete_trajectory/{uid}", {"reward": 1}),
+    ("POST", "{base}/v1/fail_trajectory", {"reason": "x"}),
+    ("POST", "/fail_trajectory/{uid}", {"reason": "x"}),
     ("POST", "/compute_reward", {"prompt_ids": [1], "response_ids": [2]}),
 ]
 ADMINS: list[tuple[str, str, Any]] = [

@@ -35,7 +35,8 @@ OPEN = {"/health", "/ready", "/docs", "/docs/oauth2-redirect", "/redoc", "/opena
 #: What agents call; below a trajectory's base URL and at the root, with and without /v1.
 CALLS = {"chat/completions", "completions", "responses", "messages", "messages/count_tokens", "models"}
 AGENTS = {"/init_trajectory", "/generate", "/submit_steps", "register_trajectory", "{rest:path}", *CALLS}
-REWARDS = {"/compute_reward", "/complete_trajectory/{trajectory_uid}", "/v1/feedback", "complete_trajectory", "reward"}
+ENDS = {"complete_trajectory", "fail_trajectory"}
+REWARDS = {"/compute_reward", "/v1/feedback", "reward", *ENDS, *(f"/{name}/{{trajectory_uid}}" for name in ENDS)}
 #: What whoever pays may do with trajectories.
 OWN = {("GET", "/trajectories"), ("DELETE", "/trajectories/{trajectory_uid}")}
 #: Said only among workers: nobody else finds it.

@@ -68,6 +68,13 @@ def test_steps_are_rewarded_together_or_not_at_all(pool: Any) -> None:
     assert told(pool, "a", 0) == (0.3, "model", None)
 
 
+def test_rewards_of_nothing_but_quarantined_steps_end_their_group(pool: Any) -> None:
+    pool.configure(require_reward=True)
+    pool.submit_steps([step("a", index, quarantined="it smells", last=index == 2) for index in range(3)])
+    assert pool.reward_steps("a", {0: 0.1, 1: 0.2, 2: 0.3}) == {0: "ok", 1: "ok", 2: "ok"}
+    assert (pool.list_groups()["items"], waiting(pool)) == ([], [])
+
+
 def test_steps_that_are_handed_out_are_late(pool: Any) -> None:
     pool.submit_steps([step("a", 0), step("a", 1)])
     fetched(pool, 1, unit="step")
@@ -88,7 +95,7 @@ def test_steps_that_are_handed_out_are_late(pool: Any) -> None:
         (lambda pool: pool.reward("a", 1.0, info={"big": "x" * 2_000_000}), "1048576"),
         (lambda pool: pool.reward_steps("a", {}), "rewards"),
         (lambda pool: pool.reward_steps("a", {0: float("nan")}), "finite"),
-        (lambda pool: pool.reward_steps("a", {-1: 1.0}), "step_index"),
+        (lambda pool: pool.reward_steps("a", {-1: 1.0}), "step index"),
         (lambda pool: pool.reward_steps("a", {0: 1.0}, info={1: {}}), "info"),
         (lambda pool: pool.unscored(limit=0), "limit"),
         (lambda pool: pool.unscored(wait_s=-1), "timeout"),

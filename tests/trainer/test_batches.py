@@ -12,6 +12,7 @@ from headrace import DataPool
 from headrace.trainer import TrainerConfig
 from headrace.trainer.batches import BatchFeed, RetryingPool
 from headrace.trainer.checkpoint import LeaseFile
+from headrace.trainer.environments import RunRegistration
 from headrace.trainer.reporting import RunWatcher
 from headrace.trainer.stopping import Outage, StopSignal
 
@@ -26,9 +27,9 @@ def feed(pool: DataPool, tmp_path: Path) -> Iterator[BatchFeed]:
     given = {"model": tmp_path, "run": tmp_path, "pool": {"batch_size": 1, "prefetch": False}}
     stop = StopSignal()
     patient = RetryingPool(pool, Outage("the pool", print), stop, 300.0)
-    found = BatchFeed(
-        patient, TrainerConfig.model_validate(given), LeaseFile(tmp_path), stop=stop, watcher=RunWatcher()
-    )
+    config = TrainerConfig.model_validate(given)
+    registration = RunRegistration(patient, config, lambda: 0)
+    found = BatchFeed(patient, config, LeaseFile(tmp_path), stop=stop, watcher=RunWatcher(), registration=registration)
     yield found
     stop.set("the test")
     found.close()

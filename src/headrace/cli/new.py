@@ -13,8 +13,8 @@ from headrace.extras import require_for
 
 
 class NewCommand(CommandModel):
-    """Write a small project: an agent, a reward, twenty rows of data, a run.yaml and a test. It runs as it is, on a CPU,
-    in a minute or two, and learns: `headrace run run.yaml` in it."""
+    """Write a small project: an agent, a reward, twenty rows of data, a run.yaml and a test. It runs as it is, on a
+    CPU, in a minute or two, and learns: `headrace run run.yaml` in it."""
 
     folder: Positional[Path] = Field(description="where it goes; not there yet, or empty")
     kind: Literal["agent", "command", "flow", "environment"] = Field(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from pydantic import Field
 
 from headrace.cli.common import log_to_stderr, remark
 from headrace.commands import CommandModel, Positional, command
+from headrace.extras import require_for
 
 if TYPE_CHECKING:
     from headrace.flows.rollout_config import RolloutConfig
@@ -56,8 +57,13 @@ async def _rolled_out(config: RolloutConfig, base: Path) -> RolloutSummary | Non
 
     stop = _StopHandler()
     own = config.rollout
+    if config.gateway.start is not None:
+        require_for("gateway")
     flags = _gateway_flags(config.gateway.start, base) if config.gateway.start is not None else None
-    data = {TRAIN: config.data.train_rows(base) or [], VAL: config.data.val_rows(base) or []}
+    data: dict[str, Sequence[dict[str, Any]]] = {
+        TRAIN: config.data.train_rows(base) or [],
+        VAL: config.data.val_rows(base) or [],
+    }
     config.agent.made(config.gateway.client(config.gateway.address or NOWHERE), base)  # wrong ones are told of here
     rules = config.rules(len(data[TRAIN]), len(data[VAL]))
     path = base / own.state.expanduser() if own.state is not None else None

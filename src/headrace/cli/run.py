@@ -27,8 +27,8 @@ class RunCommand(CommandModel):
     resume: bool = Field(False, description="go on with the run in --run-dir, or with the latest one of this file")
     dry_run: bool = Field(
         False,
-        description="say what would be started, check every path, column, import and port, and play one rollout with its "
-        "reward; nothing is learned",
+        description="say what would be started, check every path, column, import and port, and play one rollout with "
+        "its reward; nothing is learned",
     )
     evaluate: bool = Field(
         False,

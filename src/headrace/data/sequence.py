@@ -21,6 +21,7 @@ from headrace.data.block import (
     ids_array,
 )
 from headrace.data.frame import Buffer
+from headrace.data.guidance import Guidance, guidance_of
 from headrace.data.packing import attach
 from headrace.data.step import REWARD_INFO, REWARD_SOURCE, FloatArray, IntArray
 from headrace.data.tree import TokenTree
@@ -52,7 +53,8 @@ class Sequence:
     context. `reward` is the whole trajectory's: an outcome reaches every branch. `metadata` is the trajectory's, with
     whom the path's last reward is from and what it was made of (`reward_source`, `reward_extra_info`) where that is
     known. `multi_modal_data` is that of its last step that has any: of the Gateway's steps, every image of the prompt
-    and where in `tokens` it stands.
+    and where in `tokens` it stands. `guidance` is what the environment
+    that made it says about its tokens.
     """
 
     tokens: IntArray
@@ -66,6 +68,7 @@ class Sequence:
     advantages: FloatArray | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     multi_modal_data: dict[str, Any] | None = None
+    guidance: Guidance | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -201,4 +204,8 @@ def _sequence(
             )
         )
     told = {**metadata, **about} if about else metadata
-    return Sequence(tokens, mask, log_probs, versions, trajectory_uid, prompt_uid, reward, tuple(spans), None, told)
+    guidance = guidance_of(extra.metadata, len(tokens))  # of the path's last step
+    return Sequence(
+        *(tokens, mask, log_probs, versions, trajectory_uid, prompt_uid, reward, tuple(spans), None, told),
+        guidance=guidance,
+    )

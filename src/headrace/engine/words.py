@@ -1,5 +1,5 @@
-"""A checkpoint that learns in minutes on a CPU: a two-layer Llama of width 96 with random weights, whose vocabulary is a
-handful of words.
+"""A checkpoint that learns in minutes on a CPU: a two-layer Llama of width 96 with random weights, whose vocabulary is
+a handful of words.
 
 The folder is an ordinary checkpoint, served by Headrace's engine and by vLLM alike (whose CPU build needs heads of 32).
 A word is a token, so that an answer can be one token, and an untrained policy still says each of them now and then.
@@ -52,8 +52,8 @@ TEMPLATE = """\
 
 
 def build(into: Path, words: Sequence[str], seed: int = 0) -> Path:
-    """Writes the checkpoint of a policy that knows these words, letters from a to z, digits, or single marks; complete or
-    not at all. One that exists is left as it is."""
+    """Writes the checkpoint of a policy that knows these words (letters from a to z, a digit, or a single mark),
+    complete or not at all. One that exists is left as it is."""
     if not (into / "config.json").exists():
         part = into.with_name(f".{into.name}.part")
         shutil.rmtree(part, ignore_errors=True)

@@ -143,8 +143,8 @@ async def register(api: ApiClient, config: BaseEnvConfig, name: str) -> Registra
         found = await api.post("/register-env", asked)
         if found.get("status") != "success":
             raise NoTrainer(
-                f"no trainer has asked {api.address} for its first batch yet; start one, such as `headrace train` on the "
-                "channel that the server was given as --serve-channel (docs/environments.md, A trainer for it)"
+                f"no trainer has asked {api.address} for its first batch yet; start one, such as `headrace train` on "
+                "the channel that the server was given as --serve-channel (docs/environments.md, A trainer for it)"
             )
         if found.get("warning"):
             log.warning("%s registered this environment, and says: %s", api.address, found["warning"])

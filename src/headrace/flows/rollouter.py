@@ -15,7 +15,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -29,6 +30,8 @@ from headrace.flows.task import HIDDEN_COLUMNS, Task
 from headrace.net.http_answer import NoAnswer
 
 log = logging.getLogger("headrace.flows")
+
+T = TypeVar("T")
 
 #: Seconds between two questions for the version, and whether the gateway is ready.
 POLL_S = 0.5
@@ -204,7 +207,7 @@ class AsyncRollouter:
             if (task := self._tasks.get((other.group, other.rollout))) is not None:
                 task.cancel()
         for other in lost.complete:
-            await self._patiently(lambda uid=other.trajectory_uid: self._gateway.delete(uid))
+            await self._patiently(partial(self._gateway.delete, other.trajectory_uid))
 
     def _abandon(self, start: RolloutStart) -> None:
         """A rollout was ended with its group, or with this process: then it stays open, for the next one to ask."""
@@ -234,10 +237,10 @@ class AsyncRollouter:
     async def _fail(self, start: RolloutStart, attempt: int, reason: str) -> str:
         """What the gateway says to the failure of an attempt: `ok`, `late` or `unknown`."""
         uid = msgspec.structs.replace(start, attempt=attempt).trajectory_uid
-        handle = Handle(uid, start.prompt_uid, "")
-        return (await self._patiently(lambda: self._gateway.fail(handle, reason))).status
+        ending = await self._patiently(partial(self._gateway.fail, Handle(uid, start.prompt_uid, ""), reason))
+        return ending.status
 
-    async def _patiently(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """An answer of the gateway, however long it is away; raises `NoAnswer` once the rollouter ends."""
         while True:
             try:

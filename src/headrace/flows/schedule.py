@@ -273,6 +273,7 @@ class RolloutSchedule:
         if group is not None:
             self.state.retried += attempt - group.attempts[start.rollout]
             group.attempts[start.rollout] = attempt
+            self.changed = True
             self._wait(start.group, start.rollout)
 
     def scored(self, number: int) -> None:

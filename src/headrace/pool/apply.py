@@ -106,6 +106,16 @@ def _amended(state: State, channel: Channel, fact: f.Amended, block: Block | Non
     channel.amend(trajectory, fact.index, fact.reward, fact.is_last, fact.extra, fact.at)
 
 
+def _scored(state: State, channel: Channel, fact: f.Scored, block: Block | None) -> None:
+    trajectory = channel.trajectories.get(fact.trajectory)
+    if trajectory is None:
+        return state.orphan(fact)
+    there = [given for given in fact.rewards if given[0] in trajectory.tree.records]
+    if len(there) < len(fact.rewards):
+        state.orphan(fact)
+    channel.score(trajectory, there, fact.at)
+
+
 def _completed(state: State, channel: Channel, fact: f.Completed, block: Block | None) -> None:
     trajectory = channel.trajectories.get(fact.trajectory)
     if trajectory is None:
@@ -315,6 +325,7 @@ _APPLY: dict[type, Callable[..., None]] = {
     f.Appended: _appended,
     f.Refused: _refused,
     f.Amended: _amended,
+    f.Scored: _scored,
     f.Completed: _completed,
     f.Failed: _failed,
     f.LateReward: _late_reward,

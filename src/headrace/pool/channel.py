@@ -6,6 +6,7 @@ and every step ever taken in exactly one column of the ledger.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heappop
 
 from headrace.data.block import Record
@@ -177,20 +178,31 @@ class Channel(Scoring):
         at: float,
     ) -> None:
         """Changes a step that is there: a reward, its end, or its `extra` as a whole."""
-        record = trajectory.tree.records[index]
         if extra is not None:
-            record.head.extra = extra
+            trajectory.tree.records[index].head.extra = extra
         if reward is not None:
-            record.head.reward = reward
-            trajectory.rewarded = True
-            if self.single_steps is not None:
-                self._offer(trajectory, index)
-            self.update_unscored(trajectory, (index,))
+            self._reward(trajectory, index, reward)
         if is_last:
             self.end(trajectory, index, at)
         else:
             self.count_if_complete(trajectory, at)
         trajectory.group.touched = at
+
+    def score(self, trajectory: TrajectoryState, rewards: Iterable[tuple[int, float, bytes | None]], at: float) -> None:
+        """Gives steps that are there their rewards, as (index, reward, extra), before the trajectory may count."""
+        for index, reward, extra in rewards:
+            if extra is not None:
+                trajectory.tree.records[index].head.extra = extra
+            self._reward(trajectory, index, reward)
+        self.count_if_complete(trajectory, at)
+        trajectory.group.touched = at
+
+    def _reward(self, trajectory: TrajectoryState, index: int, reward: float) -> None:
+        trajectory.tree.records[index].head.reward = reward
+        trajectory.rewarded = True
+        if self.single_steps is not None:
+            self._offer(trajectory, index)
+        self.update_unscored(trajectory, (index,))
 
     # -- hand-out ------------------------------------------------------------------------------------------------------
 

@@ -81,6 +81,13 @@ class Amended(Fact, tag="amend", frozen=True):
     extra: bytes | None = None
 
 
+class Scored(Fact, tag="score", frozen=True):
+    """Several steps of a trajectory got rewards together, as (index, reward, its `extra`, where that changed)."""
+
+    trajectory: str = ""
+    rewards: tuple[tuple[int, float, bytes | None], ...] = ()
+
+
 class Completed(Fact, tag="complete", frozen=True):
     """The trajectory ends at `last` (-1: without any step)."""
 
@@ -265,6 +272,7 @@ AnyFact = (
     | Appended
     | Refused
     | Amended
+    | Scored
     | Completed
     | Failed
     | LateReward

@@ -165,8 +165,8 @@ def _channel_image(state: State, channel: Channel, fact: f.ChannelImage, block: 
     channel.by_default = fact.by_default
     for uid, reason, prompt, digests in fact.tombstones:
         channel.tombstones[uid] = Tombstone(reason, prompt, digests)
-    for uid, *about in fact.failed:
-        channel.failed[uid] = FailedTrajectory(*about)
+    for uid, number, reason, steps, at, quarantined in fact.failed:
+        channel.failed[uid] = FailedTrajectory(number, reason, steps, at, quarantined)
     state.version, state.closed = fact.pool_version, fact.pool_closed
     since = fact.expected_since or [fact.at] * len(fact.expected_late)
     for (prompt, missing), at in zip(fact.expected_late, since, strict=True):

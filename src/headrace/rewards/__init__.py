@@ -17,19 +17,23 @@ a reward by its file's name, `NAME_reward.py`, as Atropos' does, and loads it wh
 reward has a file of its own, however small, and what it imports is needed by its users only.
 """
 
-from headrace.rewards.config import RewardConfig, RewardFunctionConfig, RuleConfig
-from headrace.rewards.judge import RewardJudgeConfig
+from typing import TYPE_CHECKING, Any
+
 from headrace.rewards.registry import registry
-from headrace.rewards.reward import Reward
 from headrace.rewards.reward_function import RewardFunction
-from headrace.rewards.reward_model import RewardModelConfig
-from headrace.rewards.rule import Rule
 from headrace.rewards.sample import RewardFailure, Sample, Score
-from headrace.rewards.sandbox import Sandbox, SandboxLimits, SandboxResult, SandboxUnavailable
-from headrace.rewards.source import RewardCounters
-from headrace.rewards.worker import LocalRewardWorker, RewardWorker
 
 from headrace.rewards.combined_reward import CombinedReward  # isort: skip  # it registers itself
+
+if TYPE_CHECKING:
+    from headrace.rewards.config import RewardConfig, RewardFunctionConfig, RuleConfig
+    from headrace.rewards.judge import RewardJudgeConfig
+    from headrace.rewards.reward import Reward
+    from headrace.rewards.reward_model import RewardModelConfig
+    from headrace.rewards.rule import Rule
+    from headrace.rewards.sandbox import Sandbox, SandboxLimits, SandboxResult, SandboxUnavailable
+    from headrace.rewards.source import RewardCounters
+    from headrace.rewards.worker import LocalRewardWorker, RewardWorker
 
 __all__ = [
     "Reward",
@@ -53,3 +57,30 @@ __all__ = [
     "RewardFunction",
     "registry",
 ]
+
+_HOME = {
+    "Reward": "reward",
+    "RewardConfig": "config",
+    "RewardFunctionConfig": "config",
+    "RuleConfig": "config",
+    "RewardJudgeConfig": "judge",
+    "RewardModelConfig": "reward_model",
+    "RewardCounters": "source",
+    "RewardWorker": "worker",
+    "LocalRewardWorker": "worker",
+    "Rule": "rule",
+    "Sandbox": "sandbox",
+    "SandboxLimits": "sandbox",
+    "SandboxResult": "sandbox",
+    "SandboxUnavailable": "sandbox",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names are loaded when they are used: an environment's rewards, and the processes in which functions run, need few
+    of them."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'headrace.rewards' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"headrace.rewards.{_HOME[name]}"), name)

@@ -158,7 +158,7 @@ class RewardConfig(BaseModel):
         return self.model_copy(update={"functions": [function.below(base) for function in self.functions]})
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], base: Path, source: object = "reward") -> RewardConfig:
+    def of(cls, values: Mapping[str, Any], base: Path = Path(), source: object = "reward") -> RewardConfig:
         """A configuration's section; files of functions are below `base`. Raises `InvalidInput`, which begins with
         `source` and names what is wrong."""
         return checked(cls, values, source).below(base)

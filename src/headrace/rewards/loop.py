@@ -137,7 +137,8 @@ class RewardLoop:
             if failure is None:
                 return
             began = self._clock() if began is None else began
-            if failure.reason != UNAVAILABLE or self._clock() - began >= self._patience_s:
+            waits = failure.reason == UNAVAILABLE and failure.again
+            if not waits or self._clock() - began >= self._patience_s:
                 await self._quarantine(trajectory, failure)
                 return
             self.counts["waited"] += 1

@@ -89,7 +89,7 @@ class MathVerify(Rule):
                 right = parse(boxed, [LatexExtractionConfig()], parsing_timeout=unbounded)
                 if not right:
                     raise RewardFailure(f"the ground truth {shown(truth)} is no mathematics", again=False)
-                answer = parse(behind_thoughts(sample.text), kinds, parsing_timeout=unbounded)
+                answer = parse(_last_boxed(behind_thoughts(sample.text)), kinds, parsing_timeout=unbounded)
                 return float(verify(right, answer, float_rounding=self.places, timeout_seconds=unbounded))
         except TimeoutError as error:
             raise RewardFailure(f"math-verify: {error}", "timeout", again=False) from error
@@ -287,6 +287,11 @@ class NamedReward(Rule):
             [[{"role": "assistant", "content": sample.text}]], solution=truth, ground_truth=truth
         )
         return float(found)
+
+
+def _last_boxed(text: str) -> str:
+    """A text from its last box on; all of it where there is none. math-verify would read several boxes as one set."""
+    return text[max(text.rfind("\\boxed"), 0) :]
 
 
 def _last_number(text: str) -> float | None:

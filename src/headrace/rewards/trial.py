@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from headrace.data.errors import HeadraceError
 from headrace.data.trajectory import Trajectory
 from headrace.rewards.config import RewardConfig
 from headrace.rewards.recorded import SampleReader
 from headrace.rewards.sample import RewardFailure, Score
+from headrace.rewards.source import RewardCounters
 from headrace.rewards.worker import LocalRewardWorker, RewardWorker
 
 #: Buckets of a histogram of scores.
@@ -54,6 +54,7 @@ async def tried(
 ) -> tuple[list[TriedReward], dict[str, float]]:
     """What a reward says of each trajectory, and what that cost: seconds, and a judge's tokens."""
     worker = LocalRewardWorker(config)
+    await worker.ready()
     room = asyncio.Semaphore(config.concurrency)
 
     async def one(trajectory: Trajectory) -> TriedReward:
@@ -66,15 +67,17 @@ async def tried(
     finally:
         await worker.aclose()
     seconds = time.perf_counter() - began
-    return found, {"seconds": seconds, "seconds_a_trajectory": seconds / max(1, len(found)), **_tokens(worker)}
+    return found, {"seconds": seconds, "seconds_a_trajectory": seconds / max(1, len(found)), **_tokens(worker.counters)}
 
 
 async def _tried(trajectory: Trajectory, worker: RewardWorker, reader: SampleReader, *, by_step: bool) -> TriedReward:
     try:
         outcome = None if by_step else reader.outcome(trajectory)
         samples = reader.steps(trajectory) if by_step else [outcome] if outcome is not None else []
-    except HeadraceError as error:
-        return TriedReward(failure=RewardFailure(str(error), again=False))
+    except Exception as error:  # templates and parsers of strangers may raise anything, at this trajectory alone
+        return TriedReward(
+            failure=RewardFailure(f"it cannot be read back: {type(error).__name__}: {error}", again=False)
+        )
     if not samples:
         return TriedReward(failure=RewardFailure("none of its steps may be trained on", "none", again=False))
     scores: list[Score] = []
@@ -87,6 +90,12 @@ async def _tried(trajectory: Trajectory, worker: RewardWorker, reader: SampleRea
         for name, value in score.parts.items():
             parts[name] += value
     return TriedReward(math.fsum(score.value for score in scores), parts=dict(parts))
+
+
+def _tokens(counters: RewardCounters) -> dict[str, float]:
+    """What judges read and wrote, where there are any."""
+    read, written = counters.tokens_in, counters.tokens_out
+    return {"judge_tokens_in": read, "judge_tokens_out": written} if read or written else {}
 
 
 def report(rows: Sequence[ComparedTrajectory], *, worst: int) -> dict[str, Any]:

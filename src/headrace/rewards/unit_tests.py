@@ -64,7 +64,7 @@ class UnitTests(Rule):
     trusted: bool = Field(False, description="run programs also where this machine cannot confine them")
 
     def score(self, sample: Sample) -> Score:
-        tests = tests_of(truth_of(sample))
+        tests = read_tests(truth_of(sample))
         text = behind_thoughts(sample.text)
         program = last_block(text) if self.fenced else text
         if program is None:
@@ -105,7 +105,7 @@ class UnitTests(Rule):
         return passed, result
 
 
-def tests_of(truth: Any) -> list[str] | list[Exchange]:
+def read_tests(truth: Any) -> list[str] | list[Exchange]:
     """The tests that a ground truth holds, at least one; raises `RewardFailure` where it holds none."""
     if isinstance(truth, str):
         try:

@@ -62,8 +62,8 @@ def chart(
     held_out: Sequence[tuple[int, float]] = (),
     window: int = WINDOW,
 ) -> list[ChartMark]:
-    """The marks of a curve: every step's reward as a dot, the mean of `window` steps as a line, a `goal` as a dashed one,
-    and scores on held-out data as (step, reward)."""
+    """The marks of a curve: every step's reward as a dot, the mean of `window` steps as a line, a `goal` as a dashed
+    one, and scores on held-out data as (step, reward)."""
     steps = max([len(rewards), 2, *(step for step, _ in held_out)])
     low, high = bounds([*rewards, *(reward for _, reward in held_out)])
 

@@ -1,7 +1,6 @@
 """What a look at this machine tells of a run's file before anything is started: each problem with what would be right.
 
-Nothing is left behind: what is imported to be checked is imported in processes of its own where it is a reward's, and in
-this one where it is an agent's.
+A reward's functions are imported in processes of their own, which end; an agent's file is imported in this one.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pydantic import Field
 
 from headrace.data.errors import HeadraceError
 from headrace.data.trajectory import Trajectory
-from headrace.files import checked, read
+from headrace.files import checked, model_folder, read
 from headrace.flows.config import AgentConfig, DataConfig
 from headrace.flows.flow import AgentFailed, AgentFlowBase
 from headrace.flows.gateway_client import GatewayClient
@@ -47,12 +47,14 @@ class EvaluationConfig(Section):
     base: Path = Field(description="the folder that paths of the agent are below")
     gateway: str
     pool: str
+    model: str = Field(description="whose tokenizer turns answers back into text")
     data: DataConfig
     agent: AgentConfig
     name: str = Field(description="of this evaluation, in trajectories' names")
     into: Path = Field(description="the file of the result, as JSON")
     step: int = Field(0, ge=0, description="the training step that it stands for")
     rows: int | None = Field(None, ge=1, description="so many of the rows, from the first; default: all")
+    rollouts: int | None = Field(None, ge=1, description="of each row; default: data.val_rollouts")
     concurrency: int = Field(64, ge=1)
     by: list[str] = Field([], description="columns whose values get a mean each")
     pass_reward: float = Field(1.0, description="the reward from which on a rollout counts as passed")
@@ -64,7 +66,7 @@ async def evaluate(config: EvaluationConfig) -> EvaluationResult:
     began = time.monotonic()
     rows = config.data.val_rows(config.base) or config.data.train_rows(config.base)
     assert rows is not None
-    rollouts = config.data.val_rollouts
+    rollouts = config.rollouts or config.data.val_rollouts
     chosen = list(rows)[: config.rows]
     tasks = [
         (at, rollout, _task(config, row, at, rollout)) for at, row in enumerate(chosen) for rollout in range(rollouts)
@@ -80,8 +82,10 @@ async def evaluate(config: EvaluationConfig) -> EvaluationResult:
         await client.aclose()
     wanted = {task.trajectory_uid for _, _, task in tasks} - failures.keys()
     found = await asyncio.to_thread(_scored, config.pool, wanted, failures)
+    decode = _decoder(config.model)
     played = [
-        _rollout(at, rollout, task, found.get(task.trajectory_uid), failures, config.by) for at, rollout, task in tasks
+        _rollout(at, rollout, task, found.get(task.trajectory_uid), failures, config.by, decode)
+        for at, rollout, task in tasks
     ]
     seconds = time.monotonic() - began
     return summary(config.name, config.step, played, rollouts=rollouts, pass_reward=config.pass_reward, seconds=seconds)
@@ -159,6 +163,7 @@ def _rollout(
     trajectory: Trajectory | None,
     failures: Mapping[str, str],
     by: Sequence[str],
+    decode: Callable[[list[int]], str],
 ) -> EvaluatedRollout:
     values = {name: str(task.row.get(name)) for name in by}
     uid = task.trajectory_uid
@@ -166,8 +171,24 @@ def _rollout(
         return EvaluatedRollout(at, rollout, uid, None, failures.get(uid), by=values)
     last = trajectory.steps[-1]
     parts = last.metadata.get("reward_extra_info") or {}
-    text = last.metadata.get("text")
-    return EvaluatedRollout(at, rollout, uid, trajectory.reward, None, text, parts, values)
+    text = decode(last.response_ids.tolist())
+    return EvaluatedRollout(at, rollout, uid, trajectory.reward, None, text, len(trajectory), parts, values)
+
+
+def _decoder(model: str) -> Callable[[list[int]], str]:
+    """What turns ids into text; into nothing where the model has no `tokenizer.json`."""
+    from tokenizers import Tokenizer
+
+    file = model_folder(model) / "tokenizer.json"
+    if not file.exists():
+        return lambda ids: ""
+    tokenizer = Tokenizer.from_file(str(file))
+
+    def decode(ids: list[int]) -> str:
+        text: str = tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    return decode
 
 
 def main(args: Sequence[str] | None = None) -> None:

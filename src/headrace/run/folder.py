@@ -76,9 +76,10 @@ def resume(run: Path, config: dict[str, Any]) -> RunState:
         raise InvalidInput(f"--resume: {run} holds no run; without --resume one would begin there")
     changed = [name for name in FIXED if kept.config.get(name) != config.get(name)]
     if changed:
+        name = changed[0]
         raise InvalidInput(
-            f"--resume: {changed[0]} was {kept.config.get(changed[0])} when {run} began, and is {config.get(changed[0])} "
-            "now; put it back, or begin another run without --resume"
+            f"--resume: {name} was {kept.config.get(name)} when {run} began, and is {config.get(name)} now; put it "
+            "back, or begin another run without --resume"
         )
     steps = config.get("train", {}).get("steps", 0)
     if kept.ended and steps <= kept.ended:

@@ -1,7 +1,7 @@
 """What a run starts: every process with its command line, and the configuration files that they read.
 
-A plan is a pure function of the run's file, its folder and its ports: nothing is started, opened or asked. All addresses
-are known beforehand, so a process that dies is started again by the very same words.
+A plan is a pure function of the run's file, its folder and its ports: nothing is started, opened or asked. All
+addresses are known beforehand, so a process that dies is started again by the very same words.
 
     engine, engine-2, ...     serve the model
     gateway                   records every call into its journalled pool, below the run's folder
@@ -152,6 +152,7 @@ def _rollouter(base: Path, run: Path) -> Service:
         # The trainer's word: before it the servers may have other weights than this run's.
         after=_states({"gateway": "ready", "trainer": "ready"}),
         ends=True,
+        final=True,
         folder=base,
     )
 

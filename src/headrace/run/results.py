@@ -14,7 +14,7 @@ import orjson
 
 
 class EvaluatedRollout(msgspec.Struct, frozen=True):
-    """One rollout: the row's number, its reward or why there is none, and its last answer."""
+    """One rollout: the row's number, its reward or why there is none, its last answer, and its number of calls."""
 
     row: int
     rollout: int
@@ -22,6 +22,7 @@ class EvaluatedRollout(msgspec.Struct, frozen=True):
     reward: float | None
     failure: str | None = None
     text: str | None = None
+    calls: int = 0
     parts: dict[str, Any] = {}
     by: dict[str, str] = {}
 

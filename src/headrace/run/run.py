@@ -19,9 +19,10 @@ import yaml
 from rich.console import Console
 
 from headrace.data.errors import HeadraceError
-from headrace.processes import Child, ChildDied, Processes
+from headrace.processes import ChildDied, Processes
 from headrace.run import folder
 from headrace.run.config import RunConfig
+from headrace.run.evaluate import Evaluations
 from headrace.run.plan import plan
 from headrace.run.progress import RunProgress, rounded
 from headrace.run.report import write_report
@@ -115,78 +116,6 @@ class TrainingRun:
         return read_results(self.run / EVALUATIONS)
 
 
-class Evaluations:
-    """Plays the held-out data beside a run, one evaluation at a time, each a process of its own."""
-
-    def __init__(self, config: RunConfig, base: Path, run: Path, planned: RunPlan, processes: Processes) -> None:
-        self._config, self._base, self._run = config, base, run
-        self._planned, self._processes = planned, processes
-        self._child: Child | None = None
-        self._step = -1
-        #: Whether there is held-out data to play.
-        self.wanted = config.data is not None and config.data.val is not None
-        #: Whether it is to be played before anything is learned.
-        self.due_first = self.wanted and not self._file(0).exists()
-
-    def begin(self, step: int, *, rows: int | None = None) -> None:
-        """Starts the evaluation that stands for a step; so many rows of it, where that is given."""
-        assert self._config.data is not None
-        self._step = step
-        into = self._file(step)
-        config = {
-            "base": str(self._base),
-            "gateway": self._planned.gateway,
-            "pool": self._planned.pool,
-            "data": self._config.data.model_dump(mode="json", exclude_defaults=True),
-            "agent": self._config.agent.model_dump(mode="json", exclude_defaults=True),
-            # Another name each time: an evaluation that was killed has left trajectories behind.
-            "name": f"evaluation-{step}-{time.time_ns():x}",
-            "into": str(into),
-            "step": step,
-            "concurrency": self._config.rollout.concurrency,
-            "by": self._config.evaluate.by,
-            "pass_reward": self._config.evaluate.pass_reward,
-            **({"rows": rows} if rows is not None else {}),
-        }
-        file = self._run / "evaluation.yaml"
-        file.write_text(yaml.safe_dump(config, sort_keys=False))
-        self._child = self._processes.start("evaluation", "headrace.run.evaluation", file)
-
-    def follow(self, step: int) -> None:
-        """Starts the evaluation that is due after so many steps, where none runs."""
-        every = self._config.evaluate.every
-        if self.wanted and every and step and self.is_over() and step // every > max(self._step, 0) // every:
-            self.begin(step)
-
-    def is_over(self) -> bool:
-        """Whether none runs. Raises `ChildDied` where the last one failed."""
-        if self._child is None:
-            return True
-        code = self._child.code()
-        if code is None:
-            return False
-        child, self._child = self._child, None
-        self._processes.end(child)
-        if code:
-            child.check()
-        return True
-
-    @property
-    def doing(self) -> str:
-        """What is played now, as a phrase; empty: nothing."""
-        return f"held-out data is played, after step {self._step}" if self._child is not None else ""
-
-    def told(self, step: int) -> str:
-        """What the evaluation of a step came to, in words."""
-        found = msgspec.json.decode(self._file(step).read_bytes(), type=EvaluationResult)
-        mean = f"{found.mean:.3f}" if found.mean is not None else "unknown"
-        failed = f", {found.failed} of {found.rollouts} failed" if found.failed else ""
-        return f"score {mean} over {found.rollouts} rollouts of {found.rows} rows{failed}"
-
-    def _file(self, step: int) -> Path:
-        return self._run / EVALUATIONS / f"step-{step}.json"
-
-
 def execute(file: Path, config: RunConfig, run: Path, *, resume: bool = False, console: Console | None = None) -> bool:
     """Runs a file and prints its result, one JSON object, as the last line. Returns whether something was learned.
 
@@ -235,7 +164,8 @@ def _closing(verdict: dict[str, Any], page: Path, run: Path, *, learned: bool) -
     if not learned:
         first = f"Nothing was learned in {verdict['steps']} steps; why is in {_shown(run / LOGS / 'trainer.log')}"
     else:
-        first = f"{verdict['steps']} steps in {verdict['seconds']:.0f} s: reward {start:.3f} at the start, {end:.3f} at the end"
+        took = f"{verdict['steps']} steps in {verdict['seconds']:.0f} s"
+        first = f"{took}: reward {start:.3f} at the start, {end:.3f} at the end"
     return [
         first,
         f"Report:      {_shown(page)}",

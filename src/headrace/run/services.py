@@ -1,4 +1,4 @@
-"""What a run is made of: processes with their command lines (`Service`), their ports, and the files in the run's folder.
+"""What a run is made of: processes with their command lines (`Service`), their ports, and the files in its folder.
 
 Every kind of run plans these and hands them to `headrace.run.stack`.
 """
@@ -28,15 +28,15 @@ State = Literal["listening", "ready"]
 class Service:
     """One process of a run.
 
-    It begins once each service of `after` has got to the state that is named there. `again` is added to its command line
-    where it was started before. Where it dies, those of `takes_with` are ended and begun again too.
+    It begins once each service of `after` has got to the state that is named there. `again` is added to its command
+    line where it was started before. Where it dies, those of `takes_with` are ended and begun again too.
     """
 
     name: str
     command: tuple[str, ...]
     does: str
-    #: The words of the line `WORDS listening on ADDRESS` and `WORDS ready on ADDRESS`; None: it says nothing, and is ready
-    #: once `health` answers, or at once.
+    #: The words of the line `WORDS listening on ADDRESS` and `WORDS ready on ADDRESS`; None: it says nothing, and is
+    #: ready once `health` answers, or at once.
     announces: str | None = None
     #: The address of a server whose `/health` tells whether it is ready.
     health: str | None = None
@@ -46,6 +46,9 @@ class Service:
     env: Mapping[str, str] = field(default_factory=dict)
     #: Whether it ends by itself, which is then its success.
     ends: bool = False
+    #: Whether it tries everything itself, so that a failure which it ends with is the last word, and only one that was
+    #: killed begins again.
+    final: bool = False
     folder: Path | None = None
 
     def line(self) -> str:

@@ -1,8 +1,9 @@
-"""Starts the services of a plan, each once those that it needs are there; watches them; begins again what dies; ends all.
+"""Starts the services of a plan, each once those that it needs are there; watches them; begins again what dies.
 
-A service that dies before it was ever ready is a mistake in its configuration, and ends the run with the end of its log.
-One that was ready is begun again, after a pause that grows with each death in a row, and after too many in a row the run
-ends too. `look` does one round of this and never waits, so that whoever calls it can show what happens meanwhile.
+A service that dies before it was ever ready is a mistake in its configuration, and ends the run with the end of its
+log. One that was ready is begun again, after a pause that grows with each death in a row, and after too many in a row
+the run ends too. `look` does one round of this and never waits, so that whoever calls it can show what happens
+meanwhile.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ class _Running:
 
 
 class Stack:
-    """The services of a run. `tell` is given a service's name and what is to be said of it; `died` and `back` are called
-    when a service has died and will be begun again, and when it is ready again."""
+    """The services of a run. `tell` is given a service's name and what is to be said of it; `died` and `back` are
+    called when a service has died and will be begun again, and when it is ready again."""
 
     def __init__(
         self,
@@ -190,7 +191,8 @@ class Stack:
         if child.code() == 0 and service.ends:
             part.state = "ended"
             return
-        delay = part.policy.died(self._clock())
+        final = service.final and (child.code() or 0) > 0
+        delay = None if final else part.policy.died(self._clock())
         try:
             child.check()
         except ChildDied as death:

@@ -24,6 +24,7 @@ from headrace.pool.errors import LeaseLost, PoolClosed, PoolUnreachable
 from headrace.pool.remote import RemotePool
 from headrace.trainer.checkpoint import LeaseFile
 from headrace.trainer.config import TrainerConfig
+from headrace.trainer.environments import RunRegistration
 from headrace.trainer.examples import Examples, examples_of
 from headrace.trainer.reporting import RunWatcher
 from headrace.trainer.stopping import (
@@ -38,7 +39,7 @@ RETRY_DELAYS_S = (0.05, 0.2, 0.5, 1.0)
 #: Seconds that a call which ends a run (an acknowledgement, a batch given back) may take: the end waits for it, and a
 #: busy machine takes a while to answer.
 LAST_CALL_S = 5.0
-LEASE_ENDING_CALLS = frozenset({"ack", "nack"})
+ENDING_CALLS = frozenset({"ack", "nack", "desk_end"})
 
 
 class RetryingPool:
@@ -57,12 +58,12 @@ class RetryingPool:
         self._worker = TaskThread("headrace-pool")
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """A call from the main thread, which a stop ends at once even where the pool hangs; an `ack` or `nack` is still
-        tried for `LAST_CALL_S`."""
+        """A call from the main thread, which a stop ends at once even where the pool hangs; one of `ENDING_CALLS` is
+        still tried for `LAST_CALL_S`."""
         if self._stop.is_set() and self.outage.is_down:
             raise Stopped
         future = self._worker.submit(lambda: self.inline(name, *args, **kwargs))
-        return self._stop.result(future, grace_s=LAST_CALL_S if name in LEASE_ENDING_CALLS else 0.0)
+        return self._stop.result(future, grace_s=LAST_CALL_S if name in ENDING_CALLS else 0.0)
 
     def inline(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """A call in the calling thread, which must be one that nothing waits for."""
@@ -143,7 +144,9 @@ class BatchFeed:
         *,
         stop: StopSignal,
         watcher: RunWatcher,
+        registration: RunRegistration,
     ) -> None:
+        self._registration = registration
         self._pool, self._config, self._leases, self._scorer = pool, config, leases, scorer
         self._stop, self._watcher = stop, watcher
         self._channel = config.pool.channel
@@ -256,6 +259,7 @@ class BatchFeed:
 
     def _wait_on(self) -> bool:
         """Reports how much of the next batch is ready; False where the channel is shut down and no more will come."""
+        self._registration.keep()
         stats = self._pool.inline("stats", self._channel)
         ready, incomplete = stats["groups"]["ready"], stats["groups"]["queued"] - stats["groups"]["ready"]
         wanted = f"{ready} of {self._config.pool.batch_size} groups ready in channel {self._channel}"

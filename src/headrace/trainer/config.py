@@ -54,6 +54,9 @@ class AlgorithmConfig(Section):
     advantage: Advantage = "grpo"
     gamma: float = Field(1.0, ge=0, le=1, description="gae: discount a token")
     lam: float = Field(0.95, ge=0, le=1, description="gae: lambda")
+    process_rewards: bool = Field(
+        True, description="a step's reward counts for it and those before it; false: for all of its trajectory"
+    )
     skip_zero_variance: bool = Field(True, description="leave out groups whose rewards are all equal")
     loss: Loss = "ppo"
     old: Literal["rollout", "proximal"] = Field(
@@ -66,6 +69,9 @@ class AlgorithmConfig(Section):
     kl_estimator: Literal["k2", "k3"] = "k3"
     reference: Path | None = Field(None, description="the reference's checkpoint; default: where training began")
     entropy: float = Field(0.0, ge=0, description="weight of an entropy bonus")
+    distill: float = Field(
+        1.0, ge=0, description="weight of the distance to a teacher, where groups bring one's log-probs (distill_*)"
+    )
     aggregation: Aggregation | None = Field(None, description="default: token; constant for dr_grpo")
     constant_length: int = Field(1024, ge=1, description="aggregation constant: what a sequence's sum is divided by")
     mask_truncated: bool = Field(False, description="answers that ended by their length are context, not targets")

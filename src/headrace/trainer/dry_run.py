@@ -112,6 +112,9 @@ def first_batch(config: TrainerConfig) -> dict[str, Any]:
     wanted = config.pool
     try:
         pool = wanted.connected(retry_s=0.0)
+        info = pool.desk_info()
+        if info.serving == wanted.channel and not info.started:
+            return {"groups": f"not looked at: environments feed {wanted.channel!r}, and begin when the run does"}
         batch = pool.fetch_batch(
             wanted.batch_size, n_rollouts=wanted.n_rollouts, channel=wanted.channel, lease_s=PEEK_LEASE_S, timeout=0
         )

@@ -14,11 +14,12 @@ import numpy as np
 
 from headrace.data.errors import HeadraceError
 from headrace.data.sequence import Sequence
+from headrace.data.step import FloatArray
 from headrace.data.trajectory import Group, Trajectory
 from headrace.net.blocking_client import BlockingHttpClient
 from headrace.net.http_answer import MAX_ERROR_CHARS, NoAnswer
 from headrace.trainer.config import AlgorithmConfig
-from headrace.trainer.losses import group_advantages
+from headrace.trainer.losses import Floats, group_advantages, step_advantages
 
 SCORE_PATH = "/compute_reward"
 #: How long one reward may take: a judge model answers within it.
@@ -99,6 +100,7 @@ class SkippedCounts:
     untrainable: int = 0
     long: int = 0
     media: int = 0
+    misaligned: int = 0
     truncated: int = 0
 
 
@@ -140,29 +142,61 @@ def examples_of(
         if known:
             rewarded.append(([member for member, _ in known], [float(reward) for _, reward in known]))
     found.rewards = [reward for _, rewards in rewarded for reward in rewards]
-    critic = config.advantage == "gae"
-    rewards = [rewards for _, rewards in rewarded]
-    advantages = [np.zeros(len(group)) for group in rewards] if critic else group_advantages(rewards, config.advantage)
-    for (members, earned), members_advantages in zip(rewarded, advantages, strict=True):
-        if not critic and config.skip_zero_variance and not members_advantages.any():
+    for (members, earned), members_advantages in zip(rewarded, _advantages(rewarded, config), strict=True):
+        equal = config.advantage != "gae" and not any(steps.any() for steps in members_advantages)
+        if equal and config.skip_zero_variance and not any(_teaches(member, config) for member in members):
             skipped.zero_variance += 1
             continue
-        for trajectory, reward, advantage in zip(members, earned, members_advantages, strict=True):
-            kept = list(_sequences(trajectory, reward, float(advantage), config, max_length, skipped))
+        for trajectory, reward, advantages in zip(members, earned, members_advantages, strict=True):
+            kept = list(_sequences(trajectory, reward, advantages, config, max_length, skipped))
             skipped.untrainable += not kept
             found.sequences += kept
     return found
 
 
+def _advantages(rewarded: list[tuple[list[Trajectory], list[float]]], config: AlgorithmConfig) -> list[list[Floats]]:
+    """An advantage for each step of each trajectory, in their order."""
+    steps = [[_step_rewards(*pair) for pair in zip(*group, strict=True)] for group in rewarded]
+    if config.advantage == "gae":
+        return [[np.zeros(len(one)) for one in group] for group in steps]
+    if config.process_rewards and any(one[:-1].any() for group in steps for one in group):
+        return step_advantages(steps, config.advantage)
+    whole = group_advantages([earned for _, earned in rewarded], config.advantage)
+    return [
+        [np.full(len(one), advantage) for one, advantage in zip(group, found, strict=True)]
+        for group, found in zip(steps, whole, strict=True)
+    ]
+
+
+def _step_rewards(trajectory: Trajectory, reward: float) -> Floats:
+    """What each step earned; where none was rewarded, the last has the trajectory's reward."""
+    own = [record.head.reward for _, record in sorted(trajectory.tree.records.items())]
+    if all(one is None for one in own):
+        own[-1:] = [reward]
+    return np.array([one or 0.0 for one in own])
+
+
+def _teaches(trajectory: Trajectory, config: AlgorithmConfig) -> bool:
+    """Whether an environment's own words make it worth learning from, where its reward does not."""
+    said = [one.guidance for one in trajectory.sequences() if one.guidance is not None]
+    return any(
+        one.advantages is not None or one.misfit or (config.distill and one.teacher_ids is not None) for one in said
+    )
+
+
 def _sequences(
     trajectory: Trajectory,
     reward: float,
-    advantage: float,
+    step_advantages: Floats,
     config: AlgorithmConfig,
     max_length: int | None,
     skipped: SkippedCounts,
 ) -> Iterable[Sequence]:
+    by_step = dict(zip(sorted(trajectory.tree.records), step_advantages.tolist(), strict=True))
     for sequence in trajectory.sequences():
+        if sequence.guidance is not None and sequence.guidance.misfit:
+            skipped.misaligned += 1  # what was said about its tokens cannot be meant for them
+            continue
         if sequence.multi_modal_data is not None:
             skipped.media += 1  # its tokens mean nothing without its images, which models here do not read
             continue
@@ -177,8 +211,21 @@ def _sequences(
                     mask[span.start : span.end] = False
                     skipped.truncated += 1
         if mask.any():
-            advantages = np.where(mask, np.float32(advantage), np.float32(0))
-            yield replace(sequence, loss_mask=mask, advantages=advantages, reward=reward)
+            advantages = np.zeros(len(sequence), np.float32)
+            for span in sequence.spans:
+                advantages[span.start : span.end] = by_step[span.step_index]
+            kept = replace(sequence, loss_mask=mask, reward=reward)
+            yield replace(kept, advantages=guided(kept, advantages))
+
+
+def guided(sequence: Sequence, advantages: FloatArray) -> FloatArray:
+    """The advantages of a sequence's tokens: those that came with it, else these; 0 where it is no target, and
+    everywhere where its environment said so."""
+    said = sequence.guidance
+    if said is not None and said.zero_advantage:
+        return np.zeros(len(sequence), np.float32)
+    given = said.advantages if said is not None and said.advantages is not None else advantages
+    return np.where(sequence.loss_mask, given, np.float32(0))
 
 
 def rewards_at(sequence: Sequence) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

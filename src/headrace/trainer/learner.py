@@ -20,7 +20,7 @@ from headrace.data.sequence import Sequence
 from headrace.trainer import losses
 from headrace.trainer.backends.tensors import Packed, PackedBackend
 from headrace.trainer.config import TrainerConfig
-from headrace.trainer.examples import rewards_at
+from headrace.trainer.examples import guided, rewards_at
 from headrace.trainer.losses import EPS, gae, token_weights
 from headrace.trainer.policy import Critic, Policy
 
@@ -95,7 +95,10 @@ class Learner:
     ) -> Tensor:
         algorithm = self._algorithm
         low, high = algorithm.clip, algorithm.clip_high or algorithm.clip
-        log_probs, entropy = self.policy.log_probs(packed, entropy_learns=algorithm.entropy > 0)
+        teacher = packed.teacher_log_probs if algorithm.distill else None
+        log_probs, entropy, candidates = self.policy.candidate_log_probs(
+            packed, packed.teacher_ids if teacher is not None else None, entropy_learns=algorithm.entropy > 0
+        )
         old, weights, advantages = _select(fixed.old, which), packed.weights, packed.advantages
         if algorithm.loss == "ppo":
             importance = _select(fixed.importance, which) if fixed.importance is not None else None
@@ -110,6 +113,10 @@ class Learner:
             distance = losses.kl(log_probs, _select(fixed.reference, which), algorithm.kl_estimator)
             loss = loss + algorithm.kl * (weights * distance).sum()
             meter.mean("reference_kl", distance)
+        if teacher is not None:
+            distance = losses.teacher_distance(candidates, teacher)
+            loss = loss + algorithm.distill * (weights * distance).sum()
+            meter.mean("teacher_kl", distance[(teacher > -torch.inf).any(-1)])
         meter.add("loss", loss)
         meter.mean("entropy", entropy)
         self._measure(packed, log_probs.detach(), meter, version, first=first)
@@ -159,15 +166,25 @@ class Learner:
                     [losses.truncated_importance(p, r, algorithm.cap) for p, r in pairs],
                 )
         if self.reference is not None:
-            reference = self.reference
-            fixed.reference = self._per_sequence(sequences, lambda packed: reference.log_probs(packed)[0])
+            fixed.reference = self._reference_log_probs(self.reference, sequences)
         if self.critic is not None:
             fixed.values = self._per_sequence(sequences, self.critic)
             sequences, fixed.returns = self._with_gae(sequences, fixed.values)
         return fixed, sequences
 
+    def _reference_log_probs(self, reference: Policy, sequences: list[Sequence]) -> list[Tensor]:
+        """Those that came with a sequence, else the reference's own."""
+        given = [None if one.guidance is None else one.guidance.ref_log_probs for one in sequences]
+        missing = [sequence for sequence, row in zip(sequences, given, strict=True) if row is None]
+        computed = iter(self._per_sequence(missing, lambda packed: reference.log_probs(packed)[0]))
+        return [
+            next(computed) if row is None else torch.from_numpy(row[sequence.loss_mask]).to(self.device)
+            for sequence, row in zip(sequences, given, strict=True)
+        ]
+
     def _with_gae(self, sequences: list[Sequence], values: list[Tensor]) -> tuple[list[Sequence], list[Tensor]]:
-        """The sequences with GAE's advantages, normalised over the batch to mean 0 and deviation 1; and the returns."""
+        """The sequences with GAE's advantages, normalised over the batch to mean 0 and deviation 1, or with those that
+        came with them; and the returns."""
         found = [
             gae(rewards_at(s)[s.loss_mask], v.double().cpu().numpy(), self._algorithm.gamma, self._algorithm.lam)
             for s, v in zip(sequences, values, strict=True)
@@ -178,7 +195,7 @@ class Learner:
         for sequence, (advantages, _) in zip(sequences, found, strict=True):
             whole = np.zeros(len(sequence), np.float32)
             whole[sequence.loss_mask] = (advantages - mean) / spread
-            done.append(replace(sequence, advantages=whole))
+            done.append(replace(sequence, advantages=guided(sequence, whole)))
         returns = [torch.from_numpy(returns).float().to(self.device) for _, returns in found]
         return done, returns
 

@@ -24,6 +24,8 @@ Floats = npt.NDArray[np.float64]
 
 #: Keeps a division by a standard deviation near 0 finite.
 EPS = 1e-6
+#: Probability below which what a teacher left to tokens that it did not name is rounding.
+REST_EPS = 1e-6
 
 
 def group_advantages(rewards: Seq[Seq[float]], how: str) -> list[Floats]:
@@ -67,6 +69,61 @@ def _rloo(rewards: Floats) -> Floats:
 
 
 ADVANTAGES = {"grpo": _grpo, "dr_grpo": _centred, "rloo": _rloo, "reinforce": _centred}
+
+
+def step_advantages(rewards: Seq[Seq[Seq[float]]], how: str) -> list[list[Floats]]:
+    """One advantage for each step, trajectory by trajectory, of the rewards that each step of it earned.
+
+    With R what a trajectory earned in all and S(k) what it had earned before its step k, that step's deviation is
+
+        D(k) = (R - mean of R) - (S(k) - mean of S(k) over the trajectories that have a step k)
+
+    over the group (`reinforce`: the batch; `rloo`: the others, and where none of them got that far, S(k) is not
+    compared). So a reward counts for the step that earned it and for those before it; what every trajectory had earned
+    by then makes no difference. The advantage is D(k); with `grpo` D(k) / (std + eps), where std is the square root of
+    the sum over trajectories of the mean over their steps of D(k)², divided by their number less one.
+
+    A trajectory counts once, however many steps it has. Where only last steps are rewarded, every step's advantage is
+    that of `group_advantages`; trajectories that earned the same at the same steps give 0. A group of one is compared
+    with the batch.
+    """
+    if how not in ADVANTAGES:
+        raise InvalidInput(f"advantage is {shown(how)}; it is one of {', '.join(ADVANTAGES)}")
+    groups = [[np.asarray(steps, np.float64) for steps in group] for group in rewards]
+    batch = [steps for group in groups for steps in group]
+    alone = _step_deviations(batch, how) if how == "reinforce" or any(len(group) == 1 for group in groups) else batch
+    found, end = [], 0
+    for group in groups:
+        end += len(group)
+        among_all = how == "reinforce" or len(group) == 1
+        found.append(alone[end - len(group) : end] if among_all else _step_deviations(group, how))
+    return found
+
+
+def _step_deviations(trajectories: list[Floats], how: str) -> list[Floats]:
+    """Advantages of the steps of trajectories that are compared with each other."""
+    count = len(trajectories)
+    if count < 2:
+        return [np.zeros_like(steps) for steps in trajectories]
+    total = np.array([steps.sum() for steps in trajectories])
+    there = np.arange(max(map(len, trajectories))) < np.array([len(steps) for steps in trajectories])[:, None]
+    before = np.zeros(there.shape)
+    for row, steps in zip(before, trajectories, strict=True):
+        row[: len(steps)] = np.cumsum(steps) - steps
+    total -= total[0]  # as in `_centred`: equal sums give 0, and no rounding of their mean
+    before = np.where(there, before - before[there.argmax(0), np.arange(there.shape[1])], 0.0)
+    if how == "rloo":
+        others = there.sum(0) - there
+        mean_total = (total.sum() - total) / (count - 1)
+        mean_before = np.where(others > 0, (before.sum(0) - before) / np.maximum(others, 1), before)
+    else:
+        mean_total, mean_before = np.full(count, total.mean()), before.sum(0) / there.sum(0)
+    deviations = (total - mean_total)[:, None] - (before - mean_before)
+    found = [row[: len(steps)] for row, steps in zip(deviations, trajectories, strict=True)]
+    if how != "grpo":
+        return found
+    spread = np.sqrt(sum(np.mean(steps**2) for steps in found) / (count - 1))
+    return [steps / (spread + EPS) for steps in found]
 
 
 def gae(rewards: Floats, values: Floats, gamma: float, lam: float) -> tuple[Floats, Floats]:
@@ -165,6 +222,23 @@ def kl(log_probs: Tensor, reference: Tensor, estimator: str) -> Tensor:
     if estimator == "k2":
         return difference.square() / 2
     return torch.exp(difference) - 1 - difference
+
+
+def teacher_distance(log_probs: Tensor, teacher: Tensor) -> Tensor:
+    """KL(teacher || policy) at each target, of the candidates [M, K] that the teacher gave log-probs for; all other
+    tokens together are one more. A candidate of -inf with either is none; a row without candidates has no distance.
+
+    Never negative, and 0 exactly where the policy agrees on every candidate: for one candidate as for all of them.
+    """
+    known = (teacher > -torch.inf) & (log_probs > -torch.inf)
+    own = torch.where(known, log_probs, 0.0)
+    p = torch.where(known, teacher.exp(), 0.0)
+    inside = (p * (torch.where(known, teacher, 0.0) - own)).sum(-1)
+    rest = (1 - p.sum(-1)).clamp(min=0.0)
+    left = (1 - torch.where(known, log_probs.exp(), 0.0).sum(-1)).clamp(min=REST_EPS)
+    # What rounding leaves of a teacher that named every token is no other token.
+    outside = torch.where(rest > REST_EPS, rest * (rest.clamp(min=REST_EPS).log() - left.log()), 0.0)
+    return torch.where(known.any(-1), inside + outside, 0.0)
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, weights: Tensor, *, clip: float) -> Tensor:

@@ -52,21 +52,31 @@ class Policy:
     def log_probs(self, packed: Packed, *, entropy_learns: bool = False) -> tuple[Tensor, Tensor]:
         """For every target its log-prob, and the entropy of the distribution it was sampled from; the entropy has a
         gradient where `entropy_learns`."""
+        log_probs, entropy, _ = self.candidate_log_probs(packed, None, entropy_learns=entropy_learns)
+        return log_probs, entropy
+
+    def candidate_log_probs(
+        self, packed: Packed, candidates: Tensor | None, *, entropy_learns: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, and the log-probs, at temperature 1, of these candidates [M, K] for each target; -inf for an id
+        that is no token of the model."""
         with self._computing():
             decoder = self.model.get_decoder()
             states = _states(decoder, packed.ids, packed.positions, packed.cuts)[packed.targets - 1]
         ids = packed.ids[packed.targets]
         head = self.model.get_output_embeddings()
+        if candidates is None:
+            candidates = ids.new_zeros(len(ids), 0)
 
-        def part(states: Tensor, ids: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-            logits = head(states).float() / temperatures[:, None]
-            every = torch.log_softmax(logits, -1)
+        def part(states: Tensor, ids: Tensor, temperatures: Tensor, others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            logits = head(states).float()
+            every = torch.log_softmax(logits / temperatures[:, None], -1)
             with torch.set_grad_enabled(entropy_learns and torch.is_grad_enabled()):
                 entropy = -(every.exp() * every).sum(-1)
-            return every.gather(-1, ids[:, None])[:, 0], entropy
+            return every.gather(-1, ids[:, None])[:, 0], entropy, _chosen(logits, others)
 
         with self._computing():
-            return _in_parts(part, head.weight.shape[0], states, ids, packed.temperatures)
+            return _in_parts(part, head.weight.shape[0], states, ids, packed.temperatures, candidates)
 
     def raw_log_probs(self, ids: list[int]) -> list[float]:
         """The log-probs of each token but the first, at temperature 1, as a rollout server with the same weights
@@ -124,19 +134,29 @@ def _states(decoder: Any, ids: Tensor, positions: Tensor, cuts: list[int]) -> Te
     return states
 
 
-def _in_parts(part: Callable[..., tuple[Tensor, Tensor]], vocabulary: int, *given: Tensor) -> tuple[Tensor, Tensor]:
+def _chosen(logits: Tensor, ids: Tensor) -> Tensor:
+    """Log-probs of some tokens [M, K]; -inf where an id is none of the vocabulary's."""
+    if not ids.shape[1]:
+        return logits.new_zeros(ids.shape)
+    real = (ids >= 0) & (ids < logits.shape[-1])
+    found = logits.gather(-1, torch.where(real, ids, 0)) - logits.logsumexp(-1, keepdim=True)
+    return found.masked_fill(~real, -torch.inf)
+
+
+Parts = tuple[Tensor, Tensor, Tensor]
+
+
+def _in_parts(part: Callable[..., Parts], vocabulary: int, *given: Tensor) -> Parts:
     """`part` over as many rows at a time as `MAX_LOGITS` allows; where that is not all, logits are recomputed in the
     backward pass."""
     rows = max(MAX_LOGITS // vocabulary, 1)
     if len(given[0]) <= rows:
         return part(*given)
-    found = list(_each_part(part, rows, given))
-    return torch.cat([one for one, _ in found]), torch.cat([other for _, other in found])
+    first, second, third = zip(*_each_part(part, rows, given), strict=True)
+    return torch.cat(first), torch.cat(second), torch.cat(third)
 
 
-def _each_part(
-    part: Callable[..., tuple[Tensor, Tensor]], rows: int, given: tuple[Tensor, ...]
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _each_part(part: Callable[..., Parts], rows: int, given: tuple[Tensor, ...]) -> Iterator[Parts]:
     for begin in range(0, len(given[0]), rows):
         cut = [tensor[begin : begin + rows] for tensor in given]
         yield checkpoint(part, *cut, use_reentrant=False) if torch.is_grad_enabled() else part(*cut)

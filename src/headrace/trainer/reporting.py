@@ -78,6 +78,7 @@ SKIPPED = {
     "skipped_untrainable": ("trajectory", "without a token to learn from"),
     "skipped_long": ("sequence", "longer than max_length"),
     "skipped_media": ("sequence", "with images or other media"),
+    "skipped_misaligned": ("sequence", "whose advantages or log-probs are not one a token"),
     "skipped_repeated": ("group", "learned from before"),
 }
 #: What to do about it.
@@ -88,6 +89,9 @@ REMEDIES = {
     ),
     "skipped_unrewarded": "set rewards before a trajectory is completed",
     "skipped_long": "raise max_length",
+    "skipped_misaligned": (
+        "let environments send advantages, ref_logprobs and distill_* with an entry for each token of a sequence"
+    ),
 }
 #: After so many steps in a row that learned nothing it is warned of: the first, and then ever more rarely.
 WARNED_STEP_COUNTS = frozenset({1, 10, 100, 1_000, 10_000, 100_000})

@@ -25,6 +25,7 @@ from headrace.trainer import reporting
 from headrace.trainer.batches import BatchFeed, FetchedBatch, RetryingPool
 from headrace.trainer.checkpoint import Checkpoints, LeaseFile, Progress
 from headrace.trainer.config import TrainerConfig
+from headrace.trainer.environments import RunRegistration
 from headrace.trainer.examples import GatewayScorer
 from headrace.trainer.learner import Learner
 from headrace.trainer.reporting import AWAITING_BATCH, RunOutcome, RunWatcher
@@ -99,16 +100,19 @@ class Trainer:
             self.learner.restore(weights, state)
         reporting.truncate_metrics(config.run, self.progress.step)
         self.metrics = reporting.RunMetrics(config.run, config.log, config.shown())
+        self.registration = RunRegistration(self.pool, config, lambda: self.progress.step)
         self.feed = BatchFeed(
             *(self.pool, config, LeaseFile(config.run), self.progress.repeats, scorer),
             stop=self._stop,
             watcher=self._watcher,
+            registration=self.registration,
         )
 
     def run(self) -> Progress:
         """Trains; returns how far it got, and `outcome` says how it ended. A run that was stopped can be resumed.
         Raises `SyncFailed` where no server takes the weights, and `PoolUnreachable` where the pool is away for too
         long."""
+        ended = False
         try:
             try:
                 self._learn()
@@ -118,15 +122,17 @@ class Trainer:
             self._checkpoint(always=True)
             self._await_published()
             self.outcome.ended(self.progress, self._stop.by, self._watcher.standing)
+            ended = True
             return self.progress
         finally:
-            self._close()
+            self._close(ended)
 
     def _learn(self) -> None:
         if self.progress.step >= self.config.steps or self._goal_reached():
             self.outcome.nothing_to_do = True
         self.feed.recover(self.progress.leases)
         self.progress.leases = {}
+        self.registration.begin()
         self._publish_first()
         self._watcher.ready(self.progress)
         self._last_report_at = time.monotonic()
@@ -322,6 +328,7 @@ class Trainer:
             "skipped_untrainable": skipped.untrainable,
             "skipped_long": skipped.long,
             "skipped_media": skipped.media,
+            "skipped_misaligned": skipped.misaligned,
             "skipped_repeated": batch.repeated,
             "masked_truncated": skipped.truncated,
             "replayed": batch.replayed,
@@ -350,7 +357,8 @@ class Trainer:
         finally:
             self._times[name] = self._times.get(name, 0.0) + time.monotonic() - began
 
-    def _close(self) -> None:
+    def _close(self, ended: bool) -> None:
+        """Frees everything; where the run has ended as it should, environments are told."""
         self._stop.set("its end")
         if self.publisher is not None:
             self.publisher.stop()
@@ -358,6 +366,8 @@ class Trainer:
             wait_for([self._published], timeout=LAST_SYNC_S)
             self._cancel_publish()
         self.feed.close()
+        if ended:
+            self.registration.end()
         self.pool.close()
         self._publishing.close()
         if self.publisher is not None:

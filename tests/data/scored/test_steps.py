@@ -100,7 +100,7 @@ def test_what_else_was_sent_is_the_last_steps_metadata() -> None:
     sent = {"advantages": [[0.5, 1.0]], "messages": chat, "overrides": [{"a": 1}], "env_id": 4, "images": [10**30]}
     (step,) = steps_of([1, 2], [-100, 2], **sent, generation_params={"temperature": 0.5})
     own = {"advantages": [0.5, 1.0], "messages": chat[0], "overrides": {"a": 1}, "env_id": 4, "images": [1e30]}
-    assert step.metadata == {**own, "generation_params": {"temperature": 0.5}}
+    assert step.metadata == {**own, "generation_params": {"temperature": 0.5}, "scored_group": True}
     pack([step])
 
 

@@ -73,8 +73,12 @@ def check_recovered(folder: Path, answer: dict[str, Any], durability: Any) -> No
         assert ledger["submitted"] >= len(flat(kept))
         for uid in told(answer, "rewarded"):
             assert uid not in there or pool.trajectory(uid).reward == 0.5
+            assert uid not in there or pool.reward(uid, 0.1, source="model") == "kept"
         for uid in told(answer, "forgotten"):
             assert uid not in there
+        for uid in told(answer, "failed"):
+            (row,) = pool.list_trajectories(state="failed", trajectory_uid=uid)["items"]
+            assert (row["reason"], pool.fail(uid, "again").status) == ("it broke", "ok")
         assert pool.submit_step(one("new")).accepted == 1
         for uid in consumed:  # a retry of what is consumed neither comes back nor fails
             assert pool.submit_step(one(uid, uid.split("/")[0])).duplicates == 1

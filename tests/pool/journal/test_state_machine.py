@@ -546,6 +546,7 @@ class Machine(RuleBasedStateMachine):
             return
         self.settled()
         check_rules(self.pool._state)
+        assert not self.pool._state.orphans
         stats = self.pool.stats()
         for name, owed in self.owed.items():
             if name not in stats["channels"]:

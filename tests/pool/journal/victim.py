@@ -97,7 +97,7 @@ class Killing(Unsynced):
 
 
 def work(folder: Path, durability: Any, files: Files, tell: Tell) -> None:
-    """A short life: submits, hand-outs, a lease, a snapshot, a forgotten trajectory, over several segments."""
+    """A short life: submits, hand-outs, leases, failures, a snapshot, a forgotten trajectory, over several segments."""
     pool = DataPool(folder, durability=durability, segment_mb=0.0015, files=files)
 
     def submit(name: str, n: int) -> None:
@@ -115,14 +115,19 @@ def work(folder: Path, durability: Any, files: Files, tell: Tell) -> None:
     lease = pool.fetch_batch(1, lease_s=1e6, timeout=0)
     lease.ack()
     tell("consumed", [step.trajectory_uid for step in lease.steps])
-    pool.reward("e/0", 0.5)
+    pool.reward("e/0", 0.5, source="person")
     tell("rewarded", "e/0")
+    pool.open("e/2", "e")
+    pool.fail("e/2", "it broke")
+    tell("failed", "e/2")
     pool.compact()
     submit("g", 2)
     pool.fetch_batch(1, lease_s=1e6, timeout=0).nack()
     pool.forget("f/1")
     tell("forgotten", "f/1")
     submit("h", 4)
+    pool.fail("h/0", "it broke", quarantine=True)
+    tell("failed", "h/0")
     pool.close()
 
 

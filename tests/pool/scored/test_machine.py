@@ -42,7 +42,7 @@ class Machine(RuleBasedStateMachine):
         self.now = 1000.0
         self.name = 0
         self.envs: list[int] = []  # group sizes
-        self.started = False
+        self.started = self.serving = False
         self.kept: set[int] = set()  # acknowledged, and not with anybody for good
         self.gone: set[int] = set()  # acknowledged by a trainer, or fetched
         self.buried = 0  # dead letters before the last reset
@@ -219,7 +219,7 @@ class Machine(RuleBasedStateMachine):
         self.settled()
         if self.step % 3:  # not too often: little happens before there is something to reset
             return
-        self.pool.desk_serve(None)
+        self.serve(False)
         while self.fetch(1):
             pass  # what is in the channel stays there: only scored groups are reset
         self.pool.desk_reset()
@@ -233,6 +233,7 @@ class Machine(RuleBasedStateMachine):
     @rule(on=st.booleans())
     def serve(self, on: bool) -> None:
         self.pool.desk_serve("train" if on else None)
+        self.serving = on
 
     @rule()
     def submit(self) -> None:
@@ -247,10 +248,21 @@ class Machine(RuleBasedStateMachine):
     def fetch_some(self, size: int) -> None:
         self.fetch(size)
 
+    @rule(size=st.integers(1, 2))
+    def fetch_and_give_back(self, size: int) -> None:
+        """It is no step, and what was fetched stands where it stood."""
+        batch = self.pool.fetch_batch(size, timeout=0, lease_s=1000)
+        self.started = self.started or self.serving
+        if batch is not None:
+            assert scored_stats(self.pool)["step"] == self.step + self.serving
+            batch.nack()
+
     def fetch(self, size: int) -> bool:
         batch = self.pool.fetch_batch(size, timeout=0)
+        self.started = self.started or self.serving
         if batch is None:
             return False
+        self.step += self.serving
         taken = [int(found.trajectories[0].steps[0].prompt_ids[0]) for found in batch.groups]
         assert len(taken) == len(set(taken))
         assert self.kept.issuperset(taken)

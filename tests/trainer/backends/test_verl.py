@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -84,6 +85,23 @@ def test_a_reward_stands_on_the_last_token_of_the_step_that_earned_it() -> None:
 def test_a_first_token_is_never_part_of_a_response() -> None:
     data: Any = VerlBackend(4, 4, PAD).convert([sequence([(0, 3)])])
     assert data.tensors["response_mask"].tolist() == [[1, 1, 0, 0]]
+
+
+@pytest.mark.usefixtures("verl")
+def test_a_rows_fields_and_what_its_reward_was_made_of_stand_beside_the_tensors() -> None:
+    rows = [
+        {"data_source": "gsm8k", "extra_info": {"split": "train"}, "reward_extra_info": {"math": 1.0, "format": 0.1}},
+        {"data_source": "math", "uid": "the row's own", "prompts": ["?"], "reward_extra_info": {"math": 0.0}},
+    ]
+    batch = [replace(sequence(uid=f"t{at}"), metadata=row) for at, row in enumerate(rows)]
+    data: Any = VerlBackend(4, 4, PAD, world_size=3).convert(batch)
+    beside = {name: values.tolist() for name, values in data.non_tensors.items()}
+    assert beside["data_source"] == ["gsm8k", "math", None]
+    assert beside["extra_info"] == [{"split": "train"}, None, None]
+    assert beside["reward_extra_info"] == [{"math": 1.0, "format": 0.1}, {"math": 0.0}, None]
+    assert (beside["math"], data.meta_info["reward_extra_keys"]) == ([1.0, 0.0, None], ["math"])
+    assert "the row's own" not in beside["uid"]  # by which verl groups rows
+    assert "prompts" not in beside  # a tensor's name
 
 
 def test_a_missing_verl_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 
 from headrace.data.errors import InvalidInput
+from headrace.data.guidance import SCORED_GROUP, metadata_of
 from headrace.data.scored.piece import Piece, ScoredGroup, decode, deflate
 from headrace.data.scored.read import KEYS
 from headrace.data.sequence import Sequence
@@ -23,6 +24,8 @@ MASKED_LABEL = -100
 MASKED_LOG_PROB = 1.0
 #: Fields with an entry for each sequence; the other optional ones are the group's.
 _PER_SEQUENCE = ("advantages", "ref_logprobs", "messages", "overrides", "distill_token_ids", "distill_logprobs")
+#: Those of which a trainer makes use (`headrace.data.guidance`).
+_GUIDANCE = ("advantages", "ref_logprobs", "overrides", "distill_token_ids", "distill_logprobs")
 _PER_GROUP = ("generation_params", "group_overrides", "images", "env_id")
 
 
@@ -30,7 +33,8 @@ def to_steps(piece: Piece, prompt_uid: str) -> list[Step]:
     """The group as the steps of one trajectory a sequence, `<prompt_uid>-<n>`.
 
     Every run of trained tokens is a step, and its prompt is whatever stands before it: the first token of a sequence is
-    therefore always context. The score is the last step's reward, and what else the environment sent is its metadata.
+    therefore always context. The score is the last step's reward, and what else the environment sent is its metadata,
+    marked by `scored_group`.
     A sequence that trains nothing is one step that is not trainable, so that its score still counts in its group.
     `InvalidInput` where a sequence has fewer than two tokens, or one that is no int32: those are no steps.
     """
@@ -55,6 +59,10 @@ def from_sequences(sequences: Many[Sequence], env_id: int | None = None) -> Scor
         "inference_logprobs": probs if known else None,
         "env_id": env_id,
     }
+    said = [metadata_of(one.guidance) for one in sequences]
+    for key in _GUIDANCE:
+        if any(key in one for one in said):
+            fields[key] = [one.get(key, {} if key == "overrides" else []) for one in said]
     return ScoredGroup(deflate(orjson.dumps(fields, option=orjson.OPT_SERIALIZE_NUMPY)), len(sequences), env_id)
 
 
@@ -97,7 +105,7 @@ def _runs(masks: list[int]) -> list[tuple[int, int]]:
 def _rest(group: dict[str, Any], n: int) -> dict[str, Any]:
     own = {key: group[key][n] for key in _PER_SEQUENCE if _has(group[key], n)}
     shared = {key: group[key] for key in _PER_GROUP if group[key] is not None}
-    return {key: _packable(value) for key, value in (own | shared).items()}
+    return {SCORED_GROUP: True} | {key: _packable(value) for key, value in (own | shared).items()}
 
 
 def _has(rows: list[Any] | None, n: int) -> bool:

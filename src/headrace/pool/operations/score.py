@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.data.block import pack_extra
+from headrace.data.block import StepHead, pack_extra
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import REWARD_INFO, REWARD_SOURCE, check_bool, check_count, check_dict, check_finite, check_uid
 from headrace.pool import facts as f
@@ -79,31 +79,33 @@ class SetStepRewards(_Rewards, frozen=True, kw_only=True):
     info: dict[int, dict[str, Any]] | None = None
 
     def plan(self, state: State, now: float) -> Plan:
-        uid, info = self.trajectory_uid, self.info or {}
-        if not isinstance(self.rewards, dict) or not self.rewards:
-            raise InvalidInput(f"rewards must be a dict of step indices to numbers, not {shown(self.rewards)}")
-        if not isinstance(info, dict) or not info.keys() <= self.rewards.keys():
-            raise InvalidInput(f"info is by step index, of steps that get a reward here, not {shown(info)}")
-        rewards = {
-            check_count(index, "step_index"): check_finite(reward, f"rewards[{index}]")
-            for index, reward in self.rewards.items()
-        }
-        for index in rewards:
+        uid, rewards = self.trajectory_uid, _by_step(self.rewards, "rewards")
+        info = _by_step(self.info or {}, "info")
+        if not rewards:
+            raise InvalidInput("rewards is empty; give a reward by step index, such as {0: 0.3, 1: 0.7}")
+        for index in info.keys() - rewards.keys():
+            raise InvalidInput(f"info speaks of step {index}, which gets no reward here")
+        for index, reward in rewards.items():
+            rewards[index] = check_finite(reward, f"rewards[{index}]")
             _check_about(self.source, info.get(index))
         channel, known = _found(state, uid, self.channel)
         missing = [index for index in rewards if known is not None and index not in known.tree.records]
         if missing:
             raise NotFound(f"trajectory {uid!r} has no step {missing[0]} to reward; none of the rewards was taken")
         facts: list[f.Fact] = []
+        taken: list[tuple[int, float, bytes | None]] = []
         answer: dict[int, str] = {}
         for index, reward in sorted(rewards.items()):
             if known is None or known.handed_out(index):
                 facts.append(f.LateReward(channel.name, now, uid, reward))
                 answer[index] = "late"
-                continue
-            made = rewarded(channel, known, index, reward, now, self.source, info.get(index))
-            facts += made
-            answer[index] = "ok" if made else "kept"
+            elif _is_kept(known.tree.records[index].head, self.source):
+                answer[index] = "kept"
+            else:
+                taken.append((index, reward, _extra(known.tree.records[index].head, self.source, info.get(index))))
+                answer[index] = "ok"
+        if taken:
+            facts.append(f.Scored(channel.name, now, uid, tuple(taken)))
         return Plan(facts, reply=answer)
 
 
@@ -118,16 +120,25 @@ def rewarded(
 ) -> list[f.Fact]:
     """What gives a step that is not handed out a reward; nothing where a person's stands."""
     head = trajectory.tree.records[index].head
-    if source != PERSON and is_persons_reward(head):
+    if _is_kept(head, source):
         return []
-    extra = None
+    return [f.Amended(channel.name, now, trajectory.uid, index, reward, extra=_extra(head, source, info))]
+
+
+def _is_kept(head: StepHead, source: str | None) -> bool:
+    """Whether a reward that is there stays where one of this source comes."""
+    return source != PERSON and is_persons_reward(head)
+
+
+def _extra(head: StepHead, source: str | None, info: dict[str, Any] | None) -> bytes | None:
+    """A step's extra with what a new reward says of itself, and nothing of the one before; None where it is as it was."""
     told = {name: value for name, value in ((REWARD_SOURCE, source), (REWARD_INFO, info)) if value}
-    if told or any(name in head.extra for name in _ABOUT):
-        found = head.unpack_extra()
-        others = {name: value for name, value in found.metadata.items() if name not in (REWARD_SOURCE, REWARD_INFO)}
-        found.metadata = {**others, **told}
-        extra = pack_extra(found)
-    return [f.Amended(channel.name, now, trajectory.uid, index, reward, extra=extra)]
+    if not told and not any(name in head.extra for name in _ABOUT):
+        return None
+    extra = head.unpack_extra()
+    others = {name: value for name, value in extra.metadata.items() if name not in (REWARD_SOURCE, REWARD_INFO)}
+    extra.metadata = {**others, **told}
+    return pack_extra(extra)
 
 
 def _found(state: State, uid: str, name: str | None) -> tuple[Channel, TrajectoryState | None]:
@@ -136,6 +147,12 @@ def _found(state: State, uid: str, name: str | None) -> tuple[Channel, Trajector
     if known is None and uid not in channel.tombstones:
         raise NotFound(f"no trajectory {uid!r} in channel {channel.name!r}")
     return channel, known
+
+
+def _by_step(given: Any, field: str) -> dict[int, Any]:
+    if not isinstance(given, dict):
+        raise InvalidInput(f"{field} must be a dict by step index, such as {{0: ...}}, not {shown(given)}")
+    return {check_count(index, f"a step index of {field}"): value for index, value in given.items()}
 
 
 def _check_about(source: str | None, info: dict[str, Any] | None) -> None:

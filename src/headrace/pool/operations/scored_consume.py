@@ -36,6 +36,7 @@ class RegisterTrainer(ScoredChange[RegistrationResult], frozen=True):
     registration: Any
     uuid: str
     resume: bool
+    restart: bool = False
 
     def plan(self, state: State, now: float) -> Plan:
         registration = checked(self.registration, Registration, "registration")
@@ -43,7 +44,7 @@ class RegisterTrainer(ScoredChange[RegistrationResult], frozen=True):
         scored, current = state.scored, state.scored.registration
         if self.uuid in scored.uuids and current is not None:
             return Plan(reply=_warning(registration, current))
-        if current is None or scored.by_fetch:
+        if current is None or scored.by_fetch or self.restart:
             return Plan([facts.TrainerRegistered("", now, self.uuid, registration, registration.starting_step)])
         if self.resume and registration != current:
             step = registration.starting_step if registration.starting_step != current.starting_step else None
@@ -54,10 +55,10 @@ class RegisterTrainer(ScoredChange[RegistrationResult], frozen=True):
         return RegistrationResult(uuid.UUID(self.uuid).int, answer)
 
 
-def desk_register(registration: Registration, *, resume: bool = False) -> RegisterTrainer:
+def desk_register(registration: Registration, *, resume: bool = False, restart: bool = False) -> RegisterTrainer:
     """Takes a trainer in. Where one registered before, its settings stay, with a warning if these are others; with
-    `resume` these hold from now on. The queue stays either way."""
-    return RegisterTrainer(checked(registration, Registration, "registration"), uuid.uuid4().hex, resume)
+    `resume` these hold from now on, with `restart` its `starting_step` too. The queue stays either way."""
+    return RegisterTrainer(checked(registration, Registration, "registration"), uuid.uuid4().hex, resume, restart)
 
 
 def _warning(registration: Registration, current: Registration) -> str | None:
@@ -124,6 +125,7 @@ class ReadScoredInfo(ScoredRead[ScoredInfo], frozen=True):
             *(scored.registration, scored.started, len(scored.environments), scored.serving),
             batch_size=scored.batch_size,
             ended=scored.training_ended,
+            by_fetch=scored.by_fetch,
         )
 
     result = result_as(ScoredInfo)

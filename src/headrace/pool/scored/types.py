@@ -108,8 +108,9 @@ class ScoredBatch(msgspec.Struct, frozen=True):
 
 class ScoredInfo(msgspec.Struct, frozen=True):
     """What the trainer registered with, and how far it is. `started`: it has asked for its first batch, so that
-    environments may register. `batch_size`: sequences of a batch, where a trainer is registered; of one that takes whole
-    groups, as many as its groups have at most. `ended`: it has said that it takes no more."""
+    environments may register. `batch_size`: sequences of a batch, where a trainer is registered; of one that takes
+    whole groups, as many as its groups have at most. `ended`: it has said that it takes no more. `by_fetch`: nobody
+    registered, a consumer fetched from the channel that is served."""
 
     registration: Registration | None
     started: bool
@@ -117,6 +118,7 @@ class ScoredInfo(msgspec.Struct, frozen=True):
     serving: str | None = None
     batch_size: int | None = None
     ended: bool = False
+    by_fetch: bool = False
 
 
 class ScoredStatus(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.data.errors import InvalidInput, shown
+from headrace.data.guidance import NO_TOKEN
 from headrace.data.sequence import Sequence
 from headrace.data.step import FloatArray, check_count
 from headrace.pool.batch import Batch
@@ -105,6 +106,8 @@ class Packed:
     versions        int64[M]    the policy that sampled each
     sequence        int64[M]    which of the S sequences each belongs to
     skipped                     sequences that were too long or hold images
+    teacher_ids     int64[M, K] candidates for each that a teacher was asked about, -1 behind the last; None without one
+    teacher_log_probs  float32[M, K]  what it thinks of them, -inf behind the last
     """
 
     ids: torch.Tensor
@@ -118,6 +121,8 @@ class Packed:
     versions: torch.Tensor
     sequence: torch.Tensor
     skipped: int = 0
+    teacher_ids: torch.Tensor | None = None
+    teacher_log_probs: torch.Tensor | None = None
 
     def to(self, device: torch.device | str) -> Packed:
         return moved(self, device)
@@ -153,7 +158,28 @@ class PackedBackend(TrainingBackend[Packed]):
             versions=taken((sequence.versions for sequence in sequences), np.int64),
             sequence=torch.from_numpy(np.repeat(np.arange(len(sequences)), lengths)[mask]),
             skipped=skipped,
+            **_teacher(sequences, mask),
         )
+
+
+def _teacher(sequences: list[Sequence], mask: npt.NDArray[np.bool_]) -> dict[str, torch.Tensor]:
+    """What teachers think of candidates for the targets, in rows of one width; nothing where no sequence has any."""
+    given = [one.guidance for one in sequences]
+    width = max(
+        (one.teacher_ids.shape[1] for one in given if one is not None and one.teacher_ids is not None), default=0
+    )
+    if not width:
+        return {}
+    ids = np.full((len(mask), width), NO_TOKEN, np.int64)
+    log_probs = np.full((len(mask), width), -np.inf, np.float32)
+    at = 0
+    for sequence, guidance in zip(sequences, given, strict=True):
+        if guidance is not None and guidance.teacher_ids is not None and guidance.teacher_log_probs is not None:
+            rows, columns = guidance.teacher_ids.shape
+            ids[at : at + rows, :columns] = guidance.teacher_ids
+            log_probs[at : at + rows, :columns] = guidance.teacher_log_probs
+        at += len(sequence)
+    return {"teacher_ids": torch.from_numpy(ids[mask]), "teacher_log_probs": torch.from_numpy(log_probs[mask])}
 
 
 def _row(arrays: Iterable[npt.NDArray[Any]], dtype: type[np.generic]) -> npt.NDArray[Any]:

@@ -1,0 +1,67 @@
+"""What an environment says about tokens: read from metadata, and written back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from headrace.data.guidance import guidance_of
+from headrace.data.scored import decode, from_sequences, read_group, to_steps
+from headrace.pool.embedded import DataPool
+
+SAID: dict[str, Any] = {
+    "advantages": [[0.0, 0.25, -0.5], [0.0, 1.5]],
+    "ref_logprobs": [[1.0, -1.0, -2.0], [1.0, -3.0]],
+    "overrides": [{}, {"set_advantage_to_zero": True}],
+    "distill_token_ids": [[[], [4, 5], [6]], [[1], [4, 4]]],
+    "distill_logprobs": [[[], [-0.25, -2.0], [-0.5]], [[-0.5], [-1.0, -1.0]]],
+}
+BODY = {"tokens": [[1, 2, 3], [1, 2]], "masks": [[-100, 2, 3], [-100, 2]], "scores": [0.0, 1.0]}
+
+
+def test_it_is_on_the_sequences_and_goes_back_as_it_came() -> None:
+    piece = read_group(msgspec.json.encode({**BODY, **SAID})).piece
+    with DataPool(channels={"train": {"n_rollouts": 2}}) as pool:
+        pool.submit_steps(to_steps(piece, "p"))
+        batch = pool.fetch_batch(1, timeout=0)
+    assert batch is not None
+    first, second = batch.sequences()
+    assert first.guidance is not None
+    assert first.guidance.advantages is not None
+    assert first.guidance.advantages.tolist() == [0.0, 0.25, -0.5]
+    assert first.guidance.teacher_ids is not None
+    assert first.guidance.teacher_ids.tolist() == [[-1, -1], [4, 5], [6, -1]]
+    assert second.guidance is not None
+    assert (first.guidance.zero_advantage, second.guidance.zero_advantage) == (False, True)
+    back = decode(from_sequences([first, second]).piece)
+    assert {key: back[key] for key in SAID} == {**SAID, "distill_token_ids": [[[], [4, 5], [6]], [[1], [4]]]} | {
+        "distill_logprobs": [[[], [-0.25, -2.0], [-0.5]], [[-0.5], [-1.0]]]
+    }
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"advantages": [0.5]},
+        {"ref_logprobs": [0.5, 0.5, 0.5, 0.5]},
+        {"distill_token_ids": [[1]], "distill_logprobs": [[-1.0]]},
+        {"distill_token_ids": [[1], [1], [1]], "distill_logprobs": [[-1.0], [-1.0], []]},
+    ],
+)
+def test_what_is_not_one_a_token_is_said_to_be_so(said: dict[str, Any]) -> None:
+    found = guidance_of({**said, "scored_group": True}, 3)
+    assert found is not None
+    assert next(iter(said)).partition("_")[0] in found.misfit
+
+
+def test_a_group_may_be_set_to_zero_as_a_whole() -> None:
+    found = guidance_of({"group_overrides": {"set_advantage_to_zero": True}, "scored_group": True}, 3)
+    assert found is not None
+    assert found.zero_advantage
+
+
+@pytest.mark.parametrize("metadata", [{}, {"scored_group": True}, {"advantages": [1.0, 2.0, 3.0]}])
+def test_nothing_is_said_by_nothing_or_by_a_field_of_the_same_name(metadata: dict[str, Any]) -> None:
+    assert guidance_of(metadata, 3) is None

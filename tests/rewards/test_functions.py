@@ -1,0 +1,212 @@
+"""Functions of users: whatever they do, it stays with the samples that it happened to."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from headrace.data.errors import InvalidInput
+from headrace.rewards import Reward, RewardConfig, RewardFailure, Sample, Score
+
+#: Seconds after which a call that hangs is ended, where one does; the others take milliseconds once they have begun.
+LIMIT_S = 4.0
+
+FUNCTIONS = """
+import asyncio, math, os, time
+import numpy
+
+def one(sample):
+    said = sample.text
+    if said == "hang":
+        time.sleep(3600)
+    if said == "exit":
+        os._exit(3)
+    if said == "raise":
+        raise KeyError("no such thing")
+    if said == "print":
+        print("a line that is no answer")
+        return 0.25
+    return {"none": None, "nan": math.nan, "inf": math.inf, "text": "0.5", "list": [1.0], "true": True,
+            "numpy": numpy.float32(0.5), "parts": {"score": 0.5, "style": 1, "note": "fine"},
+            "wrong": {"points": 1}}.get(said, 1.0)
+
+async def waiting(sample):
+    if sample.text == "hang":
+        await asyncio.sleep(3600)
+    if sample.text == "block":
+        time.sleep(3600)
+    if sample.text == "exit":
+        await asyncio.sleep(0.2)
+        os._exit(3)
+    await asyncio.sleep(0.5)
+    return 1.0
+
+def batch(samples):
+    if any(sample.text == "raise" for sample in samples):
+        raise ValueError("one of them is bad")
+    if any(sample.text == "short" for sample in samples):
+        return [1.0]
+    return [None if sample.text == "none" else float(len(samples)) for sample in samples]
+
+def once(sample):
+    with open(sample.metadata["file"], "a") as file:
+        file.write("x")
+    return 1.0 if os.path.getsize(sample.metadata["file"]) > 2 else None
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return float(solution_str == ground_truth and data_source == "sums" and extra_info == {"index": 7})
+
+def started(sample):
+    import subprocess
+    child = subprocess.Popen(["sleep", "3600"])
+    with open(sample.metadata["file"], "w") as file:
+        file.write(str(child.pid))
+    time.sleep(3600)
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "reward.py"
+    path.write_text(textwrap.dedent(FUNCTIONS))
+    return path
+
+
+@asynccontextmanager
+async def reward(file: Path, function: str, **options: Any) -> AsyncIterator[Reward]:
+    common = {name: options.pop(name) for name in ("retries",) if name in options}
+    config = {"functions": [{"use": f"{file.name}:{function}", **options}], "retries": 0}
+    async with Reward(RewardConfig.of(config | common, file.parent)) as made:
+        yield made
+
+
+def samples(*texts: str) -> list[Sample]:
+    return [Sample(text=text) for text in texts]
+
+
+def values(outcomes: Sequence[Score | RewardFailure]) -> list[float | str]:
+    return [one.value if isinstance(one, Score) else one.reason for one in outcomes]
+
+
+async def test_what_a_function_returns_is_a_score_or_a_failure_of_that_sample(file: Path) -> None:
+    said = ("good", "none", "nan", "inf", "text", "list", "wrong", "raise", "true", "numpy", "print", "good")
+    async with reward(file, "one") as made:
+        outcomes = await made.score(samples(*said))
+    wanted = [1.0, "none", "not_a_number", "not_a_number", "wrong_type", "wrong_type", "wrong_type", "error", 1.0, 0.5]
+    assert values(outcomes) == [*wanted, 0.25, 1.0]
+    assert made.counters.scored == 5
+    assert made.counters.failed == {"none": 1, "not_a_number": 2, "wrong_type": 3, "error": 1}
+    raised = outcomes[7]
+    assert isinstance(raised, RewardFailure)
+    assert raised.source == "one"
+    assert "KeyError" in raised.detail
+    assert "reward.py, line" in raised.detail
+
+
+async def test_a_mappings_numbers_are_parts_and_the_rest_is_info(file: Path) -> None:
+    async with reward(file, "one", weight=2.0) as made:
+        (outcome,) = await made.score(samples("parts"))
+    assert outcome == Score(1.0, {"one": 0.5, "one.style": 1.0}, {"one.note": "fine"})
+    assert outcome.extra_info == {"one": 0.5, "one.style": 1.0, "one.note": "fine"}
+
+
+@pytest.mark.parametrize("function", ["one", "waiting"])
+async def test_a_call_that_hangs_is_ended_and_costs_no_other(file: Path, function: str) -> None:
+    async with reward(file, function, workers=1, timeout_s=LIMIT_S) as made:
+        outcomes = await made.score(samples("good", "hang", "good"))
+        assert values(outcomes) == [1.0, "timeout", 1.0]
+        assert values(await made.score(samples("good"))) == [1.0]
+
+
+@pytest.mark.parametrize("function", ["one", "waiting"])
+async def test_a_call_that_ends_its_process_fails_alone(file: Path, function: str) -> None:
+    async with reward(file, function) as made:
+        outcomes = await made.score(samples("good", "exit", "good"))
+    assert values(outcomes) == [1.0, "error", 1.0]
+    assert "ended with code 3" in str(outcomes[1])
+
+
+async def test_a_coroutine_that_blocks_its_loop_is_ended_with_its_process(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.rewards.functions.CANCEL_S", 0.2)
+    async with reward(file, "waiting", timeout_s=LIMIT_S) as made:
+        (outcome,) = await made.score(samples("block"))
+        assert isinstance(outcome, RewardFailure)
+        assert outcome.reason == "timeout"
+        assert values(await made.score(samples("good"))) == [1.0]
+
+
+async def test_coroutines_run_side_by_side_in_one_process(file: Path) -> None:
+    async with reward(file, "waiting") as made:
+        await made.ready()
+        (source,) = made._sources
+        assert values(await made.score(samples(*["good"] * 40))) == [1.0] * 40
+        assert len(source._all) == 1
+
+
+async def test_a_batch_that_fails_is_scored_one_by_one(file: Path) -> None:
+    async with reward(file, "batch", batch=True, batch_size=3, retries=1) as made:
+        outcomes = await made.score(samples("a", "b", "c", "a", "raise", "c", "a", "none", "short"))
+    assert values(outcomes) == [3.0, 3.0, 3.0, 1.0, "error", 1.0, 1.0, "none", 1.0]
+
+
+async def test_a_failure_is_tried_again_and_counted(file: Path, tmp_path: Path) -> None:
+    async with reward(file, "once", retries=2) as made:
+        outcomes = await made.score([Sample(metadata={"file": str(tmp_path / "tries")})])
+    assert values(outcomes) == [1.0]
+    assert made.counters.retried == 2
+    assert made.counters.failed == {}
+
+
+async def test_verls_functions_are_called_as_verl_does(file: Path) -> None:
+    row = {"data_source": "sums", "reward_model": {"ground_truth": "4"}, "extra_info": {"index": 7}}
+    async with reward(file, "compute_score") as made:
+        outcomes = await made.score([Sample.of_row(row, text="4"), Sample.of_row(row, text="5")])
+    assert values(outcomes) == [1.0, 0.0]
+
+
+async def test_what_a_function_started_ends_with_it(file: Path, tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    async with reward(file, "started", timeout_s=LIMIT_S) as made:
+        assert values(await made.score([Sample(metadata={"file": str(told)})])) == ["timeout"]
+    child = int(told.read_text())
+    psutil.wait_procs([psutil.Process(child)] if psutil.pid_exists(child) else [], timeout=60)
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+async def test_closing_leaves_no_process(file: Path) -> None:
+    before = {child.pid for child in psutil.Process(os.getpid()).children()}
+    async with reward(file, "one", workers=2) as made:
+        await made.score(samples("good", "good", "good"))
+        assert {child.pid for child in psutil.Process(os.getpid()).children()} - before
+    assert {child.pid for child in psutil.Process(os.getpid()).children()} <= before
+
+
+@pytest.mark.parametrize(
+    ("use", "words"),
+    [
+        ("reward.py:won", "has no function 'won'; did you mean one?"),
+        ("rewards.py:one", "there is no file"),
+        ("one", "FILE.py:FUNCTION"),
+        ("reward.py:not-a-name", "FILE.py:FUNCTION"),
+    ],
+)
+def test_a_function_that_is_not_there_is_named(file: Path, use: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=words.replace("?", "\\?")):
+        RewardConfig.of({"functions": [use]}, file.parent)
+
+
+async def test_a_file_that_cannot_be_imported_is_told_at_the_start_and_fails_its_samples(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import no_such_module\n\ndef score(sample):\n    return 1.0\n")
+    async with Reward(RewardConfig.of({"functions": ["broken.py:score"]}, tmp_path)) as made:
+        with pytest.raises(InvalidInput, match=r"no_such_module.*broken\.py, line 1"):
+            await made.ready()
+        assert values(await made.score(samples("a", "b"))) == ["unavailable", "unavailable"]

@@ -1,0 +1,179 @@
+"""What a program in the sandbox cannot do, each tried by one, with and without namespaces; and what it can."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+import pytest
+
+from headrace.rewards import Reward, RewardConfig, RewardFailure, Sample, Sandbox, SandboxLimits, SandboxUnavailable
+from headrace.rewards.sandbox import SandboxResult
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux'")
+
+#: A processor second, and by the clock as long as a busy machine may need for it.
+LIMITS = SandboxLimits(cpu_s=1, wall_s=120, memory_mb=256, processes=8, files_mb=2)
+
+
+@pytest.fixture(params=[True, False], ids=["namespaces", "none"])
+def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+    return Sandbox(LIMITS, namespaces=request.param)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that everyone on the machine may read and write."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
+
+
+def refused(result: SandboxResult, words: str) -> bool:
+    return result.exit_code not in (0, None) and words in result.stderr
+
+
+def test_a_program_computes_reads_its_input_and_writes_into_its_folder(sandbox: Sandbox) -> None:
+    program = "open('a', 'w').write(input()); import json; print(open('a').read(), open('b').read(), 1 + 1)"
+    result = sandbox.run(program, stdin="given\n", files={"b": "beside"})
+    assert (result.ended, result.exit_code, result.stdout) == ("exit", 0, "given beside 2\n"), result.stderr
+    assert {"files", "network", "processes"} <= set(result.held)
+
+
+def test_one_that_fails_tells_how(sandbox: Sandbox) -> None:
+    result = sandbox.run("import sys; print('so far'); sys.exit('no more')")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "so far\n", "no more\n")
+
+
+def test_an_endless_loop_ends_with_its_processor_time(sandbox: Sandbox) -> None:
+    assert sandbox.run("while True: pass").ended == "cpu"
+
+
+def test_a_signal_handler_does_not_lengthen_it(sandbox: Sandbox) -> None:
+    assert sandbox.run("import signal\nsignal.signal(signal.SIGXCPU, lambda *_: None)\nwhile True: pass").ended == "cpu"
+
+
+def test_one_that_waits_ends_by_the_clock() -> None:
+    result = Sandbox(LIMITS.model_copy(update={"wall_s": 3.0})).run("import time; time.sleep(3600)")
+    assert (result.ended, result.exit_code) == ("wall", None)
+
+
+def test_memory_is_bounded(sandbox: Sandbox) -> None:
+    assert refused(sandbox.run("found = []\nwhile True: found.append(bytearray(1 << 24))"), "MemoryError")
+
+
+def test_processes_are_bounded_and_end_with_the_program(sandbox: Sandbox) -> None:
+    bomb = """
+import os, time
+count = 0
+try:
+    while True:
+        if os.fork() == 0:
+            time.sleep(3600)
+        count += 1
+except OSError:
+    print(count)
+"""
+    result = sandbox.run(bomb)
+    assert result.exit_code == 0, result.stderr
+    assert 0 < int(result.stdout) < LIMITS.processes
+    assert not [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_what_is_left_behind_is_ended(sandbox: Sandbox) -> None:
+    # Its output stays open in the child, which a reader of it would otherwise wait for.
+    result = sandbox.run("import subprocess; subprocess.Popen(['sleep', '3600']); print('left')")
+    assert (result.ended, result.stdout) == ("exit", "left\n")
+
+
+def test_no_new_session_is_begun(sandbox: Sandbox) -> None:
+    result = sandbox.run("import os\nif os.fork() == 0: os.setsid()\nelse: os.wait()")
+    assert "Operation not permitted" in result.stderr
+
+
+def test_files_are_bounded(sandbox: Sandbox) -> None:
+    result = sandbox.run("open('large', 'wb').write(bytes(8 << 20))")
+    assert result.exit_code != 0
+    assert "File too large" in result.stderr or "No space left" in result.stderr
+
+
+def test_output_is_bounded() -> None:
+    result = Sandbox(LIMITS.model_copy(update={"output_kb": 1})).run("print('x' * 1_000_000)")
+    assert (result.exit_code, result.stdout) == (0, "x" * 1024)
+
+
+@pytest.mark.parametrize("family", ["AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK"])
+def test_there_is_no_network(sandbox: Sandbox, family: str) -> None:
+    assert refused(sandbox.run(f"import socket; socket.socket(socket.{family})"), "not permitted")
+
+
+def test_a_server_of_this_machine_is_not_reached(sandbox: Sandbox) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert refused(sandbox.run(f"import socket; socket.create_connection(('127.0.0.1', {port}))"), "not permitted")
+
+
+def test_io_uring_leads_around_nothing(sandbox: Sandbox) -> None:
+    ring = "import ctypes; c = ctypes.CDLL(None, use_errno=True); print(c.syscall(425, 1, None), ctypes.get_errno())"
+    assert sandbox.run(ring).stdout == "-1 1\n"
+
+
+def test_nothing_is_written_outside(sandbox: Sandbox, shared: Path) -> None:
+    there, new = shared / "there", shared / "new"
+    there.write_text("untouched")
+    there.chmod(0o666)
+    for program in (f"open({str(there)!r}, 'w')", f"import os; os.unlink({str(there)!r})", f"open({str(new)!r}, 'w')"):
+        assert refused(sandbox.run(program), "PermissionError")
+    assert there.read_text() == "untouched"
+    assert list(shared.iterdir()) == [there]
+
+
+def test_files_of_others_are_not_read(sandbox: Sandbox, shared: Path) -> None:
+    secret = shared / "secret"
+    secret.write_text("hidden")
+    secret.chmod(0o666)
+    read = f"print(open({str(secret)!r}).read())"
+    assert refused(sandbox.run(read), "PermissionError")
+    allowed = Sandbox(LIMITS, readable=[shared]).run(read)
+    assert allowed.stdout == "hidden\n", allowed.stderr
+
+
+def test_the_environment_holds_nothing_of_ours(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "geheim")
+    result = sandbox.run("import os; print(dict(os.environ))")
+    assert result.exit_code == 0
+    assert "geheim" not in result.stdout
+    assert "MY_API_KEY" not in result.stdout
+
+
+def test_nor_is_that_of_this_process_read(sandbox: Sandbox) -> None:
+    assert refused(sandbox.run(f"print(open('/proc/{os.getpid()}/environ').read())"), "PermissionError")
+
+
+def test_no_process_outside_is_signalled(sandbox: Sandbox) -> None:
+    result = sandbox.run(f"import os; os.kill({os.getpid()}, 0)")
+    assert refused(result, "PermissionError") or refused(result, "ProcessLookupError")
+
+
+def test_nothing_is_left_of_a_run(sandbox: Sandbox, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+    result = sandbox.run("import os; os.makedirs('a/b'); open('a/b/c', 'w').write('x')")
+    assert result.exit_code == 0, result.stderr
+    assert list(shared.iterdir()) == []
+
+
+async def test_a_machine_that_cannot_confine_fails_the_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.rewards.sandbox.MUST_HOLD", ("files", "a moat"))
+    with pytest.raises(SandboxUnavailable, match="a moat cannot be held"):
+        Sandbox(LIMITS).run("print(1)")
+    assert Sandbox(LIMITS, trusted=True).run("print(1)").stdout == "1\n"
+    async with Reward(RewardConfig(rules=[{"use": "unit_tests"}], retries=1)) as reward:
+        (outcome,) = await reward.score([Sample(text="```\nx = 1\n```", ground_truth="assert x == 1")])
+    assert isinstance(outcome, RewardFailure)
+    assert outcome.reason == "unavailable"
+    assert reward.counters.retried == 1
