@@ -203,6 +203,12 @@ def test_a_batch_that_teaches_nothing_is_counted_and_makes_no_version(config: Co
     assert ledger(pool)["consumed"] == 12
 
 
+def test_a_batch_that_teaches_nothing_is_a_version_where_that_is_asked_for(config: Config) -> None:
+    pool = pool_of([[1.0, 1.0]] * 4 + [[0.0, 1.0]] * 2)
+    done = Trainer(config(steps=3, version_each_step=True), pool=pool).run()
+    assert (done.step, done.version) == (3, 3)
+
+
 def test_the_run_ends_when_the_channel_is_shut_down_and_empty(config: Config) -> None:
     pool = pool_of(GROUPS[:4])
     pool.shutdown()

@@ -24,10 +24,10 @@ from headrace.run.config import RunConfig
 from headrace.run.plan import plan
 from headrace.run.results import EvaluationResult, write
 from headrace.run.services import EVALUATIONS, LOGS, TRAINER, RunPlan
-from headrace.run.stack import Stack, StartLog, reserved_ports, until
+from headrace.run.stack import Stack, StartLog, reserved_ports, undo, until
 
 #: The services of a run that sample and score; what learns and what plays is left out.
-SERVING = ("engine", "gateway", "reward")
+SERVING = ("engine", "pool", "gateway", "reward")
 #: The file of `--evaluate`, in the run's folder.
 RESULT_FILE = "evaluation.json"
 
@@ -118,6 +118,7 @@ def played(config: RunConfig, base: Path, log: StartLog, *, step: int = 0, **opt
         ports = ending.enter_context(reserved_ports(config.servers.started, config.gateway.port))
         planned = plan(config, base, folder, ports)
         planned.write(folder)
+        ending.callback(undo, planned.services, folder / LOGS)
         processes = ending.enter_context(Processes(folder / LOGS))
         serving = [service for service in planned.services if service.name.partition("-")[0] in SERVING]
         stack = Stack(serving, processes, log.tell)
@@ -145,11 +146,12 @@ def evaluate_run(
     table and, as the last line, JSON. Raises `InvalidInput` where there is no such data."""
     if config.data is None or config.data.val is None:
         raise InvalidInput(f"--evaluate plays data.val, and {file} names none; add rows that are not trained on")
+    val = config.data.val
     log = StartLog(console or Console())
     found = checkpoint(run)
     if found is not None:
         config = config.model_copy(update={"model": str(found)})
-    log.say(f"Headrace: {config.data.val} is played with {config.model}")
+    log.say(f"Headrace: {val} is played with {config.model}")
     columns = list(dict.fromkeys([*config.evaluate.by, *by]))
     step = int(found.name) if found is not None else 0
     result = msgspec.structs.replace(

@@ -27,7 +27,8 @@ def ray_pool(name: str, journal: Path, channels: dict[str, dict[str, Any]]) -> I
     """
     import ray
 
-    from headrace.pool.ray import DEFAULT_NAMESPACE, actor_address, start_pool, stop_pool
+    from headrace.net.ray_cluster import DEFAULT_NAMESPACE
+    from headrace.pool.ray import actor_address, start_pool, stop_pool
 
     started = ray.init("local", namespace=DEFAULT_NAMESPACE, include_dashboard=False, log_to_driver=False)
     cluster = str(started.address_info["gcs_address"])

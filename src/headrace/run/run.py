@@ -28,7 +28,7 @@ from headrace.run.progress import RunProgress, rounded
 from headrace.run.report import write_report
 from headrace.run.results import EvaluationResult, read_results
 from headrace.run.services import EVALUATIONS, LOGS, TRAINER, RunPlan
-from headrace.run.stack import Stack, StartLog, reserved_ports, run_stack, starting, until
+from headrace.run.stack import Stack, StartLog, reserved_ports, run_stack, starting, undo, until
 from headrace.run.view import RunView
 
 
@@ -52,6 +52,9 @@ class TrainingRun:
             ports = ending.enter_context(reserved_ports(self.config.servers.started, self.config.gateway.port))
             planned = plan(self.config, self.base, self.run, ports, resume=resume)
             planned.write(self.run)
+            if resume:
+                undo(planned.services, self.run / LOGS)  # a run that was killed has left its actors behind
+            ending.callback(undo, planned.services, self.run / LOGS)
             processes = ending.enter_context(Processes(self.run / LOGS, held=[held]))
             try:
                 self._watch(planned, processes)
@@ -150,7 +153,7 @@ def execute(file: Path, config: RunConfig, run: Path, *, resume: bool = False, c
         *(run, f"Headrace run: {file.absolute().parent.name}", training.progress, verdict, training.held_out()),
         *(training.cpu_s, yaml.safe_dump(dumped, sort_keys=False)),
     )
-    learned = sum(row["tokens"] for row in training.progress.rows) > 0
+    learned = any(row["tokens"] for row in training.progress.rows)
     for line in _closing(verdict, page, run, learned=learned):
         training.log.say(line)
     sys.stdout.flush()

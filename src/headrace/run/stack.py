@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
@@ -35,6 +36,8 @@ STEADY_S = 60.0
 MOST_DEATHS = 5
 #: Seconds before a service is begun again: the first, and the most that doubling makes of it.
 FIRST_DELAY_S, LAST_DELAY_S = 0.5, 10.0
+#: Seconds that a service which never says that it is ready must have lived to count as one that was.
+SILENT_S = 15.0
 #: Seconds for which the gateway holds calls while a rollout server is away: its own bound, which outlives any restart.
 HOLD_S = 900.0
 #: Seconds between two looks at the services.
@@ -77,7 +80,7 @@ class _Running:
     child: Child | None = None
     state: Literal["waiting", "started", "listening", "ready", "ended"] = "waiting"
     not_before: float = 0.0
-    begun: bool = False
+    begun_at: float | None = None
 
 
 class Stack:
@@ -152,11 +155,11 @@ class Stack:
         if not met or self._clock() < part.not_before:
             return
         service = part.service
-        again = [word for word in service.again if part.begun]
+        again = service.again if part.begun_at is not None else ()
         part.child = self._processes.start_program(
             service.name, [*service.command, *again], env=service.env, folder=service.folder
         )
-        part.begun, part.state = True, "started"
+        part.begun_at, part.state = self._clock(), "started"
         self._note_state(part)
 
     def _reached(self, name: str, state: str) -> bool:
@@ -176,7 +179,8 @@ class Stack:
                     part.state = "listening"
                 return
         part.state = "ready"
-        part.policy.ready(self._clock())
+        if not _silent(service):
+            part.policy.ready(self._clock())
         if self.restarts[service.name]:
             self._tell(service.name, "is back")
             self._back(service)
@@ -189,9 +193,13 @@ class Stack:
         self._processes.end(child)
         part.child = None
         if child.code() == 0 and service.ends:
+            if service.undo:
+                self._tell(service.name, service.does)
             part.state = "ended"
             return
         final = service.final and (child.code() or 0) > 0
+        if _silent(service) and self._clock() - (part.begun_at or 0.0) >= SILENT_S:
+            part.policy.ready(part.begun_at or 0.0)
         delay = None if final else part.policy.died(self._clock())
         try:
             child.check()
@@ -217,6 +225,11 @@ class Stack:
             self.restarts[name] += 1
         part.state = "waiting"
         part.service = _also_after(part.service, cause.name)
+
+
+def _silent(service: Service) -> bool:
+    """Whether nothing tells when it is ready."""
+    return service.announces is None and service.health is None
 
 
 def _also_after(service: Service, name: str) -> Service:
@@ -287,6 +300,16 @@ def run_stack(planned: RunPlan, processes: Processes, log: StartLog) -> Stack:
             calls.take_back(service.health)
 
     return Stack(planned.services, processes, log.tell, died=died, back=back)
+
+
+def undo(services: Sequence[Service], logs: Path) -> None:
+    """Ends what services left running elsewhere, the last one first; what is not there any more is no matter."""
+    with Processes(logs) as processes:
+        for service in reversed([service for service in services if service.undo]):
+            child = processes.start_program(f"{service.name}-end", service.undo)
+            while child.code() is None:
+                time.sleep(REFRESH_S)
+            processes.end(child)
 
 
 def starting(stack: Stack, log: StartLog) -> None:

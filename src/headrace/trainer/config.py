@@ -141,6 +141,9 @@ class TrainerConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the computation; weights are float32")
     threads: int | None = Field(None, ge=1, description="CPU threads")
     max_length: int | None = Field(None, ge=2, description="longer sequences are skipped and counted, never cut")
+    version_each_step: bool = Field(
+        False, description="a step that learned nothing is a version too: for a rollouter, which admits by versions"
+    )
     score_unrewarded: bool = Field(False, description="ask the gateway's /compute_reward for rewards that are missing")
     pool: PoolConfig = PoolConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()

@@ -132,7 +132,6 @@ class Trainer:
             self.outcome.nothing_to_do = True
         self.feed.recover(self.progress.leases)
         self.progress.leases = {}
-        self.registration.begin()
         self._publish_first()
         self._watcher.ready(self.progress)
         self._last_report_at = time.monotonic()
@@ -181,9 +180,10 @@ class Trainer:
         progress.trajectories += len(examples.rewards)
         progress.tokens += examples.targets
         with self._timed("publish"):
-            if learned.get("updates"):
+            if learned.get("updates") or self.config.version_each_step:
                 progress.version += 1
-                self._publish(examples.sequences[0].tokens[:PROBE_TOKENS].tolist())
+                sequences = examples.sequences
+                self._publish(sequences[0].tokens[:PROBE_TOKENS].tolist() if sequences else self._probe)
         row |= {"step": progress.step, "version": progress.version, **self._sync_metrics()}
         if self.config.validation.every and progress.step % self.config.validation.every == 0:
             self._watcher.doing(f"validating on channel {self.config.validation.channel}")
@@ -215,6 +215,7 @@ class Trainer:
             self._stop.result(self._publishing.submit(lambda: publisher.check(model)))
         self._watcher.doing("asking the pool for its version")
         known = int(self.pool.call("stats", self.config.pool.channel)["policy_version"] or 0)
+        self.registration.begin()
         if known > self.progress.version:  # what was published after the checkpoint is lost: its number is not reused
             self.progress.version = known + 1
         self._publish(self._probe)

@@ -1,0 +1,68 @@
+"""run.yaml: what is wrong with it is named, with what would be right, when it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.data.errors import InvalidInput
+from headrace.run.config import load
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"trian": {"steps": 3}}, "trian is not known; did you mean train?"),
+        ({"train": {"step": 3}}, r"train\.step is not known; did you mean steps?"),
+        ({"train": {"steps": 0}}, r"train\.steps: .*greater than or equal to 1, not 0"),
+        ({"train": {"algorithm": {"advantage": "gpro"}}}, r"train\.algorithm\.advantage: .*'grpo'"),
+        (
+            {"agent": {"run": "agent.py:solve", "command": "x"}},
+            "exactly one of run, .*given: run and command",
+        ),
+        ({"agent": None}, r"agent: Field required"),
+        ({"data": None}, r"data is missing: .*data: \{train: train.jsonl\}"),
+        ({"agent": {"env": "my_env.py"}}, "data is given and agent.env too: .*leave data out"),
+        ({"agent": {"env": "e.py"}, "data": None}, "reward is given and agent.env too: .*leave reward out"),
+        ({"servers": {"start": "sglang serve"}}, r"'sglang serve' should be headrace engine .*\{model\} and \{port\}"),
+        ({"servers": {"start": "headrace engine", "addresses": ["http://a:1"]}}, "give one of them"),
+        ({"servers": {"addresses": ["localhost:8001"]}}, "it looks like http://127.0.0.1:8001"),
+        ({"reward": {"rules": [{"use": "math_verfy"}]}}, "math_ver"),
+        ({"reward": {}}, "nothing that gives a reward"),
+        ({"where": "cloud"}, "where"),
+        ({"model": "/no/such/folder"}, "model: there is no folder /no/such/folder"),
+    ],
+)
+def test_what_is_wrong_is_named(changed: Callable[..., Any], sections: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        changed(**sections)
+
+
+def test_paths_are_below_the_files_folder(written: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load(written / "run.yaml")
+    assert config.model == str(written / "model")
+    assert config.data is not None
+    assert config.data.train == written / "train.jsonl"
+
+
+def test_values_are_set_on_the_command_line(written: Path) -> None:
+    config = load(written / "run.yaml", ["train.steps=3", "train.optimizer.lr=0.5", "evaluate.by=[data_source]"])
+    assert (config.train.steps, config.train.optimizer.lr, config.evaluate.by) == (3, 0.5, ["data_source"])
+    assert config.train.optimizer.epochs == 2  # the file's
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("train.steps", "should be key=value"),
+        ("model.size=3", "model is 'model', which has no fields"),
+        ("train.steps=[", "no value of YAML"),
+    ],
+)
+def test_a_wrong_change_is_named(written: Path, change: str, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        load(written / "run.yaml", [change])

@@ -1,0 +1,70 @@
+"""Projects of `headrace new`: of every kind, they are complete, run as they are, and learn."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from tests.run.runs import RUN_S, ledger, mean, metrics, processes_of, result, started
+
+from headrace.data.errors import InvalidInput
+from headrace.run.new import KINDS, Kind, create
+
+STEPS, GROUPS, ROLLOUTS = 24, 8, 8
+#: What the mean reward of five steps must rise. Of 64 answers with a chance of one in seven, that of five steps has a
+#: standard deviation of 0.02: ten of those.
+RISE = 0.2
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_a_project_has_its_parts_and_its_test_passes(project: Callable[[Kind], Path], kind: Kind) -> None:
+    folder = project(kind)
+    assert {KINDS[kind][0], "reward.py", "run.yaml", "train.jsonl", "val.jsonl", "model", "README.md"} <= {
+        path.name for path in folder.iterdir()
+    }
+    rows = [json.loads(line) for name in ("train", "val") for line in (folder / f"{name}.jsonl").open()]
+    assert len(rows) == 20
+    assert not any("@" in path.read_text() for path in folder.iterdir() if path.suffix in (".py", ".yaml", ".md"))
+    if kind == "agent":  # the test is the same for all
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_project.py"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(InvalidInput, match="is not empty"):
+        create(tmp_path, "agent")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * RUN_S)
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_a_project_learns(project: Callable[[Kind], Path], kind: Kind) -> None:
+    folder = project(kind)
+    quick = ("--set", f"train.steps={STEPS}")
+    if kind not in ("agent", "environment"):
+        quick += ("--set", "data.val=null")
+    with started(folder, *quick) as process:
+        told = result(process)
+    rows = metrics(folder)
+    assert len(rows) == told["steps"] == STEPS
+    assert mean(rows[-5:]) - mean(rows[:5]) > RISE, [row["reward"] for row in rows]
+    assert told["reward_end"] > told["reward_start"]
+    assert Path(told["report"]).read_text().count("<svg") == 1
+    assert processes_of(folder) == []
+    # Exactly the rollouts that were asked for, each scored and each learned from.
+    assert sum(row["trajectories"] for row in rows) == STEPS * GROUPS * ROLLOUTS
+    assert ledger(folder, "train")["consumed"] == STEPS * GROUPS * ROLLOUTS
+    assert told["staleness_mean"] <= 1
+    if kind == "agent":
+        assert told["held_out_end"] > told["held_out_start"] + RISE
+        assert ledger(folder, "val")["consumed"] == 4 * 16  # before, after steps 10 and 20, and after
+        results = [json.loads(path.read_text()) for path in (folder / "RUN" / "evaluations").iterdir()]
+        assert all(one["rollouts"] == 16 and not one["failed"] for one in results)
