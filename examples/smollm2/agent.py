@@ -1,7 +1,7 @@
 """The agent: the OpenAI Agents SDK with a calculator. All that it knows of training is a base URL.
 
-SmolLM2-135M was never shown a tool, so the conversation begins with four examples. With them some of its answers are calls
-that can be read, and training does the rest.
+SmolLM2-135M was never shown a tool, so the conversation begins with four examples. With them some of its answers are
+calls that can be read, and training does the rest.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EXAMPLES = [
 MAX_TURNS = 3
 #: Tokens of one answer: a call has about 40.
 MAX_TOKENS = 56
-#: Of sampling, in training and on held-out problems alike. At 1 a model of this size seldom ends what it began to write.
+#: Of sampling, in training and on held-out problems alike. At 1 a model of this size seldom writes a whole call.
 TEMPERATURE = 0.6
 #: Digits of the largest number that is worked with.
 MAX_DIGITS = 12
