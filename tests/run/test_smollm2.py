@@ -26,7 +26,8 @@ CALL = '<tool_call>{"name": "calculate", "arguments": {"expression": "%s"}}</too
 
 def module(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"smollm2_{name}", EXAMPLE / f"{name}.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     found = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(found)
     return found
