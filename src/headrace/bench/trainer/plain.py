@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headrace.demo.progress import averaged
 from headrace.demo.recipe import LEARNED_REWARD, LEARNED_STEPS, RECIPES, Recipe
 from headrace.demo.tasks import TASKS, NumberTask
+from headrace.run.progress import averaged
 
 
 @dataclass(frozen=True, slots=True)
