@@ -26,6 +26,7 @@ REASONS = {
     "installs",  # what CI's first step does
     "needs vLLM",
     "needs verl",
+    "needs a run of yours",
     "needs npm",  # Claude Code, Codex
     "needs several machines",
     "takes minutes",

@@ -21,7 +21,7 @@ CLUSTER = "ray.md"
 BIN = Path(sys.prefix) / "bin"
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 #: Commands whose second word is one too.
-FAMILIES = ("pool", "bench")
+FAMILIES = ("pool", "bench", "reward")
 
 
 @pytest.fixture(scope="module")

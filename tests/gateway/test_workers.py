@@ -159,7 +159,7 @@ def test_every_worker_scores_by_a_reward_of_its_own(gateway: Gateway) -> None:
 
     def both_have() -> bool:
         assert told(fresh("POST", url, body))["reward_score"] == 1.0
-        return len(by_worker(gateway, "rewards")) == WORKERS
+        return len(by_worker(gateway, "rewards_total")) == WORKERS
 
     until(both_have)
 

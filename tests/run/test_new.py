@@ -67,6 +67,7 @@ def test_a_project_learns(project: Callable[[Kind], Path], kind: Kind) -> None:
     assert told["staleness_mean"] <= 1
     if kind == "agent":
         assert told["held_out_end"] > told["held_out_start"] + RISE
-        assert ledger(folder, "val")["consumed"] == 4 * 16  # before, after steps 10 and 20, and after
         results = [json.loads(path.read_text()) for path in (folder / "RUN" / "evaluations").iterdir()]
+        assert ledger(folder, "val")["consumed"] == len(results) * 16
+        assert {one["step"] for one in results} >= {0, STEPS}, "before, after, and between as the machine's pace allows"
         assert all(one["rollouts"] == 16 and not one["failed"] for one in results)

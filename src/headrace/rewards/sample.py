@@ -91,7 +91,7 @@ class Score(msgspec.Struct, frozen=True):
 
 
 class RewardFailure(HeadraceError):
-    """A sample that could not be scored: by which source, why, and in its words."""
+    """A sample that could not be scored: by which source (empty where none is to blame), why, and in its words."""
 
     code = "reward_failed"
 
@@ -99,7 +99,7 @@ class RewardFailure(HeadraceError):
         self,
         detail: str,
         reason: Reason = "error",
-        source: str = "reward",
+        source: str = "",
         *,
         again: bool = True,
         after_s: float = 0.0,
@@ -114,7 +114,7 @@ class RewardFailure(HeadraceError):
         self.after_s = after_s
 
     def __str__(self) -> str:
-        return f"{self.source}: {self.reason}: {self.detail}"
+        return f"{self.source}: {self.reason}: {self.detail}" if self.source else self.detail
 
     def of(self, source: str) -> RewardFailure:
         """The same failure, of a named source."""
