@@ -27,6 +27,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "train": ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "PIL"),
     "demo": ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "PIL", "renderers", "httpx"),
     "envs": ("math_verify",),
+    "rewards": ("math_verify", "jsonschema"),
     "gym": ("reasoning_gym",),
     "datasets": ("datasets",),
     "tensorboard": ("tensorboard",),

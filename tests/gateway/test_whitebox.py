@@ -11,7 +11,6 @@ from tests.gateway.kit import Running, told
 from tests.gateway.rollout import Rollout, Say, answers, in_front, log_probs_of, user
 from tests.tokens.kit import LOOK_UP
 
-from headrace.gateway.settings import GatewaySettings
 from headrace.tokens import load_renderer, read_messages
 
 FIELDS = {"prompt_ids", "response_ids", "token_ids", "log_probs", "response_text", "stop_reason", "policy_version"}
@@ -237,8 +236,3 @@ def test_without_a_reward_worker_a_reward_is_503_that_says_so(gateway: Running) 
         assert refused.status_code == 503
         assert "reward worker" in refused.json()["detail"]
     assert gateway.post("/compute_reward", b"{").status_code == 400
-
-
-def test_a_reward_worker_is_refused_at_the_start() -> None:
-    with pytest.raises(ValueError, match="must be left out, as there are no reward workers yet"):
-        GatewaySettings(reward_worker_name="judge")

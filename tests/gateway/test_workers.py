@@ -65,7 +65,9 @@ def started(engine: Client, folder: Path, journal: Path, *more: str) -> Iterator
 @pytest.fixture(scope="module")
 def gateway(engine: Client, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """One for all tests that leave it running: starting takes a while."""
-    with started(engine, folder, tmp_path_factory.mktemp("gateway") / "journal", "--open") as running:
+    base = tmp_path_factory.mktemp("gateway")
+    (base / "reward.json").write_text('{"rules": [{"use": "exact_match"}]}')
+    with started(engine, folder, base / "journal", "--open", "--reward", str(base / "reward.json")) as running:
         await_ready(running.address)
         yield running
 
@@ -148,6 +150,18 @@ def test_a_worker_that_dies_is_replaced_and_knows_what_the_others_know(gateway: 
     steps = connect(gateway.address).trajectory(begun["trajectory_uid"]).steps
     assert len(steps) == 6
     assert steps[5].prompt_ids.tolist()[: len(steps[4].prompt_ids)] == steps[4].prompt_ids.tolist()
+
+
+def test_every_worker_scores_by_a_reward_of_its_own(gateway: Gateway) -> None:
+    messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    body = {"messages": messages, "dataset_fields": {"answer": "4"}}
+    url = f"{gateway.address}/compute_reward"
+
+    def both_have() -> bool:
+        assert told(fresh("POST", url, body))["reward_score"] == 1.0
+        return len(by_worker(gateway, "rewards")) == WORKERS
+
+    until(both_have)
 
 
 def test_a_large_body_is_refused_before_it_is_handed_to_all(gateway: Gateway) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.pool.kit import SOON, Clock, Threads, fetched, group, prompts, step, until_blocked
 
-from headrace import DataPool
+from headrace import DataPool, Step
 from headrace.pool.errors import PoolClosed
 from headrace.pool.operation import Operation
 from headrace.pool.operations import OPERATIONS
@@ -113,3 +113,15 @@ def test_a_deadline_that_lies_centuries_ahead_can_be_waited_for(threads: Threads
         until_blocked(pool)
         pool.complete("t")
         assert prompts(waiting.result(SOON)) == ["t"]
+
+
+async def test_a_wait_that_is_cancelled_as_it_wakes_ends() -> None:
+    with DataPool() as pool:
+        waiting = asyncio.create_task(pool.aio.fetch_batch(2, timeout=600))
+        await asyncio.sleep(0)
+        pool.submit_step(Step(prompt_ids=[1], response_ids=[2], trajectory_uid="one", is_last=True))
+        asyncio.get_running_loop().call_soon(waiting.cancel)  # right behind the wake-up
+        done, _ = await asyncio.wait({waiting}, timeout=60)
+        assert done
+        assert waiting.cancelled()
+        assert pool.stats("train")["groups"]["ready"] == 1

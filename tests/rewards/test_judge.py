@@ -24,6 +24,8 @@ class Server:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.keys: list[str] = []
         self.reply: Reply = lambda body, at: 500
+        #: Set at the end of a test, for requests that got no answer.
+        self.over = asyncio.Event()
         self.most_at_once = 0
         self._at_once = 0
 
@@ -41,7 +43,8 @@ class Server:
         finally:
             self._at_once -= 1
         if found is None:
-            await asyncio.sleep(3600)
+            await self.over.wait()
+            return web.Response()
         if isinstance(found, int):
             return web.json_response({"error": {"message": "as told"}}, status=found)
         return web.json_response(found)
@@ -52,12 +55,13 @@ async def server() -> AsyncIterator[Server]:
     made = Server()
     app = web.Application()
     app.router.add_post("/{path:.*}", made.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0)
+    runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     made.address = f"http://127.0.0.1:{runner.addresses[0][1]}"
     yield made
+    made.over.set()
     await runner.cleanup()
 
 

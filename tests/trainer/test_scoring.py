@@ -11,9 +11,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
-from tests.gateway.kit import running_gateway, serving
+from tests.gateway.kit import running_gateway, serving, until
 
 from headrace import DataPool, Step
+from headrace.data.trajectory import Trajectory
+from headrace.tokens import load_vocabulary
 from headrace.trainer import Trainer, TrainerConfig
 from headrace.trainer.config import SyncConfig
 from headrace.trainer.examples import GatewayScorer, NotScored
@@ -73,6 +75,34 @@ def test_a_run_learns_from_what_was_scored(model: Path, tmp_path: Path) -> None:
         trainer.run()
     (row,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert (row["reward"], row["sequences"], row["skipped_unrewarded"]) == (0.5, 2, 0)
+
+
+def test_a_gateway_with_a_reward_scores_what_a_batch_brought_without_one(folder: Path, tmp_path: Path) -> None:
+    vocabulary = load_vocabulary(folder)
+    reward = tmp_path / "reward.json"
+    reward.write_text(json.dumps({"rules": [{"use": "exact_match"}]}))
+    nobody = "http://127.0.0.1:9"  # scoring needs no rollout server
+    with (
+        DataPool(channels={"train": {"n_rollouts": 2}}) as pool,
+        running_gateway(pool, nobody, folder, until_ready=False, reward=str(reward)) as gateway,
+    ):
+        for said in ("four", "five"):
+            pool.open(said, "g", metadata={"answer": "four"})
+            ids = vocabulary.encode(said)
+            pool.submit_step(Step(prompt_ids=[5], response_ids=ids, trajectory_uid=said, prompt_uid="g", is_last=True))
+        batch = pool.fetch_batch(1, timeout=0)
+        assert batch is not None
+        scorer = GatewayScorer(gateway.address)
+        scorer.check()
+        until(lambda: gateway.post("/compute_reward", {"prompt_ids": [5], "response_ids": [6]}).status_code != 503)
+        assert scorer.scores(batch.groups[0].trajectories) == {"four": 1.0, "five": 0.0}
+        with pytest.raises(NotScored, match=r"422.*lost"):  # a rule without its ground truth: no zero
+            scorer.scores([lost(pool)])
+
+
+def lost(pool: DataPool) -> Trajectory:
+    pool.submit_step(Step(prompt_ids=[5], response_ids=[6], trajectory_uid="lost", is_last=True), "val")
+    return pool.trajectory("lost")
 
 
 def test_a_gateway_without_a_reward_worker_is_a_clear_error(folder: Path) -> None:

@@ -83,8 +83,11 @@ class RewardStartCommand(CommandModel):
         config = RewardConfig.read(self.reward)
         if self.name is not None:
             self._start_actor(self.name)
-        else:
-            print_json(asyncio.run(self._score(config)))
+            return
+        from headrace.tokens import do_without_torch
+
+        do_without_torch()  # functions of users run in processes of their own, which may have it
+        print_json(asyncio.run(self._score(config, _reader(self.tokenizer_path or "", config))))
 
     def _start_actor(self, name: str) -> None:
         from headrace.files import read
@@ -111,7 +114,7 @@ class RewardStartCommand(CommandModel):
         if self.pool is not None:
             print(f"reward loop ready on {self.pool}", flush=True)
 
-    async def _score(self, config: RewardConfig) -> dict[str, Any]:
+    async def _score(self, config: RewardConfig, reader: SampleReader) -> dict[str, Any]:
         """Runs the loop until it is told to end; what it did."""
         from headrace.pool.connect import connect
         from headrace.rewards.loop import RewardLoop
@@ -121,9 +124,9 @@ class RewardStartCommand(CommandModel):
         told = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, told.set)
-        reader = _reader(self.tokenizer_path or "", config)
         pool = connect(self.pool, key=pool_key(self.key), retry_s=RETRY_S)
         worker = LocalRewardWorker(config)
+        await worker.ready()
         loop = RewardLoop(
             pool,
             worker,

@@ -81,7 +81,7 @@ class Gateway:
         self.supervised: list[Supervised] = []  # its own tasks, and those of parts that come and go with it
         self._with_pool: list[Callable[[], Awaitable[None]]] = [self._share_channels]
         self._pool_away: str | None = None  # at the start; later the outbox says so
-        self._pool_failure: Exception | None = None
+        self._failure: Exception | None = None  # of the pool, or of the reward
 
     # -- its life ------------------------------------------------------------------------------------------------------
 
@@ -90,7 +90,6 @@ class Gateway:
         where it is elsewhere."""
         self._with_pool += with_pool
         await self.recorder.start()
-        await self.scoring.start()
         if isinstance(self.pool, DataPool):
             await self._begin_with_pool()
         self._supervise("the start of the gateway", self._load)
@@ -147,13 +146,14 @@ class Gateway:
                 return
 
     async def _load(self) -> None:
-        if isinstance(self.pool, RemotePool):
-            try:
+        try:
+            await self.scoring.ready()
+            if isinstance(self.pool, RemotePool):
                 await self._find_pool(self.pool)
                 await self._begin_with_pool()
-            except HeadraceError as error:
-                self._pool_failure = error
-                return
+        except HeadraceError as error:
+            self._failure = error
+            return
         await self.models.load()
         if any(model.loaded for model in self.models):
             self.loaded()
@@ -173,8 +173,8 @@ class Gateway:
     @property
     def why_not_ready(self) -> str | None:
         """Why calls are not taken now, as `/ready` says it; None where they are."""
-        if self._pool_failure is not None:
-            return f"Gateway not ready: {self._pool_failure}"
+        if self._failure is not None:
+            return f"Gateway not ready: {self._failure}"
         if self._pool_away is not None:
             return f"Gateway not ready ({self._pool_away})"
         return next((why for model in self.models if (why := model.why_not_ready) is not None), None)
@@ -189,7 +189,7 @@ class Gateway:
     @property
     def failure(self) -> Exception | None:
         """Why calls will never be taken."""
-        return self._pool_failure or next((model.failure for model in self.models if model.failure is not None), None)
+        return self._failure or next((model.failure for model in self.models if model.failure is not None), None)
 
     @property
     def trouble(self) -> str | None:

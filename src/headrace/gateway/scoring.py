@@ -19,28 +19,32 @@ from headrace.tokens import Renderer, read_messages
 
 
 class RewardScoring:
-    """Scores one answer at a time for callers of `/compute_reward`; `start` and `close` are the gateway's."""
+    """Scores one answer at a time for callers of `/compute_reward`. Raises `InvalidInput` for a reward that cannot be
+    made, such as one whose judge's key is not in the environment. A Ray actor is looked for when it is first asked."""
 
     def __init__(self, settings: GatewaySettings, counters: GatewayCounters) -> None:
         self._settings = settings
         self._counters = counters
+        self._local: LocalRewardWorker | None = None
         self._worker: RewardWorker | None = None
         self._ground_truth: str | None = None
         self._reader: tuple[Renderer, SampleReader] | None = None
-
-    async def start(self) -> None:
-        """Makes the worker. A Ray actor is looked for when it is first asked."""
-        settings = self._settings
         if settings.reward is not None:
             config = RewardConfig.read(Path(settings.reward))
             self._ground_truth = config.ground_truth
-            self._worker = LocalRewardWorker(config)
+            self._worker = self._local = LocalRewardWorker(config)
         elif settings.reward_worker_name is not None:
             from headrace.net.ray_cluster import ActorAddress
             from headrace.rewards.ray import RayRewardWorker
 
             name = settings.reward_worker_name
             self._worker = RayRewardWorker(ActorAddress.read(name) if "://" in name else ActorAddress(name))
+
+    async def ready(self) -> None:
+        """Returns once answers can be scored. Raises `InvalidInput` where they never can, such as for a function that
+        cannot be imported."""
+        if self._local is not None:
+            await self._local.ready()
 
     async def close(self) -> None:
         """Lets go of the worker."""

@@ -185,7 +185,9 @@ class DataPool(JournaledState, BlockingPool):
                     answer = _gave_up(operation, pieces=pieces)
                     return then(answer) if then is not None else answer
                 try:
-                    await asyncio.wait_for(woken.wait(), _soonest(left, self._time.until(wake_at)))
+                    # Not `wait_for`: in Python 3.11 it forgets a cancellation that comes together with the wake-up.
+                    async with asyncio.timeout(_soonest(left, self._time.until(wake_at))):
+                        await woken.wait()
                 except TimeoutError:
                     pass
             finally:

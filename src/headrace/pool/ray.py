@@ -21,8 +21,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from headrace.data.errors import InvalidInput
 from headrace.data.step import Step
+from headrace.net.ray_cluster import DEFAULT_NAMESPACE as DEFAULT_NAMESPACE
 from headrace.net.ray_cluster import (
-    DEFAULT_NAMESPACE,
     LOST_ANSWERS,
     ActorAddress,
     ClusterUnreachable,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.pool.containers import Item, UnscoredQueue
-from headrace.pool.groups import TrajectoryState, is_quarantined
+from headrace.pool.groups import GroupState, TrajectoryState, is_quarantined
 from headrace.pool.single_steps import SingleSteps
 
 
@@ -42,6 +42,11 @@ class Scoring(SingleSteps):
             for index in sorted(trajectory.tree.records) if indices is None else indices:
                 waits = _step_lacks_reward(trajectory, index)
                 _place(self, self.unscored_steps, (trajectory.uid, index), waits=waits)
+
+    def update_unscored_in(self, group: GroupState) -> None:
+        """The same for all of a group."""
+        for trajectory in group.trajectories.values():
+            self.update_unscored(trajectory)
 
 
 def _place(channel: Scoring, queue: UnscoredQueue[Item], item: Item, *, waits: bool) -> None:

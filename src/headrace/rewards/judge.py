@@ -13,7 +13,7 @@ import os
 import re
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -208,7 +208,13 @@ def combined(votes: Sequence[float], how: str) -> float:
     if how == "majority":
         counts = Counter(votes)
         return min(vote for vote, count in counts.items() if count == max(counts.values()))
-    return float({"mean": statistics.fmean, "median": statistics.median, "min": min, "max": max}[how](votes))
+    ways: dict[str, Callable[[Sequence[float]], float]] = {
+        "mean": statistics.fmean,
+        "median": statistics.median,
+        "min": min,
+        "max": max,
+    }
+    return ways[how](votes)
 
 
 def key_of(variable: str | None) -> str | None:

@@ -27,6 +27,7 @@ from headrace.rewards.config import RewardConfig
 from headrace.rewards.loop import PATIENCE_S, RewardLoop
 from headrace.rewards.recorded import SampleReader
 from headrace.rewards.sample import Reason, RewardFailure, Sample, Score
+from headrace.rewards.source import Outcome
 from headrace.rewards.worker import LocalRewardWorker
 from headrace.tokens import load_renderer
 
@@ -59,7 +60,9 @@ class RewardLoopWorker:
     def __init__(self, reward: dict[str, Any], base: str, watched: WatchedPool | None) -> None:
         config = RewardConfig.of(reward, Path(base))
         self._tasks = _Background()
-        self._worker = self._tasks.call(_made(config)).result()
+        self._worker = LocalRewardWorker(config)
+        self._tasks.call(self._worker.ready()).result()
+        self._ground_truth = config.ground_truth
         self._loop: Supervised | None = None
         self._told: Callable[[], dict[str, Any]] = dict
         if watched is not None:
@@ -67,11 +70,19 @@ class RewardLoopWorker:
 
     async def score(self, samples: list[Sample]) -> list[Score | tuple[str, Reason, str, bool]]:
         """A score for each sample, or the fields of its failure."""
-        found = await asyncio.wrap_future(self._tasks.call(self._worker.score(samples)))
+        known = [self._with_truth(sample) for sample in samples]
+        found = await asyncio.wrap_future(self._tasks.call(self._worker.score(known)))
         return [
             (each.detail, each.reason, each.source, each.again) if isinstance(each, RewardFailure) else each
             for each in found
         ]
+
+    def _with_truth(self, sample: Sample) -> Sample:
+        """A sample with the ground truth of the reward's column, which whoever sent it need not know."""
+        column = self._ground_truth
+        if column is None or column not in sample.metadata:
+            return sample
+        return msgspec.structs.replace(sample, ground_truth=sample.metadata[column])
 
     async def state(self) -> dict[str, Any]:
         """What the loop has counted so far, and its process."""
@@ -103,10 +114,6 @@ class RewardLoopWorker:
         await self._worker.aclose()
 
 
-async def _made(config: RewardConfig) -> LocalRewardWorker:
-    return LocalRewardWorker(config)
-
-
 class _Background:
     """An event loop in a thread of its own, where an actor's work begins with the actor and not with its first call."""
 
@@ -126,7 +133,7 @@ class RayRewardWorker:
         self.where = where
         self._handle: Any = None
 
-    async def score(self, samples: Sequence[Sample]) -> list[Score | RewardFailure]:
+    async def score(self, samples: Sequence[Sample]) -> list[Outcome]:
         """A score or a failure for each sample."""
         try:
             if self._handle is None:
@@ -143,7 +150,7 @@ class RayRewardWorker:
             return [RewardFailure(cause_of(error), source=self.where.name) for _ in samples]
         return [RewardFailure(*each[:3], again=each[3]) if isinstance(each, tuple) else each for each in found]
 
-    def _away(self, samples: Sequence[Sample], why: str) -> list[Score | RewardFailure]:
+    def _away(self, samples: Sequence[Sample], why: str) -> list[Outcome]:
         return [RewardFailure(why, "unavailable", self.where.name) for _ in samples]
 
     async def aclose(self) -> None:
@@ -183,7 +190,7 @@ def start_reward_worker(
         ).remote(config, str(base), watched)
     except ValueError as error:
         raise InvalidInput(
-            f"an actor {where.name!r} runs in namespace {where.namespace!r} already; stop it first, or take another name"
+            f"an actor {where.name!r} runs in namespace {where.namespace!r} already; end it with `headrace reward stop`"
         ) from error
     try:
         ray.get(handle.state.remote(), timeout=START_S)

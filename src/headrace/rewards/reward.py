@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
+from typing import Any
 
 from headrace.rewards.config import RewardConfig, RewardFunctionConfig, RuleConfig
 from headrace.rewards.function_child import CalleeSpec
@@ -69,7 +70,9 @@ class Reward:
         await self.aclose()
 
     def _combined(self, outcomes: Sequence[Outcome]) -> Outcome:
-        value, parts, info = 0.0, {}, {}
+        value = 0.0
+        parts: dict[str, float] = {}
+        info: dict[str, Any] = {}
         for source, outcome in zip(self._sources, outcomes, strict=True):
             if isinstance(outcome, RewardFailure):
                 self.counters.failed[outcome.reason] = self.counters.failed.get(outcome.reason, 0) + 1

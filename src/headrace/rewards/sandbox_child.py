@@ -252,7 +252,7 @@ def landlock(readable: list[str]) -> bool:
         if LIBC.syscall(LANDLOCK_ADD, rules, 1, struct.pack("=Qi", allowed, at), 0):
             raise OSError(ctypes.get_errno(), f"landlock, {path}")
         os.close(at)
-    return LIBC.syscall(LANDLOCK_RESTRICT, rules, 0) == 0
+    return bool(LIBC.syscall(LANDLOCK_RESTRICT, rules, 0) == 0)
 
 
 def seccomp() -> bool:
@@ -269,7 +269,7 @@ def seccomp() -> bool:
     lines.append((RETURN, 0, 0, ALLOW))
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
     program = struct.pack("@HP", len(lines), ctypes.addressof(code))
-    return LIBC.prctl(PR_SET_SECCOMP, 2, program, 0, 0) == 0
+    return bool(LIBC.prctl(PR_SET_SECCOMP, 2, program, 0, 0) == 0)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,13 @@ _run(_case)
 #: Characters of a program's error output that are kept with a score.
 TAIL = 400
 
-Exchange = tuple[str, str]
+
+class Checks(list[str]):
+    """Tests that are code, which raises where the program is wrong."""
+
+
+class Exchanges(list[tuple[str, str]]):
+    """Tests that are pairs of what a program reads and what it has to print."""
 
 
 @rule("unit_tests")
@@ -72,12 +78,10 @@ class UnitTests(Rule):
         sandbox = Sandbox(self.limits, readable=self.readable, trusted=self.trusted)
         program = f"{self.before}\n{program}" if self.before else program
         try:
-            if isinstance(tests[0], str):
-                passed, result = self._checked(sandbox, program, [str(test) for test in tests])
+            if isinstance(tests, Checks):
+                passed, result = self._checked(sandbox, program, tests)
             else:
-                passed, result = self._exchanged(
-                    sandbox, program, [test for test in tests if not isinstance(test, str)]
-                )
+                passed, result = self._exchanged(sandbox, program, tests)
         except SandboxUnavailable as error:
             raise RewardFailure(str(error), "unavailable") from error
         share = passed / len(tests)
@@ -86,14 +90,14 @@ class UnitTests(Rule):
             info["stderr"] = result.stderr.strip()[-TAIL:]
         return Score(share if self.partial else float(share == 1), {"passed": share}, info)
 
-    def _checked(self, sandbox: Sandbox, program: str, tests: Sequence[str]) -> tuple[int, SandboxResult]:
+    def _checked(self, sandbox: Sandbox, program: str, tests: Checks) -> tuple[int, SandboxResult]:
         token = secrets.token_hex(16)
         case = json.dumps({"program": program, "tests": tests, "token": token})
         result = sandbox.run(HARNESS, files={"case.json": case})
         told = {line.split()[1] for line in result.stdout.splitlines() if line.startswith(f"{token} ")}
         return len(told & {str(at) for at in range(len(tests))}), result
 
-    def _exchanged(self, sandbox: Sandbox, program: str, tests: Sequence[Exchange]) -> tuple[int, SandboxResult]:
+    def _exchanged(self, sandbox: Sandbox, program: str, tests: Exchanges) -> tuple[int, SandboxResult]:
         passed, result = 0, None
         for given, wanted in tests:
             result = sandbox.run(program, stdin=given)
@@ -105,7 +109,7 @@ class UnitTests(Rule):
         return passed, result
 
 
-def read_tests(truth: Any) -> list[str] | list[Exchange]:
+def read_tests(truth: Any) -> Checks | Exchanges:
     """The tests that a ground truth holds, at least one; raises `RewardFailure` where it holds none."""
     if isinstance(truth, str):
         try:
@@ -115,14 +119,15 @@ def read_tests(truth: Any) -> list[str] | list[Exchange]:
         truth = read if isinstance(read, list | dict) else [truth]
     if isinstance(truth, Mapping):
         if {"test", "entry_point"} <= truth.keys():
-            return [f"{truth['test']}\ncheck({truth['entry_point']})"]
+            return Checks([f"{truth['test']}\ncheck({truth['entry_point']})"])
         if {"inputs", "outputs"} <= truth.keys() and len(truth["inputs"]) == len(truth["outputs"]) > 0:
-            return [(str(given), str(wanted)) for given, wanted in zip(truth["inputs"], truth["outputs"], strict=True)]
+            pairs = zip(truth["inputs"], truth["outputs"], strict=True)
+            return Exchanges((str(given), str(wanted)) for given, wanted in pairs)
     if isinstance(truth, Sequence) and truth:
         if all(isinstance(test, str) for test in truth):
-            return [str(test) for test in truth]
+            return Checks(str(test) for test in truth)
         if all(isinstance(test, Mapping) and {"input", "output"} <= test.keys() for test in truth):
-            return [(str(test["input"]), str(test["output"])) for test in truth]
+            return Exchanges((str(test["input"]), str(test["output"])) for test in truth)
     raise RewardFailure(
         f"the ground truth holds no tests: code, or inputs and outputs, are expected, not {shown(truth)}", again=False
     )

@@ -131,7 +131,7 @@ def _is_kept(head: StepHead, source: str | None) -> bool:
 
 
 def _extra(head: StepHead, source: str | None, info: dict[str, Any] | None) -> bytes | None:
-    """A step's extra with what a new reward says of itself, and nothing of the one before; None where it is as it was."""
+    """A step's extra with what a new reward says of itself and nothing of the one before; None where it stays."""
     told = {name: value for name, value in ((REWARD_SOURCE, source), (REWARD_INFO, info)) if value}
     if not told and not any(name in head.extra for name in _ABOUT):
         return None
