@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headrace.data.errors import InvalidInput
 from headrace.files import checked
 from headrace.flows.rollout_config import RolloutConfig
 from headrace.rewards.config import RewardConfig
@@ -90,3 +91,28 @@ def test_a_trainer_that_begins_again_resumes_and_a_resumed_one_is_told_once(chan
 
 def test_calls_are_not_played_before_the_trainer_has_published(changed: Changed) -> None:
     assert planned(changed).named("rollouter").after["trainer"] == "ready"
+
+
+def test_on_ray_pool_and_reward_are_actors_that_are_ended_and_the_gateway_is_a_process(changed: Changed) -> None:
+    bounds = {"prompt_length": 64, "response_length": 8}
+    found = planned(changed, where={"ray": "10.0.0.1:6379"}, gateway=bounds)
+    assert [service.name for service in found.services] == [
+        "engine",
+        "pool",
+        "gateway",
+        "reward",
+        "trainer",
+        "rollouter",
+    ]
+    address = "ray-actor://headrace-RUN?namespace=default&address=10.0.0.1%3A6379"
+    assert found.pool == found.files["trainer.yaml"]["pool"]["address"] == address
+    assert found.named("pool").undo[-1] == address
+    assert "--name headrace-RUN-reward --ray-address 10.0.0.1:6379" in found.named("reward").line()
+    assert "--data-pool-name headrace-RUN --ray-address 10.0.0.1:6379" in found.named("gateway").line()
+    assert found.named("gateway").after == {"pool": "ready"}
+    assert found.files["rollout.yaml"]["gateway"] == {"address": found.gateway}
+
+
+def test_on_ray_the_gateways_bounds_are_asked_for(changed: Changed) -> None:
+    with pytest.raises(InvalidInput, match=r"set gateway.prompt_length and gateway.response_length"):
+        changed(where={"ray": "auto"})

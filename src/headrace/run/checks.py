@@ -143,7 +143,7 @@ async def _scoring(reward: Reward) -> None:
 
 
 def _trainer(config: RunConfig, base: Path) -> None:
-    checked(TrainerConfig, trainer_file(config, base, NOWHERE), "train")
+    checked(TrainerConfig, trainer_file(config, base, NOWHERE, NOWHERE), "train")
 
 
 def _port(config: RunConfig) -> None:

@@ -144,9 +144,10 @@ class EvaluateSection(Section):
 
 
 class RayPlace(Section):
-    """A Ray cluster on which the pool and the reward worker are actors."""
+    """A Ray cluster that runs, on which the pool and the reward worker are actors; Ray begins them again when they die.
+    The gateway, the rollouter and the trainer are plain processes where `headrace run` is."""
 
-    ray: str = Field(description="auto, local, HOST:PORT or ray://HOST:10001")
+    ray: str = Field(description="the cluster: auto, HOST:PORT or ray://HOST:10001")
     namespace: str = "default"
 
 
@@ -172,6 +173,11 @@ class RunConfig(Section):
             raise ValueError("data is given and agent.env too: an environment has its own items; leave data out")
         if self.agent.env is not None and self.reward is not None:
             raise ValueError("reward is given and agent.env too: an environment scores by itself; leave reward out")
+        if self.where != "local" and None in (self.gateway.prompt_length, self.gateway.response_length):
+            raise ValueError(
+                "with where: {ray: ...} the gateway is told its bounds: set gateway.prompt_length and "
+                "gateway.response_length, as in gateway: {prompt_length: 4096, response_length: 1024}"
+            )
         return self
 
     @property

@@ -24,10 +24,10 @@ from headrace.run.config import RunConfig
 from headrace.run.plan import plan
 from headrace.run.results import EvaluationResult, write
 from headrace.run.services import EVALUATIONS, LOGS, TRAINER, RunPlan
-from headrace.run.stack import Stack, StartLog, reserved_ports, until
+from headrace.run.stack import Stack, StartLog, reserved_ports, undo, until
 
 #: The services of a run that sample and score; what learns and what plays is left out.
-SERVING = ("engine", "gateway", "reward")
+SERVING = ("engine", "pool", "gateway", "reward")
 #: The file of `--evaluate`, in the run's folder.
 RESULT_FILE = "evaluation.json"
 
@@ -118,6 +118,7 @@ def played(config: RunConfig, base: Path, log: StartLog, *, step: int = 0, **opt
         ports = ending.enter_context(reserved_ports(config.servers.started, config.gateway.port))
         planned = plan(config, base, folder, ports)
         planned.write(folder)
+        ending.callback(undo, planned.services, folder / LOGS)
         processes = ending.enter_context(Processes(folder / LOGS))
         serving = [service for service in planned.services if service.name.partition("-")[0] in SERVING]
         stack = Stack(serving, processes, log.tell)

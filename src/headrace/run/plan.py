@@ -16,12 +16,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
-from headrace.run.config import MODEL_MARK, PORT_MARK, TRAIN, VAL, RunConfig
+from headrace.run.config import MODEL_MARK, PORT_MARK, TRAIN, VAL, RayPlace, RunConfig
 from headrace.run.services import (
     ENVIRONMENT_FILE,
     HOST,
     JOURNAL,
+    OUTBOX,
     REWARD_FILE,
     ROLLOUT_FILE,
     ROLLOUT_STATE,
@@ -39,11 +41,15 @@ def plan(config: RunConfig, base: Path, run: Path, ports: RunPorts, *, resume: b
     """The plan of a run in the folder `run`, whose file lies in the folder `base`. Pure."""
     gateway = f"http://{HOST}:{ports.gateway}"
     servers = tuple(config.servers.addresses) or tuple(f"http://{HOST}:{port}" for port in ports.servers)
-    services = [*_servers(config, base, ports), _gateway(config, run, ports, servers)]
-    files: dict[str, Mapping[str, Any]] = {TRAINER_FILE: trainer_file(config, run, gateway)}
+    pool = gateway if config.where == "local" else actor_address(config.where, actor_name(run))
+    services = [*_servers(config, base, ports)]
+    if config.where != "local":
+        services.append(_ray_pool(config, config.where, run, pool))
+    services.append(_gateway(config, run, ports, servers))
+    files: dict[str, Mapping[str, Any]] = {TRAINER_FILE: trainer_file(config, run, gateway, pool)}
     if config.reward is not None:
         files[REWARD_FILE] = config.reward.below(base).model_dump(mode="json", exclude_defaults=True)
-        services.append(_reward(config, base, run, gateway))
+        services.append(_reward(config, base, run, pool))
     services.append(_trainer(config, run, resume=resume))
     if config.agent.env is None:
         files[ROLLOUT_FILE] = rollout_file(config, base, run, gateway)
@@ -51,7 +57,17 @@ def plan(config: RunConfig, base: Path, run: Path, ports: RunPorts, *, resume: b
     else:
         files[ENVIRONMENT_FILE] = environment_file(config, gateway, servers)
         services.append(_environment(config, base, run))
-    return RunPlan(tuple(services), files, gateway, gateway, servers)
+    return RunPlan(tuple(services), files, gateway, pool, servers)
+
+
+def actor_name(run: Path) -> str:
+    """The name of a run's pool on Ray; its reward worker's is this with `-reward`."""
+    return f"headrace-{run.name}"
+
+
+def actor_address(where: RayPlace, name: str) -> str:
+    """The address of an actor, as `headrace.pool.connect` takes it."""
+    return f"ray-actor://{quote(name)}?{urlencode({'namespace': where.namespace, 'address': where.ray})}"
 
 
 def _servers(config: RunConfig, base: Path, ports: RunPorts) -> list[Service]:
@@ -92,13 +108,15 @@ def server_command(start: str, model: str, port: int) -> tuple[list[str], dict[s
 def _gateway(config: RunConfig, run: Path, ports: RunPorts, servers: Sequence[str]) -> Service:
     given = config.gateway
     options: list[Any] = ["--vllm-addresses", ",".join(servers), "--tokenizer-path", config.model]
-    options += ["--host", HOST, "--port", ports.gateway, "--journal", run / JOURNAL, "--durability", given.durability]
+    options += ["--host", HOST, "--port", ports.gateway]
+    if config.where == "local":
+        options += ["--journal", run / JOURNAL, "--durability", given.durability, *_channel_flags(config)]
+    else:  # the pool is elsewhere: the folder is where steps wait while it is out of reach
+        place = ["--ray-address", config.where.ray, "--ray-namespace", config.where.namespace]
+        options += ["--data-pool-name", actor_name(run), *place, "--journal", run / OUTBOX]
     for name in ("prompt_length", "response_length"):
         if (value := getattr(given, name)) is not None:
             options += ["--" + name.replace("_", "-"), value]
-    for channel, settings in channels(config).items():
-        written = ",".join(f"{name}={_flag(value)}" for name, value in settings.items())
-        options += ["--channel", f"{channel}:{written}"]
     if config.agent.env is not None:
         options += ["--serve-channel", TRAIN]
     return Service(
@@ -106,7 +124,26 @@ def _gateway(config: RunConfig, run: Path, ports: RunPorts, servers: Sequence[st
         headrace("gateway", *options),
         f"records every call, on http://{HOST}:{ports.gateway}",
         announces="gateway",
+        after=_states({"pool": "ready"} if config.where != "local" else {}),
     )
+
+
+def _ray_pool(config: RunConfig, where: RayPlace, run: Path, address: str) -> Service:
+    """Ends once the actor is there, which Ray begins again from its journal when it dies."""
+    command = headrace(
+        *("pool", "start", "--name", actor_name(run), "--ray-address", where.ray, "--namespace", where.namespace),
+        *("--journal", run / JOURNAL, "--durability", config.gateway.durability, *_channel_flags(config)),
+    )
+    does, undo = f"is an actor of the cluster, {address}", headrace("pool", "stop", address)
+    return Service("pool", command, does, announces="pool", ends=True, undo=undo)
+
+
+def _channel_flags(config: RunConfig) -> list[str]:
+    found = []
+    for channel, settings in channels(config).items():
+        written = ",".join(f"{name}={_flag(value)}" for name, value in settings.items())
+        found += ["--channel", f"{channel}:{written}"]
+    return found
 
 
 def channels(config: RunConfig) -> dict[str, dict[str, Any]]:
@@ -122,13 +159,19 @@ def _flag(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}"
 
 
-def _reward(config: RunConfig, base: Path, run: Path, gateway: str) -> Service:
+def _reward(config: RunConfig, base: Path, run: Path, pool: str) -> Service:
     command = headrace(
-        *("reward", "start", "--reward", run / REWARD_FILE, "--pool", gateway),
+        *("reward", "start", "--reward", run / REWARD_FILE, "--pool", pool),
         *("--channel", TRAIN, "--channel", VAL, "--tokenizer-path", config.model),
     )
-    does, after = "scores what agents did, on its own time", {"gateway": "listening"}
-    return Service("reward", command, does, announces="reward loop", after=_states(after), folder=base)
+    does, after = "scores what agents did, on its own time", _states({"gateway": "listening"})
+    if config.where == "local":
+        return Service("reward", command, does, announces="reward loop", after=after, folder=base)
+    name = f"{actor_name(run)}-reward"
+    place = ("--ray-address", config.where.ray, "--ray-namespace", config.where.namespace)
+    undo = headrace("reward", "stop", name, *place)
+    command = (*command, "--name", name, *place)
+    return Service("reward", command, does, announces="reward loop", after=after, ends=True, folder=base, undo=undo)
 
 
 def _trainer(config: RunConfig, run: Path, *, resume: bool) -> Service:
@@ -173,7 +216,7 @@ def _states(given: Mapping[str, str]) -> Mapping[str, State]:
     return {name: "ready" if state == "ready" else "listening" for name, state in given.items()}
 
 
-def trainer_file(config: RunConfig, run: Path, gateway: str) -> dict[str, Any]:
+def trainer_file(config: RunConfig, run: Path, gateway: str, pool: str) -> dict[str, Any]:
     """The configuration for `headrace train`."""
     given = config.train
     sections = ("algorithm", "optimizer", "critic", "checkpoint", "log")
@@ -185,7 +228,7 @@ def trainer_file(config: RunConfig, run: Path, gateway: str) -> dict[str, Any]:
         "version_each_step": True,
         **{name: getattr(given, name) for name in plain if getattr(given, name) is not None},
         "pool": {
-            "address": gateway,
+            "address": pool,
             "channel": TRAIN,
             "batch_size": given.batch_size,
             **({"n_rollouts": config.n_rollouts} if config.n_rollouts is not None else {}),

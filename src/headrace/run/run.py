@@ -28,7 +28,7 @@ from headrace.run.progress import RunProgress, rounded
 from headrace.run.report import write_report
 from headrace.run.results import EvaluationResult, read_results
 from headrace.run.services import EVALUATIONS, LOGS, TRAINER, RunPlan
-from headrace.run.stack import Stack, StartLog, reserved_ports, run_stack, starting, until
+from headrace.run.stack import Stack, StartLog, reserved_ports, run_stack, starting, undo, until
 from headrace.run.view import RunView
 
 
@@ -52,6 +52,9 @@ class TrainingRun:
             ports = ending.enter_context(reserved_ports(self.config.servers.started, self.config.gateway.port))
             planned = plan(self.config, self.base, self.run, ports, resume=resume)
             planned.write(self.run)
+            if resume:
+                undo(planned.services, self.run / LOGS)  # a run that was killed has left its actors behind
+            ending.callback(undo, planned.services, self.run / LOGS)
             processes = ending.enter_context(Processes(self.run / LOGS, held=[held]))
             try:
                 self._watch(planned, processes)

@@ -17,7 +17,7 @@ import yaml
 #: Where everything of a run listens.
 HOST = "127.0.0.1"
 #: Files and folders of a run.
-JOURNAL, LOGS, TRAINER, EVALUATIONS = "journal", "logs", "trainer", "evaluations"
+JOURNAL, OUTBOX, LOGS, TRAINER, EVALUATIONS = "journal", "outbox", "logs", "trainer", "evaluations"
 TRAINER_FILE, ROLLOUT_FILE, REWARD_FILE, ENVIRONMENT_FILE = "trainer.yaml", "rollout.yaml", "reward.yaml", "env.yaml"
 ROLLOUT_STATE = "rollout.json"
 
@@ -50,6 +50,8 @@ class Service:
     #: killed begins again.
     final: bool = False
     folder: Path | None = None
+    #: What ends that which it left running elsewhere, such as an actor of a cluster; nothing where it left nothing.
+    undo: tuple[str, ...] = ()
 
     def line(self) -> str:
         """The command line as a shell would take it."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
@@ -192,6 +193,8 @@ class Stack:
         self._processes.end(child)
         part.child = None
         if child.code() == 0 and service.ends:
+            if service.undo:
+                self._tell(service.name, service.does)
             part.state = "ended"
             return
         final = service.final and (child.code() or 0) > 0
@@ -297,6 +300,16 @@ def run_stack(planned: RunPlan, processes: Processes, log: StartLog) -> Stack:
             calls.take_back(service.health)
 
     return Stack(planned.services, processes, log.tell, died=died, back=back)
+
+
+def undo(services: Sequence[Service], logs: Path) -> None:
+    """Ends what services left running elsewhere, the last one first; what is not there any more is no matter."""
+    with Processes(logs) as processes:
+        for service in reversed([service for service in services if service.undo]):
+            child = processes.start_program(f"{service.name}-end", service.undo)
+            while child.code() is None:
+                time.sleep(REFRESH_S)
+            processes.end(child)
 
 
 def starting(stack: Stack, log: StartLog) -> None:
