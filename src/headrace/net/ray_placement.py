@@ -77,7 +77,7 @@ def resource_of(text: str) -> tuple[str, float]:
 
 
 def node_id(node: str) -> str:
-    """The id of the living node of that address, host name or id. Raises `InvalidInput`, naming those that there are."""
+    """The id of the living node of that address, name or id. Raises `InvalidInput`, naming those that there are."""
     import ray
 
     living = [known for known in ray.nodes() if known["Alive"]]
