@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 from tests.cli.command import Command, fill
+from tests.gateway.kit import until
 
 from headrace import connect
-from headrace.pool.errors import NotFound
+from headrace.net.ray_cluster import ActorAddress
 from headrace.pool.export import read_steps
 
 pytestmark = pytest.mark.ray
@@ -76,6 +77,4 @@ def test_an_attached_pool_lives_as_long_as_its_command_and_is_found_again(ray_cl
         finally:
             second.send_signal(signal.SIGTERM)
         assert second.wait(240) == 0
-    with pytest.raises(NotFound):
-        while True:  # Ray ends the actors of a process that ended, but not at once
-            connect(target).close()
+    until(lambda: ActorAddress("attached", "cli", ray_cluster).handle() is None)  # Ray ends it, but not at once

@@ -25,8 +25,11 @@ class Nodes:
     """A cluster of several raylets on this machine, one of which starts with it and has no room for actors."""
 
     def __init__(self) -> None:
+        from ray._private.authentication import authentication_token_setup as tokens
         from ray.cluster_utils import Cluster
 
+        tokens.enable_token_auth_by_default()  # as ray.init and ray start do; the nodes inherit it
+        tokens.ensure_token_if_auth_enabled()
         self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         self.address: str = self._cluster.address
 

@@ -203,11 +203,11 @@ class RayFlow:
 
     async def _return(self, worker: _Worker) -> None:
         """Waits until a worker answers again."""
-        dead = 0
-        while True:
+        dead, node = 0, None
+        while node is None:
             try:
                 node = await worker.handle.ready.remote()
-                break
+                continue
             except rayerr.ActorUnavailableError:
                 dead = 0
             except LOST_ANSWERS:
