@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 STEPS, GROUPS, ROLLOUTS = 10, 8, 8
 #: After which step the node goes.
 LOST_AFTER = 3
+#: How often a node is begun that does not begin in time.
+TRIES = 5
 #: What the nodes have that actors are placed on; the first node, where the run's processes are, has none of it.
 SPARE = {"spare": 8.0}
 
@@ -30,12 +32,18 @@ class Nodes:
 
         tokens.enable_token_auth_by_default()  # as ray.init and ray start do; the nodes inherit it
         tokens.ensure_token_if_auth_enabled()
-        self._cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        self._cluster = Cluster()
+        self.add(num_cpus=0, include_dashboard=False)
         self.address: str = self._cluster.address
 
     def add(self, **options: Any) -> Any:
-        """A node that has joined."""
-        return self._cluster.add_node(num_cpus=2, **options)
+        """A node that has joined. Ray gives one half a minute to begin, which a busy machine may not have for it."""
+        for _ in range(TRIES):
+            try:
+                return self._cluster.add_node(**{"num_cpus": 2, **options})
+            except Exception as error:
+                failed = error
+        raise failed
 
     def lose(self, node: Any) -> None:
         """kill -9 for a node, and with it for all that runs on it."""
@@ -47,9 +55,14 @@ class Nodes:
 
 @pytest.fixture
 def nodes() -> Iterator[Nodes]:
+    from ray._private.utils import read_ray_address, write_ray_address
+
+    before = read_ray_address()
     found = Nodes()
     yield found
     found.end()
+    if before is not None:
+        write_ray_address(before)  # `auto` is again the cluster of the other tests
 
 
 @pytest.mark.timeout(2 * RUN_S)
