@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,3 +102,8 @@ def test_every_multiple_between_two_steps_is_crossed(before: int, more: int, eve
     passed = [step for step in range(before + 1, before + more + 1) if step % every == 0]
     assert crossed(before, before + more, every) == (passed[-1] if passed else None)
     assert crossed(before, before + more, 0) is None
+
+
+@given(rules, statuses)
+def test_an_environment_is_done_once_the_trainer_is(rules: Rules, status: Status) -> None:
+    assert finished(rules, msgspec.structs.replace(status, ended_at=status.current_step))

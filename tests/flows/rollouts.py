@@ -15,7 +15,8 @@ from headrace.flows.flow import AgentFailed
 from headrace.flows.gateway_client import GatewayClient, Handle
 from headrace.flows.rollout_state import RolloutStateFile
 from headrace.flows.rollouter import AsyncRollouter, RolloutSummary
-from headrace.flows.schedule import RolloutRules, RolloutSchedule
+from headrace.flows.schedule import RolloutSchedule
+from headrace.flows.schedule_state import RolloutRules
 from headrace.flows.task import Task
 from headrace.flows.turns import SingleTurnFlow
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from headrace.flows.schedule import TRAIN, RolloutRules, RolloutSchedule, RolloutStart, ScheduleState
+from headrace.flows.schedule import RolloutSchedule
+from headrace.flows.schedule_state import TRAIN, RolloutRules, RolloutStart, ScheduleState
 
 #: Events of a run after which it is taken for one that never ends.
 MOST_EVENTS = 100_000

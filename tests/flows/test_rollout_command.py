@@ -21,7 +21,7 @@ from tests.gateway.kit import running_gateway, until
 
 from headrace import DataPool
 from headrace.cli import main
-from headrace.flows.schedule import ScheduleState
+from headrace.flows.schedule_state import ScheduleState
 from headrace.pool.readonly import JournalView
 
 #: Two calls a rollout; while there is a file `hold`, question 3 is not answered.

@@ -19,7 +19,7 @@ from headrace import DataPool
 from headrace.data.errors import HeadraceError
 from headrace.flows.gateway_client import GatewayRefused
 from headrace.flows.rollout_state import RolloutStateFile
-from headrace.flows.schedule import RolloutRules
+from headrace.flows.schedule_state import RolloutRules
 from headrace.flows.task import Task
 from headrace.gateway import Settings, create_app
 
@@ -145,7 +145,10 @@ def test_it_follows_the_trainer_within_the_bound(gateway: Running, pool: DataPoo
         for version in range(5):
             until(lambda: pool.stats()["channels"]["train"]["groups"]["ready"] >= 2)
             batch = pool.fetch_batch(2, n_rollouts=2)
-            oldest = [step.policy_version for group in batch.groups for t in group.trajectories for step in t.steps]
+            assert batch is not None
+            oldest = [
+                step.policy_version or 0 for group in batch.groups for t in group.trajectories for step in t.steps
+            ]
             assert len(oldest) == 4
             assert version - min(oldest) <= 1
             told(gateway.post("/policy_version", {"version": version + 1}))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.flows.simulation import Simulation
 
 from headrace.data.errors import InvalidInput
-from headrace.flows.schedule import LostGroup, RolloutRules, RolloutSchedule, RolloutStart, ScheduleState
+from headrace.flows.schedule import RolloutSchedule
+from headrace.flows.schedule_state import LostGroup, RolloutRules, RolloutStart, ScheduleState
 
 
 def rules(**changes: object) -> RolloutRules:

@@ -150,6 +150,21 @@ async def test_a_sample_that_fails_is_quarantined_with_its_reason_and_another_ta
     assert stats["balanced"]
 
 
+async def test_a_score_that_the_pool_cannot_keep_is_a_failure_of_its_sample(
+    pool: DataPool, renderer: Renderer, reader: SampleReader
+) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(200):
+        deep = {"more": deep}
+    record(pool, renderer, "t", [("q", "a")])
+    async with scoring(pool, Worker(lambda sample: Score(1.0, {}, deep)), reader) as loop:
+        while not loop.counts["quarantined"]:
+            await asyncio.sleep(0.01)
+    assert loop.failures == {"wrong_type": 1}
+    with pytest.raises(Gone, match="the pool refuses its score: info nests deeper"):
+        pool.trajectory("t")
+
+
 async def test_what_is_out_of_reach_is_waited_for_and_then_scored(
     pool: DataPool, renderer: Renderer, reader: SampleReader
 ) -> None:

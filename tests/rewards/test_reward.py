@@ -30,7 +30,7 @@ def test_where_a_rows_ground_truth_is(row: dict[str, Any], column: str | None, w
 
 
 def test_a_column_that_is_missing_is_named_with_the_nearest() -> None:
-    with pytest.raises(InvalidInput, match="no column 'anwser'.*; did you mean answer?"):
+    with pytest.raises(InvalidInput, match=r"no column 'anwser'.*; did you mean answer\?"):
         Sample.of_row({"question": "?", "answer": "4"}, ground_truth="anwser")
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from headrace.commands import OPTIONS, exit_code, group, run
+from headrace.commands import OPTIONS, exit_code, group
+from headrace.commands import run as run_command  # `run` is the module of that command
 from headrace.version import __version__
 
 __all__ = ["main", "run_api"]
@@ -51,7 +52,7 @@ def main(args: Sequence[str] | None = None) -> None:
         from headrace.cli.env import run as run_env
 
         run_env(given[1:])  # what follows is the environment's command line
-    sys.exit(exit_code("headrace", lambda: run(headrace_app, given)))
+    sys.exit(exit_code("headrace", lambda: run_command(headrace_app, given)))
 
 
 def run_api() -> None:

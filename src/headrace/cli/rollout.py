@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -42,6 +43,7 @@ class RolloutCommand(CommandModel):
         from headrace.flows.rollout_config import RolloutConfig
 
         log_to_stderr()
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # agents' SDKs: a line for every call
         config = RolloutConfig.read(self.config)
         if self.state is not None:
             given = config.rollout.model_copy(update={"state": self.state.absolute()})
@@ -56,7 +58,8 @@ async def _rolled_out(config: RolloutConfig, base: Path) -> RolloutSummary | Non
     from headrace.flows.child_gateway import ChildGateway
     from headrace.flows.rollout_state import RolloutStateFile
     from headrace.flows.rollouter import AsyncRollouter
-    from headrace.flows.schedule import TRAIN, VAL, RolloutSchedule
+    from headrace.flows.schedule import RolloutSchedule
+    from headrace.flows.schedule_state import TRAIN, VAL
 
     stop = _StopHandler()
     own = config.rollout

@@ -179,6 +179,7 @@ def _sequence(
     versions = np.full(len(tokens), -1, np.int32)
     spans = []
     about: dict[str, Any] = {}
+    extra = StepExtra()
     for index in chain:
         record = tree.records[index]
         head = record.head

@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from headrace.flows.dataset import Dataset
     from headrace.flows.flow import AgentFailed, AgentFlowBase, register
     from headrace.flows.gateway_client import GatewayClient, Generation, Handle
+    from headrace.flows.rollout_config import RolloutConfig
+    from headrace.flows.rollout_state import RolloutStateFile
+    from headrace.flows.rollouter import AsyncRollouter, RolloutSummary
+    from headrace.flows.schedule import RolloutSchedule
+    from headrace.flows.schedule_state import RolloutRules
     from headrace.flows.task import Task
     from headrace.flows.turns import MultiStepFlow, SingleTurnFlow, TurnAnswer
 
@@ -30,6 +35,12 @@ __all__ = [
     "AgentConfig",
     "DataConfig",
     "GatewayConfig",
+    "AsyncRollouter",
+    "RolloutSummary",
+    "RolloutSchedule",
+    "RolloutRules",
+    "RolloutStateFile",
+    "RolloutConfig",
 ]
 
 _HOME = {
@@ -48,6 +59,12 @@ _HOME = {
     "AgentConfig": "config",
     "DataConfig": "config",
     "GatewayConfig": "config",
+    "AsyncRollouter": "rollouter",
+    "RolloutSummary": "rollouter",
+    "RolloutSchedule": "schedule",
+    "RolloutRules": "schedule_state",
+    "RolloutStateFile": "rollout_state",
+    "RolloutConfig": "rollout_config",
 }
 
 

@@ -120,8 +120,10 @@ class CommandAgent:
                 start_new_session=True,
                 preexec_fn=begin_as_child,
             )
-        except OSError as error:
+        except BaseException as error:
             pipe.close()
+            if not isinstance(error, OSError):
+                raise
             raise AgentFailed("crashed", f"it cannot be started: {error}") from error
         finally:
             os.close(writing)
@@ -355,6 +357,8 @@ class ForkServer:
             told = orjson.loads(line)
             if "ended" in told:
                 worker = self._workers.pop(told["ended"])
+                with suppress(ValueError):  # an idle one that something else ended is given no rollout
+                    self.idle.remove(worker)
                 if not worker.ended.done():
                     worker.ended.set_result(told["status"])
                 if not worker.connected.done():

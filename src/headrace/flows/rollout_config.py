@@ -12,7 +12,7 @@ from headrace.files import checked, read
 from headrace.flows.config import AgentConfig, DataConfig
 from headrace.flows.gateway_client import GatewayClient
 from headrace.flows.rollouter import DRAIN_S, POLL_S
-from headrace.flows.schedule import FailedGroups, RolloutRules
+from headrace.flows.schedule_state import FailedGroups, RolloutRules
 from headrace.net.ray_placement import Placement
 
 #: `validate_every` where there are only rows to validate with: they are played once.
@@ -64,7 +64,7 @@ class WorkersSection(BaseModel):
 
 
 class RolloutSection(BaseModel):
-    """How rollouts are run; see `headrace.flows.schedule.RolloutRules`."""
+    """How rollouts are run; see `headrace.flows.schedule_state.RolloutRules`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

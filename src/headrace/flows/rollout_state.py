@@ -15,7 +15,7 @@ from types import TracebackType
 import msgspec
 
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.flows.schedule import ScheduleState
+from headrace.flows.schedule_state import ScheduleState
 
 #: Characters of a run's name, which is made up when its state is: enough that runs on one pool do not meet.
 RUN_NAME_CHARS = 8

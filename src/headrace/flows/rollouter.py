@@ -25,7 +25,8 @@ from headrace.flows.child_gateway import ChildGateway
 from headrace.flows.flow import AgentFailed, WorkerLost
 from headrace.flows.gateway_client import GatewayClient, GatewayRefused, Handle, TrajectoryEnded
 from headrace.flows.rollout_state import RolloutStateFile
-from headrace.flows.schedule import TRAIN, RolloutSchedule, RolloutStart
+from headrace.flows.schedule import RolloutSchedule
+from headrace.flows.schedule_state import TRAIN, RolloutStart
 from headrace.flows.task import HIDDEN_COLUMNS, Task
 from headrace.net.http_answer import NoAnswer
 
@@ -35,6 +36,8 @@ T = TypeVar("T")
 
 #: Seconds between two questions for the version, and whether the gateway is ready.
 POLL_S = 0.5
+#: Seconds that the gateway may take to answer these before it is taken to be away.
+ANSWER_S = 30.0
 #: Seconds for which rollouts that run may go on once the rollouter is told to end.
 DRAIN_S = 10.0
 #: Seconds between two lines of progress.
@@ -215,7 +218,10 @@ class AsyncRollouter:
             if (task := self._tasks.get((other.group, other.rollout))) is not None:
                 task.cancel()
         for other in given_up.complete:
-            await self._patiently(partial(self._gateway.delete, other.trajectory_uid))
+            try:
+                await self._patiently(partial(self._gateway.delete, other.trajectory_uid))
+            except HeadraceError as error:
+                log.warning("%s stays in a group that is given up: %s", other.trajectory_uid, error)
 
     def _abandon(self, start: RolloutStart) -> None:
         """A rollout was ended with its group, or with this process: then it stays open, for the next one to ask."""
@@ -284,7 +290,7 @@ class AsyncRollouter:
         while True:
             try:
                 await self._look()
-            except NoAnswer:
+            except (NoAnswer, TimeoutError):
                 self._away()
             except GatewayRefused as error:
                 if error.status in WRONG_KEY:
@@ -293,10 +299,11 @@ class AsyncRollouter:
             await asyncio.sleep(self._poll_s)
 
     async def _look(self) -> None:
-        if not await self._gateway.ready():
-            self._away()
-            return
-        version = await self._gateway.policy_version()
+        async with asyncio.timeout(ANSWER_S):
+            if not await self._gateway.ready():
+                self._away()
+                return
+            version = await self._gateway.policy_version()
         if not self._ready or version != self.schedule.state.version:
             self._wake.set()
         self.schedule.version_is(version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -16,18 +17,21 @@ from headrace.files import nearest
 
 def load_target(target: str, base: Path) -> Any:
     """The object that a target names. A file is looked for below `base`, and imported with its folder on the path, as
-    `python FILE` does; a module, with `base` on the path. Raises `InvalidInput` where there is none, or where it fails
-    to import, with the place."""
+    `python FILE` does; a module, with `base` on the path. Meanwhile `base` is the working directory: this is for the
+    start of a process, before it has threads. Raises `InvalidInput` where there is none, or where it fails to import,
+    with the place."""
     module_name, colon, name = target.rpartition(":")
     if not colon and not name.endswith(".py"):
         module_name, _, name = target.rpartition(".")
     if not module_name or not name.isidentifier():
         raise InvalidInput(f"{target!r} must be file.py:name, module:name or package.module.Name")
-    if module_name.endswith(".py"):
-        module = _of_file(base / module_name)
-    else:
-        _on_path(base)
-        module = _of_name(module_name, target)
+    base = base.resolve()
+    with contextlib.chdir(base):
+        if module_name.endswith(".py"):
+            module = _of_file(base / module_name)
+        else:
+            _on_path(base)
+            module = _of_name(module_name, target)
     try:
         return getattr(module, name)
     except AttributeError:

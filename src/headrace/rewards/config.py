@@ -122,6 +122,8 @@ class RewardConfig(BaseModel):
         if not isinstance(given, Mapping):
             return given
         found = dict(given)
+        if True in found:  # YAML reads a plain `on` as true
+            found["on"] = found.pop(True)
         for one, several in (("judge", "judges"), ("reward_model", "reward_models")):
             if one in found:
                 if several in found:

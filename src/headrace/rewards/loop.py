@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.data.trajectory import Trajectory
 from headrace.pool.embedded import DataPool
-from headrace.pool.errors import JournalError, NotFound, PoolUnreachable
+from headrace.pool.errors import JournalError, NotFound, PoolClosed, PoolUnreachable
 from headrace.pool.remote import RemotePool
 from headrace.rewards.recorded import SampleReader
 from headrace.rewards.sample import RewardFailure, Sample, Score
@@ -160,6 +160,8 @@ class RewardLoop:
             status = await self._asked(partial(self._tell, trajectory, samples, scores))
         except NotFound:
             status = "late"  # it went while it was scored
+        except (InvalidInput, TypeError) as error:  # what a source told beside its number cannot be kept
+            return RewardFailure(f"the pool refuses its score: {error}", "wrong_type", again=False)
         self.counts["scored" if status == "ok" else status] += 1
         return None
 
@@ -188,7 +190,10 @@ class RewardLoop:
     async def _quarantine(self, trajectory: Trajectory, failure: RewardFailure) -> None:
         reason = f"reward: {failure}"[:MAX_REASON_CHARACTERS]
         log.error("trajectory %s is quarantined: %s", trajectory.uid, reason)
-        await self._asked(partial(self._pool.fail, trajectory.uid, reason, trajectory.channel, quarantine=True))
+        ended = await self._asked(partial(self._pool.fail, trajectory.uid, reason, trajectory.channel, quarantine=True))
+        if ended.status != "ok":
+            self.counts["late"] += 1  # it was rewarded, handed out or gone meanwhile
+            return
         self.counts["quarantined"] += 1
         self.failures[failure.reason] += 1
 
@@ -198,7 +203,7 @@ class RewardLoop:
         while True:
             try:
                 return await call()
-            except (PoolUnreachable, JournalError) as error:
+            except (PoolUnreachable, PoolClosed, JournalError) as error:
                 log.warning("the pool is asked again: %s", error)
             await pause.take()
 

@@ -95,14 +95,10 @@ def enter(spec: dict[str, Any], held: list[str]) -> int | None:
     """Enters namespaces, makes the scratch folder and writes the program's files into it; the user to become, if
     any."""
     root = os.geteuid() == 0
-    uid = None
-    if root:
-        uid = FIRST_UID + os.getpid()
-    if spec["namespaces"] and unshare(root):
+    uid = FIRST_UID + os.getpid() if root else None
+    if spec["namespaces"] and succeeds_in_a_child(lambda: isolate(spec, root)):
+        isolate(spec, root)
         held.append("namespaces")
-        mount(None, "/", None, MS_REC | MS_PRIVATE, None)
-        size = f"size={spec['limits']['files_mb']}m,nr_inodes={spec['limits']['files']},mode=0777"
-        mount("tmpfs", spec["scratch"], "tmpfs", MS_NOSUID | MS_NODEV, size)
     os.chdir(spec["scratch"])
     for name, text in spec["files"].items():
         with open(name, "w", encoding="utf-8") as file:
@@ -112,17 +108,33 @@ def enter(spec: dict[str, Any], held: list[str]) -> int | None:
     return uid
 
 
-def unshare(root: bool) -> bool:
-    """Whether namespaces of its own could be made. Users of their own are needed where it is not root who asks."""
+def succeeds_in_a_child(call: Callable[[], None]) -> bool:
+    """Whether a call raises nothing, found out by a child, so that nothing half done is left where it does: systems
+    allow namespaces and then forbid what they are for."""
+    child = os.fork()
+    if child == 0:
+        try:
+            call()
+        except OSError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def isolate(spec: dict[str, Any], root: bool) -> None:
+    """Enters namespaces of its own, with a file system of bounded size for the scratch folder. Users of their own are
+    needed where it is not root who asks. Raises `OSError`."""
     uid, gid = os.geteuid(), os.getegid()
     kinds = CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWNS
     if LIBC.unshare(kinds if root else kinds | CLONE_NEWUSER):
-        return False
+        raise OSError(ctypes.get_errno(), "unshare")
     if not root:
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
-    return True
+    mount(None, "/", None, MS_REC | MS_PRIVATE, None)
+    size = f"size={spec['limits']['files_mb']}m,nr_inodes={spec['limits']['files']},mode=0777"
+    mount("tmpfs", spec["scratch"], "tmpfs", MS_NOSUID | MS_NODEV, size)
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None) -> None:

@@ -71,7 +71,7 @@ def _rloo(rewards: Floats) -> Floats:
 ADVANTAGES = {"grpo": _grpo, "dr_grpo": _centred, "rloo": _rloo, "reinforce": _centred}
 
 
-def step_advantages(rewards: Seq[Seq[Seq[float]]], how: str) -> list[list[Floats]]:
+def step_advantages(rewards: Seq[Seq[Seq[float] | Floats]], how: str) -> list[list[Floats]]:
     """One advantage for each step, trajectory by trajectory, of the rewards that each step of it earned.
 
     With R what a trajectory earned in all and S(k) what it had earned before its step k, that step's deviation is

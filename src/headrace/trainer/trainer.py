@@ -132,7 +132,6 @@ class Trainer:
             self.outcome.nothing_to_do = True
         self.feed.recover(self.progress.leases)
         self.progress.leases = {}
-        self.registration.begin()
         self._publish_first()
         self._watcher.ready(self.progress)
         self._last_report_at = time.monotonic()
@@ -216,6 +215,7 @@ class Trainer:
             self._stop.result(self._publishing.submit(lambda: publisher.check(model)))
         self._watcher.doing("asking the pool for its version")
         known = int(self.pool.call("stats", self.config.pool.channel)["policy_version"] or 0)
+        self.registration.begin()
         if known > self.progress.version:  # what was published after the checkpoint is lost: its number is not reused
             self.progress.version = known + 1
         self._publish(self._probe)
