@@ -43,6 +43,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "engine": ("train",),
     "train": ("train",),
     "run": ("demo",),
+    "run on Ray": ("demo", "ray"),
+    "rollout on Ray": ("ray",),
     "new": ("train",),
     "demo": ("demo",),
     "demo --ray": ("demo", "ray"),

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tests.cli.command import Command, fill
+from tests.gateway.kit import until
 
 from headrace import connect
+from headrace.net.ray_cluster import ActorAddress
 from headrace.pool.export import read_steps
 
 pytestmark = pytest.mark.ray
@@ -47,3 +52,29 @@ def test_a_pool_is_started_read_backed_up_and_stopped(headrace: Command, ray_clu
     assert "no actor 'cli_pool' in namespace 'cli'" in gone.err
     at_rest = json.loads(headrace("pool", "stats", tmp_path / "journal", "--json").out)
     assert at_rest["ledger"] == found["ledger"]
+
+
+def test_an_attached_pool_lives_as_long_as_its_command_and_is_found_again(ray_cluster: str, tmp_path: Path) -> None:
+    target = f"ray-actor://attached?namespace=cli&address={ray_cluster}"
+    flags = ["--name", "attached", "--namespace", "cli", "--ray-address", ray_cluster]
+    command = [sys.executable, "-m", "headrace", "pool", "start", "--attach", *flags]
+
+    def started() -> subprocess.Popen[str]:
+        process = subprocess.Popen([*command, "--journal", str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        with process.stdout:
+            assert process.stdout.readline().startswith("pool ready on ray-actor://attached?")
+        return process
+
+    first = started()
+    with connect(target, retry_s=240) as pool:
+        fill(pool)
+        first.kill()
+        first.wait()
+        second = started()
+        try:
+            assert pool.stats("train")["ledger"]["submitted"] == 15
+        finally:
+            second.send_signal(signal.SIGTERM)
+        assert second.wait(240) == 0
+    until(lambda: ActorAddress("attached", "cli", ray_cluster).handle() is None)  # Ray ends it, but not at once

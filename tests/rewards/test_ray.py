@@ -17,6 +17,7 @@ from tests.rewards.recorded import record
 from headrace import DataPool
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.net.ray_cluster import ActorAddress
+from headrace.net.ray_placement import Placement
 from headrace.rewards.ray import RayRewardWorker, WatchedPool, start_reward_worker, stop_reward_worker
 from headrace.rewards.sample import RewardFailure, Sample, Score
 from headrace.tokens import load_renderer
@@ -52,7 +53,9 @@ def actor(ray_cluster: str, base: Path, folder: Path, pool: DataPool) -> Iterato
     """An actor that scores a pool over HTTP, and whatever it is asked."""
     where = ActorAddress("reward_loop_worker", "rewards", ray_cluster)
     with serving_pool(pool) as address:
-        start_reward_worker(where, CONFIG, base, watched=WatchedPool(address, ("train",), str(folder)), num_cpus=0)
+        start_reward_worker(
+            where, CONFIG, base, watched=WatchedPool(address, ("train",), str(folder)), placement=Placement(num_cpus=0)
+        )
         yield where
         assert stop_reward_worker(where)
     assert not stop_reward_worker(where)
@@ -111,7 +114,7 @@ def test_an_actor_that_runs_or_cannot_start_is_said(actor: ActorAddress, base: P
     broken = {"functions": ["missing.py:score"]}
     where = ActorAddress("broken", actor.namespace, actor.cluster)
     with pytest.raises(HeadraceError, match=r"'broken' did not start: .*missing\.py"):
-        start_reward_worker(where, broken, base, num_cpus=0)
+        start_reward_worker(where, broken, base, placement=Placement(num_cpus=0))
 
 
 def test_the_address_of_an_actor_is_read_back() -> None:

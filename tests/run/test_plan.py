@@ -12,6 +12,7 @@ from headrace.data.errors import InvalidInput
 from headrace.files import checked
 from headrace.flows.rollout_config import RolloutConfig
 from headrace.rewards.config import RewardConfig
+from headrace.run.cluster import actor_name
 from headrace.run.config import RunConfig
 from headrace.run.plan import plan, server_command
 from headrace.run.services import RunPlan, RunPorts
@@ -93,26 +94,54 @@ def test_calls_are_not_played_before_the_trainer_has_published(changed: Changed)
     assert planned(changed).named("rollouter").after["trainer"] == "ready"
 
 
-def test_on_ray_pool_and_reward_are_actors_that_are_ended_and_the_gateway_is_a_process(changed: Changed) -> None:
-    bounds = {"prompt_length": 64, "response_length": 8}
-    found = planned(changed, where={"ray": "10.0.0.1:6379"}, gateway=bounds)
-    assert [service.name for service in found.services] == [
-        "engine",
-        "pool",
-        "gateway",
-        "reward",
-        "trainer",
-        "rollouter",
-    ]
-    address = "ray-actor://headrace-RUN?namespace=default&address=10.0.0.1%3A6379"
-    assert found.pool == found.files["trainer.yaml"]["pool"]["address"] == address
-    assert found.named("pool").undo[-1] == address
-    assert "--name headrace-RUN-reward --ray-address 10.0.0.1:6379" in found.named("reward").line()
-    assert "--data-pool-name headrace-RUN --ray-address 10.0.0.1:6379" in found.named("gateway").line()
+def test_on_ray_pool_reward_and_rollout_workers_are_actors_and_the_gateway_is_a_process(changed: Changed) -> None:
+    place = {
+        "ray": "127.0.0.1:6379",
+        "shared_folder": True,
+        "pool": {"node": "10.0.0.2"},
+        "reward": {"resources": {"scoring": 1}, "num_cpus": 2},
+        "rollout": {"workers": 3, "spread": True},
+    }
+    found = planned(changed, where=place)
+    names = [service.name for service in found.services]
+    assert names == ["engine", "pool", "gateway", "reward", "trainer", "rollouter"]
+    name = actor_name("pool", Path(found.files["trainer.yaml"]["run"]).parent)
+    assert found.pool == f"ray-actor://{name}?namespace=default&address=127.0.0.1%3A6379"
+    assert found.pool == found.files["trainer.yaml"]["pool"]["address"]
+    pool, reward, gateway = (found.named(part).line() for part in ("pool", "reward", "gateway"))
+    assert f"pool start --attach --name {name} --ray-address 127.0.0.1:6379" in pool
+    assert "--shared-journal --node 10.0.0.2" in pool
+    assert "RUN/journal" in pool
+    assert "require_reward=true" in pool
+    assert f"--pool '{found.pool}'" in reward
+    assert "--num-cpus 2 --resource scoring=1" in reward
+    assert f"--pool-address '{found.pool}'" in gateway
+    assert "RUN/outbox" in gateway
+    assert "--channel" not in gateway
     assert found.named("gateway").after == {"pool": "ready"}
-    assert found.files["rollout.yaml"]["gateway"] == {"address": found.gateway}
+    rollout = checked(RolloutConfig, found.files["rollout.yaml"], "rollout.yaml")
+    assert rollout.gateway.address == found.gateway
+    assert rollout.workers is not None
+    assert (rollout.workers.count, rollout.workers.placement.spread) == (3, True)
 
 
-def test_on_ray_the_gateways_bounds_are_asked_for(changed: Changed) -> None:
-    with pytest.raises(InvalidInput, match=r"set gateway.prompt_length and gateway.response_length"):
-        changed(where={"ray": "auto"})
+def test_on_ray_the_gateway_listens_where_nodes_reach_it(changed: Changed) -> None:
+    found = planned(changed, where={"ray": "auto", "host": "10.0.0.7"})
+    assert found.gateway == "http://10.0.0.7:8100"
+    assert "--host 10.0.0.7" in found.named("gateway").line()
+    assert found.servers == ("http://127.0.0.1:8001",)
+
+
+def test_each_runs_actors_have_names_of_their_own(tmp_path: Path) -> None:
+    assert actor_name("pool", tmp_path / "a") == actor_name("pool", tmp_path / "a")
+    assert actor_name("pool", tmp_path / "a") != actor_name("pool", tmp_path / "b")
+
+
+def test_a_pool_is_placed_only_where_its_journal_can_be_seen(changed: Changed) -> None:
+    with pytest.raises(InvalidInput, match=r"where.shared_folder: true"):
+        changed(where={"ray": "auto", "pool": {"spread": True}})
+
+
+def test_what_is_no_cluster_is_refused(changed: Changed) -> None:
+    with pytest.raises(InvalidInput, match=r"'local' is no cluster; it is auto, HOST:PORT"):
+        changed(where={"ray": "local"})

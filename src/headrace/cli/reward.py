@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from rich.console import Console
 
+from headrace.cli.actors import ActorOptions, attended
 from headrace.cli.common import RETRY_S, log_to_stderr, on_terminal, pool_key, print_json, print_rows, remark
 from headrace.commands import CommandModel, Positional, command, group
 from headrace.data.errors import HeadraceError
@@ -32,13 +33,14 @@ PAGE_ROWS = 1000
 BARS = " ▁▂▃▄▅▆▇█"
 
 
-class RewardStartCommand(CommandModel):
+class RewardStartCommand(ActorOptions, CommandModel):
     """Score what agents recorded, until SIGTERM or Ctrl-C: takes complete trajectories without a reward from a pool,
     scores them and annotates them there. Their channels hand out nothing before it has a reward. Prints one line once
     it is ready, and at its end what it did, as JSON.
 
     With --name it is a detached, named actor of a Ray cluster that a gateway's --reward-worker-name asks; with --pool
-    the actor does the above too. The command then ends, and Ray restarts the actor when it dies.
+    the actor does the above too. The command then ends, unless --attach is given, and Ray restarts the actor when it
+    dies.
     """
 
     reward: Path = Field(description="file (YAML, JSON or TOML) of the reward; docs/rewards.md has every field")
@@ -54,18 +56,6 @@ class RewardStartCommand(CommandModel):
     name: str | None = Field(None, min_length=1, description="be a Ray actor of this name")
     ray_address: str = Field("auto", description="the cluster: auto, or its HOST:PORT")
     ray_namespace: str = Field("default", description="the actor's namespace")
-    num_cpus: float = Field(1, ge=0, description="CPUs that Ray sets aside for the actor")
-    resource: list[str] = Field(
-        [], description="what else its node must have, as NAME=AMOUNT; may be given several times"
-    )
-    spread: bool = Field(False, description="place the actor on the node that has the least to do")
-
-    @field_validator("resource")
-    @classmethod
-    def _amounts(cls, given: list[str]) -> list[str]:
-        for text in given:
-            _resource(text)
-        return given
 
     @model_validator(mode="after")
     def _has_work(self) -> RewardStartCommand:
@@ -73,6 +63,8 @@ class RewardStartCommand(CommandModel):
             raise ValueError("--pool must be given (a pool to score), or --name (a Ray actor that others ask), or both")
         if self.pool is not None and self.tokenizer_path is None:
             raise ValueError("with --pool, --tokenizer-path must be given too: a pool holds ids, a reward reads text")
+        if self.attach and self.name is None:
+            raise ValueError("--attach is about an actor; give --name too, or leave it out: the loop stays anyway")
         return self
 
     def execute(self) -> None:
@@ -101,18 +93,27 @@ class RewardStartCommand(CommandModel):
             watched = WatchedPool(
                 self.pool, tuple(self.channel), tokenizer or self.tokenizer_path, pool_key(self.key), self.patience_s
             )
-        start_reward_worker(
-            where,
-            read(self.reward),
-            self.reward.absolute().parent,
-            watched=watched,
-            num_cpus=self.num_cpus,
-            resources=dict(map(_resource, self.resource)),
-            spread=self.spread,
-        )
-        print(f"reward worker ready on {where}", flush=True)
-        if self.pool is not None:
-            print(f"reward loop ready on {self.pool}", flush=True)
+
+        def start() -> Any:
+            return start_reward_worker(
+                where,
+                read(self.reward),
+                self.reward.absolute().parent,
+                watched=watched,
+                placement=self.placement(),
+                attached=self.attach,
+            )
+
+        def announce() -> None:
+            print(f"reward worker ready on {where}", flush=True)
+            if self.pool is not None:
+                print(f"reward loop ready on {self.pool}", flush=True)
+
+        if self.attach:
+            attended(name, start, "state", announce)
+        else:
+            start()
+            announce()
 
     async def _score(self, config: RewardConfig, reader: SampleReader) -> dict[str, Any]:
         """Runs the loop until it is told to end; what it did."""
@@ -271,16 +272,6 @@ def _recorded(pool: DataPool | RemotePool, channel: str, limit: int) -> tuple[li
                 pass  # it left the pool meanwhile
         cursor = page["next"]
     return found, False
-
-
-def _resource(text: str) -> tuple[str, float]:
-    name, equals, amount = text.partition("=")
-    try:
-        if not name or not equals or not float(amount) >= 0:
-            raise ValueError
-        return name, float(amount)
-    except ValueError:
-        raise ValueError(f"{text!r} should be NAME=AMOUNT, as in scoring=1") from None
 
 
 # -- a trial as tables -------------------------------------------------------------------------------------------------

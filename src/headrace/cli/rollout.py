@@ -18,6 +18,9 @@ from headrace.commands import CommandModel, Positional, command
 from headrace.extras import require_for
 
 if TYPE_CHECKING:
+    from headrace.flows.flow import AgentFlowBase
+    from headrace.flows.gateway_client import GatewayClient
+    from headrace.flows.ray import RayFlow
     from headrace.flows.rollout_config import RolloutConfig
     from headrace.flows.rollouter import RolloutSummary
 
@@ -83,7 +86,10 @@ async def _rolled_out(config: RolloutConfig, base: Path) -> RolloutSummary | Non
             except asyncio.CancelledError:
                 return None
         client = config.gateway.client(address)
-        flow = config.agent.made(client, base)
+        try:
+            flow = await _player(config, client, address, base)
+        except asyncio.CancelledError:
+            return None
         rollouter = AsyncRollouter(
             schedule,
             flow,
@@ -103,6 +109,18 @@ async def _rolled_out(config: RolloutConfig, base: Path) -> RolloutSummary | Non
         finally:
             await flow.aclose()
             await client.aclose()
+
+
+async def _player(config: RolloutConfig, client: GatewayClient, address: str, base: Path) -> AgentFlowBase | RayFlow:
+    """Who plays: a flow in this process, or workers on Ray."""
+    if config.workers is None:
+        return config.agent.made(client, base)
+    require_for("rollout on Ray")
+    from headrace.flows.ray import RayFlow
+
+    remark(f"starting {config.workers.count} rollout workers on Ray")
+    # In a thread: in the main one Ray would have SIGTERM end this process at once.
+    return await asyncio.to_thread(RayFlow.begun, config, address, base)
 
 
 class _StopHandler:

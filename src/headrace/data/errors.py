@@ -17,7 +17,10 @@ class HeadraceError(Exception):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        HeadraceError.registry[cls.code] = cls
+        if "code" in vars(
+            cls
+        ):  # one that inherits it, such as Ray makes of an actor's error, is not what the code means
+            HeadraceError.registry[cls.code] = cls
 
     @classmethod
     def from_wire(cls, code: str, message: str) -> HeadraceError:

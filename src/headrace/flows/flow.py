@@ -65,6 +65,15 @@ class AgentFailed(HeadraceError):
         return cls("crashed", told, "".join(traceback.format_exception(error)))
 
 
+class WorkerLost(AgentFailed):
+    """The process that played a rollout for this one is gone: not its agent's fault, and not charged to it."""
+
+    code = "worker_lost"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("worker_lost", detail)
+
+
 class AgentFlowBase(ABC):
     """What plays rollouts through one gateway, any number at once: a flow keeps nothing of one in itself.
 

@@ -13,6 +13,7 @@ from headrace.flows.config import AgentConfig, DataConfig
 from headrace.flows.gateway_client import GatewayClient
 from headrace.flows.rollouter import DRAIN_S, POLL_S
 from headrace.flows.schedule_state import FailedGroups, RolloutRules
+from headrace.net.ray_placement import Placement
 
 #: `validate_every` where there are only rows to validate with: they are played once.
 ONCE = 1 << 40
@@ -40,12 +41,26 @@ class GatewaySource(BaseModel):
             raise ValueError("a gateway that is started has its keys in start: api_key, reward_key")
         return self
 
-    def client(self, address: str) -> GatewayClient:
-        """A client of the gateway, which is at that address. Raises `BadAddress` where that is none."""
+    def keys(self) -> tuple[str | None, str | None]:
+        """The agents' key and the one that ends trajectories."""
         start = self.start or {}
         key = self.key or start.get("api_key") or os.environ.get("HEADRACE_API_KEY")
-        reward_key = self.reward_key or start.get("reward_key") or os.environ.get("HEADRACE_REWARD_KEY")
-        return GatewayClient(address, key, reward_key)
+        return key, self.reward_key or start.get("reward_key") or os.environ.get("HEADRACE_REWARD_KEY")
+
+    def client(self, address: str) -> GatewayClient:
+        """A client of the gateway, which is at that address. Raises `BadAddress` where that is none."""
+        return GatewayClient(address, *self.keys())
+
+
+class WorkersSection(BaseModel):
+    """Actors of a Ray cluster that play the rollouts, in place of the rollouter's process; see `headrace.flows.ray`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    ray: str = Field("auto", description="the cluster: auto, HOST:PORT or ray://HOST:10001")
+    namespace: str = "default"
+    count: int = Field(1, ge=1, le=4096, description="how many of them")
+    placement: Placement = Placement()
 
 
 class RolloutSection(BaseModel):
@@ -84,6 +99,7 @@ class RolloutConfig(BaseModel):
     agent: AgentConfig
     gateway: GatewaySource
     rollout: RolloutSection
+    workers: WorkersSection | None = Field(None, description="who plays; default: the rollouter's own process")
     base: Path | None = Field(None, description="the folder that paths are below; default: that of the file")
 
     @classmethod

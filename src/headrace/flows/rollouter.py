@@ -16,13 +16,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from headrace.data.errors import HeadraceError
 from headrace.flows.child_gateway import ChildGateway
-from headrace.flows.flow import AgentFailed, AgentFlowBase
+from headrace.flows.flow import AgentFailed, WorkerLost
 from headrace.flows.gateway_client import GatewayClient, GatewayRefused, Handle, TrajectoryEnded
 from headrace.flows.rollout_state import RolloutStateFile
 from headrace.flows.schedule import RolloutSchedule
@@ -68,6 +68,13 @@ class RolloutSummary(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class RolloutPlayer(Protocol):
+    """Who plays rollouts, any number at once: a flow (`AgentFlowBase`), or workers elsewhere that have one."""
+
+    async def run(self, task: Task) -> None:
+        """Plays a rollout to its end; raises as `AgentFlowBase.run`, and `WorkerLost`."""
+
+
 class AsyncRollouter:
     """One run. `data` has the rows of each channel, `flow` plays them, and `gateway` is the one that `flow` plays
     through; `child` is its process, where it is the rollouter's own. `say` is given lines of progress.
@@ -76,7 +83,7 @@ class AsyncRollouter:
     def __init__(
         self,
         schedule: RolloutSchedule,
-        flow: AgentFlowBase,
+        flow: RolloutPlayer,
         data: Mapping[str, Sequence[Mapping[str, Any]]],
         gateway: GatewayClient,
         file: RolloutStateFile,
@@ -179,7 +186,7 @@ class AsyncRollouter:
         except TrajectoryEnded as error:
             await self._settle(start, "ended", str(error), outages)
         except AgentFailed as error:
-            await self._settle(start, error.reason, str(error), outages)
+            await self._settle(start, error.reason, str(error), outages, lost=isinstance(error, WorkerLost))
         except (NoAnswer, GatewayRefused) as error:
             if isinstance(error, GatewayRefused) and error.status in WRONG_KEY:
                 self._trouble = error
@@ -191,8 +198,9 @@ class AsyncRollouter:
             self._tasks.pop((start.group, start.rollout), None)
             self._wake.set()
 
-    async def _settle(self, start: RolloutStart, reason: str, detail: str, outages: int) -> None:
-        """Has the gateway know of an attempt that failed, and takes its word where it was complete after all."""
+    async def _settle(self, start: RolloutStart, reason: str, detail: str, outages: int, *, lost: bool = False) -> None:
+        """Has the gateway know of an attempt that failed, and takes its word where it was complete after all. One that
+        was `lost` with who played it is not charged."""
         log.warning("%s failed: %s", start.trajectory_uid, detail)
         try:
             status = await self._fail(start, start.attempt, detail or reason)
@@ -202,14 +210,14 @@ class AsyncRollouter:
         if status == "late":
             self.schedule.accepted(start)
             return
-        charged = self._ready and outages == self._outages
-        lost = self.schedule.failed(start, reason, self._clock(), charged=charged)
-        if lost is None:
+        charged = self._ready and outages == self._outages and not lost
+        given_up = self.schedule.failed(start, reason, self._clock(), charged=charged)
+        if given_up is None:
             return
-        for other in lost.running:
+        for other in given_up.running:
             if (task := self._tasks.get((other.group, other.rollout))) is not None:
                 task.cancel()
-        for other in lost.complete:
+        for other in given_up.complete:
             try:
                 await self._patiently(partial(self._gateway.delete, other.trajectory_uid))
             except HeadraceError as error:

@@ -8,7 +8,9 @@ for a cluster.
 
 from __future__ import annotations
 
+import time
 import urllib.parse
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -18,6 +20,8 @@ import ray.exceptions as rayerr
 from headrace.data.errors import HeadraceError, InvalidInput
 
 DEFAULT_NAMESPACE = "default"
+#: Seconds between two tries for an actor's name.
+NAME_RETRY_S = 0.2
 #: How an actor's address begins.
 ACTOR_SCHEME = "ray-actor"
 
@@ -85,6 +89,22 @@ def _use_token() -> None:
         setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     except (ImportError, AttributeError, TypeError):
         pass  # another release of Ray; RAY_AUTH_MODE=token, set before the start, does the same
+
+
+def named_actor(start: Callable[[], Any], name: str, namespace: str, *, wait_s: float = 0.0) -> Any:
+    """What `start` gives, the handle of a new actor of that name; a name that is taken is waited for `wait_s`: Ray ends
+    the actors of a process that ended, but not at once. Raises `InvalidInput`."""
+    give_up = time.monotonic() + wait_s
+    while True:
+        try:
+            return start()
+        except ValueError as error:
+            if time.monotonic() >= give_up:
+                raise InvalidInput(
+                    f"an actor {name!r} runs in namespace {namespace!r} already; connect to it, stop it first, or take "
+                    "another name"
+                ) from error
+            time.sleep(NAME_RETRY_S)
 
 
 def cause_of(error: BaseException) -> str:

@@ -3,7 +3,8 @@
 The actor is an embedded pool that answers frames (`call`) and, for those who hold a bare handle, plain calls. Ray
 restarts it when it dies; it then recovers from its journal. A journal in a local folder lives on one node, so the actor
 is pinned to the node where it was started: restarted elsewhere it would find an empty folder and call that the truth.
-On a path that every node sees (`shared_journal`), it may move; the journal's lock still admits one process only.
+On a path that every node sees (`shared_journal`), it may move; the journal's lock still admits one process only, and an
+actor that Ray restarts waits for it: the process before may end a little later than its node is given up.
 
 How the cluster is joined, with its token, is `net/ray_cluster.py`'s.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +30,26 @@ from headrace.net.ray_cluster import (
     ClusterUnreachable,
     cause_of,
     join_cluster,
+    named_actor,
 )
+from headrace.net.ray_placement import Placement
 from headrace.pool.batch import Batch
 from headrace.pool.config import DEFAULT_CHANNEL
 from headrace.pool.embedded import DataPool
-from headrace.pool.errors import NotFound, PoolUnreachable
+from headrace.pool.errors import JournalLocked, NotFound, PoolUnreachable
 from headrace.pool.operation import Receipt
 from headrace.pool.remote import Unreachable
 from headrace.pool.service import answer
 
 #: Calls that go to the actor in one, at most.
 MAX_CALLS_TOGETHER = 64
+#: Seconds for which an actor waits for a journal that another process has: the one before it, which notices only that
+#: its node is gone, or a file server's lease of a lock, which lasts a minute or two.
+LOCK_S = 180.0
+#: Seconds between two tries.
+LOCK_RETRY_S = 0.2
+#: Seconds for which a name is waited for that an actor has whose owner just ended.
+NAME_S = 60.0
 
 
 def actor_address(name: str, address: str = "auto", namespace: str = DEFAULT_NAMESPACE) -> str:
@@ -49,8 +60,11 @@ def actor_address(name: str, address: str = "auto", namespace: str = DEFAULT_NAM
 class PoolActor:
     """The actor's body. Its plain calls take what the seed's trainers and gateways pass: Steps, dicts, lists."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._pool = DataPool(**options)
+    def __init__(self, options: dict[str, Any], lock_s: float = 0.0) -> None:
+        """`options` are `DataPool`'s; a journal that another process has is waited for `lock_s`, or, where Ray has
+        restarted the actor, `LOCK_S`."""
+        restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        self._pool = _recovered(options, LOCK_S if restarted else lock_s)
 
     async def call(self, body: bytes) -> bytes:
         data, _ = await answer(self._pool, body)
@@ -97,6 +111,17 @@ class PoolActor:
         self._pool.close()
 
 
+def _recovered(options: dict[str, Any], lock_s: float) -> DataPool:
+    give_up = time.monotonic() + lock_s
+    while True:
+        try:
+            return DataPool(**options)
+        except JournalLocked:
+            if time.monotonic() >= give_up:
+                raise
+            time.sleep(LOCK_RETRY_S)
+
+
 def start_pool(
     name: str,
     *,
@@ -104,35 +129,42 @@ def start_pool(
     namespace: str = DEFAULT_NAMESPACE,
     journal: str | os.PathLike[str] | None = None,
     shared_journal: bool = False,
-    num_cpus: float = 0,
+    placement: Placement | None = None,
+    attached: bool = False,
     **options: Any,
 ) -> Any:
-    """Starts the detached actor and returns its handle once it has recovered; `options` are `DataPool`'s."""
+    """Starts the actor and returns its handle once it has recovered; `options` are `DataPool`'s.
+
+    It is detached, or `attached`: it ends with this process, and takes the name and the journal of one whose process
+    just ended. A `placement` that says where it may be needs a `shared_journal`, where there is a journal. Raises
+    `InvalidInput` and `PoolUnreachable`.
+    """
+    given = placement or Placement()
+    if journal is not None and not shared_journal and (given.resources or given.node is not None or given.spread):
+        raise InvalidInput(
+            "the journal lies on this node, and the pool stays with it; give --shared-journal where every node sees "
+            "that folder, or leave out where to place the pool"
+        )
     try:
         join_cluster(address, namespace)
     except ClusterUnreachable as error:
         raise PoolUnreachable(str(error)) from error
-    placed: dict[str, Any] = {}
+    placed = given.options(default_cpus=0)
     if journal is not None:
         options["journal"] = str(Path(journal).absolute())
         if not shared_journal:
             node = ray.get_runtime_context().get_node_id()
             placed["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
-    actor = ray.remote(PoolActor)
-    try:
-        handle = actor.options(
-            name=name,
-            namespace=namespace,
-            lifetime="detached",
-            max_restarts=-1,
-            num_cpus=num_cpus,
-            max_concurrency=10_000,
-            **placed,
-        ).remote(options)
-    except ValueError as error:
-        raise InvalidInput(
-            f"an actor {name!r} runs in namespace {namespace!r} already; connect to it, or stop it first"
-        ) from error
+    actor = ray.remote(PoolActor).options(
+        name=name,
+        namespace=namespace,
+        max_concurrency=10_000,
+        **({} if attached else {"lifetime": "detached"}),
+        **placed,
+    )
+    handle = named_actor(
+        lambda: actor.remote(options, LOCK_S if attached else 0.0), name, namespace, wait_s=NAME_S if attached else 0.0
+    )
     try:
         ray.get(handle.get_statistics.remote())
     except rayerr.RayError as error:
@@ -169,7 +201,7 @@ def find_pool(where: ActorAddress) -> Any:
 class _Gathering:
     """Calls of one event loop on their way to the actor: while some are under way, the next ones gather."""
 
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor: FoundActor) -> None:
         self._actor = actor
         self._next: list[tuple[bytes, asyncio.Future[bytes]]] = []
         self._sending: asyncio.Task[None] | None = None
@@ -189,9 +221,10 @@ class _Gathering:
             while self._next:
                 some, self._next = self._next[:MAX_CALLS_TOGETHER], self._next[MAX_CALLS_TOGETHER:]
                 try:
-                    answers = await self._actor.call_many.remote([body for body, _ in some])
+                    actor = await self._actor.found()
+                    answers = await actor.call_many.remote([body for body, _ in some])
                 except Exception as error:  # any: those who wait must hear of it
-                    failed = Unreachable(cause_of(error)) if isinstance(error, LOST_ANSWERS) else error
+                    failed = self._actor.lost(error) if isinstance(error, LOST_ANSWERS) else error
                     for _, waiting in some:
                         if not waiting.done():
                             waiting.set_exception(failed)
@@ -203,20 +236,47 @@ class _Gathering:
             self._sending = None
 
 
+class FoundActor:
+    """The handle of a named pool, looked for again where its actor is dead: another may have its name by then."""
+
+    def __init__(self, where: ActorAddress) -> None:
+        self._where = where
+        self._handle: Any = find_pool(where)
+
+    def get(self) -> Any:
+        """The handle; `Unreachable` where there is none now."""
+        if self._handle is None:
+            try:
+                self._handle = find_pool(self._where)
+            except (NotFound, PoolUnreachable) as error:
+                raise Unreachable(str(error)) from error
+        return self._handle
+
+    async def found(self) -> Any:
+        """The same; other tasks go on meanwhile."""
+        return self._handle if self._handle is not None else await asyncio.to_thread(self.get)
+
+    def lost(self, error: BaseException) -> Unreachable:
+        """What a lost answer is raised as."""
+        if isinstance(error, rayerr.ActorDiedError):
+            self._handle = None
+        return Unreachable(cause_of(error))
+
+
 class RayTransport:
     """Carries frames in actor calls. `ray-actor://NAME?namespace=default&address=auto`."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._actor = find_pool(ActorAddress.read(address))
+        self._actor = FoundActor(ActorAddress.read(address))
         self._gathering: dict[asyncio.AbstractEventLoop, _Gathering] = {}
 
     def call(self, op: str, body: bytes, timeout: float) -> bytes:
-        sent = self._actor.call.remote(body)
+        sent = self._actor.get().call.remote(body)
         try:
             return bytes(ray.get(sent, timeout=timeout))
         except LOST_ANSWERS as error:
-            raise Unreachable(cause_of(error)) from error
+            raise self._actor.lost(error) from error
         except KeyboardInterrupt:
             ray.cancel(sent)
             raise
@@ -224,11 +284,11 @@ class RayTransport:
     async def acall(self, op: str, body: bytes, timeout: float, *, waits: bool = True) -> bytes:
         if not waits:
             return await self._together().call(body, timeout)
-        sent = self._actor.call.remote(body)
+        sent = (await self._actor.found()).call.remote(body)
         try:
             return bytes(await asyncio.wait_for(sent, timeout))
         except (*LOST_ANSWERS, TimeoutError) as error:
-            raise Unreachable(cause_of(error)) from error
+            raise self._actor.lost(error) from error
         except asyncio.CancelledError:
             ray.cancel(sent)  # nobody takes the answer: a fetch that waits must not take a batch for them
             raise

@@ -13,14 +13,15 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import ray
 import ray.exceptions as rayerr
 
-from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.net.ray_cluster import LOST_ANSWERS, ActorAddress, cause_of, join_cluster
+from headrace.data.errors import HeadraceError
+from headrace.net.ray_cluster import LOST_ANSWERS, ActorAddress, cause_of, join_cluster, named_actor
+from headrace.net.ray_placement import Placement
 from headrace.net.supervised import Supervised
 from headrace.pool.connect import connect
 from headrace.rewards.config import RewardConfig
@@ -40,6 +41,8 @@ MAX_CALLS = 10_000
 START_S = 600.0
 #: Seconds that an actor may take to let go of its connections before it is ended.
 CLOSE_S = 30.0
+#: Seconds for which a name is waited for that an actor has whose owner just ended.
+NAME_S = 60.0
 
 T = TypeVar("T")
 
@@ -164,35 +167,30 @@ def start_reward_worker(
     base: Path,
     *,
     watched: WatchedPool | None = None,
-    num_cpus: float = 1,
-    resources: dict[str, float] | None = None,
-    spread: bool = False,
+    placement: Placement | None = None,
+    attached: bool = False,
 ) -> Any:
-    """Starts the detached actor and returns its handle once its reward is loaded, and its loop begun.
+    """Starts the actor and returns its handle once its reward is loaded, and its loop begun.
 
-    `config` is what a reward's file holds, and `base` the folder that its files are below. `num_cpus` and `resources`
-    are what a node must have for it; with `spread` Ray chooses the node that has the least to do. Raises
-    `InvalidInput` where an actor of that name runs, `HeadraceError` where it cannot start.
+    `config` is what a reward's file holds, and `base` the folder that its files are below. The actor is detached, or
+    `attached`: it ends with this process, and takes the name of one whose process just ended. Raises `InvalidInput`
+    where an actor of that name runs, or no node is as the `placement` says, `HeadraceError` where it cannot start.
     """
     join_cluster(where.cluster, where.namespace)
-    actor = ray.remote(RewardLoopWorker)
-    strategy: dict[str, Literal["SPREAD"]] = {"scheduling_strategy": "SPREAD"} if spread else {}
-    try:
-        handle = actor.options(
-            name=where.name,
-            namespace=where.namespace,
-            lifetime="detached",
-            max_restarts=-1,
-            max_task_retries=CALL_RETRIES,
-            max_concurrency=MAX_CALLS,
-            num_cpus=num_cpus,
-            resources=resources or None,
-            **strategy,
-        ).remote(config, str(base), watched)
-    except ValueError as error:
-        raise InvalidInput(
-            f"an actor {where.name!r} runs in namespace {where.namespace!r} already; end it with `headrace reward stop`"
-        ) from error
+    actor = ray.remote(RewardLoopWorker).options(
+        name=where.name,
+        namespace=where.namespace,
+        max_task_retries=CALL_RETRIES,
+        max_concurrency=MAX_CALLS,
+        **({} if attached else {"lifetime": "detached"}),
+        **(placement or Placement()).options(default_cpus=1),
+    )
+    handle = named_actor(
+        lambda: actor.remote(config, str(base), watched),
+        where.name,
+        where.namespace,
+        wait_s=NAME_S if attached else 0.0,
+    )
     try:
         ray.get(handle.state.remote(), timeout=START_S)
     except rayerr.RayError as error:

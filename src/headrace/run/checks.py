@@ -148,7 +148,7 @@ def _trainer(config: RunConfig, base: Path) -> None:
 
 def _port(config: RunConfig) -> None:
     if config.gateway.port:
-        with reserved_ports(0, config.gateway.port):
+        with reserved_ports(0, config.gateway.port, config.host):
             pass
 
 

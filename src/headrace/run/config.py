@@ -19,6 +19,8 @@ from headrace.data.errors import InvalidInput
 from headrace.files import checked, local_model_folder, read
 from headrace.flows.config import AgentConfig, DataConfig
 from headrace.rewards.config import RewardConfig
+from headrace.run.cluster import RayPlace
+from headrace.run.services import HOST
 from headrace.trainer.config import (
     AlgorithmConfig,
     CheckpointConfig,
@@ -143,14 +145,6 @@ class EvaluateSection(Section):
     pass_reward: float = Field(1.0, description="the reward from which on a rollout counts as passed, for pass@k")
 
 
-class RayPlace(Section):
-    """A Ray cluster that runs, on which the pool and the reward worker are actors; Ray begins them again when they die.
-    The gateway, the rollouter and the trainer are plain processes where `headrace run` is."""
-
-    ray: str = Field(description="the cluster: auto, HOST:PORT or ray://HOST:10001")
-    namespace: str = "default"
-
-
 class RunConfig(Section):
     """All of `run.yaml`."""
 
@@ -173,12 +167,12 @@ class RunConfig(Section):
             raise ValueError("data is given and agent.env too: an environment has its own items; leave data out")
         if self.agent.env is not None and self.reward is not None:
             raise ValueError("reward is given and agent.env too: an environment scores by itself; leave reward out")
-        if self.where != "local" and None in (self.gateway.prompt_length, self.gateway.response_length):
-            raise ValueError(
-                "with where: {ray: ...} the gateway is told its bounds: set gateway.prompt_length and "
-                "gateway.response_length, as in gateway: {prompt_length: 4096, response_length: 1024}"
-            )
         return self
+
+    @property
+    def host(self) -> str:
+        """Where the gateway listens: on this machine alone, or where a cluster's nodes reach it."""
+        return HOST if self.where == "local" else self.where.reached_at
 
     @property
     def n_rollouts(self) -> int | None:

@@ -24,7 +24,7 @@ from headrace.run.config import RunConfig
 from headrace.run.plan import plan
 from headrace.run.results import EvaluationResult, write
 from headrace.run.services import EVALUATIONS, LOGS, TRAINER, RunPlan
-from headrace.run.stack import Stack, StartLog, reserved_ports, undo, until
+from headrace.run.stack import Stack, StartLog, reserved_ports, until
 
 #: The services of a run that sample and score; what learns and what plays is left out.
 SERVING = ("engine", "pool", "gateway", "reward")
@@ -115,10 +115,9 @@ def played(config: RunConfig, base: Path, log: StartLog, *, step: int = 0, **opt
     with ExitStack() as ending:
         folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="headrace-run-")))
         (folder / LOGS).mkdir()
-        ports = ending.enter_context(reserved_ports(config.servers.started, config.gateway.port))
+        ports = ending.enter_context(reserved_ports(config.servers.started, config.gateway.port, config.host))
         planned = plan(config, base, folder, ports)
         planned.write(folder)
-        ending.callback(undo, planned.services, folder / LOGS)
         processes = ending.enter_context(Processes(folder / LOGS))
         serving = [service for service in planned.services if service.name.partition("-")[0] in SERVING]
         stack = Stack(serving, processes, log.tell)

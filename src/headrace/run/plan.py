@@ -4,6 +4,7 @@ A plan is a pure function of the run's file, its folder and its ports: nothing i
 addresses are known beforehand, so a process that dies is started again by the very same words.
 
     engine, engine-2, ...     serve the model
+    pool                      on Ray alone: the process that the pool's actor belongs to
     gateway                   records every call into its journalled pool, below the run's folder
     reward                    scores what is complete and unscored, on both channels
     trainer                   learns from groups that are complete and scored, and publishes weights
@@ -16,9 +17,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
 
-from headrace.run.config import MODEL_MARK, PORT_MARK, TRAIN, VAL, RayPlace, RunConfig
+from headrace.run.cluster import RayPlace, actor_name
+from headrace.run.config import MODEL_MARK, PORT_MARK, TRAIN, VAL, RunConfig
 from headrace.run.services import (
     ENVIRONMENT_FILE,
     HOST,
@@ -39,13 +40,13 @@ from headrace.run.services import (
 
 def plan(config: RunConfig, base: Path, run: Path, ports: RunPorts, *, resume: bool = False) -> RunPlan:
     """The plan of a run in the folder `run`, whose file lies in the folder `base`. Pure."""
-    gateway = f"http://{HOST}:{ports.gateway}"
+    gateway = f"http://{config.host}:{ports.gateway}"
     servers = tuple(config.servers.addresses) or tuple(f"http://{HOST}:{port}" for port in ports.servers)
-    pool = gateway if config.where == "local" else actor_address(config.where, actor_name(run))
+    pool = gateway if config.where == "local" else config.where.pool_address(run)
     services = [*_servers(config, base, ports)]
     if config.where != "local":
         services.append(_ray_pool(config, config.where, run, pool))
-    services.append(_gateway(config, run, ports, servers))
+    services.append(_gateway(config, run, ports, servers, pool))
     files: dict[str, Mapping[str, Any]] = {TRAINER_FILE: trainer_file(config, run, gateway, pool)}
     if config.reward is not None:
         files[REWARD_FILE] = config.reward.below(base).model_dump(mode="json", exclude_defaults=True)
@@ -58,16 +59,6 @@ def plan(config: RunConfig, base: Path, run: Path, ports: RunPorts, *, resume: b
         files[ENVIRONMENT_FILE] = environment_file(config, gateway, servers)
         services.append(_environment(config, base, run))
     return RunPlan(tuple(services), files, gateway, pool, servers)
-
-
-def actor_name(run: Path) -> str:
-    """The name of a run's pool on Ray; its reward worker's is this with `-reward`."""
-    return f"headrace-{run.name}"
-
-
-def actor_address(where: RayPlace, name: str) -> str:
-    """The address of an actor, as `headrace.pool.connect` takes it."""
-    return f"ray-actor://{quote(name)}?{urlencode({'namespace': where.namespace, 'address': where.ray})}"
 
 
 def _servers(config: RunConfig, base: Path, ports: RunPorts) -> list[Service]:
@@ -105,15 +96,14 @@ def server_command(start: str, model: str, port: int) -> tuple[list[str], dict[s
     return [word.replace(MODEL_MARK, model).replace(PORT_MARK, str(port)) for word in words], {}
 
 
-def _gateway(config: RunConfig, run: Path, ports: RunPorts, servers: Sequence[str]) -> Service:
+def _gateway(config: RunConfig, run: Path, ports: RunPorts, servers: Sequence[str], pool: str) -> Service:
     given = config.gateway
     options: list[Any] = ["--vllm-addresses", ",".join(servers), "--tokenizer-path", config.model]
-    options += ["--host", HOST, "--port", ports.gateway]
+    options += ["--host", config.host, "--port", ports.gateway]
     if config.where == "local":
         options += ["--journal", run / JOURNAL, "--durability", given.durability, *_channel_flags(config)]
     else:  # the pool is elsewhere: the folder is where steps wait while it is out of reach
-        place = ["--ray-address", config.where.ray, "--ray-namespace", config.where.namespace]
-        options += ["--data-pool-name", actor_name(run), *place, "--journal", run / OUTBOX]
+        options += ["--pool-address", pool, "--journal", run / OUTBOX, "--durability", given.durability]
     for name in ("prompt_length", "response_length"):
         if (value := getattr(given, name)) is not None:
             options += ["--" + name.replace("_", "-"), value]
@@ -122,20 +112,21 @@ def _gateway(config: RunConfig, run: Path, ports: RunPorts, servers: Sequence[st
     return Service(
         "gateway",
         headrace("gateway", *options),
-        f"records every call, on http://{HOST}:{ports.gateway}",
+        f"records every call, on http://{config.host}:{ports.gateway}",
         announces="gateway",
         after=_states({"pool": "ready"} if config.where != "local" else {}),
     )
 
 
 def _ray_pool(config: RunConfig, where: RayPlace, run: Path, address: str) -> Service:
-    """Ends once the actor is there, which Ray begins again from its journal when it dies."""
+    """Its actor ends with it; Ray begins the actor again from its journal when it dies."""
     command = headrace(
-        *("pool", "start", "--name", actor_name(run), "--ray-address", where.ray, "--namespace", where.namespace),
-        *("--journal", run / JOURNAL, "--durability", config.gateway.durability, *_channel_flags(config)),
+        *("pool", "start", "--attach", "--name", actor_name("pool", run), "--ray-address", where.ray),
+        *("--namespace", where.namespace, "--journal", run / JOURNAL, "--durability", config.gateway.durability),
+        *(["--shared-journal"] if where.shared_folder else []),
+        *(*where.pool.flags(), *_channel_flags(config)),
     )
-    does, undo = f"is an actor of the cluster, {address}", headrace("pool", "stop", address)
-    return Service("pool", command, does, announces="pool", ends=True, undo=undo)
+    return Service("pool", command, f"is an actor of the cluster, {address}", announces="pool")
 
 
 def _channel_flags(config: RunConfig) -> list[str]:
@@ -167,11 +158,11 @@ def _reward(config: RunConfig, base: Path, run: Path, pool: str) -> Service:
     does, after = "scores what agents did, on its own time", _states({"gateway": "listening"})
     if config.where == "local":
         return Service("reward", command, does, announces="reward loop", after=after, folder=base)
-    name = f"{actor_name(run)}-reward"
     place = ("--ray-address", config.where.ray, "--ray-namespace", config.where.namespace)
-    undo = headrace("reward", "stop", name, *place)
-    command = (*command, "--name", name, *place)
-    return Service("reward", command, does, announces="reward loop", after=after, ends=True, folder=base, undo=undo)
+    attached = ("--attach", "--name", actor_name("reward", run), *place, *config.where.reward.flags())
+    # Not after the gateway: its actor asks the pool's.
+    after = _states({"pool": "ready"})
+    return Service("reward", (*command, *attached), does, announces="reward loop", after=after, folder=base)
 
 
 def _trainer(config: RunConfig, run: Path, *, resume: bool) -> Service:
@@ -253,6 +244,7 @@ def rollout_file(config: RunConfig, base: Path, run: Path, gateway: str) -> dict
         "agent": config.agent.model_dump(mode="json", exclude_defaults=True),
         "gateway": {"address": gateway},
         "base": str(base),
+        **({} if config.where == "local" else {"workers": config.where.workers()}),
         "rollout": {
             "steps": config.train.steps,
             "scored": config.reward is not None,

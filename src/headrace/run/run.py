@@ -28,7 +28,7 @@ from headrace.run.progress import RunProgress, rounded
 from headrace.run.report import write_report
 from headrace.run.results import EvaluationResult, read_results
 from headrace.run.services import EVALUATIONS, LOGS, TRAINER, RunPlan
-from headrace.run.stack import Stack, StartLog, reserved_ports, run_stack, starting, undo, until
+from headrace.run.stack import Stack, StartLog, reserved_ports, run_stack, starting, until
 from headrace.run.view import RunView
 
 
@@ -49,12 +49,11 @@ class TrainingRun:
         held-out data, and ends them. Raises `ChildDied`, with everything ended."""
         with ExitStack() as ending:
             held = ending.enter_context(folder.locked(self.run))
-            ports = ending.enter_context(reserved_ports(self.config.servers.started, self.config.gateway.port))
+            ports = ending.enter_context(
+                reserved_ports(self.config.servers.started, self.config.gateway.port, self.config.host)
+            )
             planned = plan(self.config, self.base, self.run, ports, resume=resume)
             planned.write(self.run)
-            if resume:
-                undo(planned.services, self.run / LOGS)  # a run that was killed has left its actors behind
-            ending.callback(undo, planned.services, self.run / LOGS)
             processes = ending.enter_context(Processes(self.run / LOGS, held=[held]))
             try:
                 self._watch(planned, processes)

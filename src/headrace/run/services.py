@@ -50,8 +50,6 @@ class Service:
     #: killed begins again.
     final: bool = False
     folder: Path | None = None
-    #: What ends that which it left running elsewhere, such as an actor of a cluster; nothing where it left nothing.
-    undo: tuple[str, ...] = ()
 
     def line(self) -> str:
         """The command line as a shell would take it."""

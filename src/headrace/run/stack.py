@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
@@ -193,8 +192,6 @@ class Stack:
         self._processes.end(child)
         part.child = None
         if child.code() == 0 and service.ends:
-            if service.undo:
-                self._tell(service.name, service.does)
             part.state = "ended"
             return
         final = service.final and (child.code() or 0) > 0
@@ -302,16 +299,6 @@ def run_stack(planned: RunPlan, processes: Processes, log: StartLog) -> Stack:
     return Stack(planned.services, processes, log.tell, died=died, back=back)
 
 
-def undo(services: Sequence[Service], logs: Path) -> None:
-    """Ends what services left running elsewhere, the last one first; what is not there any more is no matter."""
-    with Processes(logs) as processes:
-        for service in reversed([service for service in services if service.undo]):
-            child = processes.start_program(f"{service.name}-end", service.undo)
-            while child.code() is None:
-                time.sleep(REFRESH_S)
-            processes.end(child)
-
-
 def starting(stack: Stack, log: StartLog) -> None:
     """Waits until the trainer is ready, and shows what is waited for."""
     with log.console.status("", spinner_style="dim") as status:
@@ -331,19 +318,21 @@ def until(stack: Stack, met: Callable[[], bool], meanwhile: Callable[[], None] =
 
 
 @contextmanager
-def reserved_ports(servers: int, gateway: int = 0) -> Iterator[RunPorts]:
+def reserved_ports(servers: int, gateway: int = 0, host: str = HOST) -> Iterator[RunPorts]:
     """Ports for so many rollout servers, and for the gateway where none is given, that nobody else is given while the
-    context lasts. Raises `InvalidInput` where the gateway's port is in use."""
+    context lasts. Raises `InvalidInput` where the gateway's port is in use, or `host`, where it is to listen, is no
+    address of this machine."""
     with ExitStack() as held:
         try:
-            door = held.enter_context(listener(HOST, gateway))
+            door = held.enter_context(listener(host, gateway))
             if gateway:
                 door.listen()  # to bind is possible beside one that only bound; to listen is not
                 door.close()
-                door = held.enter_context(listener(HOST, gateway))
+                door = held.enter_context(listener(host, gateway))
         except OSError as error:
             raise InvalidInput(
-                f"gateway.port {gateway} cannot be listened on: {error.strerror}; name another, or 0 for a free one"
+                f"gateway.port {gateway} cannot be listened on at {host}: {error.strerror}; name another, or 0 for a "
+                "free one"
             ) from None
         doors = [held.enter_context(listener(HOST, 0)) for _ in range(servers)]
         ports = RunPorts(tuple(_port(door) for door in doors), _port(door))

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 from pydantic import BaseModel, Field
 
+from headrace.cli.actors import ActorOptions, attended
 from headrace.cli.common import listening_on, log_to_stderr, pool_key, warn_unprotected
 from headrace.commands import CommandModel, Positional, Usage, command
 from headrace.extras import require_for
@@ -87,9 +88,9 @@ class PoolServeCommand(PoolOptions, CommandModel):
             server.run(_announce)
 
 
-class PoolStartCommand(PoolOptions, CommandModel):
-    """Run a pool as a detached, named actor of a Ray cluster. Ray restarts it when it dies; with a journal it then
-    comes back with everything that was acknowledged.
+class PoolStartCommand(PoolOptions, ActorOptions, CommandModel):
+    """Run a pool as a named actor of a Ray cluster, detached unless --attach is given. Ray restarts it when it dies;
+    with a journal it then comes back with everything that was acknowledged.
 
     The journal lies on this node, and the actor is pinned to it, unless --shared-journal says that every node sees
     that folder.
@@ -99,22 +100,31 @@ class PoolStartCommand(PoolOptions, CommandModel):
     ray_address: str = Field("auto", description="the cluster: auto, or its HOST:PORT")
     namespace: str = Field("default", description="the actor's namespace")
     shared_journal: bool = Field(False, description="every node sees the journal's folder: the actor may move")
-    num_cpus: float = Field(0, ge=0, description="CPUs that Ray sets aside for it")
 
     def execute(self) -> None:
         require_for("pool start")
         from headrace.pool.ray import actor_address, start_pool
 
-        start_pool(
-            self.name,
-            address=self.ray_address,
-            namespace=self.namespace,
-            journal=self.journal,
-            shared_journal=self.shared_journal,
-            num_cpus=self.num_cpus,
-            **self.options(),
-        )
-        _announce(actor_address(self.name, self.ray_address, self.namespace))
+        def start() -> Any:
+            return start_pool(
+                self.name,
+                address=self.ray_address,
+                namespace=self.namespace,
+                journal=self.journal,
+                shared_journal=self.shared_journal,
+                placement=self.placement(),
+                attached=self.attach,
+                **self.options(),
+            )
+
+        def announce() -> None:
+            _announce(actor_address(self.name, self.ray_address, self.namespace))
+
+        if self.attach:
+            attended(self.name, start, "process_id", announce)
+        else:
+            start()
+            announce()
 
 
 class PoolStopCommand(CommandModel):

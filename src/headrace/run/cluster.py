@@ -1,0 +1,108 @@
+"""`where: {ray: ...}` of a run's file: which parts of the run are actors of a Ray cluster, and where they stand.
+
+    pool               an actor with its journal in the run's folder
+    reward             an actor that scores what is complete, and keeps nothing
+    rollout workers    actors that play rollouts, and keep nothing
+
+Each belongs to a process of the run: `headrace pool start --attach`, `headrace reward start --attach`, the rollouter.
+Ray restarts an actor that dies, on another node where its own is gone; the runner restarts the process that it belongs
+to, which makes it anew. So nothing of a run is left in the cluster, however it ends. Rollout servers, gateway, trainer
+and rollouter are plain processes on the machine of `headrace run`, which is a node of the cluster or reaches it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from headrace.net.ray_placement import Placement
+from headrace.trainer.config import Section
+
+#: A node that any route leads to, to ask which address this machine is known by; nothing is sent to it.
+ANYWHERE = "192.0.2.1"
+
+
+class RolloutPlace(Placement):
+    """The rollout workers: how many, and where."""
+
+    workers: int = Field(1, ge=1, le=4096, description="actors that play rollouts, so many at once as rollout says")
+
+
+class RayPlace(Section):
+    """A Ray cluster on which pool, reward worker and rollout workers are actors."""
+
+    ray: str = Field(description="auto, HOST:PORT or ray://HOST:10001")
+    namespace: str = Field("default", min_length=1)
+    host: str | None = Field(
+        None, min_length=1, description="this machine's address, as nodes reach the gateway; default: found out"
+    )
+    shared_folder: bool = Field(
+        False, description="every node sees the run's folder at the same path: the pool may move; else it stays here"
+    )
+    pool: Placement = Placement()
+    reward: Placement = Placement()
+    rollout: RolloutPlace = RolloutPlace()
+
+    @field_validator("ray")
+    @classmethod
+    def _cluster(cls, given: str) -> str:
+        named = given.removeprefix("ray://")
+        host, _, port = named.rpartition(":")
+        if given != "auto" and not (host and port.isdigit()):
+            raise ValueError(
+                f"{given!r} is no cluster; it is auto, HOST:PORT such as 10.0.0.1:6379, or ray://HOST:10001"
+            )
+        return given
+
+    @model_validator(mode="after")
+    def _movable(self) -> RayPlace:
+        placed = self.pool
+        if not self.shared_folder and (placed.resources or placed.node is not None or placed.spread):
+            raise ValueError(
+                "where.pool says where the pool is to be, and its journal lies in the run's folder; set "
+                "where.shared_folder: true where every node sees that folder, or leave where.pool out"
+            )
+        return self
+
+    @property
+    def reached_at(self) -> str:
+        """The address at which nodes reach this machine: `host`, or the one that this machine reaches them from."""
+        named = "" if self.ray == "auto" else urlsplit(f"//{self.ray.removeprefix('ray://')}").hostname
+        return self.host or _own_address(named or ANYWHERE)
+
+    def pool_address(self, run: Path) -> str:
+        """The pool of the run in a folder, as `connect` takes it."""
+        from headrace.net.ray_cluster import ActorAddress
+
+        return str(ActorAddress(actor_name("pool", run), self.namespace, self.ray))
+
+    def workers(self) -> dict[str, Any]:
+        """The section `workers` of a rollouter's file."""
+        placement = self.rollout.model_dump(mode="json", exclude_defaults=True, exclude={"workers"})
+        return {
+            "ray": self.ray,
+            "namespace": self.namespace,
+            "count": self.rollout.workers,
+            "placement": placement,
+        }
+
+
+def actor_name(part: str, run: Path) -> str:
+    """The name of a part's actor: its own for each run's folder, the same when the run goes on."""
+    tag = hashlib.sha256(str(run.absolute()).encode()).hexdigest()[:8]
+    return f"headrace-{part}-{tag}"
+
+
+def _own_address(towards: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        try:
+            asked.connect((towards, 9))  # UDP: it chooses a route, and sends nothing
+        except OSError:
+            return "127.0.0.1"
+        address: str = asked.getsockname()[0]
+        return address
