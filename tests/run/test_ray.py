@@ -12,7 +12,8 @@ from tests.run.runs import RUN_S, ledger, metrics, processes_of, result, started
 
 from headrace.run.new import Kind
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+# Not beside other tests of Ray: while it lasts, `auto` is its cluster.
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.long]
 
 STEPS, GROUPS, ROLLOUTS = 10, 8, 8
 #: After which step the node goes.

@@ -63,7 +63,7 @@ def gather(sizes: RunSizes, folder: Path) -> Figures:
     through_s, bare_s = _both(sizes, folder, sizes.delay_ms)
     return Figures(
         {"vs_gather": through_s / bare_s},
-        {"rollouter_s": through_s, "gather_s": bare_s, "delay_ms": sizes.delay_ms},
+        {"rollouter_s": through_s, "gather_s": bare_s, "delay_ms": float(sizes.delay_ms)},
     )
 
 
