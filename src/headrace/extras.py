@@ -65,6 +65,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
 class MissingExtra(HeadraceError):
     """A library is not installed that comes with an extra."""
 
+    code = "missing_extra"
+
 
 def missing(extras: Iterable[str]) -> tuple[str, ...]:
     """The libraries of these extras that are not installed, each once. Nothing is imported."""

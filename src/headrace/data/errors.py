@@ -17,9 +17,7 @@ class HeadraceError(Exception):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "code" in vars(
-            cls
-        ):  # one that inherits it, such as Ray makes of an actor's error, is not what the code means
+        if "code" in vars(cls):  # else it is another's, such as of what Ray makes of an actor's error
             HeadraceError.registry[cls.code] = cls
 
     @classmethod

@@ -72,6 +72,7 @@ class WorkerLost(AgentFailed):
 
     def __init__(self, detail: str) -> None:
         super().__init__("worker_lost", detail)
+        self.args = (detail,)
 
 
 class AgentFlowBase(ABC):
