@@ -52,7 +52,8 @@ def ray_cluster() -> Iterator[str]:
     """A small Ray cluster on this machine, for the whole run; its address."""
     import ray
 
-    started = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, namespace="default")
+    # "local": whatever else runs on this machine is not joined.
+    started = ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, namespace="default")
     yield started.address_info["gcs_address"]
     ray.shutdown()
 

@@ -1,5 +1,5 @@
-"""Files of every part: configurations that are read, Python files that are imported, lines that are appended, the
-folder of caches, models' folders.
+"""Files of every part: configurations that are read, Python files that are imported, lines that are appended, files
+that are replaced whole, the folder of caches, models' folders.
 
 A configuration is YAML, JSON or TOML, read as one mapping and checked by a model. A key that stands twice is refused,
 since one of its two values would be lost without a word. What a model does not know is answered with the nearest name
@@ -116,14 +116,48 @@ def model_folder(model: str | Path) -> Path:
 
 def import_file(path: Path, name: str) -> ModuleType:
     """Imports a Python file as the module `name`, which is in `sys.modules` from then on. Raises `InvalidInput` where
-    its name is no Python file's, and whatever the file raises."""
+    there is no such file, or its name is no Python file's, and whatever the file raises: then it is not there."""
+    if not path.is_file():
+        raise InvalidInput(f"there is no file {path}")
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise InvalidInput(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(name)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        if before is not None:
+            sys.modules[name] = before
+        raise
     return module
+
+
+def put_on_path(folder: Path) -> None:
+    """Has the modules of a folder found first, as those beside a script are by `python FILE`."""
+    if str(folder.resolve()) not in sys.path:
+        sys.path.insert(0, str(folder.resolve()))
+
+
+def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
+    """Replaces a file's content, so that readers see the old or the new one, never a part, also where this process is
+    killed. `durable`: returns once it is on disk, and would outlive the machine's end too, which takes two fsyncs. One
+    writer at a time."""
+    draft = path.with_name(f"{path.name}.part")
+    with draft.open("wb") as file:
+        file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    os.replace(draft, path)
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def append(fd: int, data: bytes) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from headrace.data.errors import HeadraceError
 
-__all__ = ["INTERRUPTED", "Child", "ChildDied", "Processes", "begin_as_child", "end_with_parent"]
+__all__ = ["INTERRUPTED", "Child", "ChildDied", "Processes", "begin_as_child", "end_with_parent", "ending_words"]
 
 #: Seconds that a process may take to say that it listens, or is ready. Ten are usual; a machine that is busy with other
 #: things has needed dozens of times that.
@@ -122,8 +122,7 @@ class Child:
         code = self.code()
         if code is None:
             return
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        raise ChildDied(f"{self.name} {how}", "\n".join(self.said().splitlines()[-TAIL:]))
+        raise ChildDied(f"{self.name} {ending_words(code)}", "\n".join(self.said().splitlines()[-TAIL:]))
 
     def end(self) -> None:
         """Sends SIGTERM, and SIGKILL after `END_S`; `cpu_s` then has its CPU time."""
@@ -218,3 +217,8 @@ def end_with_parent(how: signal.Signals) -> None:
     """Has the kernel send this process a signal when its parent ends (on Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, how)  # PR_SET_PDEATHSIG
+
+
+def ending_words(code: int) -> str:
+    """How a process ended, by its exit code, or the negative number of its signal."""
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"

@@ -47,7 +47,7 @@ def test_a_shell_is_told_every_command_and_flag(headrace: Command, home: Path, s
         (("pool", "serve", "--durability", ""), {"os", "fsync"}),
         (("pool", "ls", "x", ""), {"groups", "trajectories", "steps"}),
         (("env", "my_en"), {"my_env.py"}),
-        (("env", "my_env.py", ""), {"serve", "process", "evaluate", "probe"}),
+        (("env", "my_env.py", ""), {"serve", "process", "evaluate", "probe", "check"}),
         (("env", "my_env.py", "process", "--config", "my_r"), {"my_run.yaml"}),
     ],
 )

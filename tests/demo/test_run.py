@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -17,6 +16,7 @@ import msgspec
 import psutil
 import pytest
 from rich.console import Console
+from tests.run.runs import headrace
 
 from headrace.data.errors import InvalidInput
 from headrace.demo import progress
@@ -56,12 +56,12 @@ def ledger(run: Path) -> dict[str, Any]:
 @pytest.mark.timeout(1800)
 def test_agents_learn_the_small_game(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    learned = play(DemoOptions(task="number3", steps=30), run)
+    learned = play(DemoOptions(task="number3", steps=24), run)
     told = capsys.readouterr().out.splitlines()
     verdict = json.loads(told[-1])
     rows = metrics(run)
     assert list(verdict) == [*KEYS, "report"]
-    assert verdict["steps"] == len(rows) == 30
+    assert verdict["steps"] == len(rows) == 24
     assert learned is (verdict["reward_end"] >= 0.95)
     assert mean(rows[:5]) < 0.3 < 0.5 < mean(rows[-5:])
     assert verdict["staleness_mean"] <= 2
@@ -100,15 +100,8 @@ def test_agents_learn_the_small_game(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 @contextmanager
 def started(run: Path, *args: str, steps: int = 8) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "headrace", "demo", "--task", "number3", "--run", str(run), "--steps", str(steps)]
-    command += args
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
+    with headrace("demo", "--task", "number3", "--run", str(run), "--steps", str(steps), *args) as process:
         yield process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            process.communicate()
 
 
 def until_step(process: subprocess.Popen[str], run: Path, step: int) -> None:

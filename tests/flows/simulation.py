@@ -21,10 +21,17 @@ class Simulation:
     """One run. The trainer takes the oldest groups that are ready, one batch ahead of the one it learns from."""
 
     def __init__(
-        self, rules: RolloutRules, seed: int, *, failing: float = 0.0, kills: float = 0.0, kind: Any = RolloutSchedule
+        self,
+        rules: RolloutRules,
+        seed: int,
+        *,
+        failing: float = 0.0,
+        kills: float = 0.0,
+        drops: float = 0.0,
+        kind: Any = RolloutSchedule,
     ) -> None:
         self.rules, self.rng, self.failing, self.kills = rules, random.Random(seed), failing, kills
-        self.kind = kind
+        self.kind, self.drops = kind, drops
         self.schedule = kind(rules, ScheduleState("r", rules.rows, rules.val_rows))
         self.saved = msgspec.json.encode(self.schedule.state)
         self.now = 0.0
@@ -34,6 +41,7 @@ class Simulation:
         self.oldest: dict[str, int] = {}
         self.ready: dict[int, str] = {}
         self.taken: set[str] = set()
+        self.dropped: set[str] = set()
         self.queued: list[list[str]] = []
         self.training = False
         #: Of each group that was trained on, how many versions it was behind.
@@ -95,12 +103,15 @@ class Simulation:
 
     def _maybe_ready(self, start: RolloutStart) -> None:
         whole = [other for other in self.complete.values() if other.prompt_uid == start.prompt_uid]
-        if len(whole) == start.n_rollouts and start.channel == TRAIN and start.prompt_uid not in self.taken:
+        gone = self.taken | self.dropped
+        if len(whole) == start.n_rollouts and start.channel == TRAIN and start.prompt_uid not in gone:
             self._at(self._long() if self.rules.scored else 0.0, "score", start)
             if not self.rules.scored:
                 self.ready[start.group] = start.prompt_uid
 
     def _score(self, start: RolloutStart) -> None:
+        if start.prompt_uid in self.dropped:
+            return
         self.ready.setdefault(start.group, start.prompt_uid)
         if start.prompt_uid in self.taken:
             del self.ready[start.group]
@@ -109,6 +120,13 @@ class Simulation:
 
     def _poll(self, _: None) -> None:
         self.schedule.version_is(self.version)
+        for number, starts in self.schedule.in_pool().items():
+            if starts[0].prompt_uid in self.dropped:
+                self.schedule.dropped(number, "stale")
+            elif starts[0].prompt_uid in self.taken:
+                self.schedule.taken(number)
+        for number in [number for number in self.ready if self.rng.random() < self.drops]:
+            self.dropped.add(self.ready.pop(number))
         self._at(self.rng.expovariate(2.0), "poll", None)
 
     def _enough(self) -> bool:

@@ -111,6 +111,62 @@ def test_a_library_that_is_missing_is_named_with_its_extra(
         Dataset.read(path)
 
 
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """Folders as `datasets` saves them: `one`, `formatted`, `empty`, and `splits` with `train` and `test`."""
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_list(SAVED_ROWS)
+    made.save_to_disk(str(tmp_path / "one"))
+    made.with_format("numpy", columns=["n", "score"]).save_to_disk(str(tmp_path / "formatted"))
+    datasets.Dataset.from_dict({"question": []}).save_to_disk(str(tmp_path / "empty"))
+    splits = {"train": made, "test": made.select([1])}
+    datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "splits"))
+    return tmp_path
+
+
+#: Rows of all kinds that a `datasets` folder keeps as they are.
+SAVED_ROWS: list[dict[str, Any]] = [
+    {"question": "a", "n": 1, "score": 0.5, "turns": [{"role": "user", "content": "ü"}], "more": {"of": [1, 2]}},
+    {"question": "b", "n": None, "score": 1e300, "turns": [], "more": {"of": []}},
+]
+
+
+def test_a_saved_folder_is_read_as_it_was(saved: Path) -> None:
+    assert list(Dataset.read(saved / "one")) == SAVED_ROWS
+    assert Dataset.read(saved / "one").place(1) == f"{saved / 'one'}, row 2"
+
+
+def test_nor_does_the_format_it_was_saved_with_leave_columns_out(saved: Path) -> None:
+    found = list(Dataset.read(saved / "formatted"))
+    assert found == SAVED_ROWS
+    assert {type(value) for row in found for value in row.values()} <= {str, int, float, list, dict, type(None)}
+
+
+def test_each_split_is_a_folder_of_its_own(saved: Path) -> None:
+    with pytest.raises(InvalidInput, match="several splits; name one of them: test, train"):
+        Dataset.read(saved / "splits")
+    assert list(Dataset.read(saved / "splits" / "train")) == SAVED_ROWS
+    assert list(Dataset.read(saved / "splits" / "test")) == SAVED_ROWS[1:]
+
+
+def test_a_saved_folder_that_is_empty_or_damaged_is_said(saved: Path) -> None:
+    with pytest.raises(InvalidInput, match="empty has no rows"):
+        Dataset.read(saved / "empty")
+    for arrow in (saved / "one").glob("*.arrow"):
+        arrow.write_bytes(b"no arrow")
+    with pytest.raises(InvalidInput, match="one cannot be read"):
+        Dataset.read(saved / "one")
+    (saved / "formatted" / "state.json").write_text("{}")
+    with pytest.raises(InvalidInput, match="formatted cannot be read"):
+        Dataset.read(saved / "formatted")
+
+
+def test_numbers_and_texts_of_numpy_become_pythons() -> None:
+    [row] = Dataset.of([{"t": np.str_("x"), "f": np.float64(0.5), "n": np.int64(3), "bad": np.float32("nan")}])
+    assert row == {"t": "x", "f": 0.5, "n": 3, "bad": None}
+    assert [type(value) for value in row.values()] == [str, float, int, type(None)]
+
+
 # -- tasks -------------------------------------------------------------------------------------------------------------
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.engine.kit import Client
@@ -47,11 +49,31 @@ async def solve(task, base_url):
             await answer.json()
 """
 
+#: Asks once, with nothing but what the environment says.
+COMMAND = """
+import json, os, sys, urllib.request
 
-def configured(address: str, cluster: str, run: str = "agent.py:solve", **placement: object) -> RolloutConfig:
+task = json.load(sys.stdin)
+body = {"model": "policy", "messages": [{"role": "user", "content": task["question"]}], "max_tokens": 2}
+asked = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode())
+asked.add_header("Content-Type", "application/json")
+urllib.request.urlopen(asked).read()
+"""
+#: A flow of one turn, which scores what it played.
+FLOW = """
+from headrace.flows.turns import SingleTurnFlow
+
+class Scored(SingleTurnFlow):
+    async def play(self, task, handle):
+        await super().play(task, handle)
+        return float(task.row["ground_truth"])
+"""
+
+
+def configured(address: str, cluster: str, agent: dict[str, Any] | None = None, **placement: object) -> RolloutConfig:
     values = {
         "data": {"train": "unused.jsonl", "n_rollouts": 2},
-        "agent": {"run": run},
+        "agent": agent or {"run": "agent.py:solve"},
         "gateway": {"address": address},
         "rollout": {"batch_size": 4, "max_staleness": 9, "retries": 0, "poll_s": 0.05},
         "workers": {"ray": cluster, "count": 2, "placement": {"num_cpus": 0, **placement}},
@@ -98,11 +120,32 @@ def test_what_a_worker_played_that_died_is_played_again_and_not_charged(
     assert pool.stats()["balanced"]
 
 
+@pytest.mark.parametrize("kind", ["command", "flow"])
+def test_workers_play_every_row_with_each_kind_of_agent(
+    ray_cluster: str, pool: DataPool, engine: Client, folder: Path, tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "agent.py").write_text(COMMAND)
+    (tmp_path / "flow.py").write_text(FLOW)
+    agents: dict[str, dict[str, Any]] = {
+        "command": {"command": [sys.executable, "agent.py"]},
+        "flow": {"flow": {"name": "scored", "_target_": "flow.py:Scored"}, "sampling": {"max_tokens": 2}},
+    }
+    with running_gateway(pool, f"http://{engine.host}", folder) as gateway:
+        summary = asyncio.run(played(configured(gateway.address, ray_cluster, agents[kind]), tmp_path))
+    assert (summary.finished, summary.accepted, summary.rollouts, summary.failed) == (True, 4, 8, {})
+    items = pool.list_trajectories("train", limit=100)["items"]
+    assert [row["complete"] for row in items] == [True] * 8
+    if kind == "flow":
+        assert sorted(row["reward"] for row in items) == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
+    assert pool.stats()["balanced"]
+
+
 def test_an_agent_that_a_worker_cannot_import_and_a_node_that_is_not_there_are_told(
     ray_cluster: str, tmp_path: Path
 ) -> None:
+    agent = {"run": "missing.py:solve"}
     with pytest.raises(HeadraceError, match=r"a rollout worker did not begin: .*missing\.py"):
-        RayFlow.begun(configured("http://127.0.0.1:9", ray_cluster, "missing.py:solve"), "http://127.0.0.1:9", tmp_path)
+        RayFlow.begun(configured("http://127.0.0.1:9", ray_cluster, agent), "http://127.0.0.1:9", tmp_path)
     with pytest.raises(InvalidInput, match=r"the cluster has no node '10\.9\.9\.9'; its nodes are"):
         RayFlow.begun(configured("http://127.0.0.1:9", ray_cluster, node="10.9.9.9"), "http://127.0.0.1:9", tmp_path)
 

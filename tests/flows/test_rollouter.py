@@ -15,7 +15,7 @@ from tests.engine.kit import Client
 from tests.flows.rollouts import Run, failing
 from tests.gateway.kit import Running, running_gateway, serving, told, until
 
-from headrace import DataPool
+from headrace import DataPool, Step
 from headrace.data.errors import HeadraceError
 from headrace.flows.gateway_client import GatewayRefused
 from headrace.flows.rollout_state import RolloutStateFile
@@ -94,7 +94,7 @@ def test_a_group_that_fails_for_good_is_replaced_and_leaves_nothing(gateway: Run
 
     run = Run(gateway, rules(steps=1, retries=1, concurrency=16, n_rollouts=3), before=before)
     summary = run.finish()
-    assert (summary.accepted, summary.lost) == (2, 1)
+    assert (summary.accepted, summary.lost, summary.rollouts) == (2, 1, 6)
     assert summary.failed["crashed"] == 2
     whole(pool, 2, 3)
     questions = {task.row["question"] for task in run.seen}
@@ -236,6 +236,71 @@ def test_a_group_runs_until_it_is_scored(gateway: Running, pool: DataPool) -> No
         summary = beside.join()
     assert summary is not None
     assert (summary.finished, summary.accepted, summary.failed) == (True, 2, {"reward": 1})
+    assert summary.rollouts == 4
+
+
+def test_a_group_that_cannot_be_scored_is_given_up_whole(gateway: Running, pool: DataPool) -> None:
+    pool.configure("train", n_rollouts=2, require_reward=True)
+    run = Run(gateway, rules(rows=2, batch_size=1, max_staleness=0, retries=0, scored=True), reward=None)
+    with run.started() as beside:
+        until(lambda: [row["complete"] for row in pool.list_trajectories("train")["items"]] == [True] * 2)
+        first, second = (row["trajectory_uid"] for row in pool.list_trajectories("train")["items"])
+        assert pool.fail(second, "reward: unavailable", quarantine=True).status == "ok"
+        until(lambda: len(run.seen) == 4)  # the next prompt is played in its place
+        until(lambda: first not in {row["trajectory_uid"] for row in pool.list_trajectories("train")["items"]})
+        until(lambda: len(pool.list_trajectories("train", complete=True)["items"]) == 2)
+        for row in pool.list_trajectories("train", complete=True)["items"]:
+            pool.reward(row["trajectory_uid"], 0.5)
+        summary = beside.join()
+    assert summary is not None
+    assert (summary.accepted, summary.lost, summary.failed) == (1, 1, {"reward": 1})
+    assert summary.rollouts == 2
+    whole(pool, 1, 2)
+
+
+def test_a_group_that_the_pool_drops_is_replaced(gateway: Running, pool: DataPool) -> None:
+    """Were it still counted, there would be no room for another, and the second and third step would never come."""
+    pool.configure("train", n_rollouts=2)
+    using = rules(rows=9, batch_size=1, max_staleness=0, steps=3, until_trained=True)
+    with Run(gateway, using).started() as beside:
+        for version in range(3):
+            until(lambda: pool.stats()["channels"]["train"]["groups"]["ready"] == 1)
+            if version > 0:
+                crowd_out(pool, f"another-{version}")
+                until(lambda: pool.stats()["channels"]["train"]["groups"]["ready"] == 1)
+            assert pool.fetch_batch(1, n_rollouts=2, timeout=0) is not None
+            told(gateway.post("/policy_version", {"version": version + 1}))
+        summary = beside.join()
+    assert summary is not None
+    assert (summary.finished, summary.accepted, summary.rollouts) == (True, 3, 6)
+    assert (summary.dropped, summary.lost, summary.failed) == ({"capacity": 2}, 0, {})
+    assert pool.stats()["balanced"]
+
+
+def crowd_out(pool: DataPool, uid: str) -> None:
+    """Has the pool drop what it holds, for want of room."""
+    pool.configure("train", max_queue_size=1)
+    pool.submit_steps([Step(prompt_ids=[1], response_ids=[2], trajectory_uid=uid, step_index=0)])
+    assert pool.stats()["channels"]["train"]["groups"]["ready"] == 0
+    pool.configure("train", max_queue_size=100)
+    pool.forget(uid)
+
+
+def test_saving_costs_no_more_than_a_write_for_each_group(
+    gateway: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[int] = []
+    original = RolloutStateFile.write
+
+    def counted(self: RolloutStateFile, encoded: bytes) -> None:
+        writes.append(len(encoded))
+        original(self, encoded)
+
+    monkeypatch.setattr(RolloutStateFile, "write", counted)
+    monkeypatch.setattr("headrace.flows.rollouter.SAVE_S", 3600.0)
+    summary = Run(gateway, rules(rows=12, concurrency=1), state=tmp_path / "state.json").finish()
+    assert summary.rollouts == 24
+    assert len(writes) <= 12 + 2  # before each group, once for the first that ended, and at the end
 
 
 def test_a_paused_rollouter_starts_nothing(gateway: Running, pool: DataPool) -> None:

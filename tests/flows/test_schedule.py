@@ -58,6 +58,26 @@ def test_nor_where_rewards_come_late() -> None:
         assert max(run.staleness) <= run.rules.max_staleness, seed
 
 
+def test_nor_where_the_pool_drops_groups_and_each_is_replaced() -> None:
+    dropped = 0
+    for seed in range(400):
+        using = random_rules(seed, steps=1 + seed % 9, until_trained=True, scored=bool(seed % 2))
+        run = Simulation(using, seed, failing=0.05, drops=0.1, kills=0.02 if seed % 5 == 0 else 0.0).run()
+        assert max(run.staleness) <= run.rules.max_staleness, seed
+        assert len(run.staleness) == run.rules.groups == run.schedule.state.accepted, seed  # every step has its batch
+        dropped += len(run.dropped)
+    assert dropped > 400
+
+
+def test_a_schedule_that_never_learned_of_drops_would_wait_for_ever() -> None:
+    class Deaf(RolloutSchedule):
+        def dropped(self, number: int, reason: str) -> None:
+            pass
+
+    with pytest.raises(AssertionError, match="it never ended"):
+        Simulation(rules(steps=8, max_staleness=0, until_trained=True), 1, drops=0.2, kind=Deaf).run()
+
+
 def test_todays_version_alone_would_not_hold_the_bound() -> None:
     class Plain(RolloutSchedule):
         @property
@@ -222,6 +242,31 @@ def test_a_trajectory_whose_reward_failed_is_played_again() -> None:
     schedule.scored(number)
     assert schedule.finished
     assert other.attempt == 0
+
+
+def test_a_group_that_the_pool_dropped_counts_no_longer() -> None:
+    schedule = fresh(rules(rows=9, batch_size=1, max_staleness=0, steps=2, n_rollouts=2))
+    for start in schedule.next(0.0):
+        schedule.accepted(start)
+    [(number, held)] = schedule.in_pool().items()
+    assert [start.trajectory_uid for start in held] == ["r-train-0-0-0-0", "r-train-0-0-1-0"]
+    assert schedule.next(0.0) == []
+    schedule.dropped(number, "stale")
+    state = schedule.state
+    assert (state.accepted, state.rollouts, state.dropped, schedule.changed) == (0, 0, {"stale": 1}, True)
+    assert {start.row for start in schedule.next(0.0)} == {1}
+    schedule.dropped(number, "stale")  # it is known
+    assert state.dropped == {"stale": 1}
+
+
+def test_a_group_that_was_used_is_asked_for_no_more() -> None:
+    schedule = fresh(rules(rows=9, batch_size=1, max_staleness=0, steps=1, n_rollouts=1, until_trained=True))
+    for start in schedule.next(0.0):
+        schedule.accepted(start)
+    assert not schedule.finished
+    schedule.taken(0)
+    assert schedule.in_pool() == {}
+    assert schedule.finished
 
 
 # -- validation --------------------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ AGENTS = {"/init_trajectory", "/generate", "/submit_steps", "register_trajectory
 ENDS = {"complete_trajectory", "fail_trajectory"}
 REWARDS = {"/compute_reward", "/v1/feedback", "reward", *ENDS, *(f"/{name}/{{trajectory_uid}}" for name in ENDS)}
 #: What whoever pays may do with trajectories.
-OWN = {("GET", "/trajectories"), ("DELETE", "/trajectories/{trajectory_uid}")}
+OWN = {("GET", "/trajectories"), ("POST", "/trajectories"), ("DELETE", "/trajectories/{trajectory_uid}")}
 #: Said only among workers: nobody else finds it.
 AMONG_WORKERS = {DROP_SESSION}
 BASE = "/{trajectory_uid}/{prompt_uid}/"

@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from headrace import DataPool, Step
+from headrace.data.errors import InvalidInput
 from headrace.pool import operations
 from headrace.pool.batch import Batch
 from headrace.pool.calls import AsyncPool, BlockingPool
@@ -63,3 +64,24 @@ def test_pages_skip_nobody_when_groups_leave_between_them(what: str) -> None:
         assert pool.fetch_batch(2, timeout=0) is not None
         rest = getattr(pool, what)(limit=100, cursor=first["next"])
     assert [row["trajectory_uid"] for row in first["items"] + rest["items"]] == [f"t{i}" for i in range(10)]
+
+
+def test_the_states_of_trajectories_are_told_also_of_those_that_are_gone() -> None:
+    fields: dict[str, Any] = {"prompt_ids": [1], "response_ids": [2], "step_index": 0, "is_last": True}
+    with DataPool() as pool:
+        for uid in ("used", "out", "old", "broken"):
+            pool.submit_steps([Step(trajectory_uid=uid, **(fields | {"is_last": uid != "broken"}))])
+        assert pool.fetch_batch(1, timeout=0) is not None
+        assert pool.fetch_batch(1, timeout=0, lease_s=600) is not None
+        pool.fail("broken", "it broke")
+        pool.submit_steps([Step(trajectory_uid="new", reward=0.5, policy_version=9, **fields)])
+        pool.set_version(9)
+        pool.configure(max_staleness=1)
+        uids = ["new", "used", "out", "old", "broken", "nobody"]
+        found = pool.trajectory_states(uids)
+        assert [row["trajectory_uid"] for row in found] == uids
+        assert [row["state"] for row in found] == ["queued", "consumed", "leased", "stale", "failed", "unknown"]
+        assert (found[0]["complete"], found[0]["steps"], found[0]["reward"]) == (True, 1, 0.5)
+        assert pool.trajectory_states(["new"], "val") == [{"trajectory_uid": "new", "state": "unknown"}]
+        with pytest.raises(InvalidInput, match="10001 uids; at most 10000"):
+            pool.trajectory_states(["t"] * 10_001)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,19 +15,9 @@ from headrace.pool.errors import Gone, Unauthorized
 from headrace.rewards.loop import RewardLoop
 from headrace.rewards.recorded import SampleReader
 from headrace.rewards.sample import RewardFailure, Sample, Score
-from headrace.tokens import Renderer, load_renderer
+from headrace.tokens import Renderer
 
 Verdict = Score | RewardFailure
-
-
-@pytest.fixture(scope="module")
-def renderer(folder: Path) -> Renderer:
-    return load_renderer(folder)
-
-
-@pytest.fixture(scope="module")
-def reader(renderer: Renderer) -> SampleReader:
-    return SampleReader(renderer)
 
 
 class Worker:

@@ -64,8 +64,15 @@ def actor(ray_cluster: str, base: Path, folder: Path, pool: DataPool) -> Iterato
 async def test_samples_are_scored_by_the_actor_with_its_own_column_of_truth(actor: ActorAddress) -> None:
     worker = RayRewardWorker(actor)
     row = {"solution": "4"}
-    good, bad = await worker.score([Sample(text="four", metadata=row), Sample(text="none", metadata=row)])
+    samples = [
+        Sample(text="four", metadata=row),
+        Sample(text="four", ground_truth="of another column", metadata={"answer": "4"}),
+        Sample(text="none", metadata=row),
+    ]
+    good, without, bad = await worker.score(samples)
     assert good == Score(4.0, {"length": 4.0}, {"length.truth": "4"})
+    assert isinstance(without, RewardFailure)
+    assert "no column 'solution'" in without.detail
     assert isinstance(bad, RewardFailure)
     assert (bad.reason, bad.source) == ("none", "length")
     await worker.aclose()

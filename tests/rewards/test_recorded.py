@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from tests.rewards.recorded import record
 
 from headrace import DataPool, Step
 from headrace.data.errors import InvalidInput
 from headrace.rewards.recorded import SampleReader, last_answer
-from headrace.tokens import Message, Renderer, load_renderer
+from headrace.tokens import Message, Renderer
 
 CALL = '<tool_call>\n{"name": "sum", "arguments": {"a": 2}}\n</tool_call>'
-
-
-@pytest.fixture(scope="module")
-def renderer(folder: Path) -> Renderer:
-    return load_renderer(folder)
-
-
-@pytest.fixture(scope="module")
-def reader(renderer: Renderer) -> SampleReader:
-    return SampleReader(renderer)
 
 
 def test_a_trajectory_is_its_last_path_from_beginning_to_end(

@@ -21,12 +21,14 @@ from headrace.rewards.sample import score_of
         ({"answer": "4", "ground_truth": 5}, None, 5),
         ({"answer": "4", "reward_model": {"ground_truth": 6, "style": "rule"}}, None, 6),
         ({"answer": "4", "label": 7}, "label", 7),
+        ({"answer": "4", "reward_model": {"ground_truth": 6, "style": "rule"}}, "reward_model", 6),
         ({"question": "?"}, None, None),
     ],
 )
 def test_where_a_rows_ground_truth_is(row: dict[str, Any], column: str | None, wanted: Any) -> None:
     sample = Sample.of_row({**row, "data_source": "sums"}, ground_truth=column, text="4", prompt_uid="p")
     assert (sample.ground_truth, sample.data_source, sample.text, sample.prompt_uid) == (wanted, "sums", "4", "p")
+    assert Sample(metadata=row, ground_truth=wanted).with_truth(column).ground_truth == wanted
 
 
 def test_a_column_that_is_missing_is_named_with_the_nearest() -> None:

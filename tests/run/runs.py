@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -22,8 +23,17 @@ RUN_S = 1500
 @contextmanager
 def started(project: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
     """`headrace run` in a project, with its run in RUN; ended with Ctrl-C where the test ends first."""
-    command = [sys.executable, "-m", "headrace", "run", str(project / "run.yaml"), "--run-dir", str(project / "RUN")]
-    process = subprocess.Popen([*command, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with headrace("run", str(project / "run.yaml"), "--run-dir", str(project / "RUN"), *args) as process:
+        yield process
+
+
+@contextmanager
+def headrace(*args: str) -> Iterator[subprocess.Popen[str]]:
+    """A command of Headrace; ended with Ctrl-C where the test ends first. `python3` is the one that runs this, as where
+    its environment is activated: what else has the name may be a script that looks for one, which takes longer."""
+    command = [sys.executable, "-m", "headrace", *args]
+    env = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     try:
         yield process
     finally:

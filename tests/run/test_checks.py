@@ -35,6 +35,8 @@ BROKEN = "import no_such_library\ndef score(sample): return 0\n"
         ({"agent": {"flow": "singel_turn"}}, "agent.flow: .*singel_turn"),
         ({"agent": {"command": ["no-such-program"]}}, "agent.command: .*no-such-program"),
         ({"agent": {"env": "no_env.py"}, "data": None, "reward": None}, "agent.env: there is no file .*no_env.py"),
+        ({"agent": {"env": "broken.py"}, "data": None}, "agent.env: broken.py needs the module 'no_such_library'"),
+        ({"agent": {"env": "empty.py"}, "data": None}, "agent.env: .*empty.py has no environment"),
         ({"reward": {"functions": ["reward.py:scor"]}}, "reward: .*'scor'.*score"),
         ({"reward": {"functions": ["broken.py:score"]}}, "reward: .*no_such_library"),
         ({"reward": {"rules": ["exact_match"], "ground_truth": "truth"}}, "data.train: .*line 1: has no 'truth'"),
@@ -44,12 +46,14 @@ BROKEN = "import no_such_library\ndef score(sample): return 0\n"
             "servers.start: there is no program 'no-such'",
         ),
         ({"servers": {"addresses": ["http://127.0.0.1:9"]}}, "servers.addresses: .*start it"),
+        ({"where": {"ray": "127.0.0.1:9"}}, "where.ray: no cluster at 127.0.0.1:9: .*ray start --head"),
         ({"model": "runs"}, "model: .*runs has no config.json"),
     ],
 )
 def test_a_problem_is_named_with_its_fix(changed: Callable[..., Any], sections: dict[str, Any], said: str) -> None:
     _, base = changed()
     (base / "broken.py").write_text(BROKEN)
+    (base / "empty.py").write_text("")
     (base / "runs").mkdir()
     with pytest.raises(InvalidInput, match=said):
         check(*changed(**{"reward": None, **sections}))

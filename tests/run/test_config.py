@@ -10,6 +10,7 @@ import pytest
 
 from headrace.data.errors import InvalidInput
 from headrace.run.config import load
+from headrace.run.evaluation import EvaluationConfig, task_of
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,10 @@ from headrace.run.config import load
         ({"data": None}, r"data is missing: .*data: \{train: train.jsonl\}"),
         ({"agent": {"env": "my_env.py"}}, "data is given and agent.env too: .*leave data out"),
         ({"agent": {"env": "e.py"}, "data": None}, "reward is given and agent.env too: .*leave reward out"),
+        (
+            {"agent": {"env": "e.py"}, "data": None, "reward": None, "evaluate": {"sampling": {"temperature": 0.0}}},
+            "evaluate.sampling is given and agent.env too",
+        ),
         ({"servers": {"start": "sglang serve"}}, r"'sglang serve' should be headrace engine .*\{model\} and \{port\}"),
         ({"servers": {"start": "headrace engine", "addresses": ["http://a:1"]}}, "give one of them"),
         ({"servers": {"addresses": ["localhost:8001"]}}, "it looks like http://127.0.0.1:8001"),
@@ -55,9 +60,25 @@ def test_values_are_set_on_the_command_line(written: Path) -> None:
     assert config.train.optimizer.epochs == 2  # the file's
 
 
+def test_an_evaluation_may_be_sampled_otherwise(written: Path) -> None:
+    assert load(written / "run.yaml").evaluate.sampling.model_dump(exclude_none=True) == {}
+    chosen = load(written / "run.yaml", ["evaluate.sampling={temperature: 0, max_tokens: 5}"]).evaluate.sampling
+    config = EvaluationConfig.model_validate(
+        {
+            **dict.fromkeys(("base", "gateway", "pool", "model", "name", "into"), "x"),
+            "data": {"train": "x"},
+            "agent": {"run": "x.py:play"},
+            "sampling": chosen.model_dump(exclude_none=True),
+        }
+    )
+    assert task_of(config, {"question": "q"}, 3, 1).sampling == {"temperature": 0, "max_tokens": 5}
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        ("evaluate.sampling.top_p=2", "evaluate.sampling.top_p"),
+        ("evaluate.sampling.temprature=0", "did you mean temperature"),
         ("train.steps", "should be key=value"),
         ("model.size=3", "model is 'model', which has no fields"),
         ("train.steps=[", "no value of YAML"),

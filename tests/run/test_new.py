@@ -16,7 +16,10 @@ from tests.run.runs import RUN_S, ledger, mean, metrics, processes_of, result, s
 from headrace.data.errors import InvalidInput
 from headrace.run.new import KINDS, Kind, create
 
-STEPS, GROUPS, ROLLOUTS = 24, 8, 8
+GROUPS, ROLLOUTS = 8, 8
+#: Enough to rise by twice `RISE`, and no more: a command is a process for each rollout. Environments score their own
+#: groups and take longer to learn; held-out rows, which the agent's run plays, rise after those that are learned from.
+STEPS: dict[Kind, int] = {"agent": 24, "command": 16, "flow": 16, "environment": 24}
 #: What the mean reward of five steps must rise. Of 64 answers with a chance of one in seven, that of five steps has a
 #: standard deviation of 0.02: ten of those.
 RISE = 0.2
@@ -49,25 +52,29 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
 @pytest.mark.timeout(2 * RUN_S)
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_a_project_learns(project: Callable[[Kind], Path], kind: Kind) -> None:
-    folder = project(kind)
-    quick = ("--set", f"train.steps={STEPS}")
+    folder, steps = project(kind), STEPS[kind]
+    quick = ("--set", f"train.steps={steps}")
     if kind not in ("agent", "environment"):
         quick += ("--set", "data.val=null")
     with started(folder, *quick) as process:
         told = result(process)
     rows = metrics(folder)
-    assert len(rows) == told["steps"] == STEPS
+    assert len(rows) == told["steps"] == steps
     assert mean(rows[-5:]) - mean(rows[:5]) > RISE, [row["reward"] for row in rows]
     assert told["reward_end"] > told["reward_start"]
     assert Path(told["report"]).read_text().count("<svg") == 1
     assert processes_of(folder) == []
     # Exactly the rollouts that were asked for, each scored and each learned from.
-    assert sum(row["trajectories"] for row in rows) == STEPS * GROUPS * ROLLOUTS
-    assert ledger(folder, "train")["consumed"] == STEPS * GROUPS * ROLLOUTS
+    assert sum(row["trajectories"] for row in rows) == steps * GROUPS * ROLLOUTS
+    assert ledger(folder, "train")["consumed"] == steps * GROUPS * ROLLOUTS
     assert told["staleness_mean"] <= 1
+    if kind == "environment":
+        assert told["held_out_end"] > told["held_out_start"]
+        # What it sampled is in the groups that it sent, and nowhere else.
+        assert ledger(folder, "envs")["submitted"] == 0
     if kind == "agent":
         assert told["held_out_end"] > told["held_out_start"] + RISE
         results = [json.loads(path.read_text()) for path in (folder / "RUN" / "evaluations").iterdir()]
         assert ledger(folder, "val")["consumed"] == len(results) * 16
-        assert {one["step"] for one in results} >= {0, STEPS}, "before, after, and between as the machine's pace allows"
+        assert {one["step"] for one in results} >= {0, steps}, "before, after, and between as the machine's pace allows"
         assert all(one["rollouts"] == 16 and not one["failed"] for one in results)

@@ -15,7 +15,7 @@ from headrace.rewards.config import RewardConfig
 from headrace.run.cluster import actor_name
 from headrace.run.config import RunConfig
 from headrace.run.plan import plan, server_command
-from headrace.run.services import RunPlan, RunPorts
+from headrace.run.services import ENVIRONMENT_FILE, RunPlan, RunPorts
 from headrace.trainer.config import TrainerConfig
 
 Changed = Callable[..., tuple[RunConfig, Path]]
@@ -55,7 +55,24 @@ def test_an_environment_takes_the_rollouters_place(changed: Changed) -> None:
     found = planned(changed, **sections)
     assert [service.name for service in found.services] == ["engine", "gateway", "trainer", "environment"]
     assert "--serve-channel train" in found.named("gateway").line()
-    assert found.files["env.yaml"]["openai"][0]["base_url"] == "http://127.0.0.1:8001/v1"
+
+
+def test_an_environment_calls_through_the_gateway_which_does_not_record_it(changed: Changed, tmp_path: Path) -> None:
+    sections: dict[str, Any] = {"agent": {"env": "my_env.py"}, "data": None, "reward": None, "evaluate": None}
+    found = planned(changed, RunPorts((8001, 8002), 8100), servers={"count": 2}, **sections)
+    env, servers = found.files["env.yaml"]["env"], found.files["env.yaml"]["openai"]
+    assert len(servers) == 2, "as many items at a time as with the servers themselves"
+    for server in servers:
+        assert (server["base_url"], server["server_type"]) == ("http://127.0.0.1:8100/v1", "gateway")
+        assert server["record"] is False
+    kept = [Path(env[name]) for name in ("metrics_path", "spool_dir", "data_dir_to_save_evals")]
+    assert all(path.is_relative_to(tmp_path / "RUN") for path in kept)
+    assert "steps_per_eval" not in env
+
+
+def test_where_the_run_evaluates_an_environment_does_not(changed: Changed) -> None:
+    sections: dict[str, Any] = {"agent": {"env": "my_env.py"}, "data": None, "reward": None, "evaluate": {"every": 5}}
+    assert planned(changed, **sections).files["env.yaml"]["env"]["steps_per_eval"] == 0
 
 
 def test_several_servers_have_a_port_each_and_are_all_the_gateways(changed: Changed) -> None:
@@ -132,6 +149,15 @@ def test_on_ray_the_gateway_listens_where_nodes_reach_it(changed: Changed) -> No
     assert found.servers == ("http://127.0.0.1:8001",)
 
 
+def test_on_ray_an_environment_is_a_process_that_feeds_the_actor_through_the_gateway(changed: Changed) -> None:
+    found = planned(changed, where={"ray": "auto"}, agent={"env": "my_env.py"}, data=None, reward=None)
+    assert [service.name for service in found.services] == ["engine", "pool", "gateway", "trainer", "environment"]
+    gateway = found.named("gateway").line()
+    assert f"--pool-address '{found.pool}'" in gateway
+    assert "--serve-channel train" in gateway
+    assert found.files[ENVIRONMENT_FILE]["env"]["rollout_server_url"] == found.gateway
+
+
 def test_each_runs_actors_have_names_of_their_own(tmp_path: Path) -> None:
     assert actor_name("pool", tmp_path / "a") == actor_name("pool", tmp_path / "a")
     assert actor_name("pool", tmp_path / "a") != actor_name("pool", tmp_path / "b")
@@ -140,6 +166,19 @@ def test_each_runs_actors_have_names_of_their_own(tmp_path: Path) -> None:
 def test_a_pool_is_placed_only_where_its_journal_can_be_seen(changed: Changed) -> None:
     with pytest.raises(InvalidInput, match=r"where.shared_folder: true"):
         changed(where={"ray": "auto", "pool": {"spread": True}})
+
+
+def test_by_rays_client_the_pool_cannot_stay_here(changed: Changed) -> None:
+    with pytest.raises(InvalidInput, match=r"this machine is no node.*where.shared_folder: true.*HOST:6379"):
+        changed(where={"ray": "ray://127.0.0.1:10001"})
+    found = planned(changed, where={"ray": "ray://127.0.0.1:10001", "shared_folder": True})
+    assert "--ray-address ray://127.0.0.1:10001" in found.named("pool").line()
+
+
+def test_what_is_only_tried_keeps_its_pool_where_its_folder_is(changed: Changed) -> None:
+    config, _ = changed(where={"ray": "auto", "shared_folder": True, "pool": {"num_cpus": 2, "spread": True}})
+    assert config.where.beside().pool.flags() == []
+    assert not config.where.beside().shared_folder
 
 
 def test_what_is_no_cluster_is_refused(changed: Changed) -> None:

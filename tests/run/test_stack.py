@@ -10,12 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.engine.kit import Client
+from tests.gateway.kit import running_gateway, told
 
+from headrace import DataPool
 from headrace.data.errors import InvalidInput
 from headrace.net.server import listener
 from headrace.processes import ChildDied, Processes
 from headrace.run.services import Service
-from headrace.run.stack import MOST_DEATHS, STEADY_S, RestartPolicy, Stack, reserved_ports
+from headrace.run.stack import MOST_DEATHS, STEADY_S, GatewayHold, RestartPolicy, Stack, reserved_ports
 
 #: Says that it is ready, appends its arguments to a file, and waits; `fails` ends with 3, `done` with 0.
 PROGRAM = """
@@ -120,6 +123,22 @@ def test_what_is_held_begins_when_it_is_released(service: Callable[..., Service]
         assert stack.waiting_for == ["b"]
         stack.release("b")
         look_until(stack, lambda: stack.is_ready("b"))
+
+
+def test_calls_are_held_while_a_server_is_away_where_the_gateway_has_an_admin_key(
+    own: Client, pool: DataPool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADRACE_ADMIN_KEY", "secret")
+    server = f"http://{own.host}"
+    with running_gateway(pool, server, folder, admin_key="secret") as gateway:
+        gateway.http.headers["authorization"] = "Bearer secret"
+        calls = GatewayHold(gateway.address)
+        calls.hold()
+        assert gateway.counted("paused")
+        told(gateway.http.request("DELETE", "/servers", json={"address": server}))
+        calls.take_back(server)
+        (found,) = told(gateway.get("/servers"))["servers"]
+        assert found["address"] == server
 
 
 def test_deaths_in_a_row_are_answered_ever_later_and_then_no_more() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.trainer.kit import pool_of
@@ -22,8 +24,26 @@ def pool() -> DataPool:
     return pool_of([[0.0, 1.0], [1.0, 0.0], [0.0, 2.0]])
 
 
+class LosesAnswers:
+    """A pool that hands a batch out to a trainer which is gone when the answer comes."""
+
+    def __init__(self, pool: DataPool) -> None:
+        self._pool = pool
+
+    def fetch_batch(self, *args: Any, **kwargs: Any) -> None:
+        assert self._pool.fetch_batch(*args, **kwargs) is not None
+        raise RuntimeError("killed")
+
+
 @pytest.fixture
 def feed(pool: DataPool, tmp_path: Path) -> Iterator[BatchFeed]:
+    with fed_by(pool, tmp_path) as found:
+        yield found
+
+
+@contextmanager
+def fed_by(pool: Any, tmp_path: Path) -> Iterator[BatchFeed]:
+    """A feed of a run in this folder."""
     given = {"model": tmp_path, "run": tmp_path, "pool": {"batch_size": 1, "prefetch": False}}
     stop = StopSignal()
     patient = RetryingPool(pool, Outage("the pool", print), stop, 300.0)
@@ -63,3 +83,14 @@ def test_a_batch_that_is_given_back_may_come_again(feed: BatchFeed, pool: DataPo
     second = feed.next()
     assert second is not None
     assert second.trajectories == first.trajectories
+
+
+def test_a_batch_whose_answer_nobody_lived_to_see_is_given_back(pool: DataPool, tmp_path: Path) -> None:
+    with fed_by(LosesAnswers(pool), tmp_path) as killed, pytest.raises(RuntimeError, match="killed"):
+        killed.next()
+    assert pool.stats("train")["ledger"]["leased"] == 2
+    with fed_by(pool, tmp_path) as resumed:
+        resumed.recover({})
+        assert pool.stats("train")["ledger"]["leased"] == 0
+        assert LeaseFile(tmp_path).read() == ([], "")
+        assert resumed.next() is not None

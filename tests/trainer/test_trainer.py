@@ -15,7 +15,7 @@ from tests.trainer.kit import pool_of, submit_group
 from headrace import DataPool
 from headrace.data.errors import InvalidInput
 from headrace.trainer import Trainer, TrainerConfig
-from headrace.trainer.checkpoint import BadCheckpoint, Checkpoints
+from headrace.trainer.checkpoint import BadCheckpoint, Checkpoints, LeaseFile
 from headrace.trainer.learner import Learner
 
 GROUPS = [[0.0, 1.0], [1.0, 0.0], [0.0, 2.0], [3.0, 1.0], [0.0, 1.0], [1.0, 0.5], [0.0, 1.0], [1.0, 0.0]]
@@ -172,7 +172,7 @@ def test_what_was_learned_from_and_is_handed_out_again_is_passed_over(
     run_until(Trainer(config(), pool=pool), monkeypatch, "ack", step=2)
     monkeypatch.undo()
     # While nobody was there, the lease ran out: its groups went back to their place.
-    for lease in json.loads((config().run / "leases.json").read_text()):
+    for lease in LeaseFile(config().run).read()[0]:
         pool.nack(lease)
     again = Trainer(config(), resume=True, pool=pool)
     learned_before = set(

@@ -25,6 +25,7 @@ subcommands:
   process   write groups to a file and a page, without a trainer
   evaluate  evaluate once, into metrics.json and samples.jsonl
   probe     see what its reward pays for, without a model
+  check     import it and read its configuration, and start nothing
 
 `headrace env FILE COMMAND --help` shows the flags of this environment. --class says which one is meant where the file
 has several and does not run one of them itself.
@@ -36,11 +37,13 @@ class EnvCommand(CommandModel):
 
     # What a shell completes; the rest of the line is read by `run`.
     file: Positional[Path] = Field(description="a file, a module or an environment that ships")
-    subcommand: Positional[Literal["serve", "process", "evaluate", "probe"]] = Field(description="what to do with it")
+    subcommand: Positional[Literal["serve", "process", "evaluate", "probe", "check"]] = Field(
+        description="what to do with it"
+    )
     config: Path | None = Field(None, description="YAML or JSON with env:, openai: and the rest")
 
     def execute(self) -> None:
-        raise Usage(f"{PROG} {self.file} what? serve, process, evaluate or probe (see {PROG} --help)")
+        raise Usage(f"{PROG} {self.file} what? serve, process, evaluate, probe or check (see {PROG} --help)")
 
 
 def run(args: Sequence[str]) -> NoReturn:
@@ -57,12 +60,14 @@ def _run(target: str, rest: list[str]) -> None:
     from headrace.envs.cli import main
     from headrace.envs.find import find
     from headrace.envs.probe import ProbeSubcommand
+    from headrace.envs.subcommands import CheckSubcommand
 
     finder.install()
     class_name, rest = _without_class(rest)
     sys.argv = [target, *rest]  # files of environments may read it
     env_cls = find(target, class_name)
-    main(env_cls, rest, prog=f"{PROG} {target}", more={"probe": ProbeSubcommand.of(env_cls)})
+    more = {"probe": ProbeSubcommand.of(env_cls), "check": CheckSubcommand.of(env_cls)}
+    main(env_cls, rest, prog=f"{PROG} {target}", more=more)
 
 
 def _without_class(args: list[str]) -> tuple[str | None, list[str]]:

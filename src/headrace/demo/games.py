@@ -3,7 +3,6 @@ so that a resumed run continues counting."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
+
+from headrace.files import write_whole
 
 GAMES_FILE = "games.jsonl"
 #: Bytes that a game's line takes at most: a few messages of a few words.
@@ -118,6 +119,4 @@ def read_counters(run: Path) -> AgentCounters:
 def write_counters(run: Path, counters: AgentCounters) -> None:
     """Replaces the file atomically."""
     counters.at = time.time()
-    beside = run / f"{COUNTERS_FILE}.new"
-    beside.write_bytes(msgspec.json.encode(counters))
-    os.replace(beside, run / COUNTERS_FILE)
+    write_whole(run / COUNTERS_FILE, msgspec.json.encode(counters))

@@ -24,8 +24,8 @@ log = logging.getLogger("headrace.envs")
 
 T = TypeVar("T")
 
-#: Environment variable of the key, where the configuration has none.
-KEY_VARIABLE = "HEADRACE_API_KEY"
+#: Environment variables of the key, where the configuration has none: a gateway that has keys asks for its admin's.
+KEY_VARIABLES = ("HEADRACE_ADMIN_KEY", "HEADRACE_API_KEY")
 #: Bodies of at least so many bytes are compressed; smaller ones gain nothing.
 GZIP_MIN_BYTES = 1024
 #: Statuses that refuse the body itself. Other 4xx are about a key or an address, which an operator may correct.
@@ -63,7 +63,7 @@ class ApiClient:
             self.address,
             total_s=REQUEST_TIMEOUT_S,
             connect_s=CONNECT_TIMEOUT_S,
-            key=key or os.environ.get(KEY_VARIABLE),
+            key=key or next(filter(None, map(os.environ.get, KEY_VARIABLES)), None),
         )
 
     async def get(self, path: str, body: Any = None) -> dict[str, Any]:

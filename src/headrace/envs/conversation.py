@@ -78,8 +78,9 @@ class ConversationEnv(BaseEnv):
 
     @property
     def needs_tokenizer(self) -> bool:
-        """A managed conversation needs it, except through a gateway, which renders itself."""
-        return not all(isinstance(server, GatewayServer) for server in self.server.servers)
+        """A managed conversation needs it, except through a gateway that records it, which renders itself."""
+        servers = self.server.servers
+        return not all(isinstance(server, GatewayServer) and server.config.record for server in servers)
 
     @property
     def needs_server(self) -> bool:

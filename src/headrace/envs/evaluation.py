@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 
 from headrace.data.json import to_json
-from headrace.envs.files import write_whole
 from headrace.envs.metrics import Counts
+from headrace.files import write_whole
 from headrace.metrics import flat
 
 log = logging.getLogger("headrace.envs")

@@ -18,18 +18,11 @@ import orjson
 from headrace.data.errors import InvalidInput
 from headrace.data.json import to_json
 from headrace.envs.server.sequences import MASKED
-from headrace.files import append
+from headrace.files import append, write_whole
 
 log = logging.getLogger("headrace.envs")
 
 _CHECKPOINT_NAME = re.compile(r"step-(\d+)\.json")
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Replaces a file's content, so that readers see the old or the new one, never a part."""
-    draft = path.with_name(path.name + ".part")
-    draft.write_bytes(data)
-    os.replace(draft, path)
 
 
 class GroupFile:

@@ -16,7 +16,7 @@ from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.envs.base import BaseEnv
 from headrace.envs.cli import log_traceback
 from headrace.extras import extra_of, install_command
-from headrace.files import import_file, nearest
+from headrace.files import import_file, nearest, put_on_path
 
 log = logging.getLogger("headrace.envs")
 
@@ -119,9 +119,7 @@ def _of_file(path: Path) -> ModuleType:
     its child processes can import it."""
     if not path.is_file():
         raise InvalidInput(f"there is no file {path}")
-    folder = str(path.resolve().parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    put_on_path(path.parent)
     name = path.stem if _is_free(path) else f"headrace_env_{path.stem.replace('.', '_')}"
     return import_file(path.resolve(), name)
 

@@ -1,8 +1,9 @@
-"""What an environment's commands do: `serve`, `process` and `evaluate`, each with defaults of its own."""
+"""What an environment's commands do: `serve`, `process`, `evaluate` and `check`, each with defaults of its own."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
@@ -142,3 +143,15 @@ class EvaluateSubcommand(EnvSubcommand):
         asyncio.run(env._run_evaluate())
         if env.last_evaluation is not None:
             print(f"{env.last_evaluation}; in {env.config.data_dir_to_save_evals}")
+
+
+class CheckSubcommand(EnvSubcommand):
+    """Import the environment and read its flags and its file, as serve does; start nothing and call nobody."""
+
+    summary = "import it and read its configuration, and start nothing"
+
+    def run(self) -> None:
+        found = self.settings
+        servers = found.servers if isinstance(found.servers, Sequence) else []
+        where = ", ".join(dict.fromkeys(str(server.base_url) for server in servers)) or "a node's own servers"
+        print(f"{self.env_name()}: groups of {found.env.group_size}, played by {where}")

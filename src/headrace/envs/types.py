@@ -208,7 +208,9 @@ class BaseEnvConfig(BaseModel):
         None, description="system prompt that asks for reasoning, for an environment that uses it"
     )
 
-    rollout_server_key: str | None = Field(None, description="the Trajectory API's key; default: HEADRACE_API_KEY")
+    rollout_server_key: str | None = Field(
+        None, description="the Trajectory API's key; default: HEADRACE_ADMIN_KEY, else HEADRACE_API_KEY"
+    )
     status_poll_s: float = Field(0.5, gt=0, description="seconds between looks at the API's queue")
     server_wait_s: float = Field(
         300, ge=0, description="seconds that the start waits for a rollout server to answer; then it is an error"

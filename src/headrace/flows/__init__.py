@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.flows.black_box import BlackBoxAgentFlow
-    from headrace.flows.config import AgentConfig, DataConfig, GatewayConfig
+    from headrace.flows.config import AgentConfig, DataConfig
     from headrace.flows.dataset import Dataset
     from headrace.flows.flow import AgentFailed, AgentFlowBase, register
     from headrace.flows.gateway_client import GatewayClient, Generation, Handle
@@ -34,7 +34,6 @@ __all__ = [
     "Generation",
     "AgentConfig",
     "DataConfig",
-    "GatewayConfig",
     "AsyncRollouter",
     "RolloutSummary",
     "RolloutSchedule",
@@ -58,7 +57,6 @@ _HOME = {
     "Generation": "gateway_client",
     "AgentConfig": "config",
     "DataConfig": "config",
-    "GatewayConfig": "config",
     "AsyncRollouter": "rollouter",
     "RolloutSummary": "rollouter",
     "RolloutSchedule": "schedule",

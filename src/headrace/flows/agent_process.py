@@ -26,7 +26,7 @@ from headrace.data.errors import InvalidInput
 from headrace.flows.agent_job import AgentJob, load_agent_function
 from headrace.flows.agent_worker import WorkerAnswer
 from headrace.flows.flow import AgentFailed
-from headrace.processes import begin_as_child
+from headrace.processes import begin_as_child, ending_words
 
 log = logging.getLogger("headrace.flows")
 
@@ -377,9 +377,7 @@ class ForkServer:
 
 def ended(code: int | None) -> str:
     """How a process ended, in words."""
-    if code is None:
-        return "was lost"
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    return "was lost" if code is None else ending_words(code)
 
 
 def _signal_group(pid: int, how: signal.Signals) -> None:

@@ -1,8 +1,7 @@
-"""What a configuration says of the data, the agent and the gateway: `data`, `agent` and `gateway` of its file."""
+"""What a configuration says of the data and the agent: `data` and `agent` of its file."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -55,23 +54,6 @@ class DataConfig(BaseModel):
         if self.prompt is not None:  # an agent may take its task from any column, where none is named
             rows.check_prompts(self.prompt)
         return rows
-
-
-class GatewayConfig(BaseModel):
-    """A gateway that runs: its address, and the keys for calls and for rewards."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    address: str = Field(description="such as http://127.0.0.1:8100")
-    key: str | None = Field(None, description="what agents call models with (or set HEADRACE_API_KEY)")
-    reward_key: str | None = Field(
-        None, description="what ends and rewards trajectories, and agents are not given (or set HEADRACE_REWARD_KEY)"
-    )
-
-    def client(self) -> GatewayClient:
-        """A client of it; raises `BadAddress` for an address that is none."""
-        key = self.key or os.environ.get("HEADRACE_API_KEY")
-        return GatewayClient(self.address, key, self.reward_key or os.environ.get("HEADRACE_REWARD_KEY"))
 
 
 class AgentConfig(BaseModel):

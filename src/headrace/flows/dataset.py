@@ -94,7 +94,14 @@ class Dataset(Sequence[Row]):
             datasets = importlib.import_module("datasets")
         except ModuleNotFoundError:
             raise MissingExtra(f"{path} needs datasets: {install_command('datasets')}") from None
-        found = datasets.load_from_disk(str(path))
+        try:
+            if orjson.loads((path / SAVED).read_bytes())["_data_files"]:
+                # Without the format that it was saved with, which may leave columns out.
+                found = datasets.load_from_disk(str(path)).with_format(None)
+            else:  # no rows, which the library can save but not load
+                found = []
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise InvalidInput(f"{path} cannot be read: {type(error).__name__}: {error}") from error
         return cls._checked([_row(row, f"{path}, row {at}") for at, row in enumerate(found, 1)], str(path), "row", 1)
 
     @classmethod
@@ -154,6 +161,8 @@ def _row(given: Any, place: str) -> Row:
 
 def _plain(value: Any, place: str) -> Any:
     """A value as JSON has it: times as text, numpy's numbers and arrays as Python's."""
+    if hasattr(value, "tolist"):  # numpy's scalars and arrays; some of them are floats and texts too
+        return _plain(value.tolist(), place)
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -166,6 +175,4 @@ def _plain(value: Any, place: str) -> Any:
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
         return str(value)
-    if hasattr(value, "tolist"):  # numpy's scalars and arrays
-        return _plain(value.tolist(), place)
     raise InvalidInput(f"{place}: holds {type(value).__name__}, which JSON cannot; convert it or leave it out")

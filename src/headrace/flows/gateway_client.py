@@ -187,6 +187,16 @@ class GatewayClient:
                 return found
             cursor = quote(str(page["next"]), safe="")
 
+    async def states(self, channel: str, trajectory_uids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Where trajectories of a channel stand, by uid: `state`, and `complete`, `steps` and `reward` of those that
+        are there. The state is `queued`, `leased`, `consumed`, `failed`, `unknown`, or why the pool dropped it."""
+        found: dict[str, dict[str, Any]] = {}
+        for at in range(0, len(trajectory_uids), PAGE_ROWS):
+            body = {"trajectory_uids": list(trajectory_uids[at : at + PAGE_ROWS]), "channel": channel}
+            page = await self._asked("POST", "/trajectories", body, pays=True)
+            found |= {row["trajectory_uid"]: row for row in page["items"]}
+        return found
+
     async def generate(
         self,
         *,

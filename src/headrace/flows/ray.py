@@ -27,7 +27,7 @@ from headrace.flows.gateway_client import GatewayClient, GatewayRefused, Traject
 from headrace.flows.rollout_config import RolloutConfig
 from headrace.flows.task import Task
 from headrace.net.http_answer import NoAnswer
-from headrace.net.ray_cluster import LOST_ANSWERS, cause_of, join_cluster
+from headrace.net.ray_cluster import LOST_ANSWERS, cause_of, is_lost, join_cluster
 from headrace.net.ray_placement import DEAD_ANSWERS
 
 log = logging.getLogger("headrace.flows")
@@ -145,12 +145,12 @@ class RayFlow:
         given = config.workers
         assert given is not None
         join_cluster(given.ray, given.namespace)
-        actor = ray.remote(RolloutWorker).options(
-            max_concurrency=MAX_ROLLOUTS, max_task_retries=0, **given.placement.options(default_cpus=1)
-        )
+        options = given.placement.options(default_cpus=1)
         agent = config.agent.model_dump(mode="json", exclude_defaults=True)
 
         def begin() -> Any:
+            join_cluster(given.ray, given.namespace)  # again, where a session of Ray's client ended
+            actor = ray.remote(RolloutWorker).options(max_concurrency=MAX_ROLLOUTS, max_task_retries=0, **options)
             return actor.remote(agent, str(base), address, *config.gateway.keys())
 
         workers = [begin() for _ in range(given.count)]
@@ -166,15 +166,18 @@ class RayFlow:
         """Plays a rollout; raises what `AgentFlowBase.run` does, and `WorkerLost` where the worker died under it."""
         worker = await self._free()
         worker.playing += 1
-        sent = worker.handle.play.remote(task)
         try:
-            outcome: RolloutOutcome = await sent
-        except LOST_ANSWERS as error:
+            sent = worker.handle.play.remote(task)
+            try:
+                outcome: RolloutOutcome = await sent
+            except asyncio.CancelledError:
+                ray.cancel(sent)
+                raise
+        except Exception as error:
+            if not is_lost(error):
+                raise
             self._lost(worker)
             raise WorkerLost(f"the worker that played it died: {cause_of(error)}") from None
-        except asyncio.CancelledError:
-            ray.cancel(sent)
-            raise
         finally:
             worker.playing -= 1
         outcome.settle()
@@ -213,11 +216,23 @@ class RayFlow:
             except LOST_ANSWERS:
                 dead += 1
                 if dead == DEAD_ANSWERS:
-                    dead, worker.handle = 0, self._begin()
+                    dead = 0
+                    await self._replace(worker)
             except rayerr.RayError as error:
                 log.warning("a rollout worker could not begin again: %s", cause_of(error))
+            except Exception as error:
+                if not is_lost(error):
+                    raise
+                await self._replace(worker)  # its session ended, and it with that
             await asyncio.sleep(LOST_RETRY_S)
         log.warning("the rollout worker is back, on node %s", node)
         async with self._back:
             worker.returning = None
             self._back.notify_all()
+
+    async def _replace(self, worker: _Worker) -> None:
+        """Begins another actor in a worker's place; where the cluster is away it keeps the one that it has."""
+        try:
+            worker.handle = await asyncio.to_thread(self._begin)
+        except HeadraceError as error:
+            log.warning("a rollout worker could not begin again: %s", error)

@@ -85,6 +85,10 @@ class RolloutSection(BaseModel):
     )
     max_failed_groups: int = Field(20, ge=1, description="groups that fail in a row before all is given up")
     scored: bool = Field(False, description="rewards come later, by a reward loop: a group runs until it has them")
+    until_trained: bool = Field(
+        False,
+        description="end once the trainer has used all groups, and not before: one that the pool drops is replaced",
+    )
     state: Path | None = Field(None, description="file that keeps the place in the data; without one, nothing is kept")
     poll_s: float = Field(POLL_S, gt=0, description="seconds between two questions for the version")
     drain_s: float = Field(DRAIN_S, ge=0, description="seconds that rollouts have to end once it is told to")
@@ -134,4 +138,5 @@ class RolloutConfig(BaseModel):
             failed_groups=own.failed_groups,
             max_failed_groups=own.max_failed_groups,
             scored=own.scored,
+            until_trained=own.until_trained,
         )

@@ -15,6 +15,7 @@ from types import TracebackType
 import msgspec
 
 from headrace.data.errors import HeadraceError, InvalidInput
+from headrace.files import write_whole
 from headrace.flows.schedule_state import ScheduleState
 
 #: Characters of a run's name, which is made up when its state is: enough that runs on one pool do not meet.
@@ -32,7 +33,9 @@ class RolloutStateFile:
         """Raises `HeadraceError` where another process has the file."""
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(_beside(self.path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._lock = os.open(
+                self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+            )
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -72,24 +75,5 @@ class RolloutStateFile:
 
     def write(self, encoded: bytes) -> None:
         """Likewise, of a state that is encoded already: so another thread may do it."""
-        if self.path is None:
-            return
-        new = _beside(self.path, "new")
-        fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        try:
-            rest = memoryview(encoded)
-            while rest:
-                rest = rest[os.write(fd, rest) :]
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(new, self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def _beside(path: Path, ending: str) -> Path:
-    return path.with_name(f"{path.name}.{ending}")
+        if self.path is not None:
+            write_whole(self.path, encoded, durable=True)

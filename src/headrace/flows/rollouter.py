@@ -5,6 +5,9 @@ that is in doubt (an answer that was lost, a gateway that died, a process before
 is asked by failing the trajectory: `late` says that it was complete, and it counts; `ok` that it had begun, and it is
 played again under its next attempt; `unknown` that it never did. So each rollout is complete once, whoever dies when.
 
+What the pool then does with a complete group is asked for as well: one that it drops before the trainer has used it
+(too old, too many, out of time) is replaced.
+
 A gateway that does not answer, or is not ready, holds back new rollouts; those that fail meanwhile are not charged. A
 weight sync needs nothing: the gateway holds the agents' calls, and they wait.
 """
@@ -15,6 +18,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -26,7 +30,7 @@ from headrace.flows.flow import AgentFailed, WorkerLost
 from headrace.flows.gateway_client import GatewayClient, GatewayRefused, Handle, TrajectoryEnded
 from headrace.flows.rollout_state import RolloutStateFile
 from headrace.flows.schedule import RolloutSchedule
-from headrace.flows.schedule_state import TRAIN, RolloutStart
+from headrace.flows.schedule_state import TRAIN, LostGroup, RolloutStart
 from headrace.flows.task import HIDDEN_COLUMNS, Task
 from headrace.net.http_answer import NoAnswer
 
@@ -44,6 +48,13 @@ DRAIN_S = 10.0
 PROGRESS_S = 10.0
 #: Rollouts in doubt that the gateway is asked about at once.
 ASKED_AT_ONCE = 32
+#: Trajectories whose state is asked for in one question: some 100 kB of answer. Where more wait, they take turns.
+STATES_AT_ONCE = 1000
+#: Seconds for which the acceptance of groups may stay unsaved: it can be asked for again, and a save costs two fsyncs.
+SAVE_S = 1.0
+#: States of a trajectory that the trainer has or had, and all that say that it is in the pool or was used.
+WITH_TRAINER = frozenset({"leased", "consumed"})
+NOT_DROPPED = WITH_TRAINER | {"queued", "failed", "unknown"}
 #: Statuses of a gateway that will refuse everything: the keys are wrong.
 WRONG_KEY = (401, 403)
 
@@ -51,13 +62,15 @@ WRONG_KEY = (401, 403)
 class RolloutSummary(msgspec.Struct, frozen=True, kw_only=True):
     """How a run of rollouts ended, over all of its processes; `seconds` are this one's.
 
-    `accepted` and `lost` count groups, `rollouts` and `val_rollouts` those that are complete, `failed` attempts by
-    their reason. `finished`: all that was asked for was played.
+    `accepted` and `lost` count groups, `dropped` those that the pool dropped before the trainer used them, by its
+    reason; `rollouts` and `val_rollouts` those that are complete, `failed` attempts by their reason. `finished`: all
+    that was asked for was played.
     """
 
     finished: bool
     accepted: int
     lost: int
+    dropped: dict[str, int]
     rollouts: int
     val_rollouts: int
     failed: dict[str, int]
@@ -107,6 +120,11 @@ class AsyncRollouter:
         self._ready = False
         #: How often the gateway was found away: what failed across one is not charged.
         self._outages = 0
+        #: When the state was saved last, and the group that the pool was asked about last.
+        self._saved_at = -SAVE_S
+        self._asked_last = -1
+        #: One thread: an older state must not replace a newer one.
+        self._writer = ThreadPoolExecutor(1, "rollout-state")
         self._trouble: Exception | None = None
 
     # -- from outside --------------------------------------------------------------------------------------------------
@@ -180,9 +198,9 @@ class AsyncRollouter:
         outages = self._outages
         try:
             await self._flow.run(self._task(start))
-            self.schedule.accepted(start)
+            await self._accept(start)
         except asyncio.CancelledError:
-            self._abandon(start)
+            await self._abandon(start)
         except TrajectoryEnded as error:
             await self._settle(start, "ended", str(error), outages)
         except AgentFailed as error:
@@ -205,28 +223,46 @@ class AsyncRollouter:
         try:
             status = await self._fail(start, start.attempt, detail or reason)
         except (asyncio.CancelledError, HeadraceError):
-            self._abandon(start)
+            await self._abandon(start)
             return
         if status == "late":
-            self.schedule.accepted(start)
+            await self._accept(start)
             return
         charged = self._ready and outages == self._outages and not lost
-        given_up = self.schedule.failed(start, reason, self._clock(), charged=charged)
-        if given_up is None:
+        await self._give_up(self.schedule.failed(start, reason, self._clock(), charged=charged))
+
+    async def _give_up(self, lost: LostGroup | None) -> None:
+        """Ends what is left of a group, where it is lost."""
+        if lost is None:
             return
-        for other in given_up.running:
+        for other in lost.running:
             if (task := self._tasks.get((other.group, other.rollout))) is not None:
                 task.cancel()
-        for other in given_up.complete:
-            try:
-                await self._patiently(partial(self._gateway.delete, other.trajectory_uid))
-            except HeadraceError as error:
-                log.warning("%s stays in a group that is given up: %s", other.trajectory_uid, error)
+        if lost.complete:
+            await self._save()  # whoever goes on from here must not take what is removed for complete
+        for other in lost.complete:
+            await self._remove(other)
 
-    def _abandon(self, start: RolloutStart) -> None:
-        """A rollout was ended with its group, or with this process: then it stays open, for the next one to ask."""
+    async def _remove(self, start: RolloutStart) -> None:
+        """Takes a trajectory of a group that is given up out of the pool, complete or not."""
+        try:
+            await self._patiently(partial(self._gateway.delete, start.trajectory_uid))
+        except HeadraceError as error:
+            log.warning("%s stays in a group that is given up: %s", start.trajectory_uid, error)
+
+    async def _accept(self, start: RolloutStart) -> None:
+        """A rollout is complete: it counts, unless its group was given up meanwhile."""
+        if start.group in self.schedule.state.open:
+            self.schedule.accepted(start)
+        else:
+            await self._abandon(start)
+
+    async def _abandon(self, start: RolloutStart) -> None:
+        """A rollout was ended with its group, where it may just have become complete; or with this process: then it
+        stays open, for the next one to ask."""
         if start.group not in self.schedule.state.open:
             self.schedule.failed(start, "cancelled", self._clock(), charged=False)
+            await self._remove(start)
 
     async def _prepare(self) -> None:
         """Checks the keys, and settles what a process before this one left open."""
@@ -308,8 +344,9 @@ class AsyncRollouter:
             self._wake.set()
         self.schedule.version_is(version)
         self._ready = True
-        if self.schedule.awaits_scores():
-            await self._look_for_scores()
+        await self._look_into_pool()
+        if self.schedule.behind:
+            self._wake.set()
 
     def _away(self) -> None:
         if self._ready:
@@ -317,25 +354,47 @@ class AsyncRollouter:
         self._ready = False
         self._outages += 1
 
-    async def _look_for_scores(self) -> None:
-        """Ends the groups whose trajectories all have a reward, or that are with the trainer; has a trajectory whose
-        reward failed for good played again."""
-        waiting = self.schedule.awaits_scores()
-        held: dict[str, dict[str, dict[str, Any]]] = {}
-        for row in await self._gateway.trajectories(TRAIN):
-            if row["state"] != "failed":
-                held.setdefault(row["prompt_uid"], {})[row["trajectory_uid"]] = row
-        for number, starts in waiting.items():
-            rows = held.get(starts[0].prompt_uid, {})
-            missing = [start for start in starts if start.trajectory_uid not in rows]
-            if len(missing) == len(starts) and not rows:
-                self.schedule.scored(number)
-            elif missing:
-                for start in missing:
-                    if await self._fail(start, start.attempt, "reward") == "ok":
-                        self.schedule.failed(start, "reward", self._clock())
-            elif all(row["state"] == "leased" or row["reward"] is not None for row in rows.values()):
-                self.schedule.scored(number)
+    async def _look_into_pool(self) -> None:
+        """Asks where the groups stand that await scores or that the trainer has not used yet; these take turns, so
+        that a question costs no more the more the pool holds."""
+        waiting = self.schedule.in_pool()
+        turn = sorted(waiting, key=lambda number: (number <= self._asked_last, number))
+        asked: list[RolloutStart] = []
+        numbers: list[int] = []
+        for number in turn:
+            if asked and len(asked) + len(waiting[number]) > STATES_AT_ONCE:
+                break
+            asked += waiting[number]
+            numbers.append(number)
+        if not asked:
+            return
+        self._asked_last = numbers[-1]
+        rows = await self._gateway.states(TRAIN, [start.trajectory_uid for start in asked])
+        for number in numbers:
+            await self._heard(number, {start: rows[start.trajectory_uid] for start in waiting[number]})
+
+    async def _heard(self, number: int, rows: Mapping[RolloutStart, Mapping[str, Any]]) -> None:
+        """Takes the pool's word on a group: scored, with the trainer, used, dropped, or to be played again in part."""
+        schedule = self.schedule
+        states = {str(row["state"]) for row in rows.values()}
+        dropped = sorted(states - NOT_DROPPED)
+        if "failed" in states and number in schedule.state.held:
+            dropped.append("failed")  # it was accepted as it was: nothing comes in the place of what failed since
+        if states & WITH_TRAINER or states == {"unknown"}:
+            schedule.scored(number)
+            if "leased" not in states:
+                schedule.taken(number)
+        elif dropped:
+            log.warning("the pool dropped a group before it was learned from (%s); its room is free", dropped[0])
+            schedule.dropped(number, dropped[0])
+            await self._give_up(LostGroup([], [start for start, row in rows.items() if row["state"] == "queued"]))
+        elif "failed" in states:
+            for start in (start for start, row in rows.items() if row["state"] == "failed"):
+                await self._give_up(schedule.failed(start, "reward", self._clock()))
+        elif number in schedule.state.open and all(row.get("reward") is not None for row in rows.values()):
+            schedule.scored(number)
+        else:
+            return
         self._wake.set()
 
     async def _report(self) -> None:
@@ -344,7 +403,8 @@ class AsyncRollouter:
             state = self.schedule.state
             self._say(
                 f"version {state.version}: {state.accepted} groups accepted, {len(state.open)} open, "
-                f"{self.schedule.running} rollouts running, {state.retried} retried, {state.lost} groups lost"
+                f"{self.schedule.running} rollouts running, {state.retried} retried, {state.lost} groups lost, "
+                f"{sum(state.dropped.values())} dropped"
             )
 
     async def _guard(self) -> None:
@@ -379,13 +439,17 @@ class AsyncRollouter:
         for task in (left := list(self._tasks.values())):
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-        self.schedule.changed = True
-        await self._save()
+        await self._save(now=True)
+        self._writer.shutdown()
 
-    async def _save(self) -> None:
-        if self.schedule.changed:
-            self.schedule.changed = False
-            await asyncio.to_thread(self._file.write, msgspec.json.encode(self.schedule.state))
+    async def _save(self, *, now: bool = False) -> None:
+        """Saves the state where that must not wait, or has waited long enough."""
+        schedule = self.schedule
+        if now or schedule.changed or (schedule.behind and self._clock() >= self._saved_at + SAVE_S):
+            schedule.changed = schedule.behind = False
+            self._saved_at = self._clock()
+            encoded = msgspec.json.encode(schedule.state)
+            await asyncio.get_running_loop().run_in_executor(self._writer, self._file.write, encoded)
 
     def _summary(self, seconds: float) -> RolloutSummary:
         state = self.schedule.state
@@ -393,6 +457,7 @@ class AsyncRollouter:
             finished=self.schedule.finished,
             accepted=state.accepted,
             lost=state.lost,
+            dropped=dict(state.dropped),
             rollouts=state.rollouts,
             val_rollouts=state.val_rollouts,
             failed=dict(state.failed),

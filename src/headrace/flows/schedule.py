@@ -20,8 +20,14 @@ died, a rollouter that was killed) is not charged.
 **Validation.** With the first version, and whenever `validate_every` more have passed, all rows of the validation data
 are played once. Their rollouts go first, and wait for no capacity.
 
-What must outlive the process is in `ScheduleState`. It is saved before a group that was just admitted begins; all later
-news of a group can be asked for again, by the names of its trajectories, which follow from it.
+**Drops.** A pool may drop an accepted group before the trainer has used it: it grew stale, or there were too many.
+Where that matters (`RolloutRules.follows_pool`) accepted groups are *held* until the pool says that they are used
+(`taken`) or dropped (`dropped`). A dropped one no longer counts as accepted, so that another is admitted in its place.
+The bound of staleness stands: it counts the groups that the trainer may come to use, and a dropped one is none.
+
+What must outlive the process is in `ScheduleState`. It is saved before a group that was just admitted begins, and
+before what is left of a lost one is removed; all later news of a group can be asked for again, by the names of its
+trajectories, which follow from it.
 """
 
 from __future__ import annotations
@@ -34,6 +40,7 @@ from headrace.flows.schedule_state import (
     TRAIN,
     VAL,
     AdmittedGroup,
+    HeldGroup,
     LostGroup,
     RolloutRules,
     RolloutStart,
@@ -60,8 +67,10 @@ class RolloutSchedule:
                     f"{getattr(rules, name)} now; give another file as rollout.state, or the data from before"
                 )
         self.rules, self.state = rules, state
-        #: Whether a group was admitted or ended since the state was saved last; whoever saves it clears this.
+        #: Whether a group was admitted, lost or dropped since the state was saved last; whoever saves it clears this.
         self.changed = False
+        #: Whether a group was accepted since then: to be saved too, but nothing waits for it.
+        self.behind = False
         self.held = False
         self._order: tuple[int, list[int]] | None = None
         #: Rollouts that may begin: the validation's first, then by age.
@@ -94,10 +103,7 @@ class RolloutSchedule:
         if group is None or group.outcomes[start.rollout]:
             return
         group.outcomes[start.rollout] = "accepted"
-        if group.channel == TRAIN:
-            self.state.rollouts += 1
-        else:
-            self.state.val_rollouts += 1
+        self._count(group, 1)
         self._end_if_over(start.group)
 
     def failed(self, start: RolloutStart, reason: str, now: float, *, charged: bool = True) -> LostGroup | None:
@@ -109,6 +115,8 @@ class RolloutSchedule:
         group = state.open.get(start.group)
         if group is None:
             return None
+        if group.outcomes[start.rollout] == "accepted":  # its reward failed
+            self._count(group, -1)
         group.outcomes[start.rollout] = ""
         group.failures[start.rollout] += charged
         failures = group.failures[start.rollout]
@@ -138,6 +146,26 @@ class RolloutSchedule:
         group = self.state.open.get(number)
         if group is not None and group.over:
             self._end(number, kept=True)
+
+    def taken(self, number: int) -> None:
+        """The trainer has used a group that is held."""
+        if self.state.held.pop(number, None) is not None:
+            self.behind = True
+
+    def dropped(self, number: int, reason: str) -> None:
+        """The pool dropped a group that is `in_pool`, before the trainer used it."""
+        state = self.state
+        if (group := state.open.get(number)) is not None and group.over:
+            del state.open[number]
+            self._open_train -= 1
+            state.rollouts -= group.outcomes.count("accepted")
+        elif (held := state.held.pop(number, None)) is not None:
+            state.accepted -= 1
+            state.rollouts -= sum(attempt >= 0 for attempt in held.attempts)
+        else:
+            return
+        state.dropped[reason] = state.dropped.get(reason, 0) + 1
+        self.changed = True
 
     # -- what it says --------------------------------------------------------------------------------------------------
 
@@ -178,7 +206,8 @@ class RolloutSchedule:
     @property
     def finished(self) -> bool:
         """Whether all was played that was asked for."""
-        return not self.state.open and self._train_over() and self._validation_over()
+        used = not (self.rules.until_trained and self.state.held)
+        return not self.state.open and used and self._train_over() and self._validation_over()
 
     @property
     def hopeless(self) -> bool:
@@ -201,6 +230,18 @@ class RolloutSchedule:
             for number, group in self.state.open.items()
             if self._needs_scores(group) and group.over
         }
+
+    def in_pool(self) -> dict[int, list[RolloutStart]]:
+        """The groups, by number, of which the pool has news to come: that await scores, or are held."""
+        held = {
+            number: [
+                RolloutStart(number, at, attempt, TRAIN, group.row, len(group.attempts), self._prompt(TRAIN, group))
+                for at, attempt in enumerate(group.attempts)
+                if attempt >= 0
+            ]
+            for number, group in self.state.held.items()
+        }
+        return self.awaits_scores() | held
 
     # -- within --------------------------------------------------------------------------------------------------------
 
@@ -268,10 +309,18 @@ class RolloutSchedule:
             starts = [self._start(start.group, at) for at in range(len(group.outcomes))]
             running = [other for other in starts if (other.group, other.rollout) in self._running]
             complete = [other for other in starts if group.outcomes[other.rollout] == "accepted"]
+            self._count(group, -len(complete))
             self._end(start.group, kept=False)
             return LostGroup(running, complete)
         self._end_if_over(start.group)
         return None
+
+    def _count(self, group: AdmittedGroup, rollouts: int) -> None:
+        """Counts rollouts that are complete, or are so no longer."""
+        if group.channel == TRAIN:
+            self.state.rollouts += rollouts
+        else:
+            self.state.val_rollouts += rollouts
 
     def _end_if_over(self, number: int) -> None:
         """Closes a group of which nothing is to be played, unless it has to wait for its rewards."""
@@ -287,9 +336,14 @@ class RolloutSchedule:
         """Closes a group: accepted where it is `kept`, else lost."""
         state = self.state
         group = state.open.pop(number)
-        self.changed = True
+        self.behind = True
         if group.channel == TRAIN:
             self._open_train -= 1
+            self.changed |= not kept
+            if kept and self.rules.follows_pool:
+                complete = zip(group.attempts, group.outcomes, strict=True)
+                attempts = [attempt if outcome == "accepted" else -1 for attempt, outcome in complete]
+                state.held[number] = HeldGroup(group.epoch, group.row, attempts)
             state.accepted += kept
             state.lost += not kept
             state.lost_in_a_row = 0 if kept else state.lost_in_a_row + 1
@@ -313,9 +367,12 @@ class RolloutSchedule:
 
     def _start(self, number: int, rollout: int) -> RolloutStart:
         group = self.state.open[number]
-        prompt = f"{self.state.run}-{group.channel}-{group.epoch}-{group.row}"
+        prompt = self._prompt(group.channel, group)
         attempt = group.attempts[rollout]
         return RolloutStart(number, rollout, attempt, group.channel, group.row, len(group.outcomes), prompt)
+
+    def _prompt(self, channel: str, group: AdmittedGroup | HeldGroup) -> str:
+        return f"{self.state.run}-{channel}-{group.epoch}-{group.row}"
 
     def _row(self, epoch: int, place: int) -> int:
         """Which row stands at a place of a pass over the data."""

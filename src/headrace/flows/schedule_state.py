@@ -34,6 +34,7 @@ class RolloutRules:
                         or it counts, since the pool hands it out without that one when its time is over (`partial`)
     max_failed_groups   groups that fail one after the other, with none accepted between them, before it is given up
     scored              a group runs until each of its trajectories has its reward
+    until_trained       it is not over before the trainer has used all groups: one that the pool drops is replaced
     """
 
     rows: int
@@ -51,6 +52,7 @@ class RolloutRules:
     failed_groups: FailedGroups = "replace"
     max_failed_groups: int = 20
     scored: bool = False
+    until_trained: bool = False
     shuffle: bool = False
     seed: int = 0
 
@@ -74,6 +76,12 @@ class RolloutRules:
         if self.steps is None or not self.rows:
             return self.epochs * self.rows
         return self.steps * self.batch_size
+
+    @property
+    def follows_pool(self) -> bool:
+        """Whether accepted groups are followed until the trainer has used them: where one that is dropped would take
+        room from others, or is to be replaced."""
+        return self.until_trained or (self.max_staleness + 1) * self.batch_size < self.groups
 
     @property
     def prompts(self) -> int | None:
@@ -102,6 +110,15 @@ class AdmittedGroup(msgspec.Struct):
         return all(self.outcomes)
 
 
+class HeldGroup(msgspec.Struct, array_like=True):
+    """A training group that was accepted and that the trainer has not used, for all that is known. `attempts` has the
+    one that is complete of each rollout, or -1 where there is none."""
+
+    epoch: int
+    row: int
+    attempts: list[int]
+
+
 class ValidationRound(msgspec.Struct):
     """A validation under way: the version that it began with, and how many of its rows were admitted."""
 
@@ -113,7 +130,8 @@ class ScheduleState(msgspec.Struct):
     """Where a run stands: all that a later process needs to go on.
 
     `run` is part of every uid, so that two runs on one pool do not meet. `admitted` counts the groups of both channels,
-    `position` the prompts of the training data.
+    `position` the prompts of the training data, `accepted` the groups that the trainer has used or may still use, and
+    `dropped` those that were accepted and that the pool then dropped, by its reason.
     """
 
     run: str
@@ -130,7 +148,9 @@ class ScheduleState(msgspec.Struct):
     val_rollouts: int = 0
     retried: int = 0
     failed: dict[str, int] = {}
+    dropped: dict[str, int] = {}
     open: dict[int, AdmittedGroup] = {}
+    held: dict[int, HeldGroup] = {}
     validation: ValidationRound | None = None
     validated: list[int] = []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import sys
 import traceback
 from pathlib import Path
@@ -12,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from headrace.data.errors import InvalidInput
-from headrace.files import nearest
+from headrace.files import import_file, nearest, put_on_path
 
 
 def load_target(target: str, base: Path) -> Any:
@@ -30,7 +29,7 @@ def load_target(target: str, base: Path) -> Any:
         if module_name.endswith(".py"):
             module = _of_file(base / module_name)
         else:
-            _on_path(base)
+            put_on_path(base)
             module = _of_name(module_name, target)
     try:
         return getattr(module, name)
@@ -43,7 +42,7 @@ def _of_file(path: Path) -> ModuleType:
     path = path.expanduser().resolve()
     if not path.is_file():
         raise InvalidInput(f"there is no file {path}")
-    _on_path(path.parent)
+    put_on_path(path.parent)
     known = sys.modules.get(path.stem)
     if known is not None and getattr(known, "__file__", None) == str(path):
         return known
@@ -51,23 +50,10 @@ def _of_file(path: Path) -> ModuleType:
     name = path.stem if known is None and path.stem.isidentifier() else f"headrace_target_{abs(hash(path)):x}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise InvalidInput(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        return import_file(path, name)
     except Exception as error:
-        del sys.modules[name]
         raise InvalidInput(f"{path} cannot be imported: {_told(error)}") from error
-    return module
-
-
-def _on_path(folder: Path) -> None:
-    """Has modules of a folder found."""
-    if str(folder.resolve()) not in sys.path:
-        sys.path.insert(0, str(folder.resolve()))
 
 
 def _of_name(name: str, target: str) -> ModuleType:

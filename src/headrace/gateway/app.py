@@ -216,6 +216,7 @@ def _add_routes(app: GatewayApp, gateway: Gateway, live: LiveConversations | Non
     add_plain("DELETE", "/servers", control.remove_server, bodies.ServerBody)
     add_plain("POST", DROP_SESSION, control.drop_session, aliased=True)
     add_plain("GET", "/trajectories", trajectories.list_trajectories)
+    add_plain("POST", "/trajectories", trajectories.trajectory_states, bodies.TrajectoryStatesBody)
     add_plain("GET", "/trajectories/{trajectory_uid}", trajectories.trajectory)
     add_plain("DELETE", "/trajectories/{trajectory_uid}", trajectories.delete_trajectory)
     add_plain("GET", "/stats", control.stats)

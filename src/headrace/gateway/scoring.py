@@ -6,16 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import Refusal
 from headrace.gateway.settings import GatewaySettings
-from headrace.rewards.config import RewardConfig
 from headrace.rewards.recorded import SampleReader, last_answer
 from headrace.rewards.sample import RewardFailure, Sample, Score
-from headrace.rewards.worker import LocalRewardWorker, RewardWorker
 from headrace.tokens import Renderer, read_messages
+
+if TYPE_CHECKING:
+    from headrace.rewards.worker import LocalRewardWorker, RewardWorker
 
 
 class RewardScoring:
@@ -30,6 +31,9 @@ class RewardScoring:
         self._ground_truth: str | None = None
         self._reader: tuple[Renderer, SampleReader] | None = None
         if settings.reward is not None:
+            from headrace.rewards.config import RewardConfig  # only a gateway that scores waits for them
+            from headrace.rewards.worker import LocalRewardWorker
+
             config = RewardConfig.read(Path(settings.reward))
             self._ground_truth = config.ground_truth
             self._worker = self._local = LocalRewardWorker(config)

@@ -22,6 +22,11 @@ from headrace.data.errors import HeadraceError, InvalidInput
 DEFAULT_NAMESPACE = "default"
 #: Seconds between two tries for an actor's name.
 NAME_RETRY_S = 0.2
+#: Times that a session of Ray's client (`ray://HOST:10001`) is asked for. Each is a process on the head that Ray gives
+#: half a minute to begin: too little where several begin at once on a busy machine.
+CLIENT_TRIES = 5
+#: What Ray says where the cluster is there and that process did not begin in time.
+NO_SESSION = "Initialization failure from server"
 #: How an actor's address begins.
 ACTOR_SCHEME = "ray-actor"
 
@@ -64,6 +69,10 @@ class ActorAddress(msgspec.Struct, frozen=True):
             return ray.get_actor(self.name, namespace=self.namespace)
         except ValueError:
             return None
+        except Exception as error:
+            if is_lost(error):
+                raise ClusterUnreachable(f"the session with {self.cluster!r} ended: {error}") from error
+            raise
 
 
 def join_cluster(address: str | None, namespace: str) -> None:
@@ -71,13 +80,17 @@ def join_cluster(address: str | None, namespace: str) -> None:
     if ray.is_initialized():
         return
     _use_token()
-    try:
-        ray.init(address=address or "auto", namespace=namespace, log_to_driver=False, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ClusterUnreachable(
-            f"no Ray cluster at {address!r}: {error}. Start one (`ray start --head`) or give its address; "
-            "where it asks for a token, see docs/ray.md"
-        ) from error
+    for left in reversed(range(CLIENT_TRIES)):
+        try:
+            ray.init(address=address or "auto", namespace=namespace, log_to_driver=False, configure_logging=False)
+            return
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            if left and NO_SESSION in str(error):
+                continue
+            raise ClusterUnreachable(
+                f"no Ray cluster at {address!r}: {error}. Start one (`ray start --head`) or give its address; "
+                "where it asks for a token, see docs/ray.md"
+            ) from error
 
 
 def _use_token() -> None:
@@ -89,6 +102,12 @@ def _use_token() -> None:
         setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     except (ImportError, AttributeError, TypeError):
         pass  # another release of Ray; RAY_AUTH_MODE=token, set before the start, does the same
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an answer was lost to an actor that dies or restarts, or to a session of Ray's client that ended: the
+    call may be sent again, the latter by a handle that is found anew."""
+    return isinstance(error, (*LOST_ANSWERS, ConnectionError)) or not ray.is_initialized()
 
 
 def named_actor(start: Callable[[], Any], name: str, namespace: str, *, wait_s: float = 0.0) -> Any:

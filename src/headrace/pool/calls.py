@@ -113,6 +113,7 @@ class AsyncPool:
     backup = awaitable(control.backup)
     # Readers.
     trajectory = awaitable(read.ReadTrajectory)
+    trajectory_states = awaitable(read.ReadTrajectoryStates)
     stats = awaitable(read.ReadStats)
     events = awaitable(read.ReadEvents)
     list_groups = awaitable(read.list_groups)
@@ -175,6 +176,7 @@ class BlockingPool(ABC):
     backup = blocking(control.backup)
     # Readers.
     trajectory = blocking(read.ReadTrajectory)
+    trajectory_states = blocking(read.ReadTrajectoryStates)
     stats = blocking(read.ReadStats)
     events = blocking(read.ReadEvents)
     list_groups = blocking(read.list_groups)

@@ -25,10 +25,10 @@ from headrace.data.errors import InvalidInput
 from headrace.data.step import Step
 from headrace.net.ray_cluster import DEFAULT_NAMESPACE as DEFAULT_NAMESPACE
 from headrace.net.ray_cluster import (
-    LOST_ANSWERS,
     ActorAddress,
     ClusterUnreachable,
     cause_of,
+    is_lost,
     join_cluster,
     named_actor,
 )
@@ -224,7 +224,7 @@ class _Gathering:
                     actor = await self._actor.found()
                     answers = await actor.call_many.remote([body for body, _ in some])
                 except Exception as error:  # any: those who wait must hear of it
-                    failed = self._actor.lost(error) if isinstance(error, LOST_ANSWERS) else error
+                    failed = self._actor.lost(error) if is_lost(error) else error
                     for _, waiting in some:
                         if not waiting.done():
                             waiting.set_exception(failed)
@@ -258,8 +258,8 @@ class FoundActor:
 
     def lost(self, error: BaseException) -> Unreachable:
         """What a lost answer is raised as."""
-        if isinstance(error, rayerr.ActorDiedError):
-            self._handle = None
+        if not isinstance(error, rayerr.RayError | TimeoutError) or isinstance(error, rayerr.ActorDiedError):
+            self._handle = None  # the actor is dead, or the session that the handle belongs to
         return Unreachable(cause_of(error))
 
 
@@ -272,25 +272,33 @@ class RayTransport:
         self._gathering: dict[asyncio.AbstractEventLoop, _Gathering] = {}
 
     def call(self, op: str, body: bytes, timeout: float) -> bytes:
-        sent = self._actor.get().call.remote(body)
+        actor = self._actor.get()
         try:
-            return bytes(ray.get(sent, timeout=timeout))
-        except LOST_ANSWERS as error:
-            raise self._actor.lost(error) from error
-        except KeyboardInterrupt:
-            ray.cancel(sent)
+            sent = actor.call.remote(body)
+            try:
+                return bytes(ray.get(sent, timeout=timeout))
+            except KeyboardInterrupt:
+                ray.cancel(sent)
+                raise
+        except Exception as error:
+            if is_lost(error):
+                raise self._actor.lost(error) from error
             raise
 
     async def acall(self, op: str, body: bytes, timeout: float, *, waits: bool = True) -> bytes:
         if not waits:
             return await self._together().call(body, timeout)
-        sent = (await self._actor.found()).call.remote(body)
+        actor = await self._actor.found()
         try:
-            return bytes(await asyncio.wait_for(sent, timeout))
-        except (*LOST_ANSWERS, TimeoutError) as error:
-            raise self._actor.lost(error) from error
-        except asyncio.CancelledError:
-            ray.cancel(sent)  # nobody takes the answer: a fetch that waits must not take a batch for them
+            sent = actor.call.remote(body)
+            try:
+                return bytes(await asyncio.wait_for(sent, timeout))
+            except asyncio.CancelledError:
+                ray.cancel(sent)  # nobody takes the answer: a fetch that waits must not take a batch for them
+                raise
+        except Exception as error:
+            if isinstance(error, TimeoutError) or is_lost(error):
+                raise self._actor.lost(error) from error
             raise
 
     def _together(self) -> _Gathering:

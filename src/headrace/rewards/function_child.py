@@ -9,15 +9,12 @@ itself prints goes to stderr.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import importlib
-import importlib.util
 import inspect
 import logging
 import os
 import signal
 import struct
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,11 +22,11 @@ from typing import Any, BinaryIO
 import msgspec
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.files import nearest
+from headrace.files import import_file, nearest, put_on_path
+from headrace.processes import end_with_parent
 from headrace.rewards.rules import made
 from headrace.rewards.sample import RewardFailure, Sample, score_of
 
-PR_SET_PDEATHSIG = 1
 #: Before each message: its length in bytes.
 LENGTH = struct.Struct("<I")
 #: The parameter by which a function shows that it is one of verl's: `compute_score(data_source, solution_str,
@@ -71,8 +68,7 @@ class FunctionAnswer(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to act on
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that nothing limits its time: this process is
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -138,13 +134,8 @@ def function_of(use: str) -> Callable[..., Any]:
     where, _, name = use.rpartition(":")
     if where.endswith(".py"):
         path = Path(where)
-        sys.path.insert(0, str(path.parent))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if spec is None or spec.loader is None or not path.is_file():
-            raise InvalidInput(f"there is no file {where}")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        spec.loader.exec_module(module)
+        put_on_path(path.parent)
+        module = import_file(path, path.stem)
     else:
         module = importlib.import_module(where)
     found = getattr(module, name, None)

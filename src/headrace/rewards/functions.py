@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headrace.data.errors import InvalidInput
+from headrace.processes import ending_words
 from headrace.rewards.function_child import (
     LENGTH,
     CalleeKind,
@@ -134,7 +135,7 @@ class FunctionProcess:
             await self._reader
         if self._process.stdin is not None:
             self._process.stdin.close()
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        return ending_words(code)
 
     def _kill(self) -> None:
         """Ends the process with all that it started, which is its session's."""
@@ -169,7 +170,7 @@ class FunctionProcess:
             if waiting is not None and not waiting.done():
                 waiting.set_result(found)
         code = await self._process.wait()
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        how = ending_words(code)
         lost = [one for one in self._waiting.values() if not one.done()]
         for one in lost:
             one.set_exception(FunctionProcessDied(how, alone=len(lost) == 1))

@@ -148,9 +148,9 @@ class RewardLoop:
     async def _annotated(self, trajectory: Trajectory) -> RewardFailure | None:
         """Scores a trajectory and tells the pool; why it could not be scored, else None."""
         try:
-            samples = self._samples(trajectory)
-        except Exception as error:  # templates and parsers of strangers may raise anything, at this trajectory alone
-            return RewardFailure(f"it cannot be read back: {type(error).__name__}: {error}", again=False)
+            samples = self._reader.samples(trajectory, by_step=self._by_step)
+        except RewardFailure as failure:
+            return failure
         scores: list[Score] = []
         for found in await self._worker.score(samples):
             if isinstance(found, RewardFailure):
@@ -164,17 +164,6 @@ class RewardLoop:
             return RewardFailure(f"the pool refuses its score: {error}", "wrong_type", again=False)
         self.counts["scored" if status == "ok" else status] += 1
         return None
-
-    def _samples(self, trajectory: Trajectory) -> list[Sample]:
-        """What there is to score; raises `InvalidInput` where there is nothing."""
-        if self._by_step:
-            found = self._reader.steps(trajectory)
-        else:
-            outcome = self._reader.outcome(trajectory)
-            found = [] if outcome is None else [outcome]
-        if not found:
-            raise InvalidInput("none of its steps may be trained on")
-        return found
 
     async def _tell(self, trajectory: Trajectory, samples: list[Sample], scores: list[Score]) -> str:
         uid, channel = trajectory.uid, trajectory.channel

@@ -19,7 +19,7 @@ import msgspec
 import ray
 import ray.exceptions as rayerr
 
-from headrace.data.errors import HeadraceError
+from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.net.ray_cluster import LOST_ANSWERS, ActorAddress, cause_of, join_cluster, named_actor
 from headrace.net.ray_placement import Placement
 from headrace.net.supervised import Supervised
@@ -75,18 +75,20 @@ class RewardLoopWorker:
     async def score(self, samples: list[Sample]) -> list[Score | tuple[str, Reason, str, bool]]:
         """A score for each sample, or the fields of its failure."""
         known = [self._with_truth(sample) for sample in samples]
-        found = await asyncio.wrap_future(self._tasks.call(self._worker.score(known)))
+        whole = [sample for sample in known if isinstance(sample, Sample)]
+        scored = iter(await asyncio.wrap_future(self._tasks.call(self._worker.score(whole))))
+        found = [next(scored) if isinstance(each, Sample) else each for each in known]
         return [
             (each.detail, each.reason, each.source, each.again) if isinstance(each, RewardFailure) else each
             for each in found
         ]
 
-    def _with_truth(self, sample: Sample) -> Sample:
-        """A sample with the ground truth of the reward's column, which whoever sent it need not know."""
-        column = self._ground_truth
-        if column is None or column not in sample.metadata:
-            return sample
-        return msgspec.structs.replace(sample, ground_truth=sample.metadata[column])
+    def _with_truth(self, sample: Sample) -> Sample | RewardFailure:
+        """A sample with the ground truth of the reward's column; its failure where its row has no such column."""
+        try:
+            return sample.with_truth(self._ground_truth)
+        except InvalidInput as error:
+            return RewardFailure(str(error), again=False)
 
     async def state(self) -> dict[str, Any]:
         """What the loop has counted so far, and its process."""

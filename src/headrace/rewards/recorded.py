@@ -15,7 +15,7 @@ import numpy as np
 
 from headrace.data.sequence import Sequence as TokenSequence
 from headrace.data.trajectory import Trajectory
-from headrace.rewards.sample import Sample
+from headrace.rewards.sample import RewardFailure, Sample
 from headrace.tokens import Message, Renderer, text_of
 from headrace.tokens.split import PromptSplitter
 
@@ -64,6 +64,18 @@ class SampleReader:
                         step_index=step.step_index,
                     )
                 )
+        return found
+
+    def samples(self, trajectory: Trajectory, *, by_step: bool) -> list[Sample]:
+        """What of a trajectory is scored: its outcome, or each of its steps; at least one. Raises `RewardFailure` where
+        there is nothing to score, or it cannot be read back."""
+        try:
+            outcome = None if by_step else self.outcome(trajectory)
+            found = self.steps(trajectory) if by_step else [outcome] if outcome is not None else []
+        except Exception as error:  # templates and parsers of strangers may raise anything, at this trajectory alone
+            raise RewardFailure(f"it cannot be read back: {type(error).__name__}: {error}", again=False) from error
+        if not found:
+            raise RewardFailure("none of its steps may be trained on", again=False)
         return found
 
     def of_ids(self, prompt: Sequence[int], response: Sequence[int], row: Mapping[str, Any], **fields: Any) -> Sample:

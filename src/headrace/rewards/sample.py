@@ -60,14 +60,19 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         The ground truth is in the column that `ground_truth` names; otherwise in `ground_truth`, in verl's
         `reward_model`, or in `answer`. Raises `InvalidInput` where a named column is missing.
         """
-        if ground_truth is not None and ground_truth not in row:
-            there = ", ".join(map(str, row)) or "none"
-            near = nearest(ground_truth, map(str, row))
-            raise InvalidInput(f"the row has no column {ground_truth!r} for the ground truth{near}; there are: {there}")
         return cls(ground_truth=_truth(row, ground_truth), metadata=dict(row), **fields)
+
+    def with_truth(self, column: str | None) -> Sample:
+        """The same with the ground truth of its row's column, which whoever made it need not have known; itself where
+        none is named. Raises as `of_row`."""
+        return self if column is None else msgspec.structs.replace(self, ground_truth=_truth(self.metadata, column))
 
 
 def _truth(row: Mapping[str, Any], column: str | None) -> Any:
+    if column is not None and column not in row:
+        there = ", ".join(map(str, row)) or "none"
+        near = nearest(column, map(str, row))
+        raise InvalidInput(f"the row has no column {column!r} for the ground truth{near}; there are: {there}")
     for name in (column,) if column is not None else TRUTHS:
         found = row.get(name)
         if name == "reward_model" and isinstance(found, Mapping):

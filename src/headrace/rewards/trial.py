@@ -54,32 +54,27 @@ async def tried(
 ) -> tuple[list[TriedReward], dict[str, float]]:
     """What a reward says of each trajectory, and what that cost: seconds, and a judge's tokens."""
     worker = LocalRewardWorker(config)
-    await worker.ready()
     room = asyncio.Semaphore(config.concurrency)
 
     async def one(trajectory: Trajectory) -> TriedReward:
         async with room:
             return await _tried(trajectory, worker, reader, by_step=config.on == "step")
 
-    began = time.perf_counter()
     try:
+        await worker.ready()
+        began = time.perf_counter()
         found = await asyncio.gather(*map(one, trajectories))
+        seconds = time.perf_counter() - began
     finally:
         await worker.aclose()
-    seconds = time.perf_counter() - began
     return found, {"seconds": seconds, "seconds_a_trajectory": seconds / max(1, len(found)), **_tokens(worker.counters)}
 
 
 async def _tried(trajectory: Trajectory, worker: RewardWorker, reader: SampleReader, *, by_step: bool) -> TriedReward:
     try:
-        outcome = None if by_step else reader.outcome(trajectory)
-        samples = reader.steps(trajectory) if by_step else [outcome] if outcome is not None else []
-    except Exception as error:  # templates and parsers of strangers may raise anything, at this trajectory alone
-        return TriedReward(
-            failure=RewardFailure(f"it cannot be read back: {type(error).__name__}: {error}", again=False)
-        )
-    if not samples:
-        return TriedReward(failure=RewardFailure("none of its steps may be trained on", "none", again=False))
+        samples = reader.samples(trajectory, by_step=by_step)
+    except RewardFailure as failure:
+        return TriedReward(failure=failure)
     scores: list[Score] = []
     for found in await worker.score(samples):
         if isinstance(found, RewardFailure):

@@ -1,6 +1,7 @@
 """What a look at this machine tells of a run's file before anything is started: each problem with what would be right.
 
-A reward's functions are imported in processes of their own, which end; an agent's file is imported in this one.
+A reward's functions and an environment's file are imported in processes of their own, which end; an agent's file is
+imported in this one.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,13 +22,14 @@ from headrace.net.blocking_client import BlockingHttpClient
 from headrace.net.http_answer import NoAnswer
 from headrace.rewards.reward import Reward
 from headrace.run.config import RunConfig
+from headrace.run.environment import check_environment
 from headrace.run.plan import trainer_file
 from headrace.run.stack import reserved_ports
 from headrace.trainer.config import TrainerConfig
 
 #: An address that nothing listens on: what is checked here calls nobody.
 NOWHERE = "http://127.0.0.1:1"
-#: Seconds that a rollout server which runs already may take to say so.
+#: Seconds that a rollout server or a cluster which runs already may take to answer.
 ANSWER_S = 10.0
 #: The files without which a folder is no checkpoint that can be served.
 MODEL_PARTS = ("config.json", "tokenizer_config.json")
@@ -116,6 +119,7 @@ def _agent(config: RunConfig, base: Path) -> None:
     path = base / config.agent.env
     if config.agent.env.endswith(".py") and not path.is_file():
         raise InvalidInput(f"agent.env: there is no file {path}")
+    check_environment(config, base)
 
 
 async def _made(config: RunConfig, base: Path) -> None:
@@ -153,5 +157,15 @@ def _port(config: RunConfig) -> None:
 
 
 def _place(config: RunConfig) -> None:
-    if config.where != "local" and missing(["ray"]):
+    if config.where == "local":
+        return
+    if missing(["ray"]):
         raise MissingExtra(f"where: this needs ray: {install_command('ray')}")
+    if config.where.ray_address is not None:
+        try:
+            socket.create_connection(config.where.ray_address, ANSWER_S).close()
+        except OSError as error:
+            raise InvalidInput(
+                f"where.ray: no cluster at {config.where.ray}: {error.strerror or error}; start one there "
+                "(ray start --head), or name the address that it told"
+            ) from None

@@ -16,7 +16,6 @@ import hashlib
 import socket
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -25,6 +24,8 @@ from headrace.trainer.config import Section
 
 #: A node that any route leads to, to ask which address this machine is known by; nothing is sent to it.
 ANYWHERE = "192.0.2.1"
+#: How the address of a cluster begins that is joined by Ray's client.
+CLIENT_SCHEME = "ray://"
 
 
 class RolloutPlace(Placement):
@@ -51,7 +52,7 @@ class RayPlace(Section):
     @field_validator("ray")
     @classmethod
     def _cluster(cls, given: str) -> str:
-        named = given.removeprefix("ray://")
+        named = given.removeprefix(CLIENT_SCHEME)
         host, _, port = named.rpartition(":")
         if given != "auto" and not (host and port.isdigit()):
             raise ValueError(
@@ -62,6 +63,12 @@ class RayPlace(Section):
     @model_validator(mode="after")
     def _movable(self) -> RayPlace:
         placed = self.pool
+        if not self.shared_folder and self.ray.startswith(CLIENT_SCHEME):
+            raise ValueError(
+                f"where.ray {self.ray} is joined by Ray's client: this machine is no node, and the pool, whose journal "
+                "lies in the run's folder, cannot stay here; set where.shared_folder: true where every node sees that "
+                "folder, or run on a node and name HOST:6379 or auto"
+            )
         if not self.shared_folder and (placed.resources or placed.node is not None or placed.spread):
             raise ValueError(
                 "where.pool says where the pool is to be, and its journal lies in the run's folder; set "
@@ -72,8 +79,19 @@ class RayPlace(Section):
     @property
     def reached_at(self) -> str:
         """The address at which nodes reach this machine: `host`, or the one that this machine reaches them from."""
-        named = "" if self.ray == "auto" else urlsplit(f"//{self.ray.removeprefix('ray://')}").hostname
-        return self.host or _own_address(named or ANYWHERE)
+        return self.host or _own_address(self.ray_address[0] if self.ray_address is not None else ANYWHERE)
+
+    @property
+    def ray_address(self) -> tuple[str, int] | None:
+        """The cluster's host and port; None where Ray finds it by itself."""
+        if self.ray == "auto":
+            return None
+        host, _, port = self.ray.removeprefix(CLIENT_SCHEME).rpartition(":")
+        return host.strip("[]"), int(port)
+
+    def beside(self) -> RayPlace:
+        """The same with the pool on this machine, for a folder that no other node sees."""
+        return self.model_copy(update={"shared_folder": False, "pool": Placement()})
 
     def pool_address(self, run: Path) -> str:
         """The pool of the run in a folder, as `connect` takes it."""

@@ -21,14 +21,7 @@ from headrace.flows.config import AgentConfig, DataConfig
 from headrace.rewards.config import RewardConfig
 from headrace.run.cluster import RayPlace
 from headrace.run.services import HOST
-from headrace.trainer.config import (
-    AlgorithmConfig,
-    CheckpointConfig,
-    CriticConfig,
-    LogConfig,
-    OptimizerConfig,
-    Section,
-)
+from headrace.trainer.config import LearningConfig, Section
 
 #: The channels of a run's pool: what is learned from, and what is only scored.
 TRAIN, VAL = "train", "val"
@@ -117,32 +110,35 @@ class SyncSection(Section):
     timeout_s: float = Field(300.0, gt=0, description="longest wait for one answer of a server")
 
 
-class TrainSection(Section):
+class TrainSection(LearningConfig):
     """The trainer's configuration, without what the run knows by itself: addresses and folders."""
 
     steps: int = Field(100, ge=1, description="most training steps")
     batch_size: int = Field(32, ge=1, description="groups (prompts) of a step")
-    stop_at_reward: float | None = Field(None, description="stop once the mean reward of stop_window steps is there")
-    stop_window: int = Field(10, ge=1)
-    seed: int = 0
-    device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto: a GPU where there is one")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the computation; weights are float32")
-    threads: int | None = Field(None, ge=1, description="CPU threads")
-    max_length: int | None = Field(None, ge=2, description="longer sequences are skipped and counted, never cut")
-    algorithm: AlgorithmConfig = AlgorithmConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
-    critic: CriticConfig = CriticConfig()
     sync: SyncSection = SyncSection()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    log: LogConfig = LogConfig()
+
+
+class EvaluationSampling(Section):
+    """What every call of an evaluation is sampled with, whatever the agent asks for; what is left out is as in
+    training."""
+
+    temperature: float | None = Field(None, ge=0, description="0: the likeliest token, always")
+    top_p: float | None = Field(None, gt=0, le=1)
+    max_tokens: int | None = Field(None, ge=1, description="of one answer")
 
 
 class EvaluateSection(Section):
-    """How the held-out rows, `data.val`, are played: before and after training, and in between."""
+    """How the held-out rows, `data.val`, are played: before and after training, and in between. An environment
+    evaluates itself, where `every` is given."""
 
-    every: int = Field(0, ge=0, description="training steps between two of them; 0: before and after alone")
-    by: list[str] = Field([], description="columns whose values get a mean each, such as data_source")
+    every: int = Field(
+        0,
+        ge=0,
+        description="training steps between two of them; 0: before and after alone, and an environment as it likes",
+    )
+    by: list[str] = Field([], description="columns, or fields of samples, whose values get a mean each")
     pass_reward: float = Field(1.0, description="the reward from which on a rollout counts as passed, for pass@k")
+    sampling: EvaluationSampling = EvaluationSampling()
 
 
 class RunConfig(Section):
@@ -167,6 +163,8 @@ class RunConfig(Section):
             raise ValueError("data is given and agent.env too: an environment has its own items; leave data out")
         if self.agent.env is not None and self.reward is not None:
             raise ValueError("reward is given and agent.env too: an environment scores by itself; leave reward out")
+        if self.agent.env is not None and self.evaluate.sampling != EvaluationSampling():
+            raise ValueError("evaluate.sampling is given and agent.env too: an environment samples as it says itself")
         return self
 
     @property

@@ -1,14 +1,16 @@
 """Evaluations beside a run (`Evaluations`), and `headrace run --evaluate`: the held-out data played with a checkpoint.
 
-Both start what plays as a process (`headrace.run.evaluation`) and read the file that it leaves.
+Both start what plays as a process and read what it leaves: `headrace.run.evaluation` plays rows of data, and an
+environment evaluates itself (`headrace env FILE evaluate`).
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,17 @@ from rich.table import Table
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.processes import Child, ChildDied, Processes
 from headrace.run.config import RunConfig
+from headrace.run.environment import (
+    PlayedGroup,
+    environment_command,
+    evaluate_file,
+    group_file,
+    read_evaluation,
+    read_group,
+)
 from headrace.run.plan import plan
 from headrace.run.results import EvaluationResult, write
-from headrace.run.services import EVALUATIONS, LOGS, TRAINER, RunPlan
+from headrace.run.services import EVALUATIONS, LOGS, TRAINER, RunPlan, key_variables
 from headrace.run.stack import Stack, StartLog, reserved_ports, until
 
 #: The services of a run that sample and score; what learns and what plays is left out.
@@ -40,15 +50,20 @@ class Evaluations:
         self._planned, self._processes = planned, processes
         self._child: Child | None = None
         self._step = -1
-        #: Whether there is held-out data to play.
-        self.wanted = config.data is not None and config.data.val is not None
+        #: Fields of the result that the next evaluation is asked for.
+        self._by: Sequence[str] = config.evaluate.by
+        #: Whether there is held-out data to play; an environment is to be asked, as not every one has much to say.
+        self.wanted = config.data.val is not None if config.data is not None else config.evaluate.every > 0
         #: Whether it is to be played before anything is learned.
         self.due_first = self.wanted and not self._file(0).exists()
 
     def begin(self, step: int, **options: Any) -> None:
-        """Starts the evaluation that stands for a step; `options` are fields of `EvaluationConfig` that differ."""
-        assert self._config.data is not None
+        """Starts the evaluation that stands for a step; `options` are fields of `EvaluationConfig` that differ, of
+        which an environment knows `by` alone."""
         self._step = step
+        if self._config.data is None:
+            self._begin_environment(**options)
+            return
         into = self._file(step)
         config = {
             "base": str(self._base),
@@ -64,11 +79,21 @@ class Evaluations:
             "concurrency": self._config.rollout.concurrency,
             "by": self._config.evaluate.by,
             "pass_reward": self._config.evaluate.pass_reward,
+            "sampling": self._config.evaluate.sampling.model_dump(exclude_none=True),
             **options,
         }
         file = self._run / "evaluation.yaml"
         file.write_text(yaml.safe_dump(config, sort_keys=False))
-        self._child = self._processes.start("evaluation", "headrace.run.evaluation", file)
+        self._child = self._processes.start("evaluation", "headrace.run.evaluation", file, env=key_variables())
+
+    def _begin_environment(self, by: Sequence[str] | None = None) -> None:
+        self._by = self._config.evaluate.by if by is None else by
+        planned, run = self._planned, self._run
+        file = run / "evaluation.yaml"
+        told = evaluate_file(self._config, planned.gateway, planned.servers, run, self._folder(self._step))
+        file.write_text(yaml.safe_dump(told, sort_keys=False))
+        command = environment_command(self._config, "evaluate", file)
+        self._child = self._processes.start_program("evaluation", command, env=key_variables(), folder=self._base)
 
     def follow(self, step: int) -> None:
         """Starts the evaluation that is due after so many steps, where none runs."""
@@ -87,6 +112,11 @@ class Evaluations:
         self._processes.end(child)
         if code:
             child.check()
+        if self._config.data is None:
+            step, wanted = self._step, self._config.evaluate.pass_reward
+            name = f"evaluation-{step}"
+            found = read_evaluation(self._folder(step), name, step, pass_reward=wanted, by=self._by)
+            write(found, self._file(step))
         return True
 
     @property
@@ -102,16 +132,35 @@ class Evaluations:
         """The same in words."""
         found = self.result(step)
         mean = f"{found.mean:.3f}" if found.mean is not None else "unknown"
+        if not found.rollouts:
+            return f"score {mean}, by the environment's own metrics: {named(found.metrics)}"
         failed = f", {found.failed} of {found.rollouts} failed" if found.failed else ""
         return f"score {mean} over {found.rollouts} rollouts of {found.rows} rows{failed}"
 
     def _file(self, step: int) -> Path:
         return self._run / EVALUATIONS / f"step-{step}.json"
 
+    def _folder(self, step: int) -> Path:
+        """Where an environment leaves the files of its evaluation."""
+        return self._run / EVALUATIONS / f"step-{step}"
 
-def played(config: RunConfig, base: Path, log: StartLog, *, step: int = 0, **options: Any) -> EvaluationResult:
-    """Starts what serves and scores, without a trainer, plays the held-out data and ends it all. `options` are other
-    fields of `EvaluationConfig`. Raises `HeadraceError`, with the end of its log, where a process dies."""
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The part of a run that serves and scores, started in a folder that goes with it."""
+
+    folder: Path
+    planned: RunPlan
+    processes: Processes
+    stack: Stack
+
+
+@contextmanager
+def serving(config: RunConfig, base: Path, log: StartLog) -> Iterator[Serving]:
+    """Starts what serves and scores, without a trainer and without whoever plays; ends it with the block. Raises
+    `HeadraceError`, with the end of its log, where one of its processes dies, in the block too."""
+    if config.where != "local":  # the folder is a temporary one of this machine
+        config = config.model_copy(update={"where": config.where.beside()})
     with ExitStack() as ending:
         folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="headrace-run-")))
         (folder / LOGS).mkdir()
@@ -119,17 +168,39 @@ def played(config: RunConfig, base: Path, log: StartLog, *, step: int = 0, **opt
         planned = plan(config, base, folder, ports)
         planned.write(folder)
         processes = ending.enter_context(Processes(folder / LOGS))
-        serving = [service for service in planned.services if service.name.partition("-")[0] in SERVING]
-        stack = Stack(serving, processes, log.tell)
-        evaluations = Evaluations(config, base, folder, planned, processes)
+        services = [service for service in planned.services if service.name.partition("-")[0] in SERVING]
+        stack = Stack(services, processes, log.tell)
         try:
             with log.console.status("starting", spinner_style="dim"):
                 until(stack, lambda: not stack.waiting_for)
-                evaluations.begin(step, **options)
-                until(stack, evaluations.is_over)
+                yield Serving(folder, planned, processes, stack)
         except ChildDied as error:
             raise HeadraceError(f"{error}:\n{error.tail}") from None
+
+
+def played(config: RunConfig, base: Path, log: StartLog, *, step: int = 0, **options: Any) -> EvaluationResult:
+    """Starts what serves and scores, plays the held-out data, or has an environment evaluate itself, and ends it all.
+    `options` are other fields of `EvaluationConfig`. Raises `HeadraceError` where a process dies."""
+    with serving(config, base, log) as there:
+        evaluations = Evaluations(config, base, there.folder, there.planned, there.processes)
+        evaluations.begin(step, **options)
+        until(there.stack, evaluations.is_over)
         return evaluations.result(step)
+
+
+def played_group(config: RunConfig, base: Path, log: StartLog) -> PlayedGroup:
+    """The same for one group of an environment: it plays an item and scores its rollouts."""
+    with serving(config, base, log) as there:
+        groups, file = there.folder / "groups.jsonl", there.folder / "process.yaml"
+        planned, processes = there.planned, there.processes
+        told = group_file(config, planned.gateway, planned.servers, there.folder, groups)
+        file.write_text(yaml.safe_dump(told, sort_keys=False))
+        command = environment_command(config, "process", file)
+        child = processes.start_program("environment", command, env=key_variables(), folder=base)
+        until(there.stack, lambda: child.code() is not None)
+        if child.code():
+            child.check()
+        return read_group(groups)
 
 
 def checkpoint(run: Path | None) -> Path | None:
@@ -141,26 +212,33 @@ def checkpoint(run: Path | None) -> Path | None:
 def evaluate_run(
     file: Path, config: RunConfig, run: Path | None, *, by: Sequence[str] = (), console: Console | None = None
 ) -> EvaluationResult:
-    """Plays the held-out data with a run's newest checkpoint, or with the file's model where there is no run; prints a
-    table and, as the last line, JSON. Raises `InvalidInput` where there is no such data."""
-    if config.data is None or config.data.val is None:
+    """Plays the held-out data with a run's newest checkpoint, or with the file's model where there is no run, or has
+    the environment evaluate that; prints a table and, as the last line, JSON. Raises `InvalidInput` where there is no
+    such data."""
+    if config.data is not None and config.data.val is None:
         raise InvalidInput(f"--evaluate plays data.val, and {file} names none; add rows that are not trained on")
-    val = config.data.val
     log = StartLog(console or Console())
     found = checkpoint(run)
     if found is not None:
         config = config.model_copy(update={"model": str(found)})
-    log.say(f"Headrace: {val} is played with {config.model}")
+    if config.data is not None:
+        log.say(f"Headrace: {config.data.val} is played with {config.model}")
+    else:
+        log.say(f"Headrace: {config.agent.env} evaluates {config.model}")
     columns = list(dict.fromkeys([*config.evaluate.by, *by]))
     step = int(found.name) if found is not None else 0
     result = msgspec.structs.replace(
         played(config, file.absolute().parent, log, by=columns, step=step), name=Path(config.model).name
     )
     log.console.print(table(result))
+    for line in untold(result, columns):
+        log.say(line)
     if run is not None and run.exists():
         write(result, run / RESULT_FILE)
     told = msgspec.to_builtins(msgspec.structs.replace(result, played=[]), str_keys=True)
     told.pop("played")
+    if config.data is not None:
+        told.pop("metrics")
     print(orjson.dumps({**told, "model": config.model}).decode(), flush=True)
     return result
 
@@ -176,4 +254,25 @@ def table(result: EvaluationResult) -> Table:
     for column, values in result.by.items():
         for value, found in values.items():
             grid.add_row(f"{column} {value}", f"{found:.3f}")
+    for name, metric in result.metrics.items():
+        grid.add_row(name, f"{metric:.3f}")
     return grid
+
+
+def untold(result: EvaluationResult, columns: Sequence[str] = ()) -> list[str]:
+    """What cannot be told of a result, a line each: what was played says too little."""
+    found = []
+    if result.mean is None:
+        said = named(result.metrics) if result.metrics else "none"
+        found.append(f"The mean cannot be told: no rollout has a score, and no metric is named as one ({said})")
+    if not result.pass_at:
+        found.append("pass@k cannot be told: the evaluation gives no score of each item (a `score` in its samples)")
+    lacking = [column for column in columns if column not in result.by]
+    if lacking:
+        found.append(f"By {', '.join(lacking)} nothing can be told: no sample that has a score has such a field")
+    return found
+
+
+def named(metrics: Mapping[str, float]) -> str:
+    """Metrics in a line."""
+    return ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,12 +24,13 @@ from headrace.data.trajectory import Trajectory
 from headrace.files import checked, model_folder, read
 from headrace.flows.config import AgentConfig, DataConfig
 from headrace.flows.flow import AgentFailed, AgentFlowBase
-from headrace.flows.gateway_client import GatewayClient
+from headrace.flows.rollout_config import GatewaySource
 from headrace.flows.task import Task
 from headrace.net.http_answer import NoAnswer
+from headrace.pool import KEY_VARIABLE
 from headrace.pool.connect import connect
 from headrace.pool.remote import RemotePool
-from headrace.run.config import VAL
+from headrace.run.config import VAL, EvaluationSampling
 from headrace.run.results import EvaluatedRollout, EvaluationResult, summary, write
 from headrace.trainer.config import Section
 
@@ -45,8 +47,8 @@ class EvaluationConfig(Section):
     """What `python -m headrace.run.evaluation` reads."""
 
     base: Path = Field(description="the folder that paths of the agent are below")
-    gateway: str
-    pool: str
+    gateway: str = Field(description="its address; its keys are in HEADRACE_API_KEY and HEADRACE_REWARD_KEY")
+    pool: str = Field(description=f"its address; its key is in {KEY_VARIABLE}")
     model: str = Field(description="whose tokenizer turns answers back into text")
     data: DataConfig
     agent: AgentConfig
@@ -58,6 +60,7 @@ class EvaluationConfig(Section):
     concurrency: int = Field(64, ge=1)
     by: list[str] = Field([], description="columns whose values get a mean each")
     pass_reward: float = Field(1.0, description="the reward from which on a rollout counts as passed")
+    sampling: EvaluationSampling = EvaluationSampling()
 
 
 async def evaluate(config: EvaluationConfig) -> EvaluationResult:
@@ -69,9 +72,9 @@ async def evaluate(config: EvaluationConfig) -> EvaluationResult:
     rollouts = config.rollouts or config.data.val_rollouts
     chosen = list(rows)[: config.rows]
     tasks = [
-        (at, rollout, _task(config, row, at, rollout)) for at, row in enumerate(chosen) for rollout in range(rollouts)
+        (at, rollout, task_of(config, row, at, rollout)) for at, row in enumerate(chosen) for rollout in range(rollouts)
     ]
-    client = GatewayClient(config.gateway)
+    client = GatewaySource(address=config.gateway).client(config.gateway)
     try:
         flow = config.agent.made(client, config.base)
         try:
@@ -91,7 +94,8 @@ async def evaluate(config: EvaluationConfig) -> EvaluationResult:
     return summary(config.name, config.step, played, rollouts=rollouts, pass_reward=config.pass_reward, seconds=seconds)
 
 
-def _task(config: EvaluationConfig, row: dict[str, Any], at: int, rollout: int) -> Task:
+def task_of(config: EvaluationConfig, row: dict[str, Any], at: int, rollout: int) -> Task:
+    """A rollout of the row at a place of the data."""
     return Task(
         row=row,
         prompt_uid=f"{config.name}-{at}-{rollout}",
@@ -100,6 +104,7 @@ def _task(config: EvaluationConfig, row: dict[str, Any], at: int, rollout: int) 
         channel=VAL,
         hidden=tuple(config.data.hidden),
         prompt=config.data.prompt,
+        sampling=config.sampling.model_dump(exclude_none=True),
     )
 
 
@@ -126,7 +131,7 @@ def _scored(pool: str, wanted: set[str], failures: dict[str, str]) -> dict[str, 
     found: dict[str, Trajectory] = {}
     waiting = set(wanted)
     news_at = time.monotonic()
-    with connect(pool) as there:
+    with connect(pool, key=os.environ.get(KEY_VARIABLE)) as there:
         while waiting:
             batch = there.fetch_batch(1, channel=VAL, timeout=ASK_S)
             before = len(waiting)

@@ -19,7 +19,7 @@ import msgspec
 import orjson
 
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.files import nearest
+from headrace.files import nearest, write_whole
 from headrace.run.services import LOGS
 
 LOCK_FILE, PROCESSES_LOCK_FILE, STATE_FILE = "run.lock", "processes.lock", "run.json"
@@ -40,9 +40,7 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
 
     def write(self, run: Path) -> None:
         """Writes the file into the run's folder, whole or not at all."""
-        beside = run / f".{STATE_FILE}"
-        beside.write_bytes(orjson.dumps(msgspec.to_builtins(self), option=orjson.OPT_INDENT_2))
-        os.replace(beside, run / STATE_FILE)
+        write_whole(run / STATE_FILE, orjson.dumps(msgspec.to_builtins(self), option=orjson.OPT_INDENT_2))
 
     @staticmethod
     def read(run: Path) -> RunState | None:

@@ -52,7 +52,11 @@ KINDS: dict[Kind, tuple[str, str, str]] = {
         "the flow: plays with ids and log-probs in its hands",
         DATA.replace("@AGENT@", '{flow: {name: words, _target_: "flow.py:WordFlow"}}'),
     ),
-    "environment": ("my_env.py", "the environment: items, rollouts and scores", "agent: {env: my_env.py}"),
+    "environment": (
+        "my_env.py",
+        "the environment: items, rollouts and scores",
+        "agent: {env: my_env.py}\nevaluate: {every: 10}",
+    ),
 }
 
 

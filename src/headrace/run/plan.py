@@ -20,6 +20,7 @@ from typing import Any
 
 from headrace.run.cluster import RayPlace, actor_name
 from headrace.run.config import MODEL_MARK, PORT_MARK, TRAIN, VAL, RunConfig
+from headrace.run.environment import environment_command, serve_file
 from headrace.run.services import (
     ENVIRONMENT_FILE,
     HOST,
@@ -36,6 +37,7 @@ from headrace.run.services import (
     State,
     headrace,
 )
+from headrace.trainer.config import LearningConfig
 
 
 def plan(config: RunConfig, base: Path, run: Path, ports: RunPorts, *, resume: bool = False) -> RunPlan:
@@ -56,7 +58,7 @@ def plan(config: RunConfig, base: Path, run: Path, ports: RunPorts, *, resume: b
         files[ROLLOUT_FILE] = rollout_file(config, base, run, gateway)
         services.append(_rollouter(base, run))
     else:
-        files[ENVIRONMENT_FILE] = environment_file(config, gateway, servers)
+        files[ENVIRONMENT_FILE] = serve_file(config, gateway, servers, run)
         services.append(_environment(config, base, run))
     return RunPlan(tuple(services), files, gateway, pool, servers)
 
@@ -192,10 +194,9 @@ def _rollouter(base: Path, run: Path) -> Service:
 
 
 def _environment(config: RunConfig, base: Path, run: Path) -> Service:
-    command = headrace("env", config.agent.env, "serve", "--config", run / ENVIRONMENT_FILE)
     return Service(
         "environment",
-        command,
+        environment_command(config, "serve", run / ENVIRONMENT_FILE),
         "rolls out its own items and scores them",
         after=_states({"gateway": "ready", "trainer": "ready"}),
         ends=True,
@@ -210,14 +211,14 @@ def _states(given: Mapping[str, str]) -> Mapping[str, State]:
 def trainer_file(config: RunConfig, run: Path, gateway: str, pool: str) -> dict[str, Any]:
     """The configuration for `headrace train`."""
     given = config.train
-    sections = ("algorithm", "optimizer", "critic", "checkpoint", "log")
-    plain = ("steps", "stop_at_reward", "stop_window", "seed", "device", "dtype", "threads", "max_length")
+    learning = given.model_dump(mode="json", exclude_defaults=True, include={*LearningConfig.model_fields})
     return {
+        **learning,
         "model": config.model,
         "run": str(run / TRAINER),
         # The rollouter admits by versions: batches that teach nothing must not hold it up.
         "version_each_step": True,
-        **{name: getattr(given, name) for name in plain if getattr(given, name) is not None},
+        "steps": given.steps,
         "pool": {
             "address": pool,
             "channel": TRAIN,
@@ -226,7 +227,6 @@ def trainer_file(config: RunConfig, run: Path, gateway: str, pool: str) -> dict[
             # Rollouts are admitted a batch ahead already: a batch that waits here would be a version older.
             "prefetch": False,
         },
-        **{name: getattr(given, name).model_dump(mode="json", exclude_defaults=True) for name in sections},
         "sync": {
             "gateway": gateway,
             **given.sync.model_dump(mode="json", exclude_defaults=True),
@@ -248,28 +248,11 @@ def rollout_file(config: RunConfig, base: Path, run: Path, gateway: str) -> dict
         "rollout": {
             "steps": config.train.steps,
             "scored": config.reward is not None,
+            "until_trained": True,
             "concurrency": given.concurrency,
             "max_staleness": given.max_staleness,
             "retries": given.retries,
             "batch_size": config.train.batch_size,
             "state": str(run / ROLLOUT_STATE),
         },
-    }
-
-
-def environment_file(config: RunConfig, gateway: str, servers: Sequence[str]) -> dict[str, Any]:
-    """The configuration for `headrace env FILE serve`: where the model is served, and how many groups a step has."""
-    return {
-        "env": {
-            "tokenizer_name": config.model,
-            "rollout_server_url": gateway,
-            "total_steps": config.train.steps,
-            "batch_size": config.train.batch_size,
-            "max_token_length": config.train.max_length or 2048,
-            "use_wandb": False,
-        },
-        "openai": [
-            {"base_url": f"{address}/v1", "model_name": config.model, "server_type": "vllm"} for address in servers
-        ],
-        "slurm": False,
     }

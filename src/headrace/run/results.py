@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 
 import msgspec
 import orjson
+
+from headrace.files import write_whole
 
 
 class EvaluatedRollout(msgspec.Struct, frozen=True):
@@ -28,7 +29,8 @@ class EvaluatedRollout(msgspec.Struct, frozen=True):
 
 
 class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What an evaluation came to. `mean` and `pass_at` are over rollouts that have a reward; None where none has."""
+    """What an evaluation came to. `mean` and `pass_at` are over rollouts that have a reward; None where none has.
+    `metrics` are those that an environment's own evaluation told."""
 
     name: str
     step: int
@@ -40,6 +42,7 @@ class EvaluationResult(msgspec.Struct, frozen=True, kw_only=True):
     by: dict[str, dict[str, float]]
     seconds: float
     played: list[EvaluatedRollout] = []
+    metrics: dict[str, float] = {}
 
 
 def summary(
@@ -100,9 +103,7 @@ def _mean(values: Iterable[float]) -> float | None:
 def write(result: EvaluationResult, path: Path) -> None:
     """Writes a result, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}")
-    beside.write_bytes(orjson.dumps(msgspec.to_builtins(result, str_keys=True), option=orjson.OPT_INDENT_2))
-    os.replace(beside, path)
+    write_whole(path, orjson.dumps(msgspec.to_builtins(result, str_keys=True), option=orjson.OPT_INDENT_2))
 
 
 def read_results(folder: Path) -> list[EvaluationResult]:

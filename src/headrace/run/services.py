@@ -5,6 +5,7 @@ Every kind of run plans these and hands them to `headrace.run.stack`.
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -14,12 +15,16 @@ from typing import Any, Literal
 
 import yaml
 
+from headrace.pool import KEY_VARIABLE
+
 #: Where everything of a run listens.
 HOST = "127.0.0.1"
 #: Files and folders of a run.
 JOURNAL, OUTBOX, LOGS, TRAINER, EVALUATIONS = "journal", "outbox", "logs", "trainer", "evaluations"
 TRAINER_FILE, ROLLOUT_FILE, REWARD_FILE, ENVIRONMENT_FILE = "trainer.yaml", "rollout.yaml", "reward.yaml", "env.yaml"
 ROLLOUT_STATE = "rollout.json"
+#: Where the gateway's admin key is, for the gateway and for those who pause it and read the pool behind it.
+ADMIN_KEY_VARIABLE = "HEADRACE_ADMIN_KEY"
 
 State = Literal["listening", "ready"]
 
@@ -89,3 +94,9 @@ class RunPlan:
 def headrace(*args: Any) -> tuple[str, ...]:
     """The command line of one of Headrace's own commands, by this Python."""
     return (sys.executable, "-m", "headrace", *map(str, args))
+
+
+def key_variables() -> dict[str, str]:
+    """What the processes of a run get beside the environment. A gateway's admin key opens the pool behind it too."""
+    key = os.environ.get(KEY_VARIABLE) or os.environ.get(ADMIN_KEY_VARIABLE)
+    return {KEY_VARIABLE: key} if key else {}

@@ -8,6 +8,7 @@ meanwhile.
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import sys
@@ -24,7 +25,7 @@ from headrace.net.blocking_client import BlockingHttpClient
 from headrace.net.http_answer import NoAnswer
 from headrace.net.server import listener
 from headrace.processes import Child, ChildDied, Processes
-from headrace.run.services import HOST, RunPlan, RunPorts, Service
+from headrace.run.services import ADMIN_KEY_VARIABLE, HOST, RunPlan, RunPorts, Service, key_variables
 
 #: Seconds that all services together may take to be ready. Fifteen is usual on two cores; a machine that is busy with
 #: other things has needed twenty times that, and a large model takes minutes to load.
@@ -156,7 +157,7 @@ class Stack:
         service = part.service
         again = service.again if part.begun_at is not None else ()
         part.child = self._processes.start_program(
-            service.name, [*service.command, *again], env=service.env, folder=service.folder
+            service.name, [*service.command, *again], env={**key_variables(), **service.env}, folder=service.folder
         )
         part.begun_at, part.state = self._clock(), "started"
         self._note_state(part)
@@ -243,10 +244,11 @@ def _healthy(address: str) -> bool:
 
 class GatewayHold:
     """Has a gateway hold all calls while a rollout server is away, which comes back with other weights than the
-    policy's: the next publish lets them go on."""
+    policy's: the next publish lets them go on. Its key is that of the environment, as the gateway's is."""
 
     def __init__(self, gateway: str) -> None:
-        self._client = BlockingHttpClient(gateway, timeout_s=CONTROL_S)
+        key = os.environ.get(ADMIN_KEY_VARIABLE)
+        self._client = BlockingHttpClient(gateway, timeout_s=CONTROL_S, key=key)
 
     def hold(self) -> None:
         """Holds calls; those in flight on other servers freeze. A gateway that does not answer has none."""

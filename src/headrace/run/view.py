@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from headrace.run.progress import WINDOW, RunProgress, averaged, bounds
-from headrace.terminal import braille
+from headrace.terminal import LiveView, braille
 
 #: Columns of the view: as many as the terminal has, and no more than reads well.
 MOST_WIDTH, LEAST_WIDTH = 100, 40
@@ -30,7 +28,7 @@ TOLD_EVERY_STEPS = 10
 SPEED_STEPS = 2 * WINDOW
 
 
-class RunView:
+class RunView(LiveView):
     """Shows a run's progress. `clock` is in seconds. What a kind of run has beside the trainer's figures it adds by
     overriding `figures`, `below`, `seconds_left` and `learned`."""
 
@@ -40,7 +38,7 @@ class RunView:
     def __init__(
         self, console: Console, progress: RunProgress, steps: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.console = console
+        super().__init__(console, auto_refresh=False)
         self.steps = steps
         self.clock = clock
         #: What the run does beside learning, as a phrase; empty: nothing.
@@ -48,16 +46,6 @@ class RunView:
         self._progress = progress
         self._began = clock()
         self._told = 0
-        self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
-
-    def __enter__(self) -> RunView:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def update(self) -> None:
         """Shows the current progress."""
@@ -80,7 +68,7 @@ class RunView:
         told = [f"{name} {value}" for name, value in self.figures()]
         if not self.learned and (left := self._left()):
             told.append(left)
-        self.console.print(f"step {done}: " + ", ".join(told), highlight=False, soft_wrap=True)
+        self._console.print(f"step {done}: " + ", ".join(told), highlight=False, soft_wrap=True)
 
     # -- what it shows -------------------------------------------------------------------------------------------------
 
@@ -121,7 +109,7 @@ class RunView:
 
     def panel(self, *, ended: bool = False) -> Panel:
         """The live view; `ended`: as it stays when the run is over."""
-        width = min(max(self.console.width, LEAST_WIDTH), MOST_WIDTH)
+        width = min(max(self._console.width, LEAST_WIDTH), MOST_WIDTH)
         inner = width - 4
         done, learned = len(self._progress.rows), self.learned
         full = ended and learned

@@ -153,6 +153,8 @@ class BatchFeed:
         #: Trajectories that were learned from and will be handed out again.
         self.repeats = set(repeats)
         self._held: list[str] = []
+        #: The id of the fetch under way, which is on disk before the pool can hand anything out for it.
+        self._request = ""
         #: What was taken and not acknowledged yet, by lease: it comes again where the lease runs out.
         self._taken: dict[str, list[str]] = {}
         #: Leases on nothing but what was taken before: they end when a checkpoint holds it.
@@ -210,8 +212,14 @@ class BatchFeed:
 
     def recover(self, learned: Mapping[str, list[str]]) -> None:
         """Ends the leases of the process before a resume: acknowledges what its checkpoint learned from, gives back the
-        rest."""
-        for lease in self._leases.read():
+        rest, and the batch that may have been handed out to a fetch whose answer it did not live to see."""
+        held, request = self._leases.read()
+        self._held = held
+        if request:
+            unseen: Batch | None = self._pool.call("fetch_batch", **self._wanted(timeout=0, request=request))
+            if unseen is not None:
+                self._record_lease(str(unseen.lease_id), held=True)
+        for lease in list(self._held):
             if lease not in learned:
                 self._give_back(lease)
         self.ack(learned)
@@ -272,20 +280,29 @@ class BatchFeed:
         return self._stop.call(lambda: scorer.scores(trajectories)) if scorer is not None else {}
 
     def _take(self, timeout: float) -> Batch | None:
-        wanted = self._config.pool
-        batch: Batch | None = self._pool.inline(
-            "fetch_batch",
-            wanted.batch_size,
-            n_rollouts=wanted.n_rollouts,
-            channel=wanted.channel,
-            order=wanted.order,
-            max_staleness=wanted.max_staleness,
-            lease_s=wanted.lease_s,
-            timeout=timeout,
-        )
+        if not self._request:
+            with self._lock:
+                self._request = uuid.uuid4().hex
+                self._leases.write(self._held, self._request)
+        batch: Batch | None = self._pool.inline("fetch_batch", **self._wanted(timeout, self._request))
         if batch is not None:
+            self._request = ""
             self._record_lease(str(batch.lease_id), held=True)
         return batch
+
+    def _wanted(self, timeout: float, request: str) -> dict[str, Any]:
+        """What is asked of the pool's `fetch_batch`."""
+        wanted = self._config.pool
+        return {
+            "batch_size": wanted.batch_size,
+            "n_rollouts": wanted.n_rollouts,
+            "channel": wanted.channel,
+            "order": wanted.order,
+            "max_staleness": wanted.max_staleness,
+            "lease_s": wanted.lease_s,
+            "timeout": timeout,
+            "request_id": request,
+        }
 
     def _was_learned_from(self, group: Group) -> bool:
         """Whether a group was learned from before; replays of the channel's history do not count."""
@@ -306,7 +323,7 @@ class BatchFeed:
                 self._held.append(lease)
             elif lease in self._held:
                 self._held.remove(lease)
-            self._leases.write(self._held)
+            self._leases.write(self._held, self._request)
 
     def _give_back(self, lease: str) -> None:
         try:

@@ -110,24 +110,26 @@ class Checkpoints:
 
 
 class LeaseFile:
-    """`leases.json`: the leases that a run holds, so that a resumed run can give them back."""
+    """`leases.json`: the leases that a run holds, and the id of the fetch that is under way, so that a resumed run can
+    give back what was handed out to the process before."""
 
     def __init__(self, run: Path) -> None:
         self._file = run / "leases.json"
 
-    def write(self, leases: list[str]) -> None:
+    def write(self, leases: list[str], request: str = "") -> None:
         """Replaces the file atomically."""
         made = self._file.with_suffix(".part")
-        made.write_text(json.dumps(leases))
+        made.write_text(json.dumps({"leases": leases, "request": request}))
         made.rename(self._file)
 
-    def read(self) -> list[str]:
-        """The leases of the process before; none where the file is missing or broken."""
+    def read(self) -> tuple[list[str], str]:
+        """The leases of the process before, and the id of its last fetch where no answer came; neither where the file
+        is missing or broken."""
         try:
             found = json.loads(self._file.read_text())
-        except (OSError, ValueError):
-            return []
-        return [lease for lease in found if isinstance(lease, str)] if isinstance(found, list) else []
+            return [str(lease) for lease in found["leases"]], str(found["request"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return [], ""
 
 
 def _sync(path: Path) -> None:

@@ -128,11 +128,9 @@ class LogConfig(Section):
     wandb: str | None = Field(None, description="a project's name")
 
 
-class TrainerConfig(Section):
-    """All of a run's configuration, as `headrace train CONFIG.yaml` reads it."""
+class LearningConfig(Section):
+    """How is learned, wherever batches come from and weights go: for how long, on what, and by which algorithm."""
 
-    model: Path = Field(description="the checkpoint to begin with: a folder as transformers writes it, or a hub name")
-    run: Path = Field(description="the folder of this run: checkpoints, metrics.jsonl")
     steps: int = Field(1000, ge=1, description="most steps")
     stop_at_reward: float | None = Field(None, description="stop once the mean reward of stop_window steps is there")
     stop_window: int = Field(10, ge=1)
@@ -141,22 +139,30 @@ class TrainerConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the computation; weights are float32")
     threads: int | None = Field(None, ge=1, description="CPU threads")
     max_length: int | None = Field(None, ge=2, description="longer sequences are skipped and counted, never cut")
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    critic: CriticConfig = CriticConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LogConfig = LogConfig()
+
+
+class TrainerConfig(LearningConfig):
+    """All of a run's configuration, as `headrace train CONFIG.yaml` reads it."""
+
+    model: Path = Field(description="the checkpoint to begin with: a folder as transformers writes it, or a hub name")
+    run: Path = Field(description="the folder of this run: checkpoints, metrics.jsonl")
     version_each_step: bool = Field(
         False, description="a step that learned nothing is a version too: for a rollouter, which admits by versions"
     )
     score_unrewarded: bool = Field(False, description="ask the gateway's /compute_reward for rewards that are missing")
     pool: PoolConfig = PoolConfig()
-    algorithm: AlgorithmConfig = AlgorithmConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
-    critic: CriticConfig = CriticConfig()
     sync: SyncConfig | None = Field(None, description="where weights go; without it nothing is published")
     validation: ValidationConfig = ValidationConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    log: LogConfig = LogConfig()
 
     def shown(self) -> dict[str, Any]:
-        """Every field as JSON for logs; keys are replaced by `***`."""
-        return _without_keys(self.model_dump(mode="json"))
+        """Every field as JSON for logs, the model and the run's folder first; keys are replaced by `***`."""
+        found = _without_keys(self.model_dump(mode="json"))
+        return {"model": found.pop("model"), "run": found.pop("run"), **found}
 
     @model_validator(mode="after")
     def _fits(self) -> TrainerConfig:

@@ -11,7 +11,7 @@ import pytest
 from tests.engine.kit import Client
 from tests.envs.api import Api
 from tests.envs.kit import CountingEnv, config, running
-from tests.gateway.kit import Evidence, Running, running_gateway
+from tests.gateway.kit import Evidence, Running, running_gateway, told, until
 from tests.gateway.rollout import Say, in_front, scripted, user
 
 from headrace import DataPool, Step
@@ -202,3 +202,93 @@ def test_a_group_that_no_gateway_recorded_is_left_as_it_is() -> None:
     manager = ServerManager([APIServerConfig(base_url="http://127.0.0.1:1", server_type="gateway")])
     group = {"tokens": [[1, 2]], "scores": [1.0], "overrides": [{"kept": 1}]}
     assert manager.with_uids(group) == group
+
+
+# -- calls that are not recorded ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def unrecorded(gateway: Running, tokenizer: Any) -> AsyncIterator[ServerManager]:
+    """As in `headrace run`: the scored group is all that is kept."""
+    config = APIServerConfig(base_url=f"{gateway.address}/v1", server_type="gateway", record=False)
+    manager = ServerManager([config], tokenizer=tokenizer)
+    yield manager
+    await manager.close()
+
+
+def submitted(gateway: Running) -> int:
+    """Steps that the pool was ever given."""
+    return sum(found["ledger"]["submitted"] for found in gateway.pool.stats()["channels"].values())
+
+
+def joined(calls: list[dict[str, Any]], name: str) -> list[Any]:
+    """What the engine says of several calls, one after the other."""
+    return [value for call in calls for value in call[name]]
+
+
+def sampled(evidence: Evidence, node: SequenceNode) -> None:
+    """A sequence's tokens and log-probs are those that the engine consumed and sampled, bit for bit."""
+    calls = evidence.calls()
+    assert node.tokens == [*calls[-1]["prompt_token_ids"], *calls[-1]["token_ids"]]
+    assert [token for token in node.masked_tokens if token != MASKED] == joined(calls, "token_ids")
+    log_probs = [value for value, token in zip(node.logprobs, node.masked_tokens, strict=True) if token != MASKED]
+    assert log_probs == pytest.approx(joined(calls, "logprobs"), abs=1e-6)
+
+
+async def test_without_recording_tokens_are_exact_and_the_pool_keeps_nothing(
+    unrecorded: ServerManager, gateway: Running, evidence: Evidence
+) -> None:
+    node = await play(unrecorded, "what is it?")
+    sampled(evidence, node)
+    assert len(evidence.calls()) == 3
+    assert submitted(gateway) == 0
+    group = scored([node])
+    assert unrecorded.with_uids(group) == group
+
+
+async def test_without_recording_every_kind_of_call_is_answered(unrecorded: ServerManager, gateway: Running) -> None:
+    chat = await unrecorded.chat_completion(messages=[user("hi")], n=2, max_tokens=4)
+    text = await unrecorded.completion(prompt="hi", max_tokens=4)
+    prompt, ids, log_probs, _ = await unrecorded.tokens_and_logprobs_completion(prompt="hi", n=3, max_tokens=4)
+    assert (len(chat.choices), len(text.choices), len(ids)) == (2, 1, 3)
+    assert prompt
+    assert [len(one) for one in log_probs] == [len(one) for one in ids]
+    assert submitted(gateway) == 0
+
+
+async def test_a_trajectory_that_is_gone_is_begun_anew(unrecorded: ServerManager, gateway: Running) -> None:
+    await unrecorded.completion(prompt="hi", max_tokens=2)
+    (held,) = gateway.get("/trajectories", params={"channel": "envs"}).json()["items"]
+    gateway.http.delete(f"/trajectories/{held['trajectory_uid']}")
+    assert (await unrecorded.completion(prompt="hi", max_tokens=2)).choices
+
+
+@pytest.mark.parametrize("mode", ["keep", "abort-resume"])
+async def test_a_publish_holds_its_calls_and_what_it_gets_is_what_was_sampled(
+    unrecorded: ServerManager, gateway: Running, engine: Client, evidence: Evidence, mode: str
+) -> None:
+    """As a trainer does it: calls in flight are frozen, or cut and continued; new ones wait for the end."""
+    asked = {"max_tokens": 1000, "ignore_eos": True}
+    first = asyncio.create_task(unrecorded.tokens_and_logprobs_completion(prompt="in flight", **asked))
+    await asyncio.to_thread(until, lambda: _sampling(engine))
+    await asyncio.to_thread(lambda: told(gateway.post(f"/pause?mode={mode}")))
+    second = asyncio.create_task(unrecorded.tokens_and_logprobs_completion(prompt="held", max_tokens=4))
+    await asyncio.to_thread(until, lambda: gateway.counted("held") == (1 if mode == "keep" else 2))
+    assert not first.done()
+    assert not second.done()
+    await asyncio.to_thread(lambda: told(gateway.post("/resume")))
+    (_, (long,), (log_probs,), _), (prompt, (short,), _, _) = await asyncio.gather(first, second)
+    calls = evidence.calls()
+    (held,) = [call for call in calls if call["prompt_token_ids"] == prompt]
+    assert held["token_ids"] == short
+    parts = [call for call in calls if call is not held]
+    assert len(parts) == (1 if mode == "keep" else 2)
+    assert joined(parts, "token_ids") == long
+    assert joined(parts, "logprobs") == pytest.approx(log_probs, abs=1e-6)
+    assert len(long) == 1000
+    assert submitted(gateway) == 0
+
+
+def _sampling(engine: Client) -> bool:
+    """Whether a call has begun to be answered."""
+    return any(sequence.output for call in list(engine.engine.open) for sequence in call.sequences)

@@ -105,7 +105,7 @@ def test_a_sequence_that_is_too_long_is_skipped_and_counted() -> None:
     long_prompt, long_response = sequence([(7, 9)], uid="prompt"), sequence([(2, 15)], uid="response")
     data = BACKEND.convert([long_prompt, TURNS, long_response])
     assert data.non_tensor_batch["trajectory_uid"].tolist() == ["t0"]
-    assert data.meta_info["headrace"] == {"skipped": 2, "padding_rows": 0}
+    assert data.meta_info["headrace"] == {"skipped": 2, "padding_rows": 0, "left_out": {}}
 
 
 def test_a_prompt_and_a_response_that_just_fit_are_whole() -> None:
@@ -164,4 +164,4 @@ def test_one_temperature_is_told_and_two_are_refused() -> None:
 def test_a_batch_with_nothing_that_fits_is_empty() -> None:
     data = VerlBackend(1, 1, PAD, world_size=2).convert([TURNS])
     assert len(data) == 0
-    assert data.meta_info["headrace"] == {"skipped": 1, "padding_rows": 0}
+    assert data.meta_info["headrace"] == {"skipped": 1, "padding_rows": 0, "left_out": {}}

@@ -47,7 +47,9 @@ class ServerBaseline(BaseModel):
 class APIServerConfig(ServerBaseline):
     """One rollout server."""
 
-    api_key: str | None = Field(default="", description="Sent as a bearer token where it is not empty.")
+    api_key: str | None = Field(
+        default="", description="Sent as a bearer token where it is not empty; a gateway's is HEADRACE_API_KEY then."
+    )
     base_url: str | None = Field(default="", description="Its address up to the version: http://host:port/v1.")
     n_kwarg_is_ignored: bool = Field(default=False, description="Ask n times for one answer: the server ignores n.")
     health_check: bool = Field(default=True, description="Pass the server over while it is down, and look for it.")
@@ -55,6 +57,10 @@ class APIServerConfig(ServerBaseline):
     channel: str = Field(
         default="envs",
         description="Behind a gateway: where steps are kept. Not the trainer's: it has the scored group.",
+    )
+    record: bool = Field(
+        default=True,
+        description="Behind a gateway: whether calls are kept as steps; without, the scored group alone is kept.",
     )
 
 

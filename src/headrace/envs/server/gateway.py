@@ -4,18 +4,25 @@ Every rollout is one trajectory of the gateway, in a channel that no trainer rea
 instead. The n answers of one call are trajectories of one group. `GatewaySession` is a managed conversation that needs
 no tokenizer in this process: every answer to a first prompt begins a trajectory, and a later call goes to the
 trajectory whose conversation it continues.
+
+With `record: false` the gateway samples, holds calls while weights are exchanged, and keeps nothing: the scored group
+is all that is kept. All calls name one trajectory then, which stays empty. The gateway remembers no conversation, so a
+managed one is a `ManagedServer`, which renders here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import uuid
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from headrace.data.errors import InvalidInput
+from headrace.envs.api_client import KEY_VARIABLES
 from headrace.envs.server.api_server import APIServer, Router, check_split
 from headrace.envs.server.config import APIServerConfig, ReasoningConfig
 from headrace.envs.server.managed import ManagedSession
@@ -23,6 +30,7 @@ from headrace.envs.server.openai_server import OpenAIServer, split_request, with
 from headrace.envs.server.responses import (
     ChatCompletion,
     NoTokens,
+    RequestRefused,
     ServerError,
     TextCompletion,
     TokensAndLogprobs,
@@ -40,6 +48,11 @@ from headrace.tokens import (
 
 logger = logging.getLogger(__name__)
 
+#: Tells the gateway that a call makes no step.
+UNRECORDED = {"x-headrace-record": "off"}
+#: Statuses of a call to a trajectory that the gateway does not know, or that is over.
+TRAJECTORY_GONE = (404, 409)
+
 
 class GatewayTrajectory(msgspec.Struct, frozen=True):
     """A trajectory that the gateway has begun, and the address of its calls."""
@@ -54,8 +67,16 @@ class GatewayServer(OpenAIServer):
     health_path = "/ready"
 
     def __init__(self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None) -> None:
-        super().__init__(config, reasoning_config)
+        key = config.api_key or next(filter(None, map(os.environ.get, KEY_VARIABLES)), "")
+        super().__init__(config.model_copy(update={"api_key": key}), reasoning_config)
         self.uids = UidsBySequence()
+        self._unrecorded: GatewayTrajectory | None = None
+        self._beginning = asyncio.Lock()
+
+    async def close(self) -> None:
+        if self._unrecorded is not None:
+            await self.complete(self._unrecorded)
+        await super().close()
 
     async def begin(self, prompt_uid: str | None = None, trajectory_uid: str | None = None) -> GatewayTrajectory:
         """Begins a trajectory, of the current group where no `prompt_uid` is given."""
@@ -123,7 +144,10 @@ class GatewayServer(OpenAIServer):
         raise NotImplementedError("a gateway gives no log-probs of prompts; ask a vLLM server")
 
     async def _each_begun(self, call: Any, kwargs: dict[str, Any]) -> list[Any]:
-        """The results of n calls for one answer, each in a trajectory of its own, all of one group."""
+        """The results of n calls for one answer, each in a trajectory of its own, all of one group. What is not
+        recorded is one call."""
+        if not self.config.record:
+            return [await self._call_unrecorded(call, kwargs)]
         prompt_uid = current_group_uid()
         n = kwargs.pop("n", None) or 1
 
@@ -136,10 +160,29 @@ class GatewayServer(OpenAIServer):
 
         return await asyncio.gather(*(one() for _ in range(n)))
 
+    async def _call_unrecorded(self, call: Any, kwargs: dict[str, Any]) -> Any:
+        """The result of a call in the trajectory that stays empty; one that is gone is begun anew, once."""
+        named = await self._empty_trajectory(None)
+        try:
+            return await call(named, kwargs)
+        except RequestRefused as error:
+            if error.status not in TRAJECTORY_GONE:
+                raise
+        return await call(await self._empty_trajectory(named), kwargs)
+
+    async def _empty_trajectory(self, gone: GatewayTrajectory | None) -> GatewayTrajectory:
+        """The trajectory that unrecorded calls name; another where it is the one that is gone."""
+        async with self._beginning:
+            if self._unrecorded is None or self._unrecorded is gone:
+                self._unrecorded = await self.begin(uuid.uuid4().hex)
+            return self._unrecorded
+
     # The wire.
 
     async def _post(self, trajectory: GatewayTrajectory, path: str, kwargs: dict[str, Any]) -> dict[str, Any]:
         body, options = split_request(kwargs)
+        if not self.config.record:
+            options["headers"] = {**(options["headers"] or {}), **UNRECORDED}
         found: dict[str, Any] = await self.http.post(
             f"{trajectory.base_url}/v1/{path}", {**body, "return_token_ids": True}, **options
         )
@@ -152,7 +195,7 @@ class GatewayServer(OpenAIServer):
             raise NoTokens(f"{self.http.root} is no gateway of Headrace's: it does not say which tokens it consumed")
         ends = [choice.get("finish_reason") for choice in found["choices"]]
         ids, log_probs, reasons = self.sampled((*row, end) for row, end in zip(rows, ends, strict=True))
-        for one in ids:
+        for one in ids if self.config.record else ():
             self.uids.add([*consumed, *one], trajectory.uids)
         return consumed, ids, log_probs, reasons
 

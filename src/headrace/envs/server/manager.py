@@ -42,6 +42,8 @@ SERVERS: dict[str, type[APIServer]] = {
     "trl": TrlVllmServer,
     "gateway": GatewayServer,
 }
+#: Those that a gateway may stand in front of.
+ENGINES = (OpenAIServer, VLLMServer, SGLangServer, TrlVllmServer)
 
 
 class ServerManager:
@@ -188,7 +190,7 @@ class ServerManager:
         A gateway records it under the uids; by default, `prompt_uid` is the current group's.
         """
         server = self._least_busy(base_url)
-        if isinstance(server, GatewayServer):
+        if isinstance(server, GatewayServer) and server.config.record:
             server.tokenizing.use(tokenizer)
             session = GatewaySession(server, track_tree, prompt_uid, trajectory_uid)
             try:
@@ -251,7 +253,8 @@ class PinnedServer:
 def _made(
     server_class: Callable[..., APIServer], config: APIServerConfig, reasoning: ReasoningConfig | None
 ) -> APIServer:
-    """A server of the environment's `server_class`, or of that of its `server_type` where the former is abstract."""
-
-    chosen = SERVERS[config.server_type] if inspect.isabstract(server_class) else server_class
+    """A server of the environment's `server_class`, or of that of its `server_type` where the former is abstract. An
+    engine's class says what the environment expects to be served by, and a gateway stands for any engine."""
+    by_type = inspect.isabstract(server_class) or (config.server_type == "gateway" and server_class in ENGINES)
+    chosen = SERVERS[config.server_type] if by_type else server_class
     return chosen(config, reasoning_config=reasoning)

@@ -59,6 +59,13 @@ class FailTrajectoryBody(msgspec.Struct, forbid_unknown_fields=True):
     reason: str
 
 
+class TrajectoryStatesBody(msgspec.Struct, forbid_unknown_fields=True):
+    """`POST /trajectories`: trajectories of a channel, by their uids."""
+
+    trajectory_uids: list[str]
+    channel: str | None = None
+
+
 class GenerateBody(msgspec.Struct, forbid_unknown_fields=True):
     """Ids, or messages; the parameters either in `sampling_params` or beside the messages."""
 

@@ -28,6 +28,7 @@ from headrace.gateway.routes.bodies import (
     InitTrajectoryBody,
     RegisterTrajectoryBody,
     RewardBody,
+    TrajectoryStatesBody,
 )
 from headrace.gateway.sessions import SAMPLING_FIELD, Session, forced_sampling
 from headrace.pool.errors import Gone, NotFound
@@ -228,6 +229,20 @@ class TrajectoryRoutes:
             page = await gateway.pool.aio.list_trajectories(channel, **filters)
         items = [named for row in page["items"] if (named := _as_named_by(caller, row)) is not None]
         return json_response({"items": items, "next": page["next"]})
+
+    async def trajectory_states(self, request: Request) -> Response:
+        """Where trajectories stand, by their uids, in that order: also those that are consumed, failed or dropped."""
+        gateway = self.gateway
+        caller = gateway.access.caller(request, Role.REWARD)
+        with caller.admitted():
+            asked = decode_body(await gateway.body(request, caller), TrajectoryStatesBody)
+            channel = caller.channel(asked.channel, gateway.models.default.channel)
+            uids = [caller.uid(uid) for uid in asked.trajectory_uids]
+            found = await gateway.pool.aio.trajectory_states(uids, channel)
+        named = zip(asked.trajectory_uids, found, strict=True)
+        kept = ("state", "complete", "steps", "reward")
+        items = [{"trajectory_uid": uid} | {name: row[name] for name in kept if name in row} for uid, row in named]
+        return json_response({"items": items})
 
     async def delete_trajectory(self, request: Request) -> Response:
         """Removes a trajectory and all of its steps for good; its group waits for another in its place."""

@@ -34,6 +34,7 @@ _ALL: tuple[type[Operation[Any]], ...] = (
     control.CurateStep,
     control.ForgetTrajectory,
     read.ReadTrajectory,
+    read.ReadTrajectoryStates,
     read.ReadStats,
     read.ReadEvents,
     read.ListGroups,

@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.data.block import Record
 from headrace.data.errors import InvalidInput, shown
-from headrace.data.step import check_count, check_finite
+from headrace.data.step import check_count, check_finite, check_uid
 from headrace.data.trajectory import Trajectory
 from headrace.pool.channel import Channel
 from headrace.pool.config import DEFAULT_CHANNEL
@@ -41,6 +41,21 @@ class ReadTrajectory(Read[Trajectory], frozen=True):
 
     def read(self, state: State, now: float) -> Trajectory:
         return _trajectory(state, self.trajectory_uid, self.channel)
+
+
+class ReadTrajectoryStates(Read[list[Row]], frozen=True):
+    """Where trajectories of a channel stand, in the order of their uids, at most 10,000 of them: `trajectory_uid`,
+    `state`, and `complete`, `steps` and `reward` of those that are there. The state is `queued` or `leased`; of one
+    that is gone `consumed`, `failed`, or why its group was dropped (`stale`, `capacity`, `timeout`, ...); or `unknown`.
+    """
+
+    name = "trajectory_states"
+
+    trajectory_uids: list[str]
+    channel: str = DEFAULT_CHANNEL
+
+    def read(self, state: State, now: float) -> list[Row]:
+        return _trajectory_states(state.look(self.channel), self.trajectory_uids)
 
 
 class ReadStats(Read[dict[str, Any]], frozen=True):
@@ -178,6 +193,20 @@ def _trajectory(state: State, uid: str, channel: str | None) -> Trajectory:
         if uid in there.tombstones:
             raise Gone(f"trajectory {uid!r} is {there.tombstones[uid].reason}: its content is gone")
     raise NotFound(f"no trajectory {uid!r}")
+
+
+def _trajectory_states(there: Channel, uids: list[str]) -> list[Row]:
+    """A row for each uid, whether the trajectory is there, gone or unknown."""
+    if len(uids) > MAX_PAGE_ROWS:
+        raise InvalidInput(f"trajectory_uids has {len(uids)} uids; at most {MAX_PAGE_ROWS} are told of at a time")
+    return [_state_row(there, check_uid(uid, "trajectory_uid")) for uid in uids]
+
+
+def _state_row(there: Channel, uid: str) -> Row:
+    if (known := there.trajectories.get(uid)) is not None:
+        return _trajectory_row(known)
+    tomb = there.tombstones.get(uid)
+    return {"trajectory_uid": uid, "state": "unknown" if tomb is None else tomb.reason}
 
 
 def _groups_page(state: State, channel: str, filters: Row) -> Row:

@@ -5,6 +5,10 @@ the rest is the response, padded on its right to `response_length`. What stands 
 response is context, and 0 in `response_mask`. A Sequence that fits in neither is left out and counted. The fields of
 the dataset's row and what the reward was made of stand in `non_tensor_batch`; a name of verl's own goes before.
 
+What an environment said about tokens (`Sequence.guidance`) stands where verl looks for its own: `advantages` and
+`returns`, `ref_log_prob`, `teacher_ids` and `teacher_logprobs`, each where it is known of every row. verl's trainer
+computes advantages anew: `keep_given_advantages` lays those that were given over them, of some rows or of all.
+
 verl is imported when the first batch is converted.
 """
 
@@ -19,6 +23,7 @@ import numpy.typing as npt
 import torch
 
 from headrace.data.errors import HeadraceError, InvalidInput, shown
+from headrace.data.guidance import NO_TOKEN
 from headrace.data.sequence import Sequence
 from headrace.data.step import REWARD_INFO, check_count
 from headrace.pool.batch import Batch
@@ -28,10 +33,15 @@ from headrace.trainer.backends.tensors import (
     targets_of,
     temperatures_of,
 )
-from headrace.trainer.examples import rewards_at
+from headrace.trainer.examples import guided, rewards_at
 
 if TYPE_CHECKING:
     from verl import DataProto
+
+#: The tensor with the advantages that were given: NaN at the targets of rows of which none were.
+GIVEN_ADVANTAGES = "given_advantages"
+#: A teacher's log-prob where a row of candidates has ended: a probability of 0. Finite, for verl multiplies the two.
+NO_CANDIDATE = -1e4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,9 +66,9 @@ class VerlBackend(TrainingBackend["DataProto"]):
         self.world_size = check_count(world_size, "world_size", 1)
 
     def convert(self, batch: Batch | Iterable[Sequence]) -> DataProto:
-        """The batch as a `DataProto`; `meta_info["headrace"]` counts the sequences that were skipped and the rows that
-        were added. Raises `HeadraceError` without verl, and `InvalidInput` where the sequences have several
-        temperatures."""
+        """The batch as a `DataProto`; `meta_info["headrace"]` counts the sequences that were skipped, the rows that
+        were added and, by name, those whose guidance was left out since other rows have none. Raises `HeadraceError`
+        without verl, and `InvalidInput` where the sequences have several temperatures."""
         try:
             from verl import DataProto
         except ImportError as error:
@@ -66,7 +76,8 @@ class VerlBackend(TrainingBackend["DataProto"]):
         found = [_row(sequence) for sequence in sequences_in(batch)]
         rows = [row for row in found if row is not None and self._fits(row)]
         added = -len(rows) % self.world_size
-        tensors = self._tensors(rows, added)
+        guidance, left_out = self._guidance(rows, added)
+        tensors = {**self._tensors(rows, added), **guidance}
         reward_parts = _reward_parts(rows, added)
         fields = {**_row_fields(rows, added), **reward_parts, **_about(rows, added)}
         return DataProto.from_dict(
@@ -75,7 +86,7 @@ class VerlBackend(TrainingBackend["DataProto"]):
             meta_info={
                 "temperature": _temperature(rows),
                 "reward_extra_keys": [name for name in reward_parts if name not in tensors],
-                "headrace": {"skipped": len(found) - len(rows), "padding_rows": added},
+                "headrace": {"skipped": len(found) - len(rows), "padding_rows": added, "left_out": left_out},
             },
         )
 
@@ -110,11 +121,76 @@ class VerlBackend(TrainingBackend["DataProto"]):
             found["rm_scores"] = found["token_level_scores"] = scores[:, cut:]
         return {name: np.ascontiguousarray(array) for name, array in found.items()}
 
+    def _guidance(self, rows: list[VerlRow], added: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, int]]:
+        """What is said of the rows' tokens, by verl's names, and how many rows said what cannot be told verl: it takes
+        a reference's or a teacher's log-probs of all rows or of none."""
+        given = self._given_advantages(rows, added)
+        found = {}
+        if rows and not np.isnan(given).any():
+            found["advantages"] = found["returns"] = given
+        if any(not np.isnan(given[at]).any() for at in range(len(rows))):
+            found[GIVEN_ADVANTAGES] = given
+        said = [row.sequence.guidance for row in rows]
+        referred = [one.ref_log_probs for one in said if one is not None and one.ref_log_probs is not None]
+        taught = [one for one in said if one is not None and one.teacher_ids is not None]
+        left_out = {}
+        if referred and len(referred) == len(rows):
+            found["ref_log_prob"] = self._response(rows, referred, added)
+        elif referred:
+            left_out["ref_log_prob"] = len(referred)
+        if taught and len(taught) == len(rows):
+            found |= self._teacher(rows, added)
+        elif taught:
+            left_out["teacher_logprobs"] = len(taught)
+        return found, left_out
+
+    def _given_advantages(self, rows: list[VerlRow], added: int) -> npt.NDArray[np.float32]:
+        """Those that came with each row, or that it has already; NaN at the targets of a row without any."""
+        sequences = [row.sequence for row in rows]
+        own = [np.full(len(s), np.nan, np.float32) if s.advantages is None else s.advantages for s in sequences]
+        return self._response(rows, map(guided, sequences, own), added)
+
+    def _response(self, rows: list[VerlRow], values: Iterable[npt.NDArray[Any]], added: int) -> npt.NDArray[np.float32]:
+        """Of each row's values, one a token, those of its response: 0 where there is no target."""
+        found = np.zeros((len(rows) + added, self.response_length), np.float32)
+        for at, (row, each) in enumerate(zip(rows, values, strict=True)):
+            response = slice(row.first, None)
+            found[at, : len(each) - row.first] = np.where(row.sequence.loss_mask, each, 0)[response]
+        return found
+
+    def _teacher(self, rows: list[VerlRow], added: int) -> dict[str, npt.NDArray[Any]]:
+        """A teacher's candidates, over prompt and response, as verl asks its own for them: what stands at a token is
+        about the one that follows."""
+        said = [row.sequence.guidance for row in rows]
+        width = max(one.teacher_ids.shape[1] for one in said if one is not None and one.teacher_ids is not None)
+        shape = len(rows) + added, self.prompt_length + self.response_length, width
+        ids = np.full(shape, self.pad_id, np.int64)
+        log_probs = np.full(shape, NO_CANDIDATE, np.float32)
+        for at, (row, one) in enumerate(zip(rows, said, strict=True)):
+            if one is not None and one.teacher_ids is not None and one.teacher_log_probs is not None:
+                start, columns = self.prompt_length - row.first, one.teacher_ids.shape[1]
+                here = (at, slice(start, start + len(row.sequence) - 1), slice(columns))
+                real = one.teacher_ids[1:] != NO_TOKEN
+                ids[here] = np.where(real, one.teacher_ids[1:], self.pad_id)
+                log_probs[here] = np.maximum(one.teacher_log_probs[1:], NO_CANDIDATE)
+        return {"teacher_ids": ids, "teacher_logprobs": log_probs}
+
+
+def keep_given_advantages(data: DataProto) -> DataProto:
+    """The same batch, to be called when verl has computed its advantages: those that came with a row stand in their
+    place, and 0 where its environment said so. `returns`, which a critic learns, are left as they are."""
+    if GIVEN_ADVANTAGES in data.batch:
+        given = data.batch[GIVEN_ADVANTAGES]
+        data.batch["advantages"] = torch.where(torch.isnan(given), data.batch["advantages"], given)
+    return data
+
 
 def _row(sequence: Sequence) -> VerlRow | None:
-    """A sequence as a row; None where nothing in it is trained on, or it holds images."""
+    """A sequence as a row; None where nothing in it is trained on, it holds images, or what was said about its tokens
+    cannot be meant for them."""
     mask = targets_of(sequence)
-    if sequence.multi_modal_data is not None:
+    misfit = sequence.guidance is not None and sequence.guidance.misfit
+    if sequence.multi_modal_data is not None or misfit:
         return None
     return VerlRow(replace(sequence, loss_mask=mask), int(mask.argmax())) if mask.any() else None
 
