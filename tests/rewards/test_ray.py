@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import ray
-from tests.gateway.kit import running_gateway
+from tests.gateway.kit import running_gateway, until
 from tests.pool.servers import serving as serving_pool
 from tests.rewards.recorded import record
 
@@ -105,14 +105,14 @@ def test_the_actor_scores_a_pool_and_goes_on_after_its_death(actor: ActorAddress
     assert batch.groups[0].rewards == [3.0]
     handle = actor.handle()
     assert handle is not None
-    before = ray.get(handle.state.remote())
-    assert before["loop"]["scored"] == 1
-    os.kill(before["process_id"], signal.SIGKILL)
+    until(lambda: ray.get(handle.state.remote())["loop"]["scored"] == 1)
+    killed = ray.get(handle.state.remote())["process_id"]
+    os.kill(killed, signal.SIGKILL)
     record(pool, renderer, "second", [("q", "abcde")], row={"solution": 1})
     batch = pool.fetch_batch(1, timeout=PATIENCE_S)
     assert batch is not None
     assert batch.groups[0].rewards == [5.0]
-    assert ray.get(handle.state.remote())["process_id"] != before["process_id"]
+    assert ray.get(handle.state.remote())["process_id"] != killed
 
 
 def test_an_actor_that_runs_or_cannot_start_is_said(actor: ActorAddress, base: Path) -> None:
