@@ -71,8 +71,9 @@ def test_an_episode_that_ends_after_its_steps_were_taken_leaves_nothing_behind(p
 
 def test_single_steps_come_back_from_a_lost_lease_in_place_with_a_count(pool: Any) -> None:
     pool.submit_steps([step("t", i, created_at=100.0 + i) for i in range(3)])
-    lost = single(pool, 2, lease_s=0.05)
+    lost = single(pool, 2, lease_s=600)
     assert ledger(pool) == {"submitted": 3, "leased": 2, "queued": 1}
+    lost.extend(0.05)
     again = single(pool, 3, lease_s=600)
     assert keys(again.steps) == [("t", 0), ("t", 1), ("t", 2)]
     assert [found.deliveries for found in again.groups] == [2, 2, 1]
@@ -94,10 +95,12 @@ def test_single_steps_are_given_back_by_a_nack(pool: Any) -> None:
 def test_a_group_whose_single_steps_are_all_back_is_a_group_again(pool: Any, end: str) -> None:
     pool.configure(n_rollouts=2)
     pool.submit_steps([*trajectory("a", 2, "p"), *trajectory("b", 2, "p")])
-    batch = single(pool, 2, lease_s=0.05 if end == "expired" else 600)
+    batch = single(pool, 2, lease_s=600)
     assert drain(pool) == []
     if end == "nack":
         batch.nack()
+    else:
+        batch.extend(0.05)
     (found,) = fetched(pool, 1, timeout=SOON).groups
     assert [len(one.steps) for one in found.trajectories] == [2, 2]
 
