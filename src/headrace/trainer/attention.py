@@ -4,6 +4,9 @@ The tokens of all sequences stand in one row. A token attends to itself and to w
 never across a cut. No mask is built, and nothing is ever as large as the row squared: on CUDA with half precision the
 sequences go through torch's variable-length kernel as they stand; elsewhere those of similar length are stacked and go
 through plain causal attention together. Which are stacked depends on the cuts alone and is decided once a batch.
+
+Sequences that begin alike may share those tokens: then the row is a tree of segments, and a token attends to its path
+(`tree_attention`).
 """
 
 from __future__ import annotations
@@ -20,15 +23,15 @@ import torch
 import torch.nn.functional as F
 
 from headrace.data.errors import InvalidInput, shown
+from headrace.trainer import stacking
+from headrace.trainer.prefix_tree import PrefixTree
+from headrace.trainer.tree_attention import tree_attention
+from headrace.trainer.tree_plan import plan_paths
 
 #: The name for `attn_implementation`.
 NAME = "headrace_packed"
 #: Kinds of attention that are not supported, by transformers' names of their arguments.
 UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
-#: What one more call costs, in units of attending one token to one token; measured forward and backward on a CPU.
-CALL_COST = 12_000
-#: The same of one padding token, besides what it attends to: it is copied to its place and away.
-PADDING_TOKEN_COST = 30
 
 
 def register() -> str:
@@ -54,11 +57,16 @@ def packed_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     cuts: Sequence[int] | None = None,
+    tree: PrefixTree | None = None,
     **rest: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function that transformers calls in every layer: [1, heads, tokens, width] in, [1, tokens, heads,
-    width] out."""
+    width] out. With a `tree`, whose cuts are those given, each token attends to its path in it."""
     edges = _checked(query, key, attention_mask, dropout, cuts, rest)
+    if tree is not None:
+        if tree.cuts != edges:
+            raise InvalidInput(f"cuts are {shown(edges)}; the tree's are {shown(tree.cuts)}: they must be the same")
+        return _in_tree(query, key, value, tree, scaling)[None], None
     attend = _as_they_stand if _has_varlen(query, value) else _stacked
     return attend(query, key, value, edges, scaling)[None], None
 
@@ -119,13 +127,10 @@ class StackPlan:
 def plan_stacks(cuts: tuple[int, ...], device: torch.device) -> StackPlan:
     """How sequences with these cuts are stacked: cached, since it is the same for every layer, forward and backward."""
     edges, lengths = np.asarray(cuts, np.int64), _lengths(cuts)
-    order = np.argsort(-lengths, kind="stable")
     stacks, tokens = [], []
-    for members in np.split(order, _borders(lengths[order])):
-        length = int(lengths[members[0]])
-        stacks.append(StackedSequences(len(members), length))
-        inside = np.minimum(np.arange(length), lengths[members, None] - 1)  # padding repeats the last token
-        tokens.append((edges[members, None] + inside).reshape(-1))
+    for members in stacking.by_length(lengths):
+        stacks.append(StackedSequences(len(members), int(lengths[members[0]])))
+        tokens.append(stacking.padded_places(edges[:-1], lengths, members).reshape(-1))
     found = np.concatenate(tokens)
     if np.array_equal(found, np.arange(edges[-1])):
         return StackPlan(tuple(stacks), None, None)
@@ -142,30 +147,12 @@ def _lengths(cuts: tuple[int, ...]) -> npt.NDArray[np.int64]:
     return lengths
 
 
-def _borders(lengths: npt.NDArray[np.int64]) -> list[int]:
-    """Where to split sequences, sorted by falling length, into stacks so that the sum of their costs is least."""
-    firsts = np.flatnonzero(np.diff(lengths, prepend=lengths[0] + 1))  # one of each length: equals stay together
-    ends = np.append(firsts[1:], len(lengths))
-    a_row = lengths[firsts] * (lengths[firsts] + PADDING_TOKEN_COST)
-    least = np.zeros(len(firsts) + 1)  # least[i]: of everything before the i-th length
-    before = np.zeros(len(firsts) + 1, np.int64)  # where the last stack of that begins
-    for i in range(len(firsts)):
-        costs = least[: i + 1] + CALL_COST + a_row[: i + 1] * (ends[i] - firsts[: i + 1])
-        before[i + 1] = int(costs.argmin())
-        least[i + 1] = costs[before[i + 1]]
-    borders, at = [], before[-1]
-    while at > 0:
-        borders.append(int(firsts[at]))
-        at = before[at]
-    return borders[::-1]
-
-
 def _has_varlen(query: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether torch's variable-length kernel can compute this."""
     width = query.shape[-1]
     return (
         query.is_cuda
-        and _varlen_dtype(query) in (torch.float16, torch.bfloat16)
+        and _computing_dtype(query) in (torch.float16, torch.bfloat16)
         and width == value.shape[-1]
         and width % 8 == 0
         and width <= 256
@@ -173,9 +160,10 @@ def _has_varlen(query: torch.Tensor, value: torch.Tensor) -> bool:
     )
 
 
-def _varlen_dtype(query: torch.Tensor) -> torch.dtype:
-    """The dtype for the kernel, which autocast does not convert for."""
-    return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else query.dtype
+def _computing_dtype(query: torch.Tensor) -> torch.dtype:
+    """The dtype for a kernel that autocast does not convert for."""
+    device = query.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
 
 
 @cache
@@ -203,7 +191,7 @@ def _as_they_stand(
     groups = query.shape[1] // key.shape[1]
     if groups > 1:  # not every release of the kernel shares keys between heads
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    q, k, v = (x[0].transpose(0, 1).to(_varlen_dtype(query)) for x in (query, key, value))
+    q, k, v = (x[0].transpose(0, 1).to(_computing_dtype(query)) for x in (query, key, value))
     found: torch.Tensor = varlen_attn(q, k, v, edges, edges, longest, longest, scale=scaling, window_size=(-1, 0))
     return found
 
@@ -227,6 +215,23 @@ def _stacked(
         seen.append(out.transpose(1, 2).flatten(0, 1))
     found: torch.Tensor = _Taken.apply(torch.cat(seen), places.tokens, places.places)
     return found
+
+
+def _in_tree(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, tree: PrefixTree, scaling: float | None
+) -> torch.Tensor:
+    if _has_varlen(query, value) or (query.device.type == "cpu" and query.shape[-1] == value.shape[-1]):
+        q, k, v = (x[0].transpose(0, 1).to(_computing_dtype(query)) for x in (query, key, value))
+        return tree_attention(q, k, v, tree, scaling)
+    tokens, cuts, own = _paths(tree, query.device)
+    return _stacked(*(x.index_select(2, tokens) for x in (query, key, value)), cuts, scaling).index_select(0, own)
+
+
+@lru_cache(maxsize=16)
+def _paths(tree: PrefixTree, device: torch.device) -> tuple[torch.Tensor, tuple[int, ...], torch.Tensor]:
+    """The tree's paths, for kernels that have no log-sum-exp to merge by: as sequences that share nothing."""
+    paths = plan_paths(tree)
+    return torch.from_numpy(paths.tokens).to(device), paths.cuts, torch.from_numpy(paths.own).to(device)
 
 
 class _Placed(torch.autograd.Function):  # type: ignore[misc]

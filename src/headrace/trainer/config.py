@@ -95,6 +95,7 @@ class OptimizerConfig(Section):
     epochs: int = Field(1, ge=1, description="times that a batch is gone through")
     minibatches: int = Field(1, ge=1, description="optimizer updates an epoch")
     tokens: int = Field(16384, ge=16, description="tokens of one forward pass; the rest accumulates")
+    share_prefixes: bool = Field(True, description="compute tokens that sequences of a pass begin with once")
 
 
 class CriticConfig(Section):

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from headrace.data.sequence import Sequence
 from headrace.trainer import losses
-from headrace.trainer.backends.tensors import Packed, PackedBackend
+from headrace.trainer.backends.tensors import Packed, PackedBackend, predicting_tokens
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.examples import guided, rewards_at
 from headrace.trainer.losses import EPS, gae, token_weights
 from headrace.trainer.policy import Critic, Policy
+from headrace.trainer.prefix_tree import SharingRule, passes
 
 
 @dataclass
@@ -52,7 +53,8 @@ class Learner:
         if self._algorithm.advantage == "gae":
             self.critic = Critic(config.model, dtype=config.dtype, device=device)
             self.critic_optimizer = self._adamw(list(self.critic.parameters()), config.critic.lr)
-        self._pack = PackedBackend()
+        sharing = SharingRule.on(device, config.optimizer.tokens) if config.optimizer.share_prefixes else None
+        self._pack = PackedBackend(sharing=sharing)
 
     def learn(self, sequences: list[Sequence], step: int, version: int) -> dict[str, float]:
         """Learns from a batch; returns the step's metrics. `step` counts from 0 and decides the shuffle and the
@@ -220,7 +222,10 @@ class Learner:
 
     def _micro_batches(self, sequences: Seq[Sequence]) -> Iterator[list[int]]:
         """Indices of the sequences of each forward pass: at most `tokens` tokens or one sequence, similar lengths
-        together."""
+        together; where they share prefixes, those that begin alike together."""
+        if self._optimizer_config.share_prefixes:
+            yield from passes(list(map(predicting_tokens, sequences)), self._optimizer_config.tokens)
+            return
         part: list[int] = []
         size = 0
         for at in sorted(range(len(sequences)), key=lambda at: len(sequences[at])):

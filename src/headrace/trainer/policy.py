@@ -19,6 +19,7 @@ from headrace.data.errors import InvalidInput
 from headrace.files import HUB_NAME
 from headrace.trainer import attention
 from headrace.trainer.backends.tensors import Packed
+from headrace.trainer.prefix_tree import PrefixTree
 
 #: Logits that are held at once: beyond that they are computed in parts, and again in the backward pass.
 MAX_LOGITS = 1 << 28
@@ -62,8 +63,8 @@ class Policy:
         that is no token of the model."""
         with self._computing():
             decoder = self.model.get_decoder()
-            states = _states(decoder, packed.ids, packed.positions, packed.cuts)[packed.targets - 1]
-        ids = packed.ids[packed.targets]
+            states = _states(decoder, packed.ids, packed.positions, packed.cuts, packed.tree)[packed.states]
+        ids = packed.target_ids
         head = self.model.get_output_embeddings()
         if candidates is None:
             candidates = ids.new_zeros(len(ids), 0)
@@ -108,7 +109,7 @@ class Critic(nn.Module):  # type: ignore[misc] # torch is not checked
     def forward(self, packed: Packed) -> Tensor:
         """One value for each target."""
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            states = _states(self.trunk, packed.ids, packed.positions, packed.cuts)[packed.targets - 1]
+            states = _states(self.trunk, packed.ids, packed.positions, packed.cuts, packed.tree)[packed.states]
         values: Tensor = self.head(states.float())[:, 0]
         return values
 
@@ -127,9 +128,9 @@ def _load(folder: Path, *, causal: bool) -> Any:
     return model.train()  # without dropout: `attention` refuses a model with it
 
 
-def _states(decoder: Any, ids: Tensor, positions: Tensor, cuts: list[int]) -> Tensor:
+def _states(decoder: Any, ids: Tensor, positions: Tensor, cuts: list[int], tree: PrefixTree | None = None) -> Tensor:
     """The last layer's hidden state of each token of a packed row."""
-    found = decoder(input_ids=ids[None], position_ids=positions[None], cuts=cuts, use_cache=False)
+    found = decoder(input_ids=ids[None], position_ids=positions[None], cuts=cuts, tree=tree, use_cache=False)
     states: Tensor = found.last_hidden_state[0]
     return states
 

@@ -62,7 +62,7 @@ def same(found: list[tuple[int, int, tuple[float, ...]]], wanted: list[tuple[int
 def test_packed_targets_are_the_sampled_tokens_but_a_first_one(batch: list[Sequence]) -> None:
     packed = PackedBackend().convert(batch, some_weights(batch))
     values = torch.stack([getattr(packed, name).double() for name in FIELDS], -1).tolist()
-    targets = zip(packed.sequence.tolist(), packed.targets.tolist(), values, strict=True)
+    targets = zip(packed.sequence.tolist(), (packed.states + 1).tolist(), values, strict=True)
     found = [(at, t - packed.cuts[at], tuple(each)) for at, t, each in targets]
     assert same(found, by_definition(batch))
 
@@ -96,7 +96,7 @@ def test_padded_rows_hold_the_same(batch: list[Sequence], multiple_of: int) -> N
 @given(sequences())
 def test_without_weights_every_target_counts_alike_and_all_of_them_one(batch: list[Sequence]) -> None:
     packed, padded = PackedBackend().convert(batch), PaddedBackend(0).convert(batch)
-    count = len(packed.targets)
+    count = len(packed.states)
     assert packed.weights.tolist() == [pytest.approx(1 / max(count, 1))] * count
     assert padded.weights[padded.loss_mask].tolist() == packed.weights.tolist()
     assert padded.weights.sum().item() == pytest.approx(1 if count else 0)
@@ -123,7 +123,7 @@ def test_a_batch_of_a_pool_is_its_sequences() -> None:
     whole, listed = PackedBackend().convert(batch), PackedBackend().convert(batch.sequences())
     assert len(whole.cuts) == 5
     assert torch.equal(whole.ids, listed.ids)
-    assert len(whole.targets) == 4 * 2 * 4
+    assert len(whole.states) == 4 * 2 * 4
 
 
 def test_weights_of_another_shape_are_refused() -> None:

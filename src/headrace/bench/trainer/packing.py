@@ -126,7 +126,7 @@ def _packed_loss(model: Any, part: Packed) -> torch.Tensor:
     states = model.model(
         input_ids=part.ids[None], position_ids=part.positions[None], cuts=part.cuts, use_cache=False
     ).last_hidden_state[0]
-    return _loss(model.lm_head(states[part.targets - 1]), part.ids[part.targets])
+    return _loss(model.lm_head(states[part.states]), part.target_ids)
 
 
 def _padded_loss(model: Any, part: Padded) -> torch.Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from headrace.data.guidance import NO_TOKEN
 from headrace.data.sequence import Sequence
 from headrace.data.step import FloatArray, check_count
 from headrace.pool.batch import Batch
+from headrace.trainer.prefix_tree import PrefixTree, SharingRule, TokenRow, shared_row
 
 T = TypeVar("T")
 Floats = npt.NDArray[np.floating[Any]]
@@ -98,7 +100,8 @@ class Packed:
 
     ids, positions  int64[T]    the tokens, and where in its sequence each stands
     cuts            S + 1       where sequences begin and end: sequence i is ids[cuts[i]:cuts[i + 1]]
-    targets         int64[M]    which of the T tokens are trained on, ascending
+    states          int64[M]    which of the T tokens' hidden states predicts each target: the token before it
+    target_ids      int64[M]    the targets' tokens
     log_probs       float32[M]  the rollout's, NaN where they were not recorded
     advantages      float32[M]  0 where a Sequence has none
     weights         float32[M]  each target's share of the loss; 1/M where none are given
@@ -108,12 +111,15 @@ class Packed:
     skipped                     sequences that were too long or hold images
     teacher_ids     int64[M, K] candidates for each that a teacher was asked about, -1 behind the last; None without one
     teacher_log_probs  float32[M, K]  what it thinks of them, -inf behind the last
+    tree                        where sequences share tokens: how the row's segments hang together, and `cuts` are
+                                the segments'; T counts a shared token once
     """
 
     ids: torch.Tensor
     positions: torch.Tensor
     cuts: list[int]
-    targets: torch.Tensor
+    states: torch.Tensor
+    target_ids: torch.Tensor
     log_probs: torch.Tensor
     advantages: torch.Tensor
     weights: torch.Tensor
@@ -123,34 +129,40 @@ class Packed:
     skipped: int = 0
     teacher_ids: torch.Tensor | None = None
     teacher_log_probs: torch.Tensor | None = None
+    tree: PrefixTree | None = None
 
     def to(self, device: torch.device | str) -> Packed:
         return moved(self, device)
 
 
 class PackedBackend(TrainingBackend[Packed]):
-    """Packs sequences into one row; those of more than `max_length` tokens are skipped and counted."""
+    """Packs sequences into one row; those of more than `max_length` tokens are skipped and counted. With a rule for
+    sharing, tokens that several sequences begin with stand once where that pays, and those from a sequence's last
+    target on, whose states predict nothing, are left out."""
 
-    def __init__(self, max_length: int | None = None) -> None:
-        self.max_length = max_length
+    def __init__(self, max_length: int | None = None, *, sharing: SharingRule | None = None) -> None:
+        self.max_length, self.sharing = max_length, sharing
 
     def convert(self, batch: Batch | Iterable[Sequence], weights: list[Floats] | None = None) -> Packed:
         """`weights` has one array for each sequence of the batch, in its order, with one entry for each token."""
         sequences, given, skipped = fitting(batch, weights, self.max_length)
         lengths = np.array([len(sequence) for sequence in sequences], np.int64)
-        cuts = np.concatenate([[0], np.cumsum(lengths)])
-        mask = _row(map(targets_of, sequences), np.bool_)
-        targets = np.flatnonzero(mask)
-        even = np.full(len(targets), 1 / max(len(targets), 1), np.float32)
+        masks = [targets_of(sequence) for sequence in sequences]
+        mask = _row(masks, np.bool_)
+        count = int(mask.sum())
+        even = np.full(count, 1 / max(count, 1), np.float32)
+        row = _side_by_side(sequences) if self.sharing is None else _sharing(sequences, self.sharing)
+        before = (places[np.flatnonzero(mask) - 1] for places, mask in zip(row.places, masks, strict=True))
 
         def taken(arrays: Iterable[npt.NDArray[Any]], dtype: type[np.generic]) -> torch.Tensor:
             return torch.from_numpy(_row(arrays, dtype)[mask])
 
         return Packed(
-            ids=torch.from_numpy(_row((sequence.tokens for sequence in sequences), np.int64)),
-            positions=torch.from_numpy(np.arange(cuts[-1]) - np.repeat(cuts[:-1], lengths)),
-            cuts=cuts.tolist(),
-            targets=torch.from_numpy(targets),
+            ids=torch.from_numpy(row.ids),
+            positions=torch.from_numpy(row.positions),
+            cuts=list(row.tree.cuts),
+            states=torch.from_numpy(_row(before, np.int64)),
+            target_ids=taken((sequence.tokens for sequence in sequences), np.int64),
             log_probs=taken((sequence.log_probs for sequence in sequences), np.float32),
             advantages=taken(map(advantages_of, sequences), np.float32),
             weights=torch.from_numpy(even) if given is None else taken(given, np.float32),
@@ -158,8 +170,36 @@ class PackedBackend(TrainingBackend[Packed]):
             versions=taken((sequence.versions for sequence in sequences), np.int64),
             sequence=torch.from_numpy(np.repeat(np.arange(len(sequences)), lengths)[mask]),
             skipped=skipped,
+            tree=row.tree if row.tree.is_shared else None,
             **_teacher(sequences, mask),
         )
+
+
+def predicting_tokens(sequence: Sequence) -> npt.NDArray[np.int32]:
+    """The tokens whose hidden states the targets depend on: all before the last target. Empty where there is none."""
+    targets = np.flatnonzero(targets_of(sequence))
+    return sequence.tokens[: targets[-1] if len(targets) else 0]
+
+
+def _side_by_side(sequences: list[Sequence]) -> TokenRow:
+    """All tokens of all sequences one after the other."""
+    lengths = np.array([len(sequence) for sequence in sequences], np.int64)
+    cuts = np.concatenate([[0], np.cumsum(lengths)])
+    places = np.arange(cuts[-1])
+    return TokenRow(
+        ids=_row((sequence.tokens for sequence in sequences), np.int64),
+        positions=places - np.repeat(cuts[:-1], lengths),
+        tree=PrefixTree.of(cuts.tolist()),
+        places=[places[begin:end] for begin, end in pairwise(cuts)],
+    )
+
+
+def _sharing(sequences: list[Sequence], rule: SharingRule) -> TokenRow:
+    """The predicting tokens of all sequences, shared ones once."""
+    given = [predicting_tokens(sequence) for sequence in sequences]
+    row = shared_row([tokens for tokens in given if len(tokens)], rule)
+    found = iter(row.places)
+    return replace(row, places=[next(found) if len(tokens) else np.empty(0, np.int64) for tokens in given])
 
 
 def _teacher(sequences: list[Sequence], mask: npt.NDArray[np.bool_]) -> dict[str, torch.Tensor]:
