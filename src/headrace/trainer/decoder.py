@@ -67,9 +67,8 @@ class Decoder:
         ids = torch.zeros(TRIAL_TOKENS, dtype=torch.long, device=self._device)
         positions = torch.arange(TRIAL_TOKENS, device=self._device)
         try:
-            with torch.no_grad():
-                self.states(ids, positions, cuts=[0, TRIAL_TOKENS])
-            self.states(ids, positions, cuts=[0, TRIAL_TOKENS]).float().sum().backward()
+            for cuts in ([0, TRIAL_TOKENS], [0, TRIAL_TOKENS // 3, TRIAL_TOKENS]):  # attention has a way for each
+                self.states(ids, positions, cuts=cuts).float().sum().backward()
         except Exception as error:  # whatever a compiler may raise: the plain layers are still there
             self._layers.run_plainly(error)
         for parameter in self._module.parameters():
@@ -111,11 +110,8 @@ class Layers:
         """Gives up on compiling, and says why once."""
         if self._compiled:
             self._compiled = False
-            reason = str(why).strip().splitlines()
-            log.warning(
-                "layers cannot be compiled and run as they are (compile: off says so too): %s",
-                reason[0] if reason else type(why).__name__,
-            )
+            reason = " ".join(str(why).split("\n")[:2]) or type(why).__name__  # what follows is a stack
+            log.warning("layers cannot be compiled, and run as they are (compile: off does so in silence): %s", reason)
 
     def _runner(self, plain: Callable[..., Any]) -> Callable[..., Any]:
         fast: Callable[..., Any] | None = None

@@ -151,7 +151,7 @@ def kept_by_pass(shape: ModelShape, use: MemoryUse, tokens: int, targets: int | 
     inputs = residual * shape.hidden
     layer = inputs if use.recompute else sum(kept_by_layer(shape, use).values())
     rotary = 2 * residual * shape.head_dim
-    last_norm = (4 + 2 * residual) * shape.hidden if residual == 2 else 3 * residual * shape.hidden
+    last_norm = (4 + residual) * shape.hidden
     predicting = use.computed * shape.hidden * (tokens if targets is None else targets)
     return tokens * (shape.layers * layer + rotary + last_norm) + predicting
 
