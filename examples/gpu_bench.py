@@ -49,7 +49,7 @@ LARGE = {
 }
 TINY = {
     **LARGE,
-    **{"vocab_size": 512, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2},
+    **{"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096},
 }
 
@@ -96,9 +96,7 @@ def main() -> None:
     torch.manual_seed(0)
     parts = {name: PARTS[name] for name in given.parts.split(",")}
     if given.tiny:
-        parts = {
-            name: Part(part.length // 64, min(part.sequences, 4), min(part.rows, 2)) for name, part in parts.items()
-        }
+        parts = {name: Part(part.length // 256, min(part.sequences, 4), 1) for name, part in parts.items()}
     found: dict[str, Any] = {"device": _device_name(given.device), "torch": torch.__version__, "parts": {}}
     with tempfile.TemporaryDirectory() as scratch:
         began = time.perf_counter()
@@ -139,14 +137,14 @@ def _build(folder: Path, sizes: dict[str, Any], device: str) -> ModelShape:
     return ModelShape.of(model)
 
 
-# -- ours ----------------------------------------------------------------------------------------------------------------
+# -- ours --------------------------------------------------------------------------------------------------------------
 
 #: Learns from one step's sequences; says what was foreseen, where it was.
 Run = Callable[[Part], dict[str, Any]]
 
 
 def _ours(folder: Path, shape: ModelShape, parts: dict[str, Part], given: argparse.Namespace) -> Run:
-    tokens = max(min(part.length * part.rows for part in parts.values()), 24576 if not given.tiny else 64)
+    tokens = max(min(part.length * part.rows for part in parts.values()), 16 if given.tiny else 24576)
     config = TrainerConfig(
         model=folder,
         run=folder,
@@ -207,7 +205,7 @@ def _sequences(part: Part, vocabulary: int) -> list[Sequence]:
     ]
 
 
-# -- plain loops ---------------------------------------------------------------------------------------------------------
+# -- plain loops -------------------------------------------------------------------------------------------------------
 
 
 def _plain(folder: Path, loop: str, given: argparse.Namespace) -> Run:
@@ -241,7 +239,7 @@ def _plain(folder: Path, loop: str, given: argparse.Namespace) -> Run:
     return run
 
 
-# -- measuring -----------------------------------------------------------------------------------------------------------
+# -- measuring ---------------------------------------------------------------------------------------------------------
 
 
 def _measured(run: Run, part: Part, shape: ModelShape, given: argparse.Namespace) -> dict[str, Any]:

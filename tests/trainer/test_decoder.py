@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ def decoder_of(model: Any, dtype: torch.dtype = torch.float32) -> Decoder:
 
 def states(found: Decoder, cuts: list[int] = CUTS) -> Tensor:
     ids = torch.randint(37, (cuts[-1],), generator=torch.Generator().manual_seed(0))
-    positions = torch.cat([torch.arange(b - a) for a, b in zip(cuts[:-1], cuts[1:], strict=True)])
+    positions = torch.cat([torch.arange(b - a) for a, b in pairwise(cuts)])
     return found.states(ids, positions, cuts=cuts)
 
 
