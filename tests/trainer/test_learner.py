@@ -228,7 +228,7 @@ def test_bfloat16_computes_nearly_the_same(model: Path) -> None:
 
 def test_logits_in_parts_give_the_same(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = learner(model).learn(several(), 0, 0)
-    monkeypatch.setattr("headrace.trainer.policy.MAX_LOGITS", 365 * 4)
+    monkeypatch.setattr("headrace.trainer.logits.MAX_LOGITS", 365 * 4)
     parts = learner(model).learn(several(), 0, 0)
     assert parts["loss"] == pytest.approx(whole["loss"], abs=1e-6)
     assert parts["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-4)

@@ -1,9 +1,10 @@
 """Attention over packed sequences, for any causal model of transformers that looks its attention up by name.
 
 The tokens of all sequences stand in one row. A token attends to itself and to what precedes it in its own sequence,
-never across a cut. No mask is built, and nothing is ever as large as the row squared: on CUDA with half precision the
-sequences go through torch's variable-length kernel as they stand; elsewhere those of similar length are stacked and go
-through plain causal attention together. Which are stacked depends on the cuts alone and is decided once a batch.
+never across a cut. No mask is built, and nothing is ever as large as the row squared: on CUDA with half precision
+sequences of different lengths go through torch's variable-length kernel as they stand; elsewhere those of similar
+length are stacked and go through plain causal attention together. Which are stacked depends on the cuts alone and is
+decided once a batch.
 
 Sequences that begin alike may share those tokens: then the row is a tree of segments, and a token attends to its path
 (`tree_attention`).
@@ -67,7 +68,7 @@ def packed_attention(
         if tree.cuts != edges:
             raise InvalidInput(f"cuts are {shown(edges)}; the tree's are {shown(tree.cuts)}: they must be the same")
         return _in_tree(query, key, value, tree, scaling)[None], None
-    attend = _as_they_stand if _has_varlen(query, value) else _stacked
+    attend = _as_they_stand if _has_varlen(query, value) and not _equally_long(edges) else _stacked
     return attend(query, key, value, edges, scaling)[None], None
 
 
@@ -147,6 +148,13 @@ def _lengths(cuts: tuple[int, ...]) -> npt.NDArray[np.int64]:
     return lengths
 
 
+@lru_cache(maxsize=16)
+def _equally_long(cuts: tuple[int, ...]) -> bool:
+    """Whether sequences stack without padding: plain causal attention is then the faster kernel, on a GPU too."""
+    lengths = _lengths(cuts)
+    return bool((lengths == lengths[0]).all())
+
+
 def _has_varlen(query: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether torch's variable-length kernel can compute this."""
     width = query.shape[-1]
@@ -201,7 +209,7 @@ def _stacked(
 ) -> torch.Tensor:
     places = plan_stacks(cuts, query.device)
     groups = query.shape[1] // key.shape[1]
-    if groups > 1 and query.is_cuda:  # only its half precision kernels share keys between heads
+    if groups > 1 and query.is_cuda and _computing_dtype(query) == torch.float32:  # its kernels share no keys
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         groups = 1
     sizes = [stack.rows * stack.length for stack in places.stacks]
@@ -213,7 +221,8 @@ def _stacked(
         q, k, v = (x.unflatten(0, (stack.rows, stack.length)).transpose(1, 2) for x in qkv)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=groups > 1)
         seen.append(out.transpose(1, 2).flatten(0, 1))
-    found: torch.Tensor = _Taken.apply(torch.cat(seen), places.tokens, places.places)
+    together = seen[0] if len(seen) == 1 else torch.cat(seen)  # a copy would be kept for the backward pass
+    found: torch.Tensor = _Taken.apply(together, places.tokens, places.places)
     return found
 
 

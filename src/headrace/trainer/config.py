@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -98,6 +98,20 @@ class OptimizerConfig(Section):
     share_prefixes: bool = Field(True, description="compute tokens that sequences of a pass begin with once")
 
 
+class MemoryConfig(Section):
+    """What is kept in the device's memory, and what is computed again or kept elsewhere to save it."""
+
+    recompute: Literal["none", "layers", "auto"] = Field(
+        "auto", description="compute layers again in the backward pass; auto: in passes that do not fit otherwise"
+    )
+    weights: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="of the model, with float32 masters in the optimizer; auto: as dtype"
+    )
+    offload: Literal["none", "optimizer"] = Field(
+        "none", description="optimizer: masters and AdamW's averages are in the CPU's memory and updated there"
+    )
+
+
 class CriticConfig(Section):
     """The value model of `advantage: gae`: the policy's architecture with a head of one number."""
 
@@ -137,14 +151,25 @@ class LearningConfig(Section):
     stop_window: int = Field(10, ge=1)
     seed: int = 0
     device: str = Field("auto", description="cpu, cuda, cuda:1, ...; auto: a GPU where there is one")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the computation; weights are float32")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the computation")
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="torch.compile of the layers; auto: with bfloat16 on a GPU, for models and passes it pays for",
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads")
     max_length: int | None = Field(None, ge=2, description="longer sequences are skipped and counted, never cut")
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    memory: MemoryConfig = MemoryConfig()
     critic: CriticConfig = CriticConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _computes(self) -> Self:
+        if self.memory.weights == "bfloat16" and self.dtype != "bfloat16":
+            raise ValueError(f"memory.weights is bfloat16 and dtype is {self.dtype}: set dtype: bfloat16 too")
+        return self
 
 
 class TrainerConfig(LearningConfig):

@@ -7,6 +7,7 @@ a pool or a gateway that does not run yet is reported as missing.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,13 +18,21 @@ from headrace.trainer.batches import unreachable_reason
 from headrace.trainer.checkpoint import Checkpoints
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.examples import examples_of
+from headrace.trainer.memory import (
+    GIB,
+    USABLE,
+    MemoryUse,
+    ModelShape,
+    available_bytes,
+    compiles,
+    forecast,
+    longest,
+    offloaded,
+)
 from headrace.trainer.policy import check_model, model_load_error
 from headrace.trainer.sync.http import ServerFailed, ServerHttp
 from headrace.trainer.trainer import device_of
 
-GIB = 1 << 30
-#: A weight, its gradient and AdamW's two averages, in float32.
-TRAINING_BYTES_A_WEIGHT = 16
 #: Seconds of the lease under which the first batch is looked at.
 PEEK_LEASE_S = 60.0
 #: Seconds that a gateway may take to answer: one that is well takes milliseconds.
@@ -43,8 +52,8 @@ def dry_run(config: TrainerConfig) -> str:
 
 
 def memory(config: TrainerConfig) -> dict[str, Any]:
-    """GiB of memory by what they are for, as text. Activations are estimated: what one layer of a Llama keeps of each
-    token."""
+    """GiB of memory by what they are for, as text: at the peak of a step, with passes of `optimizer.tokens` tokens that
+    are all trained on; and the longest sequence that fits."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     check_model(config.model)
@@ -53,26 +62,28 @@ def memory(config: TrainerConfig) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise model_load_error(config.model, error) from error
     with torch.device("meta"):
-        weights = AutoModelForCausalLM.from_config(model).num_parameters()
-    width = 2 if config.dtype == "bfloat16" else 4
-    middle = getattr(model, "intermediate_size", None) or 4 * model.hidden_size
-    kept = model.num_hidden_layers * (8 * model.hidden_size + 3 * middle) * width
-    logits = 3 * 4 * model.vocab_size
-    tokens = config.optimizer.tokens
-    found = {
-        "weights, gradients, optimizer": weights * TRAINING_BYTES_A_WEIGHT,
-        "activations (about)": tokens * kept,
-        "logits (at most)": min(tokens * logits, 3 * 4 << 28),
-        "the copy that is published": weights * 4 if config.sync is not None else 0,
-        "reference": weights * 4 if config.algorithm.kl else 0,
-        "critic": weights * TRAINING_BYTES_A_WEIGHT if config.algorithm.advantage == "gae" else 0,
+        shape = ModelShape.of(AutoModelForCausalLM.from_config(model))
+    device = device_of(config.device)
+    compiled = compiles(config, device, shape.parameters)
+    allowed = MemoryUse.of(config, compiled=compiled, published=config.sync is not None)
+    available, tokens = available_bytes(device), config.optimizer.tokens
+    kept = longest(shape, replace(allowed, recompute=False), available)
+    recomputed = allowed.recompute and (config.memory.recompute == "layers" or tokens > kept)
+    found = forecast(shape, replace(allowed, recompute=recomputed), tokens)
+    most = longest(shape, allowed, available)
+    report: dict[str, Any] = {
+        "parameters": shape.parameters,
+        **{name: f"{size / GIB:.2f} GiB" for name, size in found.items()},
+        "together": f"{sum(found.values()) / GIB:.2f} GiB on {device}",
+        "there is": f"{available / GIB:.2f} GiB, of which {USABLE:.0%} are filled at most",
+        "layers are": ("recomputed" if recomputed else "kept") + (" and compiled" if compiled else ""),
+        "longest sequence that fits": f"{most:,} tokens" if most else "none: the model does not",
     }
-    rows: dict[str, Any] = {name: f"{size / GIB:.2f} GiB" for name, size in found.items() if size}
-    return {
-        "parameters": weights,
-        **rows,
-        "together": f"{sum(found.values()) / GIB:.2f} GiB on {device_of(config.device)}",
-    }
+    if allowed.offload:
+        report["in the CPU's memory"] = f"{offloaded(shape, allowed) / GIB:.2f} GiB"
+    if config.memory.recompute == "auto":
+        report["layers are recomputed"] = f"in passes of more than {kept:,} tokens"
+    return report
 
 
 def plan(config: TrainerConfig) -> dict[str, Any]:

@@ -22,8 +22,12 @@ from headrace.trainer.backends.tensors import Packed, PackedBackend, predicting_
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.examples import guided, rewards_at
 from headrace.trainer.losses import EPS, gae, token_weights
+from headrace.trainer.memory import MemoryLimits, MemoryUse, ModelShape, available_bytes, compiles, weights_dtype
+from headrace.trainer.optimizer import MasterAdamW
 from headrace.trainer.policy import Critic, Policy
 from headrace.trainer.prefix_tree import SharingRule, passes
+
+Optimizer = torch.optim.Optimizer | MasterAdamW
 
 
 @dataclass
@@ -44,21 +48,26 @@ class Learner:
         self.config, self.device = config, device
         self._algorithm, self._optimizer_config = config.algorithm, config.optimizer
         self.policy = Policy(config.model, dtype=config.dtype, device=device)
-        self.optimizer = self._adamw(self.policy.parameters(), config.optimizer.lr)
+        self.limits = self._limits()
+        self.optimizer = self._optimizer(self.policy, self.policy.parameters(), config.optimizer.lr)
         self.reference: Policy | None = None
         if self._algorithm.kl:
             self.reference = Policy(self._algorithm.reference or config.model, dtype=config.dtype, device=device)
+            if weights_dtype(config) == self.reference.dtype:
+                self.reference.narrow()
         self.critic: Critic | None = None
-        self.critic_optimizer: torch.optim.Optimizer | None = None
+        self.critic_optimizer: Optimizer | None = None
         if self._algorithm.advantage == "gae":
             self.critic = Critic(config.model, dtype=config.dtype, device=device)
-            self.critic_optimizer = self._adamw(list(self.critic.parameters()), config.critic.lr)
+            self.critic_optimizer = self._optimizer(self.critic, list(self.critic.parameters()), config.critic.lr)
         sharing = SharingRule.on(device, config.optimizer.tokens) if config.optimizer.share_prefixes else None
         self._pack = PackedBackend(sharing=sharing)
 
     def learn(self, sequences: list[Sequence], step: int, version: int) -> dict[str, float]:
         """Learns from a batch; returns the step's metrics. `step` counts from 0 and decides the shuffle and the
-        learning rate; `version` is what the policy was last published as."""
+        learning rate; `version` is what the policy was last published as. Raises `InvalidInput` where a sequence does
+        not fit into memory."""
+        self.limits.check((sequence.trajectory_uid, len(sequence)) for sequence in sequences)
         meter = MetricAccumulator()
         with torch.no_grad():
             fixed, sequences = self._fixed(sequences)
@@ -242,15 +251,32 @@ class Learner:
 
     # -- optimizers ----------------------------------------------------------------------------------------------------
 
-    def _adamw(self, parameters: list[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        config = self._optimizer_config
-        return torch.optim.AdamW(
-            parameters, lr=lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
-        )
+    def _limits(self) -> MemoryLimits:
+        """What fits, by the forecast; the policy is told from how many tokens on its layers are recomputed."""
+        shape = ModelShape.of(self.policy.model)
+        compiled = compiles(self.config, self.device, shape.parameters)
+        use = MemoryUse.of(self.config, compiled=compiled, published=self.config.sync is not None)
+        return MemoryLimits.of(shape, use, available_bytes(self.device))
 
-    def _update(self, optimizer: torch.optim.Optimizer, meter: MetricAccumulator) -> Tensor:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self._optimizer_config.max_grad_norm)
+    def _optimizer(self, model: Policy | Critic, parameters: list[torch.nn.Parameter], lr: float) -> Optimizer:
+        """AdamW for a model, whose weights are narrowed and whose layers are compiled as the configuration says."""
+        config, memory = self._optimizer_config, self.config.memory
+        exact = model.narrow() if weights_dtype(self.config) == model.dtype else {}
+        if compiles(self.config, self.device, sum(parameter.numel() for parameter in parameters)):
+            model.decoder.compile()
+        beyond = {"none": None, "layers": 0, "auto": self.limits.without_recompute}
+        model.decoder.recompute_beyond = beyond[memory.recompute]
+        rule = {"lr": lr, "betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
+        if exact or memory.offload == "optimizer":
+            return MasterAdamW(parameters, exact=exact, offload=memory.offload == "optimizer", **rule)
+        return torch.optim.AdamW([p for p in parameters if p.requires_grad], fused=True, **rule)
+
+    def _update(self, optimizer: Optimizer, meter: MetricAccumulator) -> Tensor:
+        if isinstance(optimizer, MasterAdamW):
+            norm = optimizer.clip(self._optimizer_config.max_grad_norm)
+        else:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            norm = torch.nn.utils.clip_grad_norm_(parameters, self._optimizer_config.max_grad_norm)
         if torch.isfinite(norm):
             optimizer.step()
         else:
@@ -269,20 +295,42 @@ class Learner:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
+    def weights(self) -> dict[str, Tensor]:
+        """The policy's weights as exactly as they are known, by their names in the checkpoint: the optimizer's masters,
+        where it has any. What a checkpoint must hold for a run to go on from it; servers get `Policy.weights`."""
+        return _exact(self.optimizer, self.policy.named_parameters())
+
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs besides the policy's weights: optimizers, and the critic."""
+        """What a checkpoint needs besides `weights`: optimizers, and the critic."""
         found: dict[str, Any] = {"optimizer": self.optimizer.state_dict()}
         if self.critic is not None and self.critic_optimizer is not None:
-            found |= {"critic": self.critic.state_dict(), "critic_optimizer": self.critic_optimizer.state_dict()}
+            exact = _exact(self.critic_optimizer, dict(self.critic.named_parameters()))
+            found |= {
+                "critic": {**self.critic.state_dict(), **exact},
+                "critic_optimizer": self.critic_optimizer.state_dict(),
+            }
         return found
 
     def restore(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Restores the policy's weights and what `state` returned."""
+        """Restores what `weights` and `state` returned."""
         self.policy.restore(weights)
+        _restore_exact(self.optimizer, self.policy.named_parameters(), weights)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.critic is not None and self.critic_optimizer is not None:
             self.critic.load_state_dict(state["critic"])
+            _restore_exact(self.critic_optimizer, dict(self.critic.named_parameters()), state["critic"])
             self.critic_optimizer.load_state_dict(state["critic_optimizer"])
+
+
+def _exact(optimizer: Optimizer, named: dict[str, torch.nn.Parameter]) -> dict[str, Tensor]:
+    if not isinstance(optimizer, MasterAdamW):
+        return {name: parameter.detach() for name, parameter in named.items()}
+    return {name: optimizer.master(parameter) for name, parameter in named.items()}
+
+
+def _restore_exact(optimizer: Optimizer, named: dict[str, torch.nn.Parameter], weights: dict[str, Tensor]) -> None:
+    if isinstance(optimizer, MasterAdamW):
+        optimizer.restore({parameter: weights[name] for name, parameter in named.items()})
 
 
 def _select(per_sequence: list[Tensor], which: list[int]) -> Tensor:

@@ -1,28 +1,27 @@
 """The models that are trained: a causal LM over packed sequences, and a critic of the same architecture; both from a
 checkpoint's folder or a name on Hugging Face's hub.
 
-Weights are float32; `dtype` is that of the computation. A token's log-prob is that of the logits divided by the
-temperature at which it was sampled.
+`dtype` is that of the computation. Weights are float32 when they are loaded; `narrow` rounds them to the dtype of the
+computation, which then needs no casts. A token's log-prob is that of the logits divided by the temperature at which it
+was sampled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from headrace.data.errors import InvalidInput
 from headrace.files import HUB_NAME
 from headrace.trainer import attention
 from headrace.trainer.backends.tensors import Packed
-from headrace.trainer.prefix_tree import PrefixTree
-
-#: Logits that are held at once: beyond that they are computed in parts, and again in the backward pass.
-MAX_LOGITS = 1 << 28
+from headrace.trainer.decoder import Decoder
+from headrace.trainer.logits import log_probs_of
+from headrace.trainer.optimizer import narrow
 
 
 class Policy:
@@ -33,21 +32,30 @@ class Policy:
         self.device = torch.device(device)
         self.dtype = getattr(torch, dtype)
         self.model = _load(folder, causal=True).to(self.device)
+        self.decoder = Decoder(self.model.get_decoder(), self.dtype, self.device)
         if getattr(self.model.config, "final_logit_softcapping", None):
             raise InvalidInput(f"{folder} caps its logits (final_logit_softcapping), which the trainer does not")
 
     def parameters(self) -> list[nn.Parameter]:
         return list(self.model.parameters())
 
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters by their names in the checkpoint, tied ones once."""
+        return dict(self.model.named_parameters())
+
     def weights(self) -> dict[str, Tensor]:
-        """The parameters by their names in the checkpoint, tied ones once: what a server loads. They share the model's
+        """What a server loads: the parameters' values by their names in the checkpoint. They share the model's
         memory."""
-        return {name: tensor.detach() for name, tensor in self.model.named_parameters()}
+        return {name: parameter.detach() for name, parameter in self.named_parameters().items()}
+
+    def narrow(self) -> dict[nn.Parameter, Tensor]:
+        """Rounds the weights to the dtype of the computation; returns what they were, of those that are trained."""
+        return narrow(self.parameters(), self.dtype)
 
     def restore(self, weights: Mapping[str, Tensor]) -> None:
         """Copies the weights of a checkpoint of this policy into the model."""
         with torch.no_grad():
-            for name, mine in self.model.named_parameters():
+            for name, mine in self.named_parameters().items():
                 mine.copy_(weights[name])
 
     def log_probs(self, packed: Packed, *, entropy_learns: bool = False) -> tuple[Tensor, Tensor]:
@@ -61,37 +69,23 @@ class Policy:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The same, and the log-probs, at temperature 1, of these candidates [M, K] for each target; -inf for an id
         that is no token of the model."""
-        with self._computing():
-            decoder = self.model.get_decoder()
-            states = _states(decoder, packed.ids, packed.positions, packed.cuts, packed.tree)[packed.states]
-        ids = packed.target_ids
-        head = self.model.get_output_embeddings()
-        if candidates is None:
-            candidates = ids.new_zeros(len(ids), 0)
-
-        def part(states: Tensor, ids: Tensor, temperatures: Tensor, others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            logits = head(states).float()
-            every = torch.log_softmax(logits / temperatures[:, None], -1)
-            with torch.set_grad_enabled(entropy_learns and torch.is_grad_enabled()):
-                entropy = -(every.exp() * every).sum(-1)
-            return every.gather(-1, ids[:, None])[:, 0], entropy, _chosen(logits, others)
-
-        with self._computing():
-            return _in_parts(part, head.weight.shape[0], states, ids, packed.temperatures, candidates)
+        states = self.decoder.states(packed.ids, packed.positions, cuts=packed.cuts, tree=packed.tree)[packed.states]
+        with self.decoder.computing():
+            return log_probs_of(
+                *(self.model.get_output_embeddings(), states, packed.target_ids, packed.temperatures, candidates),
+                entropy_learns=entropy_learns,
+            )
 
     def raw_log_probs(self, ids: list[int]) -> list[float]:
         """The log-probs of each token but the first, at temperature 1, as a rollout server with the same weights
         computes them."""
         tokens = torch.tensor(ids, device=self.device)
         positions = torch.arange(len(ids), device=self.device)
-        with torch.no_grad(), self._computing():
-            states = _states(self.model.get_decoder(), tokens, positions, [0, len(ids)])[:-1]
+        with torch.no_grad(), self.decoder.computing():
+            states = self.decoder.states(tokens, positions, cuts=[0, len(ids)])[:-1]
             every = torch.log_softmax(self.model.get_output_embeddings()(states).float(), -1)
         found: list[float] = every.gather(-1, tokens[1:, None])[:, 0].tolist()
         return found
-
-    def _computing(self) -> Any:
-        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
 
 class Critic(nn.Module):  # type: ignore[misc] # torch is not checked
@@ -105,11 +99,15 @@ class Critic(nn.Module):  # type: ignore[misc] # torch is not checked
         nn.init.zeros_(self.head.weight)  # every value is 0 at first
         nn.init.zeros_(self.head.bias)
         self.to(self.device)
+        self.decoder = Decoder(self.trunk, self.dtype, self.device)
+
+    def narrow(self) -> dict[nn.Parameter, Tensor]:
+        """Rounds the weights to the dtype of the computation, the head's not; returns what they were."""
+        return narrow(self.trunk.parameters(), self.dtype)
 
     def forward(self, packed: Packed) -> Tensor:
         """One value for each target."""
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            states = _states(self.trunk, packed.ids, packed.positions, packed.cuts, packed.tree)[packed.states]
+        states = self.decoder.states(packed.ids, packed.positions, cuts=packed.cuts, tree=packed.tree)[packed.states]
         values: Tensor = self.head(states.float())[:, 0]
         return values
 
@@ -126,41 +124,6 @@ def _load(folder: Path, *, causal: bool) -> Any:
     except (OSError, ValueError) as error:
         raise model_load_error(folder, error) from error
     return model.train()  # without dropout: `attention` refuses a model with it
-
-
-def _states(decoder: Any, ids: Tensor, positions: Tensor, cuts: list[int], tree: PrefixTree | None = None) -> Tensor:
-    """The last layer's hidden state of each token of a packed row."""
-    found = decoder(input_ids=ids[None], position_ids=positions[None], cuts=cuts, tree=tree, use_cache=False)
-    states: Tensor = found.last_hidden_state[0]
-    return states
-
-
-def _chosen(logits: Tensor, ids: Tensor) -> Tensor:
-    """Log-probs of some tokens [M, K]; -inf where an id is none of the vocabulary's."""
-    if not ids.shape[1]:
-        return logits.new_zeros(ids.shape)
-    real = (ids >= 0) & (ids < logits.shape[-1])
-    found = logits.gather(-1, torch.where(real, ids, 0)) - logits.logsumexp(-1, keepdim=True)
-    return found.masked_fill(~real, -torch.inf)
-
-
-Parts = tuple[Tensor, Tensor, Tensor]
-
-
-def _in_parts(part: Callable[..., Parts], vocabulary: int, *given: Tensor) -> Parts:
-    """`part` over as many rows at a time as `MAX_LOGITS` allows; where that is not all, logits are recomputed in the
-    backward pass."""
-    rows = max(MAX_LOGITS // vocabulary, 1)
-    if len(given[0]) <= rows:
-        return part(*given)
-    first, second, third = zip(*_each_part(part, rows, given), strict=True)
-    return torch.cat(first), torch.cat(second), torch.cat(third)
-
-
-def _each_part(part: Callable[..., Parts], rows: int, given: tuple[Tensor, ...]) -> Iterator[Parts]:
-    for begin in range(0, len(given[0]), rows):
-        cut = [tensor[begin : begin + rows] for tensor in given]
-        yield checkpoint(part, *cut, use_reentrant=False) if torch.is_grad_enabled() else part(*cut)
 
 
 MODEL_HINT = "give the folder of a checkpoint (config.json, *.safetensors), or a hub name such as Qwen/Qwen3-0.6B"

@@ -297,7 +297,7 @@ class Trainer:
         if progress.leases:
             self._watcher.doing("writing a checkpoint")
             progress.repeats = sorted(self.feed.repeats)
-            self.checkpoints.save(progress, self.learner.policy.weights(), self.learner.state())
+            self.checkpoints.save(progress, self.learner.weights(), self.learner.state())
         try:
             self.feed.ack(progress.leases)
         except (Stopped, PoolUnreachable):

@@ -1,0 +1,255 @@
+"""How much memory a pass takes, before it is run: a sum over what is held at its peak, from the model's shape.
+
+The peak of a step is the backward pass of the last layer, or of the logits: by then everything that the layers keep is
+there. What a layer of the Llama family keeps is listed tensor by tensor in `kept_by_layer`. The sums are of what is
+allocated; `USABLE` leaves room for what an allocator loses between blocks and for the kernels themselves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from headrace.data.errors import InvalidInput
+from headrace.trainer import logits
+from headrace.trainer.config import LearningConfig
+
+GIB = 1 << 30
+#: The share of a device's memory that a forecast may fill.
+USABLE = 0.92
+#: AdamW's two averages, a master, and a gradient: bytes a weight, in float32.
+AVERAGES, MASTER, GRADIENT = 8, 4, 4
+#: Bytes held for each logit: computed as a whole (float32 logits, their log-softmax, and two tensors in computing the
+#: entropy or the gradient), and in chunks (float32 logits, changed in place, and one more).
+LOGIT_WHOLE, LOGIT_IN_CHUNK = 16, 8
+#: Compiling takes a minute and pays from there on: models and passes below that wait for kernels to be launched, or
+#: are through before it has paid.
+COMPILED_PARAMETERS, COMPILED_TOKENS = 100_000_000, 4096
+#: The longest sequence that is asked about.
+MOST_TOKENS = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What of a model decides how much memory it takes. `intermediate` counts the experts that see a token."""
+
+    parameters: int
+    trained: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    #: Queries and keys have norms of their own (Qwen3).
+    qk_norm: bool = False
+
+    @classmethod
+    def of(cls, model: Any) -> ModelShape:
+        """The shape of a causal LM of transformers, on any device."""
+        config = model.config.get_text_config()
+        heads = config.num_attention_heads
+        middle = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        experts = getattr(config, "num_experts_per_tok", None)
+        if experts:
+            middle = experts * (getattr(config, "moe_intermediate_size", None) or middle)
+        return cls(
+            parameters=sum(parameter.numel() for parameter in model.parameters()),
+            trained=sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+            hidden=config.hidden_size,
+            layers=config.num_hidden_layers,
+            heads=heads,
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            intermediate=middle,
+            vocabulary=config.vocab_size,
+            qk_norm=any(name.endswith("q_norm") for name, _ in model.named_modules()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What of a configuration decides how much memory is taken. Widths are bytes: of the computation, of the model's
+    weights. `shards` is over how many devices weights, gradients and optimizer are spread."""
+
+    computed: int = 4
+    weights: int = 4
+    recompute: bool = False
+    compiled: bool = False
+    offload: bool = False
+    reference: bool = False
+    critic: bool = False
+    published: bool = False
+    shards: int = 1
+
+    @classmethod
+    def of(cls, config: LearningConfig, *, compiled: bool = False, published: bool = False) -> MemoryUse:
+        """`recompute` is whether the configuration allows it: `auto` does."""
+        return cls(
+            computed=2 if config.dtype == "bfloat16" else 4,
+            weights=weights_dtype(config).itemsize,
+            recompute=config.memory.recompute != "none",
+            compiled=compiled,
+            offload=config.memory.offload == "optimizer",
+            reference=config.algorithm.kl > 0,
+            critic=config.algorithm.advantage == "gae",
+            published=published,
+        )
+
+
+def weights_dtype(config: LearningConfig) -> torch.dtype:
+    """What the model's weights are held in."""
+    wanted = config.dtype if config.memory.weights == "auto" else config.memory.weights
+    found: torch.dtype = getattr(torch, wanted)
+    return found
+
+
+def compiles(config: LearningConfig, device: str, parameters: int) -> bool:
+    """Whether layers are compiled: as the configuration says; by itself where it pays."""
+    if config.compile != "auto":
+        return config.compile == "on"
+    large = parameters >= COMPILED_PARAMETERS and config.optimizer.tokens >= COMPILED_TOKENS
+    return large and config.dtype == "bfloat16" and torch.device(device).type == "cuda"
+
+
+def kept_by_layer(shape: ModelShape, use: MemoryUse) -> dict[str, int]:
+    """Bytes a token that one layer keeps for its backward pass, by tensor.
+
+    Norms compute in float32. The rotary embedding keeps nothing but sines and cosines, and residual sums keep nothing.
+    A compiled layer keeps inputs of norms and outputs of matrix products, and computes what lies between again.
+    """
+    w, hidden, middle = use.computed, shape.hidden, shape.intermediate
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    found = {
+        "queries, keys, values": w * (queries + 2 * keys),
+        "attention's output": w * queries,
+        "attention's log-sum-exps": 4 * shape.heads,
+    }
+    if use.compiled:
+        found |= {"inputs of two norms": 2 * w * hidden, "gate and up": 2 * w * middle}
+        return found | ({"queries and keys before their norms": w * (queries + keys)} if shape.qk_norm else {})
+    if use.weights == use.computed:
+        found["two norms: float32 input, normalized, output"] = 2 * (4 + w + w) * hidden
+    else:  # under autocast each of five matrix products has its own cast of the norm's output
+        found["two norms: float32 input, normalized"] = 2 * (4 + 4) * hidden
+        found["five casts of norms' outputs"] = 5 * w * hidden
+    found["gate, its activation, up, their product"] = 4 * w * middle
+    if shape.qk_norm:
+        found["norms of queries and keys"] = (4 + w) * (queries + keys)
+    return found
+
+
+def kept_by_pass(shape: ModelShape, use: MemoryUse, tokens: int, targets: int | None = None) -> int:
+    """Bytes that one forward pass keeps for its backward pass, without the logits. A recomputed layer keeps its
+    input."""
+    residual = max(use.weights, use.computed)  # under autocast residual sums stay float32
+    inputs = residual * shape.hidden
+    layer = inputs if use.recompute else sum(kept_by_layer(shape, use).values())
+    rotary = 2 * residual * shape.head_dim
+    last_norm = (4 + residual) * shape.hidden
+    predicting = use.computed * shape.hidden * (tokens if targets is None else targets)
+    return tokens * (shape.layers * layer + rotary + last_norm) + predicting
+
+
+def forecast(shape: ModelShape, use: MemoryUse, tokens: int, targets: int | None = None) -> dict[str, int]:
+    """Bytes at the peak of a step, by what they are for, with passes of so many tokens, of which `targets` (default:
+    all) are trained on. What is in the CPU's memory by `offload` is not in it: see `offloaded`."""
+    residual = max(use.weights, use.computed)
+    states = AVERAGES + (MASTER if use.weights < 4 else 0)
+    learned = {
+        "weights": shape.parameters * use.weights,
+        "masters and AdamW's averages" if use.weights < 4 else "AdamW's averages": 0
+        if use.offload
+        else shape.trained * states,
+        "gradients": shape.trained * GRADIENT,
+    }
+    casts = shape.parameters * use.computed if use.weights > use.computed else 0
+    layer = sum(kept_by_layer(shape, use).values()) if use.recompute else 0
+    # The gradients of an activation, of its two factors and of the residual sum are there beside what is kept.
+    backward = 2 * use.computed * shape.intermediate + 2 * residual * shape.hidden
+    found = {name: size // use.shards for name, size in learned.items()}
+    found |= {
+        "casts of the weights": casts,
+        "activations": kept_by_pass(shape, use, tokens, targets),
+        "one layer's backward pass": tokens * (layer + backward),
+        "logits": _logits(shape, use, tokens if targets is None else targets),
+        "the copy that is published": shape.parameters * use.weights if use.published else 0,
+        "reference": shape.parameters * use.weights if use.reference else 0,
+        "critic": sum(found.values()) if use.critic else 0,
+    }
+    return {name: size for name, size in found.items() if size}
+
+
+def offloaded(shape: ModelShape, use: MemoryUse) -> int:
+    """Bytes in the CPU's memory by `offload`: masters, averages, and gradients on their way."""
+    return shape.trained * (MASTER + AVERAGES + GRADIENT) // use.shards if use.offload else 0
+
+
+def longest(shape: ModelShape, use: MemoryUse, available: int) -> int:
+    """The most tokens of a pass that fit into so many bytes, all of them trained on; 0 where the model does not."""
+    low, high = 0, MOST_TOKENS
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = sum(forecast(shape, use, middle).values()) <= available * USABLE
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+def available_bytes(device: str) -> int:
+    """A GPU's whole memory; of a CPU's what is free, or can be freed without loss."""
+    found = torch.device(device)
+    if found.type == "cuda":
+        return int(torch.cuda.get_device_properties(found).total_memory)
+    try:
+        with open("/proc/meminfo") as lines:
+            free = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(free.split()[1]) * 1024
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimits:
+    """What fits: tokens of one pass with its layers kept (beyond that they are recomputed, where that is allowed), and
+    of the longest pass at all."""
+
+    without_recompute: int
+    longest: int
+    available: int
+
+    @classmethod
+    def of(cls, shape: ModelShape, use: MemoryUse, available: int) -> MemoryLimits:
+        """Raises `InvalidInput` where not even the model fits."""
+        found = longest(shape, use, available)
+        if not found:
+            parts = {name: size / GIB for name, size in forecast(shape, use, 0).items() if size >= GIB / 100}
+            named = ", ".join(f"{name} {size:.2f} GiB" for name, size in parts.items())
+            raise InvalidInput(
+                f"a model of {shape.parameters:,} parameters does not fit into {available / GIB:.2f} GiB: {named}; "
+                "set dtype: bfloat16, memory.offload: optimizer, or take a smaller model"
+            )
+        return cls(longest(shape, replace(use, recompute=False), available), found, available)
+
+    def check(self, lengths: Iterable[tuple[str, int]]) -> None:
+        """Raises `InvalidInput` where a sequence is too long to be learned from: each has a trajectory's uid and its
+        tokens."""
+        for uid, tokens in lengths:
+            if tokens > self.longest:
+                raise InvalidInput(
+                    f"trajectory {uid} has {tokens:,} tokens; the longest that fits into "
+                    f"{self.available / GIB:.2f} GiB has about {self.longest:,}: set max_length to that to skip longer "
+                    "ones, memory.recompute: layers, dtype: bfloat16 or memory.offload: optimizer to fit more"
+                )
+
+
+def _logits(shape: ModelShape, use: MemoryUse, targets: int) -> int:
+    count = targets * shape.vocabulary
+    if count <= logits.MAX_LOGITS:
+        return count * LOGIT_WHOLE
+    # In chunks the head's gradient is summed in float32; a chunk's share and the cast of the sum are beside it.
+    return logits.MAX_LOGITS * LOGIT_IN_CHUNK + shape.vocabulary * shape.hidden * (4 + 2 * use.computed)

@@ -1,0 +1,195 @@
+"""The forecast of memory, against the bytes that a pass keeps; and what follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.trainer.backends.models import llama, qwen3
+from tests.trainer.kit import sequence
+from tests.trainer.test_learner import learner, several
+from torch import Tensor
+
+from headrace.data.errors import InvalidInput
+from headrace.trainer import attention, memory
+from headrace.trainer.config import TrainerConfig
+from headrace.trainer.decoder import Decoder
+from headrace.trainer.dry_run import memory as reported
+from headrace.trainer.memory import GIB, MemoryLimits, MemoryUse, ModelShape
+from headrace.trainer.optimizer import narrow
+
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+
+#: 1.15 B parameters.
+LARGE = ModelShape(
+    parameters=1_141_116_928,
+    trained=1_141_116_928,
+    hidden=2048,
+    layers=16,
+    heads=32,
+    kv_heads=8,
+    head_dim=64,
+    intermediate=8192,
+    vocabulary=32768,
+)
+BF16 = MemoryUse(computed=2, weights=2)
+H200 = 139 * GIB
+
+
+def kept_bytes(model: Any, use: MemoryUse, tokens: int) -> int:
+    """What a pass over one sequence keeps for its backward pass: every storage once, without the weights."""
+    dtype = torch.bfloat16 if use.computed == 2 else torch.float32
+    if use.weights == 2:
+        narrow(model.parameters(), torch.bfloat16)
+    found = Decoder(model.get_decoder(), dtype, torch.device("cpu"))
+    found.recompute_beyond = 0 if use.recompute else None
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, Tensor] = {}  # tensors stay alive, so that no address is used twice
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage().data_ptr()
+        if storage not in weights and tensor.is_floating_point():
+            kept[storage] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        states = found.states(torch.arange(tokens) % 37, torch.arange(tokens), cuts=[0, tokens])
+        predicting = states[torch.arange(tokens)]
+        (predicting @ model.lm_head.weight.detach().to(predicting.dtype).T.requires_grad_()).sum()
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+SHAPES: list[dict[str, Any]] = [
+    {"hidden_size": 64, "intermediate_size": 160, "head_dim": 16},
+    {"hidden_size": 96, "intermediate_size": 256, "head_dim": 24, "num_key_value_heads": 4, "num_hidden_layers": 3},
+]
+
+
+@pytest.mark.parametrize("family", [llama, qwen3])
+@pytest.mark.parametrize("sizes", SHAPES)
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("widths", [(4, 4), (2, 2), (2, 4)], ids=["float32", "bfloat16", "cast"])
+def test_what_a_pass_keeps_is_foretold(
+    family: Any, sizes: dict[str, Any], recompute: bool, widths: tuple[int, int]
+) -> None:
+    model = family(attention.NAME, **sizes)
+    use = MemoryUse(computed=widths[0], weights=widths[1], recompute=recompute)
+    measured = kept_bytes(model, use, 256)
+    assert memory.kept_by_pass(ModelShape.of(model), use, 256) == pytest.approx(measured, rel=0.15)
+
+
+def test_a_shape_is_read_from_a_model() -> None:
+    model = qwen3(attention.NAME)
+    model.lm_head.requires_grad_(False)
+    shape = ModelShape.of(model)
+    assert (shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.head_dim) == (32, 2, 4, 2, 8)
+    assert shape.parameters == model.num_parameters()
+    assert shape.parameters - shape.trained == model.lm_head.weight.numel()
+    assert shape.qk_norm
+    assert not ModelShape.of(llama(attention.NAME)).qk_norm
+
+
+def test_128k_tokens_at_a_billion_parameters_fit_one_gpu_once_layers_are_recomputed() -> None:
+    tokens = 131_072
+    assert sum(memory.forecast(LARGE, BF16, tokens).values()) > H200
+    assert sum(memory.forecast(LARGE, replace(BF16, recompute=True), tokens).values()) < 0.5 * H200
+    limits = MemoryLimits.of(LARGE, replace(BF16, recompute=True), H200)
+    assert limits.without_recompute < tokens < limits.longest
+
+
+def test_the_longest_that_fits_does_and_one_more_token_does_not() -> None:
+    use = replace(BF16, recompute=True, published=True)
+    most = memory.longest(LARGE, use, H200)
+    assert sum(memory.forecast(LARGE, use, most).values()) <= memory.USABLE * H200
+    assert sum(memory.forecast(LARGE, use, most + 1).values()) > memory.USABLE * H200
+
+
+def test_what_is_offloaded_is_not_on_the_device() -> None:
+    here = memory.forecast(LARGE, BF16, 0)
+    away = memory.forecast(LARGE, replace(BF16, offload=True), 0)
+    assert sum(here.values()) - sum(away.values()) == 12 * LARGE.parameters
+    assert memory.offloaded(LARGE, replace(BF16, offload=True)) == 16 * LARGE.parameters
+    assert memory.offloaded(LARGE, BF16) == 0
+
+
+@pytest.mark.parametrize("change", ["reference", "critic", "published"])
+def test_another_copy_takes_its_bytes(change: str) -> None:
+    more = sum(memory.forecast(LARGE, replace(BF16, **{change: True}), 0).values())
+    wanted = {"reference": 2, "critic": 18, "published": 2}[change] * LARGE.parameters
+    assert more - sum(memory.forecast(LARGE, BF16, 0).values()) == wanted
+
+
+def test_logits_stop_growing_where_they_are_computed_in_chunks() -> None:
+    few, more, most = (memory.forecast(LARGE, BF16, tokens)["logits"] for tokens in (1024, 8192, 131_072))
+    assert few < more == most < 2 * GIB
+
+
+def test_a_model_that_does_not_fit_is_refused_with_what_it_needs() -> None:
+    with pytest.raises(InvalidInput, match=r"1,141,116,928 parameters.*10\.00 GiB.*weights 2\.13.*offload: optimizer"):
+        MemoryLimits.of(LARGE, BF16, 10 * GIB)
+
+
+def test_a_sequence_that_does_not_fit_is_named_before_anything_is_learned(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.trainer.learner.available_bytes", lambda device: 4 << 20)
+    mine = learner(model)
+    before = {name: tensor.clone() for name, tensor in mine.weights().items()}
+    long = sequence([(2, mine.limits.longest + 1)], advantage=1.0, uid="too-long")
+    with pytest.raises(InvalidInput, match=rf"too-long has {len(long):,} tokens.*about {mine.limits.longest:,}"):
+        mine.learn([*several(), long], 0, 0)
+    assert all(torch.equal(before[name], tensor) for name, tensor in mine.weights().items())
+
+
+def test_layers_are_recomputed_by_themselves_where_a_pass_would_not_fit(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = learner(model)
+    wanted = plain.learn(several(), 0, 0)
+    assert plain.policy.decoder.recompute_beyond is not None
+    assert plain.policy.decoder.recompute_beyond > 16384
+    monkeypatch.setattr("headrace.trainer.learner.available_bytes", lambda device: 3 << 20)
+    tight = learner(model)
+    assert tight.policy.decoder.recompute_beyond == tight.limits.without_recompute < tight.limits.longest
+    always = learner(model, memory={"recompute": "layers"})
+    assert always.policy.decoder.recompute_beyond == 0
+    assert always.learn(several(), 0, 0) == wanted
+    assert learner(model, memory={"recompute": "none"}).policy.decoder.recompute_beyond is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "parameters", "wanted"),
+    [
+        ({}, "cuda", 10**9, False),
+        ({"dtype": "bfloat16"}, "cuda", 10**9, True),
+        ({"dtype": "bfloat16"}, "cpu", 10**9, False),
+        ({"dtype": "bfloat16"}, "cuda", 10**6, False),
+        ({"dtype": "bfloat16", "optimizer": {"tokens": 512}}, "cuda", 10**9, False),
+        ({"dtype": "bfloat16", "compile": "off"}, "cuda", 10**9, False),
+        ({"compile": "on"}, "cpu", 10**6, True),
+    ],
+)
+def test_layers_are_compiled_where_it_pays(
+    changes: dict[str, Any], device: str, parameters: int, wanted: bool, tmp_path: Path
+) -> None:
+    config = TrainerConfig(model=tmp_path, run=tmp_path, **changes)
+    assert memory.compiles(config, device, parameters) == wanted
+
+
+def test_narrow_weights_under_a_wide_computation_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="set dtype: bfloat16 too"):
+        TrainerConfig(model=tmp_path, run=tmp_path, memory={"weights": "bfloat16"})
+
+
+def test_a_dry_run_tells_what_is_needed_and_the_longest_that_fits(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.trainer.dry_run.available_bytes", lambda device: GIB // 64)
+    given = {"dtype": "bfloat16", "device": "cpu", "optimizer": {"tokens": 16384}}
+    said = reported(TrainerConfig(model=model, run=model, memory={"offload": "optimizer"}, **given))
+    assert said["together"].endswith("GiB on cpu")
+    assert said["layers are"] == "recomputed"
+    assert int(said["longest sequence that fits"].split()[0].replace(",", "")) > 100
+    assert said["in the CPU's memory"] == "0.00 GiB"
+    assert "tokens" in said["layers are recomputed"]
