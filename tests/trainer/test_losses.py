@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headrace.trainer import losses
+from headrace.trainer.config import AlgorithmConfig
+from headrace.trainer.losses import LOSSES, LossBatch
 
 log_prob = st.floats(-4, -0.01)
 rows = st.lists(st.tuples(log_prob, log_prob, st.floats(-2, 2), st.floats(0, 1)), min_size=1, max_size=6)
@@ -19,6 +21,41 @@ rows = st.lists(st.tuples(log_prob, log_prob, st.floats(-2, 2), st.floats(0, 1))
 
 def columns(found: list[tuple[float, ...]]) -> list[Tensor]:
     return [torch.tensor(column, dtype=torch.float64) for column in zip(*found, strict=True)]
+
+
+def batch_of(
+    now: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    *,
+    sequence: list[int] | None = None,
+    importance: Tensor | None = None,
+    rollout: Tensor | None = None,
+    **algorithm: object,
+) -> LossBatch:
+    """A batch of these targets; of one sequence unless it is said which each belongs to."""
+    which = torch.tensor(sequence or [0] * len(now))
+    return LossBatch(
+        log_probs=now,
+        old_log_probs=old,
+        rollout_log_probs=old if rollout is None else rollout,
+        importance=torch.ones_like(old) if importance is None else importance,
+        advantages=advantages,
+        weights=weights,
+        entropy=torch.zeros_like(old),
+        sequence=which,
+        sequences=int(which.max()) + 1,
+        versions=torch.zeros(len(now), dtype=torch.int64),
+        version=0,
+        algorithm=AlgorithmConfig.model_validate(algorithm),
+    )
+
+
+def loss_of(batch: LossBatch, name: str | None = None) -> Tensor:
+    """The number alone."""
+    found = LOSSES[name or batch.algorithm.loss](batch)
+    return found[0] if isinstance(found, tuple) else found
 
 
 def clip(value: float, low: float, high: float) -> float:
@@ -33,13 +70,13 @@ def test_ppo_takes_the_worse_of_the_plain_and_the_clipped_gain(
     for now, old, advantage, weight in found:
         ratio = math.exp(now - old)
         wanted -= weight * min(ratio * advantage, clip(ratio, 1 - low, 1 + high) * advantage)
-    assert float(losses.ppo(*columns(found), low=low, high=high)) == pytest.approx(wanted, abs=1e-9)
+    assert float(loss_of(batch_of(*columns(found), clip=low, clip_high=high))) == pytest.approx(wanted, abs=1e-9)
 
 
 @given(rows, st.floats(0.5, 3))
 def test_tis_weighs_by_the_ratio_up_to_its_cap(found: list[tuple[float, float, float, float]], cap: float) -> None:
     wanted = -math.fsum(w * min(math.exp(now - old), cap) * a * now for now, old, a, w in found)
-    assert float(losses.tis(*columns(found), cap=cap)) == pytest.approx(wanted, abs=1e-9)
+    assert float(loss_of(batch_of(*columns(found), loss="tis", cap=cap))) == pytest.approx(wanted, abs=1e-9)
 
 
 @given(rows)
@@ -47,8 +84,8 @@ def test_ppo_with_an_importance_weight_scales_each_tokens_gain(found: list[tuple
     now, old, advantages, weights = columns(found)
     importance = losses.truncated_importance(old, now, cap=1.5)
     assert importance.tolist() == pytest.approx([min(math.exp(o - n), 1.5) for n, o, _, _ in found])
-    scaled = losses.ppo(now, old, advantages, weights, low=0.2, high=0.2, importance=importance)
-    assert torch.allclose(scaled, losses.ppo(now, old, advantages, weights * importance, low=0.2, high=0.2))
+    scaled = loss_of(batch_of(now, old, advantages, weights, importance=importance))
+    assert torch.allclose(scaled, loss_of(batch_of(now, old, advantages, weights * importance)))
 
 
 @given(log_prob, log_prob)
@@ -77,9 +114,10 @@ def test_clipped_tokens_are_those_without_a_gradient() -> None:
     torch.manual_seed(1)
     now = torch.randn(200, dtype=torch.float64, requires_grad=True)
     old, advantages = torch.randn(2, 200, dtype=torch.float64)
-    losses.ppo(now, old, advantages, torch.ones(200), low=0.2, high=0.3).backward()
+    loss, metrics = losses.ppo(batch_of(now, old, advantages, torch.ones(200), clip=0.2, clip_high=0.3))
+    loss.backward()
     assert now.grad is not None
-    assert torch.equal(now.grad == 0, losses.is_clipped(now.detach(), old, advantages, low=0.2, high=0.3))
+    assert torch.equal(now.grad == 0, metrics["clip_fraction"])
 
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -88,7 +126,7 @@ Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 @pytest.mark.parametrize(
     "loss",
     [
-        lambda now, old, a, w: losses.ppo(now, old, a, w, low=0.2, high=0.3),
+        lambda now, old, a, w: loss_of(batch_of(now, old, a, w, clip=0.2, clip_high=0.3)),
         lambda now, old, a, w: (w * losses.kl(now, old, "k3")).sum(),
         lambda now, old, a, w: (w * losses.kl(now, old, "k2")).sum(),
         lambda now, old, a, w: losses.value_loss(now, old, a, w, clip=0.2),
@@ -118,7 +156,7 @@ def test_gradients_are_finite_differences(loss: Loss, seed: int) -> None:
 def test_the_gradient_of_tis_is_that_of_the_log_prob_alone(found: list[tuple[float, float, float, float]]) -> None:
     now, old, advantages, weights = columns(found)
     now.requires_grad_()
-    losses.tis(now, old, advantages, weights, cap=1.2).backward()
+    loss_of(batch_of(now, old, advantages, weights, loss="tis", cap=1.2)).backward()
     wanted = [-w * min(math.exp(n - o), 1.2) * a for n, o, a, w in found]
     assert now.grad is not None
     assert now.grad.tolist() == pytest.approx(wanted, abs=1e-12)

@@ -17,6 +17,7 @@ from headrace.trainer.batches import unreachable_reason
 from headrace.trainer.checkpoint import Checkpoints
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.examples import examples_of
+from headrace.trainer.own_functions import check_functions
 from headrace.trainer.policy import check_model, model_load_error
 from headrace.trainer.sync.http import ServerFailed, ServerHttp
 from headrace.trainer.trainer import device_of
@@ -32,7 +33,8 @@ GATEWAY_TIMEOUT_S = 5.0
 
 def dry_run(config: TrainerConfig) -> str:
     """The whole report as text: one YAML document for each part. Raises `InvalidInput` where the model has no
-    configuration."""
+    configuration, or a function of the user's own does not work."""
+    check_functions(config.algorithm)
     parts = {
         "configuration": config.shown(),
         "memory": memory(config),
@@ -134,7 +136,7 @@ def first_batch(config: TrainerConfig) -> dict[str, Any]:
             "targets": found.targets,
             "longest": lengths[-1] if lengths else 0,
             "reward": sum(found.rewards) / len(found.rewards) if found.rewards else None,
-            "left out": {name: count for name, count in vars(found.skipped).items() if count},
+            "left out": {name: n for name, n in {**vars(found.skipped), **found.filtered}.items() if n},
         }
     finally:
         batch.nack()
