@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headrace.trainer import losses
+from headrace.trainer.config import LOSSES as NAMES
 from headrace.trainer.config import AlgorithmConfig
 from headrace.trainer.losses import LOSSES, LossBatch
+from headrace.trainer.own_functions import check_loss
 
 log_prob = st.floats(-4, -0.01)
 rows = st.lists(st.tuples(log_prob, log_prob, st.floats(-2, 2), st.floats(0, 1)), min_size=1, max_size=6)
@@ -160,3 +162,110 @@ def test_the_gradient_of_tis_is_that_of_the_log_prob_alone(found: list[tuple[flo
     wanted = [-w * min(math.exp(n - o), 1.2) * a for n, o, a, w in found]
     assert now.grad is not None
     assert now.grad.tolist() == pytest.approx(wanted, abs=1e-12)
+
+
+sequenced = st.lists(
+    st.lists(st.tuples(log_prob, log_prob, st.floats(-2, 2)), min_size=1, max_size=4), min_size=1, max_size=4
+)
+
+
+def per_sequence(found: list[list[tuple[float, float, float]]]) -> tuple[list[Tensor], list[int]]:
+    """Targets of several sequences, each sequence with the advantage of its first target, weighted alike."""
+    flat = [(now, old, one[0][2], 1 / (len(found) * len(one))) for one in found for now, old, _ in one]
+    return columns(flat), [at for at, one in enumerate(found) for _ in one]
+
+
+@given(sequenced, st.floats(0.05, 0.5), st.floats(0.05, 0.5))
+def test_gspo_clips_the_ratio_of_a_whole_sequence(
+    found: list[list[tuple[float, float, float]]], low: float, high: float
+) -> None:
+    wanted = 0.0
+    for one in found:
+        ratio = math.exp(math.fsum(now - old for now, old, _ in one) / len(one))
+        advantage = one[0][2]
+        wanted -= min(ratio * advantage, clip(ratio, 1 - low, 1 + high) * advantage) / len(found)
+    given, which = per_sequence(found)
+    batch = batch_of(*given, sequence=which, loss="gspo", clip=low, clip_high=high)
+    assert float(loss_of(batch)) == pytest.approx(wanted, abs=1e-9)
+
+
+@given(sequenced)
+def test_the_gradient_of_gspo_is_that_of_the_sequences_ratio(found: list[list[tuple[float, float, float]]]) -> None:
+    (now, old, advantages, weights), which = per_sequence(found)
+    now.requires_grad_()
+    loss_of(batch_of(now, old, advantages, weights, sequence=which, loss="gspo", clip=1.0, clip_high=100.0)).backward()
+    plain = now.detach().clone().requires_grad_()
+    whole = torch.zeros((), dtype=torch.float64)
+    for at, one in enumerate(found):
+        here = torch.tensor(which) == at
+        whole = whole - torch.exp((plain - old)[here].mean()) * one[0][2] / len(found)
+    whole.backward()
+    assert now.grad is not None
+    assert plain.grad is not None
+    assert torch.allclose(now.grad, plain.grad, atol=1e-12)
+
+
+def test_a_sequence_beyond_gspos_clip_has_no_gradient_and_its_targets_count_as_clipped() -> None:
+    now = torch.tensor([-1.0, -1.0, -1.0], dtype=torch.float64, requires_grad=True)
+    old = torch.tensor([-1.4, -1.2, -1.0], dtype=torch.float64)
+    given = (now, old, torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64))
+    loss, metrics = losses.gspo(batch_of(*given, sequence=[0, 0, 1], loss="gspo"))
+    loss.backward()
+    assert now.grad is not None
+    assert now.grad.tolist() == pytest.approx([0, 0, -1])
+    assert metrics["clip_fraction"].tolist() == [True, True, False]
+
+
+@given(rows, st.floats(0.05, 1), st.floats(0.05, 3))
+def test_cispo_holds_the_weight_and_keeps_the_gradient(
+    found: list[tuple[float, float, float, float]], low: float, high: float
+) -> None:
+    now, old, advantages, weights = columns(found)
+    now.requires_grad_()
+    loss = loss_of(batch_of(now, old, advantages, weights, loss="cispo", clip=low, clip_high=high))
+    held = [w * clip(math.exp(n - o), 1 - low, 1 + high) * a for n, o, a, w in found]
+    assert float(loss.detach()) == pytest.approx(
+        -math.fsum(h * n for h, (n, *_) in zip(held, found, strict=True)), abs=1e-9
+    )
+    loss.backward()
+    assert now.grad is not None
+    assert now.grad.tolist() == pytest.approx([-h for h in held], abs=1e-12)
+
+
+def test_tis_is_against_what_sampled_whatever_the_ratios_are_against() -> None:
+    now, old, rollout = (torch.tensor([x], dtype=torch.float64) for x in (-1.0, -1.1, -1.3))
+    one = torch.ones(1, dtype=torch.float64)
+    found = loss_of(batch_of(now, old, one, one, rollout=rollout, loss="tis"))
+    assert float(found) == pytest.approx(math.exp(0.3))
+
+
+@given(rows)
+def test_sft_is_the_weighted_negative_log_likelihood(found: list[tuple[float, float, float, float]]) -> None:
+    wanted = -math.fsum(now * weight for now, _, _, weight in found)
+    assert float(loss_of(batch_of(*columns(found), loss="sft"))) == pytest.approx(wanted, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_is_a_sum_over_sequences_and_has_a_gradient(name: str) -> None:
+    """What a user's loss is held to."""
+    algorithm = AlgorithmConfig(loss=name)
+    check_loss(LOSSES[name], algorithm)
+
+
+def test_the_table_of_losses_is_what_a_configuration_may_name() -> None:
+    assert tuple(LOSSES) == NAMES
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, (0.2, 0.2)),
+        ({"clip": 0.1}, (0.1, 0.1)),
+        ({"clip_high": 0.28}, (0.2, 0.28)),
+        ({"loss": "gspo"}, (3e-4, 4e-4)),
+        ({"loss": "cispo"}, (1.0, 4.0)),
+        ({"loss": "cispo", "clip": 0.3, "clip_high": 2.0}, (0.3, 2.0)),
+    ],
+)
+def test_clips_are_those_that_are_set_or_usual(given: dict[str, object], wanted: tuple[float, float]) -> None:
+    assert AlgorithmConfig.model_validate(given).clips == wanted

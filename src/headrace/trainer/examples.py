@@ -216,7 +216,7 @@ def _step_rewards(trajectory: Trajectory, reward: float | None, penalty: float, 
     or with `process_rewards: false`."""
     own = [record.head.reward for _, record in sorted(trajectory.tree.records.items())]
     if not config.process_rewards or all(one is None for one in own):
-        own = [None] * (len(own) - 1) + [reward] * bool(own)
+        own = [*(None for _ in own[:-1]), *(reward for _ in own[-1:])]
     found = np.array([one or 0.0 for one in own])
     found[-1:] -= penalty
     return found

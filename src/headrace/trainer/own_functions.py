@@ -8,10 +8,11 @@ line and what would be right.
 from __future__ import annotations
 
 import inspect
+import math
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,12 @@ from headrace.data.tree import TokenTree
 from headrace.files import nearest
 from headrace.targets import load_target
 from headrace.trainer.advantages import ADVANTAGES, AdvantageBatch, Floats
-from headrace.trainer.config import AlgorithmConfig
+from headrace.trainer.config import AlgorithmConfig, FilterConfig
 from headrace.trainer.filters import FILTERS, Bools, FilterFunction, FilterGroup
 from headrace.trainer.losses import LOSSES, LossBatch, LossFunction, Metrics
+
+#: Says of a group which of its trajectories are learned from.
+Keeps = Callable[[FilterGroup], Bools]
 
 LOSS_RETURNS = (
     "a loss returns one number, a tensor of shape () such as -(batch.weights * batch.advantages * batch.log_probs)"
@@ -124,30 +128,25 @@ def _by_step(group: Any, steps: list[Floats]) -> list[Floats]:
     return given
 
 
-def filters_of(algorithm: AlgorithmConfig) -> list[tuple[str, Callable[[FilterGroup], Bools]]]:
+def filters_of(algorithm: AlgorithmConfig) -> list[tuple[str, Keeps]]:
     """The filters of a configuration, by the names that metrics have for them; each says of a group which of its
     trajectories it keeps. Raises `InvalidInput` for an option that a filter does not know."""
-    found = []
+    found: list[tuple[str, Keeps]] = []
     for config in algorithm.filters:
         function: FilterFunction = FILTERS[config.use] if config.use in FILTERS else _own(config.use)
         _check_options(config.use, function, config.options)
-
-        def keeps(
-            group: FilterGroup,
-            function: FilterFunction = function,
-            use: str = config.use,
-            options: dict[str, Any] = config.options,
-        ) -> Bools:
-            said = _called(use, function, group, options)
-            kept = np.asarray(said)
-            if kept.dtype != np.bool_ or kept.shape not in ((), group.rewards.shape):
-                raise InvalidInput(
-                    f"filter {use} returned {shown(said)} for a group of {len(group.rewards)}; {FILTER_RETURNS}"
-                )
-            return np.broadcast_to(kept, group.rewards.shape)
-
-        found.append((config.name, keeps))
+        found.append((config.name, partial(_kept, config, function)))
     return found
+
+
+def _kept(config: FilterConfig, function: FilterFunction, group: FilterGroup) -> Bools:
+    said = _called(config.use, function, group, config.options)
+    kept = np.asarray(said)
+    if kept.dtype != np.bool_ or kept.shape not in ((), group.rewards.shape):
+        raise InvalidInput(
+            f"filter {config.use} returned {shown(said)} for a group of {len(group.rewards)}; {FILTER_RETURNS}"
+        )
+    return np.broadcast_to(kept, group.rewards.shape)
 
 
 def _check_options(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -179,8 +178,8 @@ def _called(name: str, function: Callable[..., Any], given: Any, options: Mappin
         frames = traceback.extract_tb(error.__traceback__)[1:]
         # The last line of the user's own file, also where it failed in what that line called.
         own = [frame for frame in frames if frame.filename.endswith(Path(file).name)] if file else []
-        at = (own or frames or [None])[-1]
-        where = f" ({at.filename}, line {at.lineno}: {at.line})" if at is not None else ""
+        at = next(reversed(own or frames), None)
+        where = "" if at is None else f" ({at.filename}, line {at.lineno}: {at.line})"
         raise InvalidInput(f"{name} failed: {type(error).__name__}: {error}{where}") from error
 
 
@@ -193,7 +192,7 @@ def check_functions(algorithm: AlgorithmConfig) -> None:
     if is_own(algorithm.loss):
         function = loss_of(algorithm)
         _check_options(algorithm.loss, function, algorithm.loss_options)
-        _check_loss(function, algorithm)
+        check_loss(function, algorithm)
     if is_own(algorithm.advantage):
         _check_options(algorithm.advantage, _own(algorithm.advantage), algorithm.advantage_options)
         advantages_of(tiny_advantage_batch(), algorithm)
@@ -201,12 +200,14 @@ def check_functions(algorithm: AlgorithmConfig) -> None:
         keeps(tiny_filter_group())
 
 
-def _check_loss(function: LossFunction, algorithm: AlgorithmConfig) -> None:
+def check_loss(function: LossFunction, algorithm: AlgorithmConfig) -> None:
+    """Raises `InvalidInput` where a loss is, on a tiny batch, no finite number with a finite gradient in the log-probs,
+    or not the sum of what it is for each sequence alone."""
     whole = tiny_loss_batch(algorithm)
     loss, _ = loss_value(whole, function)
-    name = algorithm.loss
-    if not torch.isfinite(loss):
-        raise InvalidInput(f"loss {name} is {float(loss)} on a tiny batch; it must be finite")
+    name, value = algorithm.loss, float(loss.detach())
+    if not math.isfinite(value):
+        raise InvalidInput(f"loss {name} is {value} on a tiny batch; it must be finite")
     if not loss.requires_grad:
         raise InvalidInput(
             f"loss {name} has no gradient: it must be computed from batch.log_probs, not from a "
@@ -219,10 +220,10 @@ def _check_loss(function: LossFunction, algorithm: AlgorithmConfig) -> None:
         raise InvalidInput(
             f"the gradient of loss {name} is {shown(gradient.tolist())} on a tiny batch; it must be finite"
         )
-    parts = sum(float(loss_value(_only(whole, at), function)[0]) for at in range(whole.sequences))
-    if abs(parts - float(loss)) > SUM_TOLERANCE * max(abs(parts), abs(float(loss)), 1.0):
+    parts = sum(float(loss_value(_only(whole, at), function)[0].detach()) for at in range(whole.sequences))
+    if abs(parts - value) > SUM_TOLERANCE * max(abs(parts), abs(value), 1.0):
         raise InvalidInput(
-            f"loss {name} is {float(loss):.6g} for two sequences in one pass and {parts:.6g} as the sum of two passes: "
+            f"loss {name} is {value:.6g} for two sequences in one pass and {parts:.6g} as the sum of two passes: "
             "it must be a sum over targets (times batch.weights), not a mean, for a batch is cut into several passes"
         )
 
@@ -270,7 +271,7 @@ def tiny_filter_group() -> FilterGroup:
     """Three trajectories of one step that differ in reward, length and how they ended; without metadata."""
     found = []
     for at, (reward, tokens, finish) in enumerate(((0.0, 4, "stop"), (1.0, 9, "length"), (0.5, 2, "stop"))):
-        about = {"trajectory_uid": f"t{at}", "prompt_uid": "p", "step_index": 0, "is_last": True}
+        about: dict[str, Any] = {"trajectory_uid": f"t{at}", "prompt_uid": "p", "step_index": 0, "is_last": True}
         step = Step(prompt_ids=[1], response_ids=[2] * tokens, reward=reward, finish_reason=finish, **about)
         (record,) = pack([step]).records()
         found.append(Trajectory(f"t{at}", "p", "train", True, {}, TokenTree({0: record})))
