@@ -47,7 +47,7 @@ def sampled(mine: Learner, rng: np.random.Generator) -> list[Sequence]:
 
 def chance_after_learning(model: Path, label: Any, **algorithm: Any) -> tuple[float, float]:
     """The wanted token's probability before and after a few steps on what `label` makes of samples."""
-    mine = learner(model, algorithm=algorithm, optimizer={"lr": 3e-3})
+    mine = learner(model, algorithm=algorithm, optimizer={"lr": 1e-2, "epochs": 2})
     rng = np.random.default_rng(1)
     before = float(distribution(mine)[WANTED])
     for step in range(STEPS):
