@@ -24,6 +24,7 @@ from headrace.data.errors import InvalidInput
 from headrace.data.guidance import Guidance
 from headrace.trainer import Trainer, TrainerConfig
 from headrace.trainer.config import TeacherConfig
+from headrace.trainer.dry_run import plan
 from headrace.trainer.stopping import Outage, Stopped, StopSignal
 from headrace.trainer.teacher import LEAST_LOG_PROB, Teacher, TeacherFailed
 
@@ -45,7 +46,7 @@ def of_engine(client: Client) -> str:
 def test_the_teachers_log_probs_are_those_of_its_model(engine: Client, folder: Path) -> None:
     sequences = [sequence([(2, 5 + at)], seed=at, vocabulary=300) for at in range(5)]
     teacher, said = asked(of_engine(engine), folder, concurrency=2)
-    teacher.check()
+    assert teacher.check() == ""
     reference = Reference(folder)
     for given, found in zip(sequences, teacher.labelled(sequences), strict=True):
         assert found.guidance is not None
@@ -90,6 +91,16 @@ def test_a_run_is_taught_by_a_server(engine: Client, folder: Path, tmp_path: Pat
     assert [row["skipped_zero_variance"] for row in rows] == [0, 0]
 
 
+def test_a_dry_run_says_whether_the_teacher_answers(engine: Client, folder: Path, tmp_path: Path) -> None:
+    for address, wanted in ((of_engine(engine), "answers"), (DEAD, "does not answer: connection refused (the run")):
+        config = TrainerConfig.model_validate(
+            {"model": folder, "run": tmp_path, "algorithm": {"filters": ["overlong"], "teacher": {"address": address}}}
+        )
+        found = plan(config)
+        assert found["filters"] == "overlong"
+        assert found["teacher"].startswith(f"{address} {wanted}")
+
+
 def test_a_teacher_with_another_vocabulary_is_refused(engine: Client, folder: Path, tmp_path: Path) -> None:
     other = shuffled(folder, tmp_path)
     teacher, _ = asked(of_engine(engine), other)
@@ -111,7 +122,7 @@ def test_a_model_that_a_teacher_does_not_serve_is_named(engine: Client, tmp_path
 
 def test_a_teacher_that_is_not_there_yet_is_no_error_at_the_start_and_one_after_its_time(tmp_path: Path) -> None:
     teacher, said = asked(DEAD, tmp_path, patience_s=1e-9)
-    teacher.check()
+    assert "refused" in teacher.check()
     with pytest.raises(TeacherFailed, match=r"did not answer for .*patience_s.*refused"):
         teacher.labelled([sequence()])
     assert len(said) == 1

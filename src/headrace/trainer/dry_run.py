@@ -7,6 +7,8 @@ a pool or a gateway that does not run yet is reported as missing.
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,12 +17,16 @@ import yaml
 from headrace.pool.errors import NotFound, PoolUnreachable
 from headrace.trainer.batches import unreachable_reason
 from headrace.trainer.checkpoint import Checkpoints
-from headrace.trainer.config import TrainerConfig
+from headrace.trainer.config import TeacherConfig, TrainerConfig
 from headrace.trainer.examples import examples_of
 from headrace.trainer.own_functions import check_functions
 from headrace.trainer.policy import check_model, model_load_error
+from headrace.trainer.stopping import Outage, StopSignal
 from headrace.trainer.sync.http import ServerFailed, ServerHttp
+from headrace.trainer.teacher import Teacher
 from headrace.trainer.trainer import device_of
+
+log = logging.getLogger(__name__)
 
 GIB = 1 << 30
 #: A weight, its gradient and AdamW's two averages, in float32.
@@ -92,6 +98,10 @@ def plan(config: TrainerConfig) -> dict[str, Any]:
     }
     if config.stop_at_reward is not None:
         found["ends"] += f", or once the reward of {config.stop_window} steps is {config.stop_at_reward:g}"
+    if rule.filters:
+        found["filters"] = ", ".join(one.name for one in rule.filters)
+    if rule.teacher is not None and rule.teacher.address is not None:
+        found["teacher"] = _teacher(rule.teacher, config.model)
     if config.sync is not None:
         servers = ", ".join(config.sync.servers)
         to = f"the gateway {config.sync.gateway}" if config.sync.gateway is not None else f"the servers {servers}"
@@ -99,6 +109,11 @@ def plan(config: TrainerConfig) -> dict[str, Any]:
         if config.sync.gateway is not None:
             found["gateway"] = _gateway(config.sync.gateway, config.sync.presented_key)
     return found
+
+
+def _teacher(asked: TeacherConfig, model: Path) -> str:
+    why = Teacher(asked, model, Outage("the teacher", log.warning), StopSignal()).check()
+    return f"{asked.address} " + (f"does not answer: {why} (the run would wait for it)" if why else "answers")
 
 
 def _gateway(address: str, key: str | None) -> str:

@@ -56,20 +56,23 @@ class Teacher:
         self._model = config.model
         self._checked = False
 
-    def check(self) -> None:
-        """Finds out the model's name and compares vocabularies, where the server answers: it may come up later. Raises
-        `InvalidInput` where a token is another one there."""
+    def check(self) -> str:
+        """Finds out the model's name and compares vocabularies. Returns why the server does not answer, where it does
+        not: it may come up later. Raises `InvalidInput` where tokens are others there, `TeacherFailed` where it
+        refuses."""
         try:
-            self._check(self._http)
+            self._check()
         except ServerFailed as error:
             if error.status not in PASSING:
                 raise self._refused(error) from error
+            return error.reason
+        return ""
 
     def labelled(self, sequences: list[Sequence]) -> list[Sequence]:
         """The sequences with the teacher's log-probs as their reference's; those that brought some keep them. Raises
         `Stopped` where the run is stopped first, `TeacherFailed` after `patience_s` without an answer or where the
         server refuses, and `InvalidInput` for another vocabulary."""
-        self._again(lambda: self._check(self._http))
+        self._again(lambda: self._check())
         with ThreadPoolExecutor(self._config.concurrency, "headrace-teacher") as threads:
             return list(threads.map(self._labelled, sequences))
 
@@ -146,9 +149,10 @@ class Teacher:
 
     # -- before the first batch ----------------------------------------------------------------------------------------
 
-    def _check(self, http: ServerHttp) -> None:
+    def _check(self) -> None:
         if self._checked:
             return
+        http = self._http
         if self._model is None:
             found = http.get("/v1/models")
             try:
