@@ -172,6 +172,11 @@ class AlgorithmConfig(Section):
         return _function(value, LOSSES, "loss")
 
     @property
+    def has_own_functions(self) -> bool:
+        """Whether a loss, an advantage or a filter is a user's, `FILE.py:FUNCTION`."""
+        return any(":" in name for name in (self.loss, self.advantage, *(one.use for one in self.filters)))
+
+    @property
     def weighting(self) -> Aggregation:
         """The aggregation in force: the one that is set, else that of the loss or the advantage."""
         if self.aggregation is not None:

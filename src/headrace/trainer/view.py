@@ -129,6 +129,8 @@ class TrainView(RunWatcher, LiveView):
             return []
         times = row["times"]
         shown = [("reward", f"{self._curve[-1]:.3f}" if self._curve else "-")]
+        if row["reward"] is None and row.get("loss") is not None:
+            shown = [("loss", f"{row['loss']:.3f}")]  # nothing is rewarded, as where trajectories are imitated
         if row.get("entropy") is not None:
             shown.append(("entropy", f"{row['entropy']:.2f}"))
         shown += [
@@ -161,7 +163,8 @@ class TrainView(RunWatcher, LiveView):
         if self._stopping:
             parts.append(Text(self._stopping, style="bold yellow"))
         if self._curve:
-            parts += [self._drawn(), *self._tables()]
+            parts.append(self._drawn())
+        parts += self._tables()
         goal = "" if config.stop_at_reward is None else f"; ends at {config.stop_at_reward:g}"
         title = f"headrace train: reward, mean of {config.stop_window} steps{goal}"
         width = min(PANEL, self._console.width)
