@@ -4,21 +4,18 @@ file, the line and what would be right."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests.trainer.kit import pool_of
 from tests.trainer.test_learner import Watched, learner, several
 
 from headrace.data.errors import InvalidInput
-from headrace.data.guidance import Guidance
 from headrace.trainer import Trainer, TrainerConfig
 from headrace.trainer.config import AlgorithmConfig, load, with_files_below
-from headrace.trainer.examples import examples_of, guided
+from headrace.trainer.examples import examples_of
 from headrace.trainer.own_functions import check_functions
 
 #: PPO's surrogate without a clip, as a user would write it.
@@ -195,9 +192,12 @@ def test_a_users_advantages_reach_every_token_and_those_that_came_with_it_win(wr
     found = examples_of(batch.groups, config).sequences
     rows = [one.advantages[one.loss_mask] for one in found if one.advantages is not None]
     assert [set(row.tolist()) for row in rows] == [{-3.0}, {0.0}, {12.0}]
-    said = np.arange(len(found[0]), dtype=np.float32)
-    taught = replace(found[0], guidance=Guidance(advantages=said))
-    assert guided(taught, np.ones(len(said), np.float32)).tolist() == np.where(taught.loss_mask, said, 0).tolist()
+    said = {"scored_group": True, "advantages": list(range(7))}
+    batch = pool_of([[0.0, 1.0, 5.0]], metadata=said).fetch_batch(1, timeout=0)
+    assert batch is not None
+    for one in examples_of(batch.groups, config).sequences:
+        assert one.advantages is not None
+        assert one.advantages.tolist() == [0, 0, 0, 3, 4, 5, 6]
 
 
 def test_a_users_advantages_may_be_one_a_step(written: Written) -> None:

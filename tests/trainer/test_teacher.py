@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from tests.engine.kit import Client, Reference, gap
 from tests.gateway.kit import serving
 from tests.trainer.kit import pool_of, sequence
 
-from headrace import Sequence
 from headrace.data.errors import InvalidInput
 from headrace.data.guidance import Guidance
 from headrace.trainer import Trainer, TrainerConfig
@@ -64,7 +64,7 @@ def test_log_probs_that_came_with_a_sequence_are_not_asked_for(folder: Path) -> 
     row = np.arange(len(given), dtype=np.float32)
     with speaking(lambda ids: pytest.fail("asked")) as address:
         teacher, _ = asked(address, folder / "no tokenizer")
-        (found,) = teacher.labelled([Sequence(**{**fields(given), "guidance": Guidance(ref_log_probs=row)})])
+        (found,) = teacher.labelled([replace(given, guidance=Guidance(ref_log_probs=row))])
     assert found.guidance is not None
     assert found.guidance.ref_log_probs is row
 
@@ -146,6 +146,30 @@ def test_a_teacher_that_is_busy_is_asked_again(tmp_path: Path) -> None:
     assert "answers again" in said[-1]
 
 
+def recorded(name: str) -> Any:
+    """A request to a real vLLM, with its answer."""
+    return json.loads((Path(__file__).parents[1] / "engine" / "vllm" / name).read_text())
+
+
+def test_an_answer_of_vllms_is_read_as_it_stands(tmp_path: Path) -> None:
+    sample = recorded("completions_prompt_logprobs_n2.json")
+    ids = sample["request"]["body"]["prompt"]
+    given = replace(sequence([(2, len(ids))]), tokens=np.array(ids, np.int32))
+    with speaking(lambda asked: JSONResponse(sample["response"])) as address:
+        (found,) = asked(address, tmp_path)[0].labelled([given])
+    assert found.guidance is not None
+    assert found.guidance.ref_log_probs is not None
+    assert found.guidance.ref_log_probs[[1, 2, -1]].tolist() == pytest.approx([-7.79682, -7.61762, -7.24157], abs=1e-5)
+
+
+def test_a_refusal_of_vllms_is_another_vocabulary(tmp_path: Path) -> None:
+    sample = recorded("completions_vocab_oob.json")
+    with speaking(lambda asked: JSONResponse(sample["response"], sample["status"])) as address:
+        teacher, _ = asked(address, tmp_path)
+        with pytest.raises(InvalidInput, match="Token id 999999 is out of vocabulary; a teacher must have"):
+            teacher.labelled([sequence()])
+
+
 @pytest.mark.parametrize("found", [{"choices": []}, {"choices": [{"prompt_logprobs": None}]}, []])
 def test_a_server_without_prompt_log_probs_is_no_teacher(tmp_path: Path, found: Any) -> None:
     with speaking(lambda ids: JSONResponse(found)) as address:
@@ -175,10 +199,6 @@ def test_a_stop_ends_the_wait_for_a_teacher(tmp_path: Path) -> None:
 
 
 # -- servers and models ------------------------------------------------------------------------------------------------
-
-
-def fields(one: Sequence) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in one.__dataclass_fields__}
 
 
 def told(ids: list[int], log_prob: float) -> JSONResponse:
