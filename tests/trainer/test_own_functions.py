@@ -170,6 +170,13 @@ def test_a_users_loss_is_learned_by_in_several_passes_as_in_one(model: Path, wri
     assert torch.allclose(2 * watched.seen, seen[0], atol=1e-6)
 
 
+def test_a_users_loss_learns_by_a_critics_advantages(model: Path, written: Written) -> None:
+    mine = learner(model, algorithm={"loss": f"{written(GOOD_LOSS)}:loss", "advantage": "gae"})
+    told = mine.learn(several(reward=1.0), 0, 0)
+    assert told["grad_norm"] > 0
+    assert {"value_loss", "loss_ratio"} <= set(told)
+
+
 @pytest.mark.parametrize("loss", ["gspo", "cispo", "sft", "tis", "ppo"])
 def test_passes_of_every_loss_add_up_to_one(model: Path, loss: str) -> None:
     seen = []

@@ -72,7 +72,9 @@ class Teacher:
         """The sequences with the teacher's log-probs as their reference's; those that brought some keep them. Raises
         `Stopped` where the run is stopped first, `TeacherFailed` after `patience_s` without an answer or where the
         server refuses, and `InvalidInput` for another vocabulary."""
-        self._again(lambda: self._check())
+        if not sequences:
+            return []
+        self._again(self._check)
         with ThreadPoolExecutor(self._config.concurrency, "headrace-teacher") as threads:
             return list(threads.map(self._labelled, sequences))
 
