@@ -147,3 +147,18 @@ def test_a_run_that_learned_nothing_fails_and_says_why(
     again = headrace("train", config, "--resume")  # its one step is done
     assert again.code == 0, again.err
     assert "nothing to do" in again.out
+
+
+@pytest.mark.parametrize("flags", [["--dry-run"], []])
+def test_a_loss_of_ones_own_that_cannot_work_is_said_before_anything_else(
+    headrace: Command, tmp_path: Path, flags: list[str]
+) -> None:
+    (tmp_path / "mine.py").write_text("def loss(batch):\n    return batch.log_probs.mean()\n")
+    path = tmp_path / "train.yaml"
+    given = {"model": "nobody/nothing", "run": str(tmp_path / "run"), "algorithm": {"loss": "mine.py:loss"}}
+    path.write_text(yaml.safe_dump(given))
+    done = headrace("train", path, *flags)
+    assert done.code == 2
+    assert f"{tmp_path / 'mine.py'}:loss" in done.err
+    assert "not a mean" in done.err
+    assert not (tmp_path / "run").exists()

@@ -48,6 +48,8 @@ BROKEN = "import no_such_library\ndef score(sample): return 0\n"
         ({"servers": {"addresses": ["http://127.0.0.1:9"]}}, "servers.addresses: .*start it"),
         ({"where": {"ray": "127.0.0.1:9"}}, "where.ray: no cluster at 127.0.0.1:9: .*ray start --head"),
         ({"model": "runs"}, "model: .*runs has no config.json"),
+        ({"train": {"algorithm": {"loss": "broken.py:loss"}}}, "train: .*broken.py cannot be imported"),
+        ({"train": {"algorithm": {"loss": "empty.py:loss"}}}, "train: .*empty.py has no 'loss'"),
     ],
 )
 def test_a_problem_is_named_with_its_fix(changed: Callable[..., Any], sections: dict[str, Any], said: str) -> None:

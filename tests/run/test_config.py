@@ -19,7 +19,7 @@ from headrace.run.evaluation import EvaluationConfig, task_of
         ({"trian": {"steps": 3}}, "trian is not known; did you mean train?"),
         ({"train": {"step": 3}}, r"train\.step is not known; did you mean steps?"),
         ({"train": {"steps": 0}}, r"train\.steps: .*greater than or equal to 1, not 0"),
-        ({"train": {"algorithm": {"advantage": "gpro"}}}, r"train\.algorithm\.advantage: .*'grpo'"),
+        ({"train": {"algorithm": {"advantage": "gpro"}}}, r"train\.algorithm\.advantage: .* did you mean grpo"),
         (
             {"agent": {"run": "agent.py:solve", "command": "x"}},
             "exactly one of run, .*given: run and command",
@@ -52,6 +52,8 @@ def test_paths_are_below_the_files_folder(written: Path, monkeypatch: pytest.Mon
     assert config.model == str(written / "model")
     assert config.data is not None
     assert config.data.train == written / "train.jsonl"
+    own = load(written / "run.yaml", ["train.algorithm.loss=mine.py:loss"])
+    assert own.train.algorithm.loss == f"{written}/mine.py:loss"
 
 
 def test_values_are_set_on_the_command_line(written: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.data.errors import InvalidInput
-from headrace.trainer.losses import EPS, gae, group_advantages
+from headrace.trainer.advantages import EPS, gae, group_advantages
 
 rewards = st.lists(st.floats(-10, 10), min_size=2, max_size=9)
 batches = st.lists(rewards, min_size=1, max_size=5)

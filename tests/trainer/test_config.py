@@ -31,6 +31,12 @@ def test_dr_grpo_divides_by_a_constant_unless_told_otherwise(tmp_path: Path) -> 
     assert load(written(tmp_path, head + "  aggregation: token\n")).algorithm.weighting == "token"
 
 
+@pytest.mark.parametrize("loss", ["tis", "cispo", "sft", "mine.py:loss"])
+def test_replays_are_for_losses_that_keep_their_gradient(tmp_path: Path, loss: str) -> None:
+    config = load(written(tmp_path, f"model: m\nrun: r\npool: {{order: mixed}}\nalgorithm: {{loss: {loss}}}\n"))
+    assert config.pool.order == "mixed"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -39,6 +45,7 @@ def test_dr_grpo_divides_by_a_constant_unless_told_otherwise(tmp_path: Path) -> 
         ("model: m\nrun: r\noptimizer: {lr: -1}\n", r"optimizer\.lr"),
         ("model: m\nrun: r\nalgorithm: {advantage: gpo}\n", r"algorithm\.advantage.*grpo"),
         ("model: m\nrun: r\npool: {order: mixed}\n", "tis"),
+        ("model: m\nrun: r\npool: {order: mixed}\nalgorithm: {loss: gspo}\n", "old: proximal with loss: gspo"),
         ("model: m\nrun: r\nvalidation: {every: 5, channel: train}\n", r"validation\.channel"),
         ("- model\n", "mapping"),
         ("model: [\n", "cannot be read"),

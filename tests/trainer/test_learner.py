@@ -13,10 +13,10 @@ import torch
 from tests.trainer.kit import sequence
 
 from headrace import Sequence
+from headrace.trainer.advantages import gae
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.examples import rewards_at
 from headrace.trainer.learner import Learner
-from headrace.trainer.losses import gae
 
 
 def learner(model: Path, **changes: Any) -> Learner:

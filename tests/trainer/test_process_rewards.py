@@ -10,12 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.trainer.kit import pool_of
+from tests.trainer.test_losses import batch_of, loss_of
 
 from headrace import DataPool, Step
-from headrace.trainer import losses
+from headrace.trainer.advantages import EPS, group_advantages, step_advantages
 from headrace.trainer.config import AlgorithmConfig
 from headrace.trainer.examples import examples_of
-from headrace.trainer.losses import EPS, group_advantages, step_advantages
 
 HOW = ["grpo", "dr_grpo", "rloo", "reinforce"]
 trajectories = st.lists(st.floats(-3, 3).map(lambda value: round(value, 3)), min_size=1, max_size=5)
@@ -135,7 +135,7 @@ def test_the_gradient_is_that_of_each_steps_own_advantage() -> None:
             total -= min(ratio * a, min(max(ratio, 0.8), 1.2) * a) / 6
         return total
 
-    found = losses.ppo(now, old, advantages, weights, low=0.2, high=0.2)
+    found = loss_of(batch_of(now, old, advantages, weights))
     assert float(found.detach()) == pytest.approx(loss(now.tolist()))
     found.backward()
     assert now.grad is not None

@@ -53,6 +53,19 @@ def test_elsewhere_than_in_a_terminal_a_line_is_written_every_ten_steps(config: 
     )
 
 
+def test_what_filters_left_out_is_told_by_their_names(config: TrainerConfig) -> None:
+    view, file = lines(config, Clock())
+    for step in range(1, 12):
+        view.step(row(step, filtered_overlong=2, filtered_short=0))
+    assert file.getvalue().splitlines()[-1].endswith("filter overlong 22 trajectories, filter short 0 trajectories")
+
+
+def test_where_nothing_is_rewarded_the_loss_is_told(config: TrainerConfig) -> None:
+    view, file = lines(config, Clock())
+    view.step(row(1, reward=None, loss=2.5))
+    assert "step 1 of at most 50: loss 2.500, entropy 1.50" in file.getvalue()
+
+
 def test_slow_steps_are_told_each(config: TrainerConfig) -> None:
     clock = Clock()
     view, file = lines(config, clock)

@@ -10,7 +10,7 @@ from tests.trainer.kit import sequence
 
 from headrace import Sequence
 from headrace.data.errors import InvalidInput
-from headrace.trainer.losses import token_weights
+from headrace.trainer.weighting import token_weights
 
 
 @st.composite

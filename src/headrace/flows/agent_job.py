@@ -14,7 +14,7 @@ import msgspec
 import orjson
 
 from headrace.data.errors import InvalidInput
-from headrace.flows.targets import load_target
+from headrace.targets import load_target
 
 #: What stands for a key where the gateway wants none: SDKs refuse to begin without one.
 NO_KEY = "not-needed"

@@ -12,7 +12,7 @@ from headrace.files import nearest
 from headrace.flows import turns
 from headrace.flows.flow import FLOWS, AgentFlowBase
 from headrace.flows.gateway_client import GatewayClient
-from headrace.flows.targets import load_target
+from headrace.targets import load_target
 
 #: Those that ship are registered once their module is imported.
 SHIPPED = (turns.SingleTurnFlow,)

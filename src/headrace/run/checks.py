@@ -147,7 +147,14 @@ async def _scoring(reward: Reward) -> None:
 
 
 def _trainer(config: RunConfig, base: Path) -> None:
-    checked(TrainerConfig, trainer_file(config, base, NOWHERE, NOWHERE), "train")
+    found = checked(TrainerConfig, trainer_file(config, base, NOWHERE, NOWHERE), "train")
+    if found.algorithm.has_own_functions:  # else torch, which takes seconds, is not for this process
+        from headrace.trainer.own_functions import check_functions
+
+        try:
+            check_functions(found.algorithm)
+        except InvalidInput as error:
+            raise InvalidInput(f"train: {error}") from None
 
 
 def _port(config: RunConfig) -> None:

@@ -21,7 +21,7 @@ from headrace.flows.config import AgentConfig, DataConfig
 from headrace.rewards.config import RewardConfig
 from headrace.run.cluster import RayPlace
 from headrace.run.services import HOST
-from headrace.trainer.config import LearningConfig, Section
+from headrace.trainer.config import LearningConfig, Section, with_files_below
 
 #: The channels of a run's pool: what is learned from, and what is only scored.
 TRAIN, VAL = "train", "val"
@@ -188,8 +188,8 @@ def load(path: Path, changes: Sequence[str] = ()) -> RunConfig:
 
 
 def resolved(values: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    """The file's values with the paths of its model and its data below `base`; what is wrong stays as it is, for the
-    model of the file to say so."""
+    """The file's values with the paths of its model, its data and the trainer's functions below `base`; what is wrong
+    stays as it is, for the model of the file to say so."""
     found = dict(values)
     model = found.get("model")
     if isinstance(model, str) and (base / model).is_dir():
@@ -206,6 +206,9 @@ def resolved(values: Mapping[str, Any], base: Path) -> dict[str, Any]:
             name: str(base / value) if name in ("train", "val") and isinstance(value, str) else value
             for name, value in data.items()
         }
+    train = found.get("train")
+    if isinstance(train, dict) and "algorithm" in train:
+        found["train"] = {**train, "algorithm": with_files_below(train["algorithm"], base)}
     return found
 
 

@@ -1,17 +1,24 @@
 """The trainer: batches from the pool, gradients, weights back to the rollout servers.
 
-`headrace train CONFIG.yaml` is `train(load(path))`; `Trainer` is the same for a program of your own.
+`headrace train CONFIG.yaml` is `train(load(path))`; `Trainer` is the same for a program of your own. `LossBatch`,
+`AdvantageBatch` and `FilterGroup` are what losses, advantages and filters of your own are given.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headrace.trainer.advantages import AdvantageBatch
     from headrace.trainer.config import TrainerConfig, load
+    from headrace.trainer.filters import FilterGroup
+    from headrace.trainer.losses import LossBatch
     from headrace.trainer.trainer import Trainer, train
 
-__all__ = ["Trainer", "TrainerConfig", "load", "train"]
+__all__ = ["AdvantageBatch", "FilterGroup", "LossBatch", "Trainer", "TrainerConfig", "load", "train"]
 
-_HOME = {"Trainer": "trainer", "train": "trainer", "TrainerConfig": "config", "load": "config"}
+_HOME = {
+    **{"Trainer": "trainer", "train": "trainer", "TrainerConfig": "config", "load": "config"},
+    **{"AdvantageBatch": "advantages", "FilterGroup": "filters", "LossBatch": "losses"},
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,7 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from headrace.data.sequence import Sequence
 from headrace.data.trajectory import Group, Trajectory
 from headrace.pool.batch import Batch
 from headrace.pool.errors import LeaseLost, PoolClosed, PoolUnreachable
@@ -105,6 +106,13 @@ FETCH_WAIT_S = 0.5
 LAST_FETCH_S = 2.0
 
 
+class Labeller(Protocol):
+    """Adds to sequences what somebody else thinks of their tokens."""
+
+    def labelled(self, sequences: list[Sequence]) -> list[Sequence]:
+        """The sequences with their labels, in the same order. Raises `Stopped` where the run is stopped first."""
+
+
 class Scorer(Protocol):
     """Computes rewards for trajectories that have none."""
 
@@ -142,13 +150,14 @@ class BatchFeed:
         repeats: Iterable[str] = (),
         scorer: Scorer | None = None,
         *,
+        teacher: Labeller | None = None,
         stop: StopSignal,
         watcher: RunWatcher,
         registration: RunRegistration,
     ) -> None:
         self._registration = registration
         self._pool, self._config, self._leases, self._scorer = pool, config, leases, scorer
-        self._stop, self._watcher = stop, watcher
+        self._stop, self._watcher, self._teacher = stop, watcher, teacher
         self._channel = config.pool.channel
         #: Trajectories that were learned from and will be handed out again.
         self.repeats = set(repeats)
@@ -249,10 +258,12 @@ class BatchFeed:
             self._taken[str(batch.lease_id)] = [trajectory.uid for trajectory in trajectories]
             try:
                 scores = self._scored(trajectories)
+                examples = examples_of(groups, self._config.algorithm, self._config.max_length, scores)
+                if self._teacher is not None:
+                    examples.sequences = self._teacher.labelled(examples.sequences)
             except Stopped:
                 self._give_back(str(batch.lease_id))
                 return None
-            examples = examples_of(groups, self._config.algorithm, self._config.max_length, scores)
             queue = self._pool.inline("stats", wanted.channel)["groups"]["ready"]
             return FetchedBatch(
                 examples=examples,

@@ -7,20 +7,30 @@ value that would work.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from headrace.files import checked, read
+from headrace.data.errors import shown
+from headrace.files import checked, nearest, read
+from headrace.net.http_answer import split_address
 from headrace.pool import KEY_VARIABLE
 from headrace.pool.connect import connect
 from headrace.pool.remote import RemotePool
 from headrace.trainer.sync.config import SyncConfig
 
-Advantage = Literal["grpo", "dr_grpo", "rloo", "reinforce", "gae"]
-Loss = Literal["ppo", "tis"]
 Aggregation = Literal["token", "sequence", "step", "constant"]
+#: What ships, by the names in a configuration; the functions are in `losses`, `advantages` and `filters`.
+LOSSES = ("ppo", "tis", "gspo", "cispo", "sft")
+ADVANTAGES = ("grpo", "dr_grpo", "rloo", "reinforce", "gae", "none")
+FILTERS = ("accuracy", "min_reward", "overlong")
+#: How far a ratio may be below and above 1 where nothing is set, by the loss: what is usual for each. The ratio of a
+#: sequence, a geometric mean over its tokens, moves far less than a token's; a weight in CISPO has no lower bound.
+CLIPS = {"ppo": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
+#: Losses that lose their gradient where a ratio leaves the clip: not for replays, whose recorded log-probs are far off.
+CLIPPED_LOSSES = ("ppo", "gspo")
 
 
 class Section(BaseModel):
@@ -48,23 +58,97 @@ class PoolConfig(Section):
         return connect(self.address, key=self.key or os.environ.get(KEY_VARIABLE), retry_s=retry_s)
 
 
-class AlgorithmConfig(Section):
-    """Advantages, loss, KL and entropy terms."""
+class FilterConfig(Section):
+    """One filter: its name or `FILE.py:FUNCTION`, and beside it the function's options, by their names."""
 
-    advantage: Advantage = "grpo"
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    use: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        return {"use": given} if isinstance(given, str) else given
+
+    @field_validator("use")
+    @classmethod
+    def _is_one(cls, value: str) -> str:
+        return _function(value, FILTERS, "filter")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the function is called with besides the group."""
+        return dict(self.model_extra or {})
+
+    @property
+    def name(self) -> str:
+        """What the metrics call it: `filtered_NAME`."""
+        return self.use.rpartition(":")[2]
+
+
+class OverlongConfig(Section):
+    """DAPO's soft punishment of long answers: none up to `max_tokens - buffer` sampled tokens of a trajectory, from
+    there on one that grows evenly to `penalty` at `max_tokens`."""
+
+    max_tokens: int = Field(ge=1, description="sampled tokens of a trajectory from which on the penalty is whole")
+    buffer: int = Field(ge=1, description="tokens before that over which it grows")
+    penalty: float = Field(1.0, gt=0, description="taken off the reward before trajectories are compared")
+
+    @model_validator(mode="after")
+    def _fits(self) -> OverlongConfig:
+        if self.buffer > self.max_tokens:
+            raise ValueError(f"buffer is {self.buffer}: it lies within max_tokens, so at most {self.max_tokens}")
+        return self
+
+
+class TeacherConfig(Section):
+    """A model that a policy is distilled from: a server with vLLM's `/v1/completions`, or what groups bring."""
+
+    address: str | None = Field(
+        None, description="of a server with vLLM's /v1/completions; without it groups must bring ref_logprobs"
+    )
+    model: str | None = Field(None, description="its name there; default: the first that the server names")
+    key: str | None = Field(None, description="the server's key")
+    weight: float = Field(1.0, gt=0, description="of the teacher's log-prob less the sampled one in an advantage")
+    concurrency: int = Field(8, ge=1, description="sequences that are asked about at once")
+    timeout_s: float = Field(120.0, gt=0, description="how long one answer may take")
+    patience_s: float = Field(300.0, gt=0, description="how long a teacher that does not answer is waited for")
+
+    @field_validator("address")
+    @classmethod
+    def _is_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            split_address(value)
+        return value
+
+
+class AlgorithmConfig(Section):
+    """Advantages, loss, filters, KL and entropy terms, a teacher."""
+
+    advantage: str = Field("grpo", description=f"{', '.join(ADVANTAGES)}, or FILE.py:FUNCTION")
+    advantage_options: dict[str, Any] = Field({}, description="keyword arguments of an advantage of your own")
     gamma: float = Field(1.0, ge=0, le=1, description="gae: discount a token")
     lam: float = Field(0.95, ge=0, le=1, description="gae: lambda")
     process_rewards: bool = Field(
         True, description="a step's reward counts for it and those before it; false: for all of its trajectory"
     )
+    overlong: OverlongConfig | None = Field(None, description="a penalty for long answers")
     skip_zero_variance: bool = Field(True, description="leave out groups whose rewards are all equal")
-    loss: Loss = "ppo"
+    filters: tuple[FilterConfig, ...] = Field(
+        (), description=f"what is learned from: {', '.join(FILTERS)}, or FILE.py:FUNCTION"
+    )
+    loss: str = Field("ppo", description=f"{', '.join(LOSSES)}, or FILE.py:FUNCTION")
+    loss_options: dict[str, Any] = Field({}, description="keyword arguments of a loss of your own")
     old: Literal["rollout", "proximal"] = Field(
         "rollout", description="ratios against the recorded log-probs, or against the weights before this batch"
     )
-    clip: float = Field(0.2, gt=0, lt=1)
-    clip_high: float | None = Field(None, gt=0, description="ppo: upper clip, where it differs")
-    cap: float = Field(2.0, gt=0, description="most that an importance weight counts (tis, or ppo with old: proximal)")
+    clip: float | None = Field(
+        None, gt=0, le=1, description="how far a ratio may fall below 1; default: 0.2, gspo 0.0003, cispo 1 (no bound)"
+    )
+    clip_high: float | None = Field(
+        None, gt=0, description="how far it may rise above 1; default: clip, where that is set, or 0.2, 0.0004, 4"
+    )
+    cap: float = Field(2.0, gt=0, description="most that an importance weight counts (tis, or with old: proximal)")
     kl: float = Field(0.0, ge=0, description="weight of the KL to the reference; 0: no reference is loaded")
     kl_estimator: Literal["k2", "k3"] = "k3"
     reference: Path | None = Field(None, description="the reference's checkpoint; default: where training began")
@@ -72,14 +156,103 @@ class AlgorithmConfig(Section):
     distill: float = Field(
         1.0, ge=0, description="weight of the distance to a teacher, where groups bring one's log-probs (distill_*)"
     )
-    aggregation: Aggregation | None = Field(None, description="default: token; constant for dr_grpo")
+    teacher: TeacherConfig | None = Field(None, description="whose log-probs of sampled tokens are advantages")
+    aggregation: Aggregation | None = Field(None, description="default: token; sequence for gspo; constant for dr_grpo")
     constant_length: int = Field(1024, ge=1, description="aggregation constant: what a sequence's sum is divided by")
     mask_truncated: bool = Field(False, description="answers that ended by their length are context, not targets")
 
+    @field_validator("advantage")
+    @classmethod
+    def _known_advantage(cls, value: str) -> str:
+        return _function(value, ADVANTAGES, "advantage")
+
+    @field_validator("loss")
+    @classmethod
+    def _known_loss(cls, value: str) -> str:
+        return _function(value, LOSSES, "loss")
+
+    @property
+    def has_own_functions(self) -> bool:
+        """Whether a loss, an advantage or a filter is a user's, `FILE.py:FUNCTION`."""
+        return any(":" in name for name in (self.loss, self.advantage, *(one.use for one in self.filters)))
+
     @property
     def weighting(self) -> Aggregation:
-        """The aggregation in force: the one that is set, else that of the advantage."""
-        return self.aggregation or ("constant" if self.advantage == "dr_grpo" else "token")
+        """The aggregation in force: the one that is set, else that of the loss or the advantage."""
+        if self.aggregation is not None:
+            return self.aggregation
+        return "sequence" if self.loss == "gspo" else "constant" if self.advantage == "dr_grpo" else "token"
+
+    @property
+    def clips(self) -> tuple[float, float]:
+        """How far a ratio may be below and above 1: what is set, else what is usual for the loss."""
+        low, high = CLIPS.get(self.loss, CLIPS["ppo"])
+        return self.clip or low, self.clip_high or self.clip or high
+
+    @property
+    def needs_rewards(self) -> bool:
+        """Whether a trajectory without a reward cannot be learned from."""
+        return self.loss != "sft" and self.advantage != "none"
+
+    @property
+    def skips_equal(self) -> bool:
+        """Whether trajectories whose advantages are all 0 have nothing to teach, and are left out."""
+        return self.skip_zero_variance and self.needs_rewards and self.advantage != "gae" and self.teacher is None
+
+    @model_validator(mode="after")
+    def _fits(self) -> AlgorithmConfig:
+        if self.loss == "sft":
+            without = {
+                "advantage: gae": self.advantage == "gae",
+                "teacher": self.teacher is not None,
+                "overlong": self.overlong is not None,
+                "old: proximal": self.old == "proximal",
+            }
+            for name in (name for name, is_set in without.items() if is_set):
+                raise ValueError(f"loss: sft uses neither advantages nor ratios: leave out {name}, or use loss: ppo")
+        if self.advantage == "none" and self.overlong is not None:
+            raise ValueError("advantage: none compares no rewards: leave out overlong, or name another advantage")
+        if self.teacher is not None and self.advantage == "gae":
+            raise ValueError("a critic knows no teacher: use advantage: none, or another than gae, with a teacher")
+        if self.teacher is not None and self.kl:
+            raise ValueError("teacher and kl both are a distance to ref_logprobs: set kl: 0, or leave out the teacher")
+        for name, used, options in (
+            ("loss", self.loss, self.loss_options),
+            ("advantage", self.advantage, self.advantage_options),
+        ):
+            if options and ":" not in used:
+                raise ValueError(f"{name}_options are for a function of your own, and {name} is {used}: leave them out")
+        return self
+
+
+def _function(value: str, known: tuple[str, ...], what: str) -> str:
+    """A shipped function's name, or `FILE.py:FUNCTION`, as it is. Raises `ValueError` where it is neither."""
+    where, colon, name = value.rpartition(":")
+    if value in known or (colon and where and name.isidentifier()):
+        return value
+    raise ValueError(
+        f"{shown(value)} is no {what}{nearest(value, known)}; it is one of {', '.join(known)}, or FILE.py:FUNCTION"
+    )
+
+
+def with_files_below(algorithm: Any, base: Path) -> Any:
+    """The values of an `algorithm` section, with the files of functions by their whole paths: relative ones are below
+    `base`. What is wrong stays as it is, for `AlgorithmConfig` to say so."""
+    if not isinstance(algorithm, Mapping):
+        return algorithm
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {**value, "use": whole(value["use"])} if "use" in value else value
+        if not isinstance(value, str):
+            return value
+        where, _, name = value.rpartition(":")
+        return f"{(base / Path(where).expanduser()).resolve()}:{name}" if where.endswith(".py") else value
+
+    found = {**algorithm, **{name: whole(algorithm[name]) for name in ("loss", "advantage") if name in algorithm}}
+    if isinstance(found.get("filters"), list | tuple):
+        found["filters"] = [whole(one) for one in found["filters"]]
+    return found
 
 
 class OptimizerConfig(Section):
@@ -194,8 +367,9 @@ class TrainerConfig(LearningConfig):
     def _fits(self) -> TrainerConfig:
         if self.score_unrewarded and (self.sync is None or self.sync.gateway is None):
             raise ValueError("score_unrewarded asks the gateway's /compute_reward: set sync.gateway")
-        if self.pool.order == "mixed" and self.algorithm.old == "rollout" and self.algorithm.loss == "ppo":
-            raise ValueError("order: mixed replays old groups: use loss: tis, or old: proximal with loss: ppo")
+        loss = self.algorithm.loss
+        if self.pool.order == "mixed" and self.algorithm.old == "rollout" and loss in CLIPPED_LOSSES:
+            raise ValueError(f"order: mixed replays old groups: use loss: tis, or old: proximal with loss: {loss}")
         if self.validation.every and self.validation.channel == self.pool.channel:
             raise ValueError(f"validation.channel is {self.pool.channel!r}, which is trained on; name another")
         return self
@@ -212,6 +386,9 @@ def _without_keys(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(path: Path, **changes: Any) -> TrainerConfig:
-    """Reads a YAML or JSON file; `changes` replace top-level fields. Raises `InvalidInput`, which names each wrong
-    field."""
-    return checked(TrainerConfig, {**read(path), **changes}, path)
+    """Reads a YAML or JSON file; `changes` replace top-level fields. Files of functions are below the file's folder.
+    Raises `InvalidInput`, which names each wrong field."""
+    values = {**read(path), **changes}
+    if "algorithm" in values:
+        values["algorithm"] = with_files_below(values["algorithm"], path.absolute().parent)
+    return checked(TrainerConfig, values, path)

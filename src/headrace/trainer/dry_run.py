@@ -7,7 +7,9 @@ a pool or a gateway that does not run yet is reported as missing.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ import yaml
 from headrace.pool.errors import NotFound, PoolUnreachable
 from headrace.trainer.batches import unreachable_reason
 from headrace.trainer.checkpoint import Checkpoints
-from headrace.trainer.config import TrainerConfig
+from headrace.trainer.config import TeacherConfig, TrainerConfig
 from headrace.trainer.examples import examples_of
 from headrace.trainer.memory import (
     GIB,
@@ -29,9 +31,14 @@ from headrace.trainer.memory import (
     longest,
     offloaded,
 )
+from headrace.trainer.own_functions import check_functions
 from headrace.trainer.policy import check_model, model_load_error
+from headrace.trainer.stopping import Outage, StopSignal
 from headrace.trainer.sync.http import ServerFailed, ServerHttp
+from headrace.trainer.teacher import Teacher
 from headrace.trainer.trainer import device_of
+
+log = logging.getLogger(__name__)
 
 #: Seconds of the lease under which the first batch is looked at.
 PEEK_LEASE_S = 60.0
@@ -41,7 +48,8 @@ GATEWAY_TIMEOUT_S = 5.0
 
 def dry_run(config: TrainerConfig) -> str:
     """The whole report as text: one YAML document for each part. Raises `InvalidInput` where the model has no
-    configuration."""
+    configuration, or a function of the user's own does not work."""
+    check_functions(config.algorithm)
     parts = {
         "configuration": config.shown(),
         "memory": memory(config),
@@ -101,6 +109,10 @@ def plan(config: TrainerConfig) -> dict[str, Any]:
     }
     if config.stop_at_reward is not None:
         found["ends"] += f", or once the reward of {config.stop_window} steps is {config.stop_at_reward:g}"
+    if rule.filters:
+        found["filters"] = ", ".join(one.name for one in rule.filters)
+    if rule.teacher is not None and rule.teacher.address is not None:
+        found["teacher"] = _teacher(rule.teacher, config.model)
     if config.sync is not None:
         servers = ", ".join(config.sync.servers)
         to = f"the gateway {config.sync.gateway}" if config.sync.gateway is not None else f"the servers {servers}"
@@ -108,6 +120,11 @@ def plan(config: TrainerConfig) -> dict[str, Any]:
         if config.sync.gateway is not None:
             found["gateway"] = _gateway(config.sync.gateway, config.sync.presented_key)
     return found
+
+
+def _teacher(asked: TeacherConfig, model: Path) -> str:
+    why = Teacher(asked, model, Outage("the teacher", log.warning), StopSignal()).check()
+    return f"{asked.address} " + (f"does not answer: {why} (the run would wait for it)" if why else "answers")
 
 
 def _gateway(address: str, key: str | None) -> str:
@@ -145,7 +162,7 @@ def first_batch(config: TrainerConfig) -> dict[str, Any]:
             "targets": found.targets,
             "longest": lengths[-1] if lengths else 0,
             "reward": sum(found.rewards) / len(found.rewards) if found.rewards else None,
-            "left out": {name: count for name, count in vars(found.skipped).items() if count},
+            "left out": {name: n for name, n in {**vars(found.skipped), **found.filtered}.items() if n},
         }
     finally:
         batch.nack()

@@ -1,7 +1,8 @@
 """From a batch of groups to what is learned from: sequences with advantages, and a count of what was skipped. Rewards
 that trajectories did not bring are asked of the gateway's `/compute_reward` before.
 
-Nothing is skipped in silence: every trajectory of a batch is either among the sequences or in `SkippedCounts`.
+Nothing is skipped in silence: every trajectory of a batch is either among the sequences, in `SkippedCounts` or in
+`filtered`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from headrace.data.step import FloatArray
 from headrace.data.trajectory import Group, Trajectory
 from headrace.net.blocking_client import BlockingHttpClient
 from headrace.net.http_answer import MAX_ERROR_CHARS, NoAnswer
+from headrace.trainer.advantages import AdvantageBatch, Floats
 from headrace.trainer.config import AlgorithmConfig
-from headrace.trainer.losses import Floats, group_advantages, step_advantages
+from headrace.trainer.filters import FilterGroup, overlong_penalty, sampled_tokens
+from headrace.trainer.own_functions import advantages_of, filters_of
 
 SCORE_PATH = "/compute_reward"
 #: How long one reward may take: a judge model answers within it.
@@ -101,6 +104,7 @@ class SkippedCounts:
     long: int = 0
     media: int = 0
     misaligned: int = 0
+    untaught: int = 0
     truncated: int = 0
 
 
@@ -109,15 +113,35 @@ class Examples:
     """What one batch gives to learn from, and counts of what it does not."""
 
     sequences: list[Sequence]
-    #: One for each trajectory, of all that were rewarded, those of skipped groups too.
+    #: One for each trajectory that was rewarded, those of skipped groups too; without a penalty for its length.
     rewards: list[float]
     groups: int
     skipped: SkippedCounts = field(default_factory=SkippedCounts)
+    #: Trajectories that filters left out, by the filter's name: each is counted by the first that did.
+    filtered: dict[str, int] = field(default_factory=dict)
+    #: Trajectories that could be learned from, before groups were skipped and filtered.
+    trajectories: int = 0
+    #: Trajectories whose reward was lowered for their length.
+    penalised: int = 0
 
     @property
     def targets(self) -> int:
         """How many tokens are trained on."""
         return sum(int(sequence.loss_mask.sum()) for sequence in self.sequences)
+
+
+@dataclass
+class Candidates:
+    """The trajectories of one group that may be learned from, their rewards, and what is taken off for their length."""
+
+    members: list[Trajectory]
+    rewards: list[float | None]
+    penalties: list[float]
+
+    @property
+    def earned(self) -> list[float]:
+        """What they are compared by."""
+        return [(reward or 0.0) - penalty for reward, penalty in zip(self.rewards, self.penalties, strict=True)]
 
 
 def examples_of(
@@ -128,52 +152,74 @@ def examples_of(
 ) -> Examples:
     """The sequences of a batch, each token with its advantage (with a critic they come later: see `Learner`).
 
-    `scores` are rewards, by their uid, of trajectories that brought none.
+    `scores` are rewards, by their uid, of trajectories that brought none. Raises `InvalidInput` where a function of the
+    user's own fails.
     """
-    scores = scores or {}
-    found = Examples([], [], 0)
+    filters = filters_of(config)
+    found = Examples([], [], 0, filtered={name: 0 for name, _ in filters})
     skipped = found.skipped
-    rewarded: list[tuple[list[Trajectory], list[float]]] = []
-    for group in groups:
-        found.groups += 1
-        every = [(member, scores.get(member.uid, member.reward)) for member in group.trajectories]
-        known = [(member, reward) for member, reward in every if reward is not None]
-        skipped.unrewarded += len(every) - len(known)
-        if known:
-            rewarded.append(([member for member, _ in known], [float(reward) for _, reward in known]))
-    found.rewards = [reward for _, rewards in rewarded for reward in rewards]
-    for (members, earned), members_advantages in zip(rewarded, _advantages(rewarded, config), strict=True):
-        equal = config.advantage != "gae" and not any(steps.any() for steps in members_advantages)
-        if equal and config.skip_zero_variance and not any(_teaches(member, config) for member in members):
+    every = [_candidates(group, config, scores or {}, found) for group in groups]
+    every = [group for group in every if group.members]
+    for group, group_advantages in zip(every, _advantages(every, config), strict=True):
+        equal = config.skips_equal and not any(steps.any() for steps in group_advantages)
+        if equal and not any(_teaches(member, config) for member in group.members):
             skipped.zero_variance += 1
             continue
-        for trajectory, reward, advantages in zip(members, earned, members_advantages, strict=True):
-            kept = list(_sequences(trajectory, reward, advantages, config, max_length, skipped))
-            skipped.untrainable += not kept
-            found.sequences += kept
+        kept = np.ones(len(group.members), np.bool_)
+        if filters:
+            view = FilterGroup.of(group.members, group.rewards)
+            for name, keeps in filters:
+                keep = keeps(view)
+                found.filtered[name] += int((kept & ~keep).sum())
+                kept &= keep
+        for at in np.flatnonzero(kept):
+            reward = None if group.rewards[at] is None else group.earned[at]
+            made = list(_sequences(group.members[at], reward, group_advantages[at], config, max_length, skipped))
+            skipped.untrainable += not made
+            found.sequences += made
     return found
 
 
-def _advantages(rewarded: list[tuple[list[Trajectory], list[float]]], config: AlgorithmConfig) -> list[list[Floats]]:
+def _candidates(group: Group, config: AlgorithmConfig, scores: Mapping[str, float], found: Examples) -> Candidates:
+    """The group's trajectories that are rewarded, or all where no reward is needed; counted in `found`."""
+    found.groups += 1
+    made = Candidates([], [], [])
+    for member in group.trajectories:
+        reward = scores.get(member.uid, member.reward)
+        if reward is not None:
+            found.rewards.append(float(reward))
+        elif config.needs_rewards:
+            found.skipped.unrewarded += 1
+            continue
+        penalty = 0.0 if config.overlong is None else overlong_penalty(sampled_tokens(member), config.overlong)
+        found.penalised += penalty > 0
+        made.members.append(member)
+        made.rewards.append(None if reward is None else float(reward))
+        made.penalties.append(penalty)
+    found.trajectories += len(made.members)
+    return made
+
+
+def _advantages(groups: list[Candidates], config: AlgorithmConfig) -> list[list[Floats]]:
     """An advantage for each step of each trajectory, in their order."""
-    steps = [[_step_rewards(*pair) for pair in zip(*group, strict=True)] for group in rewarded]
-    if config.advantage == "gae":
-        return [[np.zeros(len(one)) for one in group] for group in steps]
-    if config.process_rewards and any(one[:-1].any() for group in steps for one in group):
-        return step_advantages(steps, config.advantage)
-    whole = group_advantages([earned for _, earned in rewarded], config.advantage)
-    return [
-        [np.full(len(one), advantage) for one, advantage in zip(group, found, strict=True)]
-        for group, found in zip(steps, whole, strict=True)
+    steps = [
+        [_step_rewards(*each, config) for each in zip(one.members, one.rewards, one.penalties, strict=True)]
+        for one in groups
     ]
+    if config.advantage == "gae" or not config.needs_rewards:
+        return [[np.zeros(len(one)) for one in group] for group in steps]
+    return advantages_of(AdvantageBatch([np.array(one.earned, np.float64) for one in groups], steps), config)
 
 
-def _step_rewards(trajectory: Trajectory, reward: float) -> Floats:
-    """What each step earned; where none was rewarded, the last has the trajectory's reward."""
+def _step_rewards(trajectory: Trajectory, reward: float | None, penalty: float, config: AlgorithmConfig) -> Floats:
+    """What each step earned. The penalty is the last one's, as is the whole reward where no step was rewarded by itself
+    or with `process_rewards: false`."""
     own = [record.head.reward for _, record in sorted(trajectory.tree.records.items())]
-    if all(one is None for one in own):
-        own[-1:] = [reward]
-    return np.array([one or 0.0 for one in own])
+    if not config.process_rewards or all(one is None for one in own):
+        own = [*(None for _ in own[:-1]), *(reward for _ in own[-1:])]
+    found = np.array([one or 0.0 for one in own])
+    found[-1:] -= penalty
+    return found
 
 
 def _teaches(trajectory: Trajectory, config: AlgorithmConfig) -> bool:
@@ -186,7 +232,7 @@ def _teaches(trajectory: Trajectory, config: AlgorithmConfig) -> bool:
 
 def _sequences(
     trajectory: Trajectory,
-    reward: float,
+    reward: float | None,
     step_advantages: Floats,
     config: AlgorithmConfig,
     max_length: int | None,
@@ -196,6 +242,9 @@ def _sequences(
     for sequence in trajectory.sequences():
         if sequence.guidance is not None and sequence.guidance.misfit:
             skipped.misaligned += 1  # what was said about its tokens cannot be meant for them
+            continue
+        if config.teacher is not None and config.teacher.address is None and not _has_reference(sequence):
+            skipped.untaught += 1  # nobody can be asked what it thinks of its tokens
             continue
         if sequence.multi_modal_data is not None:
             skipped.media += 1  # its tokens mean nothing without its images, which models here do not read
@@ -214,8 +263,14 @@ def _sequences(
             advantages = np.zeros(len(sequence), np.float32)
             for span in sequence.spans:
                 advantages[span.start : span.end] = by_step[span.step_index]
-            kept = replace(sequence, loss_mask=mask, reward=reward)
+            # Imitation is of the model itself, whatever temperature another sampled at.
+            spans = tuple(replace(one, temperature=1.0) for one in sequence.spans) if config.loss == "sft" else None
+            kept = replace(sequence, loss_mask=mask, reward=reward, spans=spans or sequence.spans)
             yield replace(kept, advantages=guided(kept, advantages))
+
+
+def _has_reference(sequence: Sequence) -> bool:
+    return sequence.guidance is not None and sequence.guidance.ref_log_probs is not None
 
 
 def guided(sequence: Sequence, advantages: FloatArray) -> FloatArray:

@@ -1,4 +1,5 @@
-"""Updates the weights from one batch. All that lies between a token and its gradient is here and in `losses`.
+"""Updates the weights from one batch. All that lies between a token and its gradient is here, in `losses` and in
+`weighting`.
 
 A batch is gone through `epochs` times, in `minibatches` updates each; a minibatch is computed in packed forward passes
 of at most `tokens` tokens, whose gradients add up to those of one pass over all of it.
@@ -18,25 +19,34 @@ from torch import Tensor
 
 from headrace.data.sequence import Sequence
 from headrace.trainer import losses
+from headrace.trainer.advantages import EPS, gae
 from headrace.trainer.backends.tensors import Packed, PackedBackend, predicting_tokens
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.examples import guided, rewards_at
-from headrace.trainer.losses import EPS, gae, token_weights
+from headrace.trainer.losses import LossBatch
 from headrace.trainer.memory import MemoryLimits, MemoryUse, ModelShape, available_bytes, compiles, weights_dtype
 from headrace.trainer.optimizer import MasterAdamW
+from headrace.trainer.own_functions import is_own, loss_of, loss_value
 from headrace.trainer.policy import Critic, Policy
 from headrace.trainer.prefix_tree import SharingRule, passes
+from headrace.trainer.weighting import token_weights
 
 Optimizer = torch.optim.Optimizer | MasterAdamW
 
 
 @dataclass
 class FixedTensors:
-    """What stays the same while a batch is learned from: for each sequence, one entry for each target."""
+    """What stays the same while a batch is learned from: for each sequence, one entry for each target.
+
+    `old` is what ratios are against, `rollout` the log-probs at sampling. With `loss: sft`, which uses neither, they
+    are NaN where none was recorded.
+    """
 
     old: list[Tensor]
+    rollout: list[Tensor]
     importance: list[Tensor] | None = None
     reference: list[Tensor] | None = None
+    teacher: list[Tensor] | None = None
     values: list[Tensor] | None = None
     returns: list[Tensor] | None = None
 
@@ -60,6 +70,7 @@ class Learner:
         if self._algorithm.advantage == "gae":
             self.critic = Critic(config.model, dtype=config.dtype, device=device)
             self.critic_optimizer = self._optimizer(self.critic, list(self.critic.parameters()), config.critic.lr)
+        self._loss = loss_of(config.algorithm)
         sharing = SharingRule.on(device, config.optimizer.tokens) if config.optimizer.share_prefixes else None
         self._pack = PackedBackend(sharing=sharing)
 
@@ -105,19 +116,28 @@ class Learner:
         first: bool,
     ) -> Tensor:
         algorithm = self._algorithm
-        low, high = algorithm.clip, algorithm.clip_high or algorithm.clip
         teacher = packed.teacher_log_probs if algorithm.distill else None
         log_probs, entropy, candidates = self.policy.candidate_log_probs(
             packed, packed.teacher_ids if teacher is not None else None, entropy_learns=algorithm.entropy > 0
         )
-        old, weights, advantages = _select(fixed.old, which), packed.weights, packed.advantages
-        if algorithm.loss == "ppo":
-            importance = _select(fixed.importance, which) if fixed.importance is not None else None
-            loss = losses.ppo(log_probs, old, advantages, weights, low=low, high=high, importance=importance)
-            meter.mean("clip_fraction", losses.is_clipped(log_probs.detach(), old, advantages, low=low, high=high))
-        else:
-            loss = losses.tis(log_probs, old, advantages, weights, cap=algorithm.cap)
-            meter.mean("clip_fraction", torch.exp(log_probs.detach() - old) > algorithm.cap)
+        weights = packed.weights
+        batch = LossBatch(
+            log_probs=log_probs,
+            old_log_probs=_select(fixed.old, which),
+            rollout_log_probs=_select(fixed.rollout, which),
+            importance=torch.ones_like(weights) if fixed.importance is None else _select(fixed.importance, which),
+            advantages=packed.advantages,
+            weights=weights,
+            entropy=entropy,
+            sequence=packed.sequence,
+            sequences=len(which),
+            versions=packed.versions,
+            version=version,
+            algorithm=algorithm,
+        )
+        loss, metrics = loss_value(batch, self._loss)
+        for name, value in metrics.items():
+            meter.mean(f"loss_{name}" if is_own(algorithm.loss) else name, torch.as_tensor(value))
         if algorithm.entropy:
             loss = loss - algorithm.entropy * (weights * entropy).sum()
         if fixed.reference is not None:
@@ -128,9 +148,12 @@ class Learner:
             distance = losses.teacher_distance(candidates, teacher)
             loss = loss + algorithm.distill * (weights * distance).sum()
             meter.mean("teacher_kl", distance[(teacher > -torch.inf).any(-1)])
+        if fixed.teacher is not None:
+            meter.mean("teacher_reverse_kl", log_probs - _select(fixed.teacher, which))
         meter.add("loss", loss)
         meter.mean("entropy", entropy)
-        self._measure(packed, log_probs.detach(), meter, version, first=first)
+        if algorithm.loss != "sft":  # whoever sampled what is imitated is no policy to be compared with
+            self._measure(packed, log_probs.detach(), meter, version, first=first)
         return loss
 
     def _measure(
@@ -164,18 +187,19 @@ class Learner:
     def _fixed(self, sequences: list[Sequence]) -> tuple[FixedTensors, list[Sequence]]:
         algorithm = self._algorithm
         recorded = [torch.from_numpy(sequence.log_probs[sequence.loss_mask]).to(self.device) for sequence in sequences]
-        fixed = FixedTensors(recorded)
-        if algorithm.old == "proximal" or any(torch.isnan(log_probs).any() for log_probs in recorded):
+        fixed = FixedTensors(recorded, recorded)
+        proximal_is_old = algorithm.old == "proximal"
+        unrecorded = any(torch.isnan(log_probs).any() for log_probs in recorded)
+        if proximal_is_old or (unrecorded and algorithm.loss != "sft"):
             proximal = self._per_sequence(sequences, lambda packed: self.policy.log_probs(packed)[0])
             # A token without a recorded log-prob counts as sampled by the weights before this batch.
-            recorded = [torch.where(torch.isnan(r), p, r) for r, p in zip(recorded, proximal, strict=True)]
-            fixed.old = recorded
-            if algorithm.old == "proximal" and algorithm.loss == "ppo":
-                pairs = zip(proximal, recorded, strict=True)
-                fixed.old, fixed.importance = (
-                    proximal,
-                    [losses.truncated_importance(p, r, algorithm.cap) for p, r in pairs],
-                )
+            fixed.rollout = [torch.where(torch.isnan(r), p, r) for r, p in zip(recorded, proximal, strict=True)]
+            fixed.old = proximal if proximal_is_old else fixed.rollout
+            if proximal_is_old:
+                pairs = zip(proximal, fixed.rollout, strict=True)
+                fixed.importance = [losses.truncated_importance(p, r, algorithm.cap) for p, r in pairs]
+        if algorithm.teacher is not None:
+            sequences, fixed.teacher = self._with_teacher(sequences, fixed.rollout, algorithm.teacher.weight)
         if self.reference is not None:
             fixed.reference = self._reference_log_probs(self.reference, sequences)
         if self.critic is not None:
@@ -192,6 +216,22 @@ class Learner:
             next(computed) if row is None else torch.from_numpy(row[sequence.loss_mask]).to(self.device)
             for sequence, row in zip(sequences, given, strict=True)
         ]
+
+    def _with_teacher(
+        self, sequences: list[Sequence], rollout: list[Tensor], weight: float
+    ) -> tuple[list[Sequence], list[Tensor]]:
+        """The sequences with what the teacher thinks of each sampled token added to its advantage: its log-prob less
+        that at sampling, times `weight`; those that came with a sequence stay as they are. And its log-probs."""
+        done, found = [], []
+        for sequence, sampled in zip(sequences, rollout, strict=True):
+            assert sequence.guidance is not None
+            assert sequence.guidance.ref_log_probs is not None
+            thinks = sequence.guidance.ref_log_probs[sequence.loss_mask]
+            whole = np.zeros(len(sequence), np.float32) if sequence.advantages is None else sequence.advantages.copy()
+            whole[sequence.loss_mask] += weight * (thinks - sampled.float().cpu().numpy())
+            done.append(replace(sequence, advantages=guided(sequence, whole)))
+            found.append(torch.from_numpy(thinks).to(self.device))
+        return done, found
 
     def _with_gae(self, sequences: list[Sequence], values: list[Tensor]) -> tuple[list[Sequence], list[Tensor]]:
         """The sequences with GAE's advantages, normalised over the batch to mean 0 and deviation 1, or with those that

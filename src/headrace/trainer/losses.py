@@ -1,8 +1,8 @@
-"""From rewards to a loss: advantages, how much each token counts, and the losses. Pure functions of arrays and tensors.
+"""Losses: functions of a `LossBatch`, a user's as those that ship (`LOSSES`), and the terms that are added to them.
 
-A trajectory counts once in its group, however many branches it has. A loss is a plain sum over target tokens, weighted
-by `token_weights`, which are laid down for a whole minibatch before it is cut into forward passes: accumulating over
-several passes gives the same gradient as one.
+A loss is a plain sum over target tokens, each times its weight, so that the losses of several forward passes add up to
+that of one. It returns one number with a gradient, or that and a mapping of metrics: numbers, or tensors over the
+targets, of which the mean is told.
 
 `ratio` is exp(log-prob now - log-prob then): then is when the token was sampled (`old: rollout`), or the weights before
 this batch (`old: proximal`, with an importance weight for the rest of the way).
@@ -10,203 +10,111 @@ this batch (`old: proximal`, with an importance weight for the rest of the way).
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headrace.data.errors import InvalidInput, shown
-from headrace.data.sequence import Sequence
+from headrace.trainer.config import AlgorithmConfig
 
-Floats = npt.NDArray[np.float64]
-
-#: Keeps a division by a standard deviation near 0 finite.
-EPS = 1e-6
 #: Probability below which what a teacher left to tokens that it did not name is rounding.
 REST_EPS = 1e-6
 
 
-def group_advantages(rewards: Seq[Seq[float]], how: str) -> list[Floats]:
-    """One advantage for each trajectory, group by group. What is compared with what: the trajectories of one group, or
-    with `reinforce` all of the batch.
+@dataclass(frozen=True, slots=True, eq=False)
+class LossBatch:
+    """The targets of one forward pass: M of them, all those of S sequences.
 
-    - `grpo`: (r - mean) / (std + eps), with the sample's standard deviation;
-    - `dr_grpo`: r - mean;
-    - `rloo`: r - the mean of the others;
-    - `reinforce`: r - the mean of the batch.
-
-    A group of one is compared with the batch, in the same way, where the batch has more than one trajectory.
+    log_probs          float32[M]  the policy's, with a gradient
+    old_log_probs      float32[M]  what ratios are against: the rollout's, or with `old: proximal` those of the weights
+                                   before this batch
+    rollout_log_probs  float32[M]  those at sampling; where none was recorded, those of the weights before this batch
+    importance         float32[M]  exp(old - rollout), at most `cap`; 1 with `old: rollout`
+    advantages         float32[M]
+    weights            float32[M]  each target's share of the loss, by `aggregation`: they sum to 1 over a minibatch,
+                                   except for `constant`
+    entropy            float32[M]  of the distribution that each was sampled from; with a gradient only where
+                                   `algorithm.entropy` is set
+    sequence           int64[M]    which of the S sequences each belongs to, from 0
+    sequences          int         S
+    versions           int64[M]    of the policy that sampled each
+    version            int         that the policy was last published as
+    algorithm                      the configuration: `clips`, `cap`, ...
     """
-    if how not in ADVANTAGES:
-        raise InvalidInput(f"advantage is {shown(how)}; it is one of {', '.join(ADVANTAGES)}")
-    groups = [np.asarray(group, np.float64) for group in rewards]
-    batch = np.concatenate(groups) if groups else np.zeros(0)
-    if how == "reinforce":
-        return [group - batch.mean() for group in groups]
-    compare = ADVANTAGES[how]
-    # Groups of one stand among all trajectories of the batch; what they get is their place there.
-    alone = compare(batch) if any(len(group) == 1 for group in groups) else batch
-    ends = np.cumsum([len(group) for group in groups])
-    return [compare(group) if len(group) > 1 else alone[end - 1 : end] for group, end in zip(groups, ends, strict=True)]
+
+    log_probs: Tensor
+    old_log_probs: Tensor
+    rollout_log_probs: Tensor
+    importance: Tensor
+    advantages: Tensor
+    weights: Tensor
+    entropy: Tensor
+    sequence: Tensor
+    sequences: int
+    versions: Tensor
+    version: int
+    algorithm: AlgorithmConfig
 
 
-def _centred(rewards: Floats) -> Floats:
-    rewards = rewards - rewards[:1]  # so that equal rewards give 0, and no rounding of their mean
-    return np.asarray(rewards - rewards.mean())
+Metrics = Mapping[str, Tensor | float]
+LossFunction = Callable[..., Tensor | tuple[Tensor, Metrics]]
 
 
-def _grpo(rewards: Floats) -> Floats:
-    if len(rewards) < 2:
-        return np.zeros_like(rewards)
-    centred = _centred(rewards)
-    return np.asarray(centred / (centred.std(ddof=1) + EPS))
+def ppo(batch: LossBatch) -> tuple[Tensor, Metrics]:
+    """PPO's clipped surrogate, times the importance weight."""
+    ratio = torch.exp(batch.log_probs - batch.old_log_probs)
+    return _clipped(batch, ratio)
 
 
-def _rloo(rewards: Floats) -> Floats:
-    return _centred(rewards) * (len(rewards) / max(len(rewards) - 1, 1))
+def gspo(batch: LossBatch) -> tuple[Tensor, Metrics]:
+    """GSPO: PPO's surrogate with one ratio for all targets of a sequence, the geometric mean of theirs.
 
-
-ADVANTAGES = {"grpo": _grpo, "dr_grpo": _centred, "rloo": _rloo, "reinforce": _centred}
-
-
-def step_advantages(rewards: Seq[Seq[Seq[float] | Floats]], how: str) -> list[list[Floats]]:
-    """One advantage for each step, trajectory by trajectory, of the rewards that each step of it earned.
-
-    With R what a trajectory earned in all and S(k) what it had earned before its step k, that step's deviation is
-
-        D(k) = (R - mean of R) - (S(k) - mean of S(k) over the trajectories that have a step k)
-
-    over the group (`reinforce`: the batch; `rloo`: the others, and where none of them got that far, S(k) is not
-    compared). So a reward counts for the step that earned it and for those before it; what every trajectory had earned
-    by then makes no difference. The advantage is D(k); with `grpo` D(k) / (std + eps), where std is the square root of
-    the sum over trajectories of the mean over their steps of D(k)², divided by their number less one.
-
-    A trajectory counts once, however many steps it has. Where only last steps are rewarded, every step's advantage is
-    that of `group_advantages`; trajectories that earned the same at the same steps give 0. A group of one is compared
-    with the batch.
+    The gradient is that of GSPO-token: each target's log-prob times the sequence's ratio. Where the targets of a
+    sequence have one advantage and one weight, as with `aggregation: sequence`, that is the plain one's.
     """
-    if how not in ADVANTAGES:
-        raise InvalidInput(f"advantage is {shown(how)}; it is one of {', '.join(ADVANTAGES)}")
-    groups = [[np.asarray(steps, np.float64) for steps in group] for group in rewards]
-    batch = [steps for group in groups for steps in group]
-    alone = _step_deviations(batch, how) if how == "reinforce" or any(len(group) == 1 for group in groups) else batch
-    found, end = [], 0
-    for group in groups:
-        end += len(group)
-        among_all = how == "reinforce" or len(group) == 1
-        found.append(alone[end - len(group) : end] if among_all else _step_deviations(group, how))
-    return found
+    moved = (batch.log_probs - batch.old_log_probs).detach()
+    total = moved.new_zeros(batch.sequences).index_add(0, batch.sequence, moved)
+    count = moved.new_zeros(batch.sequences).index_add(0, batch.sequence, torch.ones_like(moved))
+    ratio = torch.exp(total / count.clamp(min=1))[batch.sequence]
+    # The value of the sequence's ratio, the gradient of the target's own log-prob.
+    return _clipped(batch, ratio * torch.exp(batch.log_probs - batch.log_probs.detach()))
 
 
-def _step_deviations(trajectories: list[Floats], how: str) -> list[Floats]:
-    """Advantages of the steps of trajectories that are compared with each other."""
-    count = len(trajectories)
-    if count < 2:
-        return [np.zeros_like(steps) for steps in trajectories]
-    total = np.array([steps.sum() for steps in trajectories])
-    there = np.arange(max(map(len, trajectories))) < np.array([len(steps) for steps in trajectories])[:, None]
-    before = np.zeros(there.shape)
-    for row, steps in zip(before, trajectories, strict=True):
-        row[: len(steps)] = np.cumsum(steps) - steps
-    total -= total[0]  # as in `_centred`: equal sums give 0, and no rounding of their mean
-    before = np.where(there, before - before[there.argmax(0), np.arange(there.shape[1])], 0.0)
-    if how == "rloo":
-        others = there.sum(0) - there
-        mean_total = (total.sum() - total) / (count - 1)
-        mean_before = np.where(others > 0, (before.sum(0) - before) / np.maximum(others, 1), before)
-    else:
-        mean_total, mean_before = np.full(count, total.mean()), before.sum(0) / there.sum(0)
-    deviations = (total - mean_total)[:, None] - (before - mean_before)
-    found = [row[: len(steps)] for row, steps in zip(deviations, trajectories, strict=True)]
-    if how != "grpo":
-        return found
-    spread = np.sqrt(sum(np.mean(steps**2) for steps in found) / (count - 1))
-    return [steps / (spread + EPS) for steps in found]
-
-
-def gae(rewards: Floats, values: Floats, gamma: float, lam: float) -> tuple[Floats, Floats]:
-    """Advantages and returns of one sequence's sampled tokens.
-
-    `rewards[t]` comes after token t, `values[t]` is the critic's guess before it; the sequence ends with its last
-    token. Context between two answers takes no time.
-    """
-    advantages = np.zeros_like(values)
-    ahead = 0.0
-    for t in range(len(values) - 1, -1, -1):
-        after = values[t + 1] if t + 1 < len(values) else 0.0
-        ahead = rewards[t] + gamma * after - values[t] + gamma * lam * ahead
-        advantages[t] = ahead
-    return advantages, advantages + values
-
-
-Float32s = npt.NDArray[np.float32]
-
-
-def token_weights(sequences: Seq[Sequence], how: str, constant_length: int = 1024) -> list[Float32s]:
-    """How much each token counts: one array for each sequence, one entry for each token, 0 where it is no target.
-
-    - `token`: every target counts alike;
-    - `sequence`: every sequence counts alike, and within it every target;
-    - `step`: every LLM call counts alike, and within it every target;
-    - `constant`: a sum over targets, divided by the number of sequences and a fixed length (Dr. GRPO's).
-    """
-    masks = [sequence.loss_mask for sequence in sequences]
-    if how == "token":
-        total = max(sum(int(mask.sum()) for mask in masks), 1)
-        return [np.float32(1 / total) * mask for mask in masks]
-    if how == "sequence":
-        count = max(sum(bool(mask.any()) for mask in masks), 1)
-        return [np.float32(1 / (count * max(int(mask.sum()), 1))) * mask for mask in masks]
-    if how == "step":
-        steps = [_steps(sequence) for sequence in sequences]
-        count = max(sum(len(np.unique(found[found >= 0])) for found in steps), 1)
-        return [_even(found) / np.float32(count) for found in steps]
-    if how == "constant":
-        return [np.float32(1 / (len(masks) * constant_length)) * mask for mask in masks]
-    raise InvalidInput(f"aggregation is {shown(how)}; it is one of token, sequence, step, constant")
-
-
-def _steps(sequence: Sequence) -> npt.NDArray[np.int64]:
-    """For each target the index of its span; -1 elsewhere."""
-    found = np.full(len(sequence), -1, np.int64)
-    for at, span in enumerate(sequence.spans):
-        found[span.start : span.end] = at
-    return np.where(sequence.loss_mask, found, -1)
-
-
-def _even(steps: npt.NDArray[np.int64]) -> Float32s:
-    """Weights that sum to 1 over the targets of each step."""
-    weights = np.zeros(len(steps), np.float32)
-    for step in np.unique(steps[steps >= 0]):
-        here = steps == step
-        weights[here] = 1 / here.sum()
-    return weights
-
-
-def ppo(
-    log_probs: Tensor,
-    old: Tensor,
-    advantages: Tensor,
-    weights: Tensor,
-    *,
-    low: float,
-    high: float,
-    importance: Tensor | None = None,
-) -> Tensor:
-    """PPO's clipped surrogate. `importance` multiplies it, without a gradient of its own."""
-    ratio = torch.exp(log_probs - old)
+def _clipped(batch: LossBatch, ratio: Tensor) -> tuple[Tensor, Metrics]:
+    low, high = batch.algorithm.clips
+    advantages = batch.advantages
     gain = torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
-    if importance is not None:
-        gain = gain * importance.detach()
-    return -(weights * gain).sum()
+    held = ratio.detach()
+    clipped = ((held > 1 + high) & (advantages > 0)) | ((held < 1 - low) & (advantages < 0))
+    return -(batch.weights * batch.importance * gain).sum(), {"clip_fraction": clipped}
 
 
-def tis(log_probs: Tensor, old: Tensor, advantages: Tensor, weights: Tensor, *, cap: float) -> Tensor:
-    """REINFORCE with truncated importance sampling: the ratio, at most `cap`, is a weight without a gradient."""
-    importance = torch.exp(log_probs.detach() - old).clamp(max=cap)
-    return -(weights * importance * advantages * log_probs).sum()
+def tis(batch: LossBatch) -> tuple[Tensor, Metrics]:
+    """REINFORCE with truncated importance sampling: the ratio to the rollout's probability, at most `cap`, is a weight
+    without a gradient."""
+    ratio = torch.exp(batch.log_probs.detach() - batch.rollout_log_probs)
+    weight = ratio.clamp(max=batch.algorithm.cap)
+    loss = -(batch.weights * weight * batch.advantages * batch.log_probs).sum()
+    return loss, {"clip_fraction": ratio > batch.algorithm.cap}
+
+
+def cispo(batch: LossBatch) -> tuple[Tensor, Metrics]:
+    """CISPO: the ratio, held within the clip, is a weight without a gradient; so no target loses its gradient."""
+    low, high = batch.algorithm.clips
+    ratio = torch.exp(batch.log_probs.detach() - batch.old_log_probs)
+    weight = ratio.clamp(1 - low, 1 + high) * batch.importance
+    loss = -(batch.weights * weight * batch.advantages * batch.log_probs).sum()
+    return loss, {"clip_fraction": (ratio > 1 + high) | (ratio < 1 - low)}
+
+
+def sft(batch: LossBatch) -> Tensor:
+    """Supervised: every target's log-prob is raised, whatever its advantage and whoever sampled it."""
+    return -(batch.weights * batch.log_probs).sum()
+
+
+#: The losses that ship, by their names in a configuration.
+LOSSES: dict[str, LossFunction] = {"ppo": ppo, "tis": tis, "gspo": gspo, "cispo": cispo, "sft": sft}
 
 
 def truncated_importance(proximal: Tensor, rollout: Tensor, cap: float) -> Tensor:
@@ -246,9 +154,3 @@ def value_loss(values: Tensor, old: Tensor, returns: Tensor, weights: Tensor, *,
     its old one."""
     held = old + (values - old).clamp(-clip, clip)
     return 0.5 * (weights * torch.maximum((values - returns).square(), (held - returns).square())).sum()
-
-
-def is_clipped(log_probs: Tensor, old: Tensor, advantages: Tensor, *, low: float, high: float) -> Tensor:
-    """Which tokens have no gradient because of the clip."""
-    ratio = torch.exp(log_probs - old)
-    return ((ratio > 1 + high) & (advantages > 0)) | ((ratio < 1 - low) & (advantages < 0))

@@ -79,8 +79,11 @@ SKIPPED = {
     "skipped_long": ("sequence", "longer than max_length"),
     "skipped_media": ("sequence", "with images or other media"),
     "skipped_misaligned": ("sequence", "whose advantages or log-probs are not one a token"),
+    "skipped_untaught": ("sequence", "without a teacher's ref_logprobs"),
     "skipped_repeated": ("group", "learned from before"),
 }
+#: How a row of the metrics begins the name of a filter, for the trajectories that it left out.
+FILTERED = "filtered_"
 #: What to do about it.
 REMEDIES = {
     "skipped_zero_variance": (
@@ -92,6 +95,7 @@ REMEDIES = {
     "skipped_misaligned": (
         "let environments send advantages, ref_logprobs and distill_* with an entry for each token of a sequence"
     ),
+    "skipped_untaught": "let environments send ref_logprobs, or name a teacher's server (algorithm.teacher.address)",
 }
 #: After so many steps in a row that learned nothing it is warned of: the first, and then ever more rarely.
 WARNED_STEP_COUNTS = frozenset({1, 10, 100, 1_000, 10_000, 100_000})
@@ -123,8 +127,9 @@ class RunOutcome:
         self.steps += 1
         self.groups += row["groups"]
         self.tokens += row["tokens"]
-        for name in self.skipped:
-            self.skipped[name] += row[name]
+        for name in row:
+            if name in SKIPPED or name.startswith(FILTERED):
+                self.skipped[name] = self.skipped.get(name, 0) + row[name]
         if row["tokens"]:
             if self._steps_without_learning:
                 log.info(
@@ -174,12 +179,20 @@ class RunOutcome:
 
 def count_skipped(counts: dict[str, Any]) -> str:
     """What was skipped, in words: `3 groups with equal rewards only, 1 trajectory without a reward`."""
-    return ", ".join(f"{_number(counts[name], what)} {why}" for name, (what, why) in SKIPPED.items() if counts[name])
+    words = {
+        **SKIPPED,
+        **{name: ("trajectory", f"by the filter {name.removeprefix(FILTERED)}") for name in _filters(counts)},
+    }
+    return ", ".join(f"{_number(counts[name], what)} {why}" for name, (what, why) in words.items() if counts[name])
+
+
+def _filters(counts: dict[str, Any]) -> list[str]:
+    return [name for name in counts if name.startswith(FILTERED)]
 
 
 def explain_skipped(counts: dict[str, Any]) -> str:
     """What was skipped, and what to change so that it is not."""
-    found = [name for name in SKIPPED if counts[name]]
+    found = [name for name in (*SKIPPED, *_filters(counts)) if counts[name]]
     ways = [REMEDIES[name] for name in found if name in REMEDIES]
     return "; ".join([f"left out were {count_skipped(counts)}" if found else "the batches were empty", *ways])
 

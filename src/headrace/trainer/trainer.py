@@ -28,7 +28,8 @@ from headrace.trainer.config import TrainerConfig
 from headrace.trainer.environments import RunRegistration
 from headrace.trainer.examples import GatewayScorer
 from headrace.trainer.learner import Learner
-from headrace.trainer.reporting import AWAITING_BATCH, RunOutcome, RunWatcher
+from headrace.trainer.own_functions import check_functions
+from headrace.trainer.reporting import AWAITING_BATCH, FILTERED, RunOutcome, RunWatcher
 from headrace.trainer.stopping import (
     Outage,
     Stopped,
@@ -42,6 +43,7 @@ from headrace.trainer.sync import (
     SyncFailed,
     SyncReport,
 )
+from headrace.trainer.teacher import Teacher
 
 log = logging.getLogger(__name__)
 
@@ -68,10 +70,15 @@ class Trainer:
         self.checkpoints = Checkpoints(config.run, config.model, config.checkpoint.keep)
         if not resume and self.checkpoints.latest is not None:
             raise InvalidInput(f"{config.run} holds a run already; go on with --resume, or name another folder")
+        check_functions(config.algorithm)
         scorer = None
         if config.score_unrewarded and config.sync is not None and config.sync.gateway is not None:
             scorer = GatewayScorer(config.sync.gateway, config.sync.presented_key)
             scorer.check()
+        asked, teacher = config.algorithm.teacher, None
+        if asked is not None and asked.address is not None:
+            teacher = Teacher(asked, config.model, self._outage("teacher", asked.address), self._stop)
+            teacher.check()
         config.run.mkdir(parents=True, exist_ok=True)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
@@ -103,6 +110,7 @@ class Trainer:
         self.registration = RunRegistration(self.pool, config, lambda: self.progress.step)
         self.feed = BatchFeed(
             *(self.pool, config, LeaseFile(config.run), self.progress.repeats, scorer),
+            teacher=teacher,
             stop=self._stop,
             watcher=self._watcher,
             registration=self.registration,
@@ -177,7 +185,7 @@ class Trainer:
         progress.batches += 1
         progress.rewards = [*progress.rewards, *([row["reward"]] if examples.rewards else [])]
         progress.rewards = progress.rewards[-self.config.stop_window :]
-        progress.trajectories += len(examples.rewards)
+        progress.trajectories += examples.trajectories
         progress.tokens += examples.targets
         with self._timed("publish"):
             if learned.get("updates") or self.config.version_each_step:
@@ -317,7 +325,7 @@ class Trainer:
             "reward": float(np.mean(examples.rewards)) if examples.rewards else None,
             "reward_std": float(np.std(examples.rewards)) if examples.rewards else None,
             "groups": examples.groups,
-            "trajectories": len(examples.rewards),
+            "trajectories": examples.trajectories,
             "sequences": len(examples.sequences),
             "tokens": examples.targets,
             "sequence_tokens": sum(map(len, examples.sequences)),
@@ -330,7 +338,10 @@ class Trainer:
             "skipped_long": skipped.long,
             "skipped_media": skipped.media,
             "skipped_misaligned": skipped.misaligned,
+            "skipped_untaught": skipped.untaught,
             "skipped_repeated": batch.repeated,
+            **{f"{FILTERED}{name}": count for name, count in examples.filtered.items()},
+            **({} if self.config.algorithm.overlong is None else {"penalised_overlong": examples.penalised}),
             "masked_truncated": skipped.truncated,
             "replayed": batch.replayed,
         }

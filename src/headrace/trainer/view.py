@@ -19,7 +19,7 @@ from rich.text import Text
 from headrace.terminal import LiveView, figure_table, labelled_curve
 from headrace.trainer.checkpoint import Progress
 from headrace.trainer.config import TrainerConfig
-from headrace.trainer.reporting import AWAITING_BATCH, RunWatcher
+from headrace.trainer.reporting import AWAITING_BATCH, FILTERED, RunWatcher
 
 #: Characters: the curve's width and height, and the panel's width.
 WIDTH, HEIGHT, PANEL = 60, 6, 100
@@ -44,6 +44,7 @@ class TrainView(RunWatcher, LiveView):
         self._recent: deque[float] = deque(maxlen=config.stop_window)
         self._curve: list[float] = []
         self._skipped = self._groups_seen = 0
+        self._filtered: dict[str, int] = {}
         self._told_step, self._told_at = 0, clock()
         self._told_groups, self._told_groups_at = "", 0.0
         self._stopping = ""
@@ -96,6 +97,8 @@ class TrainView(RunWatcher, LiveView):
         self._row, self._done = row, row["step"]
         self._groups_seen += row["groups"]
         self._skipped += row["skipped_zero_variance"]
+        for name in (name for name in row if name.startswith(FILTERED)):
+            self._filtered[name] = self._filtered.get(name, 0) + row[name]
         if row["reward"] is not None:
             self._recent.append(row["reward"])
             self._curve.append(sum(self._recent) / len(self._recent))
@@ -126,6 +129,8 @@ class TrainView(RunWatcher, LiveView):
             return []
         times = row["times"]
         shown = [("reward", f"{self._curve[-1]:.3f}" if self._curve else "-")]
+        if row["reward"] is None and row.get("loss") is not None:
+            shown = [("loss", f"{row['loss']:.3f}")]  # nothing is rewarded, as where trajectories are imitated
         if row.get("entropy") is not None:
             shown.append(("entropy", f"{row['entropy']:.2f}"))
         shown += [
@@ -139,6 +144,8 @@ class TrainView(RunWatcher, LiveView):
         ]
         if self._skipped:
             shown.append(("equal rewards", f"{self._skipped} of {self._groups_seen} groups"))
+        for name, count in self._filtered.items():
+            shown.append((f"filter {name.removeprefix(FILTERED)}", f"{count} trajectories"))
         return shown
 
     def _panel(self) -> Panel:
@@ -156,7 +163,8 @@ class TrainView(RunWatcher, LiveView):
         if self._stopping:
             parts.append(Text(self._stopping, style="bold yellow"))
         if self._curve:
-            parts += [self._drawn(), *self._tables()]
+            parts.append(self._drawn())
+        parts += self._tables()
         goal = "" if config.stop_at_reward is None else f"; ends at {config.stop_at_reward:g}"
         title = f"headrace train: reward, mean of {config.stop_window} steps{goal}"
         width = min(PANEL, self._console.width)
