@@ -18,6 +18,7 @@ from headrace.trainer.checkpoint import Checkpoints
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.examples import examples_of
 from headrace.trainer.policy import check_model, model_load_error
+from headrace.trainer.skipped import skipped_phrases
 from headrace.trainer.sync.http import ServerFailed, ServerHttp
 from headrace.trainer.trainer import device_of
 
@@ -134,7 +135,7 @@ def first_batch(config: TrainerConfig) -> dict[str, Any]:
             "targets": found.targets,
             "longest": lengths[-1] if lengths else 0,
             "reward": sum(found.rewards) / len(found.rewards) if found.rewards else None,
-            "left out": {name: count for name, count in vars(found.skipped).items() if count},
+            "skipped": skipped_phrases(found.skipped.metrics()),
         }
     finally:
         batch.nack()

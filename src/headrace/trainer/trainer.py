@@ -309,7 +309,7 @@ class Trainer:
     # -- metrics -------------------------------------------------------------------------------------------------------
 
     def _batch_metrics(self, batch: FetchedBatch) -> dict[str, Any]:
-        examples, skipped = batch.examples, batch.examples.skipped
+        examples = batch.examples
         sampled = [sequence.versions[sequence.loss_mask] for sequence in examples.sequences]
         versions, counts = np.unique(np.concatenate(sampled), return_counts=True) if sampled else ([0], [0])
         staleness = self.progress.version - np.repeat(versions, counts)
@@ -324,14 +324,8 @@ class Trainer:
             "staleness_mean": float(staleness.mean()) if len(staleness) else 0.0,
             "staleness_max": int(staleness.max(initial=0)),
             "versions": {str(version): int(count) for version, count in zip(versions, counts, strict=True) if count},
-            "skipped_zero_variance": skipped.zero_variance,
-            "skipped_unrewarded": skipped.unrewarded,
-            "skipped_untrainable": skipped.untrainable,
-            "skipped_long": skipped.long,
-            "skipped_media": skipped.media,
-            "skipped_misaligned": skipped.misaligned,
+            **examples.skipped.metrics(),
             "skipped_repeated": batch.repeated,
-            "masked_truncated": skipped.truncated,
             "replayed": batch.replayed,
         }
 
