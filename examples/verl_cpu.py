@@ -1,7 +1,8 @@
 """verl on a machine without an accelerator: its platform `cpu`, by the hook that verl has for other people's devices.
 
-For trying a recipe and for tests; a CPU is slow. verl has no such platform of its own: where it finds no device it takes
-CUDA's, and stops there. In the environment of the driver and of every Ray worker, with this file's folder in PYTHONPATH:
+For trying a recipe and for tests; a CPU is slow. verl has no such platform of its own: where it finds no device it
+takes CUDA's, and stops there. The environment of the driver and of every Ray worker, with this file's folder in
+PYTHONPATH:
 
 VERL_USE_EXTERNAL_MODULES=verl_cpu VERL_PLATFORM=cpu VERL_ENGINE_DEVICE=cuda
 

@@ -3,10 +3,11 @@
     python examples/verl_recipe.py ray-actor://data_pool ./qwen runs/verl --workers 8 --gateway http://127.0.0.1:8100 \\
         data.max_prompt_length=2048 data.max_response_length=6144 actor_rollout_ref.actor.optim.lr=1e-6
 
-Agents fill the pool through the gateway; verl's actor workers, one a GPU in a `RayWorkerGroup`, learn from it. A step: a
-batch under a lease, `VerlBackend` to a `DataProto`, old log-probs by the workers, advantages by verl's functions, the
-update by the workers, weights to the gateway's servers, and a checkpoint. The batch is acknowledged last: a crash hands it
-out again. Settings are those of verl's `ppo_trainer`. `verl_cpu.py` beside this file says how to try it without a GPU.
+Agents fill the pool through the gateway; verl's actor workers, one a GPU in a `RayWorkerGroup`, learn from it. A step:
+a batch under a lease, `VerlBackend` to a `DataProto`, old log-probs by the workers, advantages by verl's functions, the
+update by the workers, weights to the gateway's servers, and a checkpoint. The batch is acknowledged last: a crash hands
+it out again. Settings are those of verl's `ppo_trainer`. `verl_cpu.py`, beside this file, says how to try it without a
+GPU.
 """
 
 from __future__ import annotations

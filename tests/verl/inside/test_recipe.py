@@ -1,4 +1,4 @@
-"""`examples/verl_recipe.py` on the CPU: verl's own workers, two under Ray with FSDP2 over gloo, learn from a pool's actor.
+"""`examples/verl_recipe.py` on the CPU: verl's own workers, two under Ray with FSDP2 over gloo, learn from a pool.
 
 What a GPU has beside it is not run here: NCCL, flash attention and bfloat16.
 """
