@@ -13,6 +13,7 @@ GPU.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from headrace.trainer.backends import VerlBackend, keep_given_advantages
 from headrace.trainer.sync import Probe, Publisher, SyncConfig
 from verl import DataProto
 
-#: Seconds for which a batch is this trainer's: more than a step and its checkpoint take.
+#: Seconds for which a batch is this trainer's: more than the steps up to the next checkpoint take.
 LEASE_S = 3600.0
 #: Tokens of a sequence that a rollout server's weights are verified with.
 PROBE_TOKENS = 256
@@ -185,28 +186,49 @@ def ray_environment() -> dict[str, Any]:
     return {"env_vars": {**kept, "PYTHONPATH": os.pathsep.join(folders)}}
 
 
-def train(pool: Any, trainer: VerlTrainer, run: Path, *, steps: int, groups: int, publisher: Publisher | None) -> None:
+def train(
+    pool: Any,
+    trainer: VerlTrainer,
+    run: Path,
+    *,
+    steps: int,
+    groups: int,
+    publisher: Publisher | None = None,
+    checkpoint_every: int = 1,
+) -> None:
     """Learns from batches of `groups` groups until `steps` are done or the pool's channel is shut down; goes on from
-    the newest checkpoint in `run`."""
+    the newest checkpoint in `run`. Batches are acknowledged once a checkpoint has what was learned from them."""
     done = max((int(folder.name) for folder in run.glob("[0-9]*")), default=0)
     if done:
         trainer.load(run / str(done))
-    for step in range(done + 1, steps + 1):
+    learned: list[Any] = []
+    step = done
+    while step < steps:
         batch = pool.fetch_batch(groups, lease_s=LEASE_S)
         if batch is None:
             break
+        step += 1
         data = trainer.convert(batch)
         metrics = trainer.learn(data) if data.batch["response_mask"].any() else {}
         reward = data.batch["token_level_scores"].sum(-1).mean().item()
-        print(
-            f"step {step}: reward {reward:.3f}, skipped {data.meta_info['headrace']['skipped']}, {metrics}", flush=True
-        )
+        told = {"step": step, "reward": reward, **data.meta_info["headrace"], **metrics}
+        print(json.dumps(told, default=float), flush=True)
         if publisher is not None:
             publisher.publish(trainer.weights(), step, trainer.probe(data))
         else:
             pool.set_version(step)
-        trainer.save(run / str(step), step)
-        batch.ack()
+        learned.append(batch)
+        if step % checkpoint_every == 0:
+            checkpoint(trainer, run / str(step), step, learned)
+    if learned:
+        checkpoint(trainer, run / str(step), step, learned)
+
+
+def checkpoint(trainer: VerlTrainer, folder: Path, step: int, learned: list[Any]) -> None:
+    """Writes a checkpoint, then acknowledges the batches in it."""
+    trainer.save(folder, step)
+    while learned:
+        learned.pop(0).ack()
 
 
 def main() -> None:
@@ -220,14 +242,23 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=8, help="of a batch")
     parser.add_argument("--workers", type=int, default=1, help="verl's processes: one a GPU")
     parser.add_argument("--mini-batches", type=int, default=1, help="optimizer steps a batch")
+    parser.add_argument("--checkpoint-every", type=int, default=1, help="steps; leases must last as long")
     parser.add_argument("--gateway", help="whose servers get the weights; none: nobody does")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     ray.init(runtime_env=ray_environment())
     publisher = None
     if given.gateway is not None:
         publisher = Publisher(SyncConfig(gateway=given.gateway, folder=given.run.absolute() / "sync"))
     trainer = VerlTrainer(settings(given.model, given.settings), given.workers, given.mini_batches)
-    train(connect(given.pool), trainer, given.run, steps=given.steps, groups=given.groups, publisher=publisher)
+    train(
+        connect(given.pool),
+        trainer,
+        given.run,
+        steps=given.steps,
+        groups=given.groups,
+        publisher=publisher,
+        checkpoint_every=given.checkpoint_every,
+    )
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ SETTINGS = [
 def trainer() -> Iterator[verl_recipe.VerlTrainer]:
     given = verl_recipe.ray_environment()
     given["env_vars"]["OMP_NUM_THREADS"] = "1"
-    ray.init(num_cpus=WORKERS + 1, namespace="default", include_dashboard=False, runtime_env=given)
+    ray.init("local", num_cpus=WORKERS + 1, namespace="default", include_dashboard=False, runtime_env=given)
     yield verl_recipe.VerlTrainer(verl_recipe.settings(str(tiny.folder()), SETTINGS), WORKERS)
     ray.shutdown()
 
@@ -70,7 +70,7 @@ def test_verls_workers_learn_from_the_pools_batches_and_each_is_acknowledged(
     data = trainer.convert(looked_at)
     looked_at.nack()
     before = preferred(trainer, data)
-    verl_recipe.train(pool, trainer, tmp_path, steps=1, groups=2, publisher=None)
+    verl_recipe.train(pool, trainer, tmp_path, steps=1, groups=2)
     assert preferred(trainer, data) > before + 0.01
     stats = pool.stats("train")
     assert (stats["groups"]["ready"], stats["policy_version"]) == (0, 1)
@@ -114,7 +114,7 @@ def test_a_batch_whose_step_fails_is_not_acknowledged(
 
     monkeypatch.setattr(trainer, "save", full)
     with pytest.raises(OSError, match="no space left"):
-        verl_recipe.train(pool, trainer, tmp_path, steps=1, groups=2, publisher=None)
+        verl_recipe.train(pool, trainer, tmp_path, steps=1, groups=2)
     assert pool.stats("train")["groups"]["leased"] == 2
 
 
