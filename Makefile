@@ -34,7 +34,7 @@ test-long: setup ## run the statistical and the exhaustive tests that make test 
 test-vllm: setup ## run the tests against a real vLLM on the CPU (installed once into the user's cache, 2 GB)
 	HEADRACE_VLLM=1 $(PYTEST) $(PYTEST_ARGS) tests/vllm
 
-test-verl: setup ## run the tests against a real verl (installed once into the user's cache, 1.3 GB)
+test-verl: setup ## run the tests against a real verl (installed once into the user's cache, 1.6 GB)
 	HEADRACE_VERL=1 $(PYTEST) $(PYTEST_ARGS) tests/verl
 
 test-atropos: setup ## run the tests against the original Trajectory API (installed once into the user's cache, 0.5 GB)

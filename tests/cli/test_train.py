@@ -58,7 +58,7 @@ def test_a_dry_run_tells_configuration_memory_and_the_first_batch_and_changes_no
         "targets": 16,
         "longest": 7,
         "reward": 0.5,
-        "left out": {},
+        "skipped": [],
     }
     assert not (tmp_path / "run").exists()
     assert pool.stats()["channels"]["train"]["groups"]["ready"] == 2
@@ -141,8 +141,8 @@ def test_a_run_that_learned_nothing_fails_and_says_why(
         submit_group(pool, f"g{at}", [1.0, 1.0], vocabulary=300)
     done = headrace("train", config)
     assert done.code == 1
-    assert "left out of 2 groups: 2 groups with equal rewards only" in done.out
-    assert "headrace: nothing was learned in 1 step: left out were 2 groups with equal rewards only" in done.err
+    assert "skipped out of 2 groups: 2 groups with equal rewards only" in done.out
+    assert "headrace: nothing was learned in 1 step: skipped: 2 groups with equal rewards only" in done.err
     assert "nothing was learned in step 1" in done.err  # and while it ran
     again = headrace("train", config, "--resume")  # its one step is done
     assert again.code == 0, again.err

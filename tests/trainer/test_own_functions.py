@@ -231,8 +231,8 @@ def test_a_users_filter_is_counted_by_its_name(written: Written, model: Path, tm
     )
     trainer = Trainer(config, pool=pool_of([[0.0, 1.0], [0.0, 2.0]], vocabulary=300))
     trainer.run()
-    assert trainer.outcome.skipped["filtered_short"] == 4
-    assert trainer.outcome.skipped["filtered_solved"] == 0
+    assert trainer.outcome.skipped.counts["filtered_short"] == 4
+    assert trainer.outcome.skipped.counts["filtered_solved"] == 0
     assert "4 trajectories by the filter short" in trainer.outcome.sentences()[1]
 
 

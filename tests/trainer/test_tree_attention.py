@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainer.backends.models import llama
 
-from headrace.data.errors import InvalidInput
 from headrace.trainer import attention, stacking, tree_attention, tree_plan
 from headrace.trainer.prefix_tree import PrefixTree, SharingRule, shared_row
 

@@ -12,7 +12,9 @@ from rich.console import Console
 
 from headrace.trainer import TrainerConfig
 from headrace.trainer.checkpoint import Progress
+from headrace.trainer.examples import SkippedCounts
 from headrace.trainer.reporting import AWAITING_BATCH
+from headrace.trainer.skipped import SKIP_REASONS
 from headrace.trainer.view import TrainView
 
 
@@ -57,7 +59,8 @@ def test_what_filters_left_out_is_told_by_their_names(config: TrainerConfig) -> 
     view, file = lines(config, Clock())
     for step in range(1, 12):
         view.step(row(step, filtered_overlong=2, filtered_short=0))
-    assert file.getvalue().splitlines()[-1].endswith("filter overlong 22 trajectories, filter short 0 trajectories")
+    assert "22 trajectories by the filter overlong" in file.getvalue()
+    assert "filter short" not in file.getvalue()
 
 
 def test_where_nothing_is_rewarded_the_loss_is_told(config: TrainerConfig) -> None:
@@ -111,9 +114,38 @@ def test_a_terminal_shows_the_curve_the_figures_what_is_waited_for_and_the_log(c
         "waiting for the gateway http://g: connection refused",
         "WARNING headrace.trainer: something to know",
         "stopping (SIGTERM)",
-        "29 of 116 groups",
+        "skipped out of 116 groups: 29 groups with equal rewards only",
         "1,234",
         "18.5",  # the curve's highest: rewards are not always between 0 and 1
     ):
         assert words in shown
     assert not [handler for handler in logging.getLogger().handlers if type(handler).__name__ == "_Above"]
+
+
+def test_what_is_skipped_is_named_with_its_reason_and_count_and_added_up(config: TrainerConfig) -> None:
+    clock = Clock()
+    view, file = lines(config, clock)
+    view.step(row(1))
+    for step in (2, 3):
+        clock.now += 60
+        view.step(row(step, skipped_media=6, skipped_long=1, skipped_unrewarded=1, masked_truncated=step))
+    first, second, third = file.getvalue().splitlines()
+    assert "skipped" not in first
+    assert second.endswith(
+        "; skipped out of 8 groups: 1 trajectory without a reward; 1 sequence longer than max_length; "
+        "6 sequences with images or other media, which this model does not read; "
+        "2 answers that ended by the token limit"
+    )
+    assert "skipped out of 12 groups: 2 trajectories without a reward; 2 sequences longer" in third
+    assert "12 sequences with images" in third
+
+
+def test_a_terminal_names_what_is_skipped_though_nothing_has_a_reward_yet(config: TrainerConfig) -> None:
+    file = StringIO()
+    with TrainView(Console(file=file, force_terminal=True, width=120, height=40), config, clock=Clock()) as view:
+        view.step(row(1, reward=None, skipped_unrewarded=16, skipped_misaligned=2))
+    assert "skipped out of 4 groups: 16 trajectories without a reward; 2 sequences whose advantages" in file.getvalue()
+
+
+def test_every_count_of_what_a_batch_skips_has_its_reason() -> None:
+    assert {*SkippedCounts().metrics(), "skipped_repeated"} == set(SKIP_REASONS)

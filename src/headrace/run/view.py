@@ -13,6 +13,7 @@ from rich.text import Text
 
 from headrace.run.progress import WINDOW, RunProgress, averaged, bounds
 from headrace.terminal import LiveView, braille
+from headrace.trainer.skipped import SkippedTotals
 
 #: Columns of the view: as many as the terminal has, and no more than reads well.
 MOST_WIDTH, LEAST_WIDTH = 100, 40
@@ -68,7 +69,8 @@ class RunView(LiveView):
         told = [f"{name} {value}" for name, value in self.figures()]
         if not self.learned and (left := self._left()):
             told.append(left)
-        self._console.print(f"step {done}: " + ", ".join(told), highlight=False, soft_wrap=True)
+        said = filter(None, (", ".join(told), self._skipped()))
+        self._console.print(f"step {done}: " + "; ".join(said), highlight=False, soft_wrap=True)
 
     # -- what it shows -------------------------------------------------------------------------------------------------
 
@@ -107,6 +109,10 @@ class RunView(LiveView):
         seconds = self.seconds_left()
         return f"about {duration(seconds)} left at this pace" if seconds is not None else ""
 
+    def _skipped(self) -> str:
+        """What the trainer did not learn from, with the reasons; empty where it learned from everything."""
+        return SkippedTotals.of(self._progress.rows).sentence()
+
     def panel(self, *, ended: bool = False) -> Panel:
         """The live view; `ended`: as it stays when the run is over."""
         width = min(max(self._console.width, LEAST_WIDTH), MOST_WIDTH)
@@ -128,6 +134,7 @@ class RunView(LiveView):
                 Text.assemble((f"{name}\N{NO-BREAK SPACE}", "dim"), (value.replace(" ", "\N{NO-BREAK SPACE}"), "bold"))
                 for name, value in self.figures()
             ),
+            *([Text(skipped, style="dim")] if (skipped := self._skipped()) else []),
             *self.below(),
         ]
         title = f"reward, mean of {WINDOW} steps"

@@ -33,6 +33,7 @@ from headrace.trainer.memory import (
 )
 from headrace.trainer.own_functions import check_functions
 from headrace.trainer.policy import check_model, model_load_error
+from headrace.trainer.skipped import filter_metrics, skipped_phrases
 from headrace.trainer.stopping import Outage, StopSignal
 from headrace.trainer.sync.http import ServerFailed, ServerHttp
 from headrace.trainer.teacher import Teacher
@@ -162,7 +163,7 @@ def first_batch(config: TrainerConfig) -> dict[str, Any]:
             "targets": found.targets,
             "longest": lengths[-1] if lengths else 0,
             "reward": sum(found.rewards) / len(found.rewards) if found.rewards else None,
-            "left out": {name: n for name, n in {**vars(found.skipped), **found.filtered}.items() if n},
+            "skipped": skipped_phrases({**found.skipped.metrics(), **filter_metrics(found.filtered)}),
         }
     finally:
         batch.nack()

@@ -107,6 +107,12 @@ class SkippedCounts:
     untaught: int = 0
     truncated: int = 0
 
+    def metrics(self) -> dict[str, int]:
+        """The counts by their names in a row of metrics, which are those of `SKIP_REASONS`."""
+        counts = {f"skipped_{name}": count for name, count in vars(self).items()}
+        counts["masked_truncated"] = counts.pop("skipped_truncated")  # of sequences that are learned from
+        return counts
+
 
 @dataclass
 class Examples:

@@ -19,6 +19,7 @@ from headrace.metrics import (
 )
 from headrace.trainer.checkpoint import Progress
 from headrace.trainer.config import LogConfig
+from headrace.trainer.skipped import SkippedTotals, counted, explain_skipped
 
 log = logging.getLogger(__name__)
 
@@ -71,32 +72,6 @@ class RunWatcher:
         """The process exits when this returns."""
 
 
-#: What a row of the metrics counts as left out, by its name there: what it is, and why.
-SKIPPED = {
-    "skipped_zero_variance": ("group", "with equal rewards only"),
-    "skipped_unrewarded": ("trajectory", "without a reward"),
-    "skipped_untrainable": ("trajectory", "without a token to learn from"),
-    "skipped_long": ("sequence", "longer than max_length"),
-    "skipped_media": ("sequence", "with images or other media"),
-    "skipped_misaligned": ("sequence", "whose advantages or log-probs are not one a token"),
-    "skipped_untaught": ("sequence", "without a teacher's ref_logprobs"),
-    "skipped_repeated": ("group", "learned from before"),
-}
-#: How a row of the metrics begins the name of a filter, for the trajectories that it left out.
-FILTERED = "filtered_"
-#: What to do about it.
-REMEDIES = {
-    "skipped_zero_variance": (
-        "with equal rewards no answer is better than another: use tasks that the model solves sometimes, a reward with "
-        "more than two values, or larger groups (algorithm.skip_zero_variance: false learns from them nevertheless)"
-    ),
-    "skipped_unrewarded": "set rewards before a trajectory is completed",
-    "skipped_long": "raise max_length",
-    "skipped_misaligned": (
-        "let environments send advantages, ref_logprobs and distill_* with an entry for each token of a sequence"
-    ),
-    "skipped_untaught": "let environments send ref_logprobs, or name a teacher's server (algorithm.teacher.address)",
-}
 #: After so many steps in a row that learned nothing it is warned of: the first, and then ever more rarely.
 WARNED_STEP_COUNTS = frozenset({1, 10, 100, 1_000, 10_000, 100_000})
 
@@ -111,8 +86,8 @@ class RunOutcome:
     """Counts over this process's part of a run; what was done before a resume is not counted."""
 
     def __init__(self) -> None:
-        self.steps = self.groups = self.tokens = 0
-        self.skipped: dict[str, int] = dict.fromkeys(SKIPPED, 0)
+        self.steps = self.tokens = 0
+        self.skipped = SkippedTotals()
         #: All steps were done before.
         self.nothing_to_do = False
         #: The channel was shut down, and had too little for another batch.
@@ -125,11 +100,8 @@ class RunOutcome:
     def add(self, row: dict[str, Any]) -> None:
         """Counts a step by its row of metrics; warns where nothing was learned in it."""
         self.steps += 1
-        self.groups += row["groups"]
         self.tokens += row["tokens"]
-        for name in row:
-            if name in SKIPPED or name.startswith(FILTERED):
-                self.skipped[name] = self.skipped.get(name, 0) + row[name]
+        self.skipped.add(row)
         if row["tokens"]:
             if self._steps_without_learning:
                 log.info(
@@ -158,7 +130,7 @@ class RunOutcome:
             return
         if self.steps:
             raise NothingLearned(
-                f"nothing was learned in {_number(self.steps, 'step')}: {explain_skipped(self.skipped)}"
+                f"nothing was learned in {counted(self.steps, 'step')}: {explain_skipped(self.skipped.counts)}"
             )
         if self.shut_down:
             raise NothingLearned(f"nothing was learned: the channel was shut down, {self.standing}")
@@ -168,39 +140,13 @@ class RunOutcome:
         """The outcome as sentences for the terminal."""
         done = self.progress
         said = [f"{done.step} steps, version {done.version}, {done.trajectories} trajectories, {done.tokens} tokens"]
-        if any(self.skipped.values()):
-            said.append(f"left out of {_number(self.groups, 'group')}: {count_skipped(self.skipped)}")
+        if self.skipped:
+            said.append(self.skipped.sentence())
         if self.nothing_to_do:
             said.append("there was nothing to do: all steps were done before")
         elif self.shut_down:
             said.append("the channel was shut down and has too few groups for another batch")
         return said
-
-
-def count_skipped(counts: dict[str, Any]) -> str:
-    """What was skipped, in words: `3 groups with equal rewards only, 1 trajectory without a reward`."""
-    words = {
-        **SKIPPED,
-        **{name: ("trajectory", f"by the filter {name.removeprefix(FILTERED)}") for name in _filters(counts)},
-    }
-    return ", ".join(f"{_number(counts[name], what)} {why}" for name, (what, why) in words.items() if counts[name])
-
-
-def _filters(counts: dict[str, Any]) -> list[str]:
-    return [name for name in counts if name.startswith(FILTERED)]
-
-
-def explain_skipped(counts: dict[str, Any]) -> str:
-    """What was skipped, and what to change so that it is not."""
-    found = [name for name in (*SKIPPED, *_filters(counts)) if counts[name]]
-    ways = [REMEDIES[name] for name in found if name in REMEDIES]
-    return "; ".join([f"left out were {count_skipped(counts)}" if found else "the batches were empty", *ways])
-
-
-def _number(count: int, what: str) -> str:
-    if count == 1:
-        return f"1 {what}"
-    return f"{count} {what.removesuffix('y')}ies" if what.endswith("y") else f"{count} {what}s"
 
 
 class RunMetrics:

@@ -29,7 +29,8 @@ from headrace.trainer.environments import RunRegistration
 from headrace.trainer.examples import GatewayScorer
 from headrace.trainer.learner import Learner
 from headrace.trainer.own_functions import check_functions
-from headrace.trainer.reporting import AWAITING_BATCH, FILTERED, RunOutcome, RunWatcher
+from headrace.trainer.reporting import AWAITING_BATCH, RunOutcome, RunWatcher
+from headrace.trainer.skipped import filter_metrics
 from headrace.trainer.stopping import (
     Outage,
     Stopped,
@@ -317,7 +318,7 @@ class Trainer:
     # -- metrics -------------------------------------------------------------------------------------------------------
 
     def _batch_metrics(self, batch: FetchedBatch) -> dict[str, Any]:
-        examples, skipped = batch.examples, batch.examples.skipped
+        examples = batch.examples
         sampled = [sequence.versions[sequence.loss_mask] for sequence in examples.sequences]
         versions, counts = np.unique(np.concatenate(sampled), return_counts=True) if sampled else ([0], [0])
         staleness = self.progress.version - np.repeat(versions, counts)
@@ -332,17 +333,10 @@ class Trainer:
             "staleness_mean": float(staleness.mean()) if len(staleness) else 0.0,
             "staleness_max": int(staleness.max(initial=0)),
             "versions": {str(version): int(count) for version, count in zip(versions, counts, strict=True) if count},
-            "skipped_zero_variance": skipped.zero_variance,
-            "skipped_unrewarded": skipped.unrewarded,
-            "skipped_untrainable": skipped.untrainable,
-            "skipped_long": skipped.long,
-            "skipped_media": skipped.media,
-            "skipped_misaligned": skipped.misaligned,
-            "skipped_untaught": skipped.untaught,
+            **examples.skipped.metrics(),
             "skipped_repeated": batch.repeated,
-            **{f"{FILTERED}{name}": count for name, count in examples.filtered.items()},
+            **filter_metrics(examples.filtered),
             **({} if self.config.algorithm.overlong is None else {"penalised_overlong": examples.penalised}),
-            "masked_truncated": skipped.truncated,
             "replayed": batch.replayed,
         }
 

@@ -19,7 +19,8 @@ from rich.text import Text
 from headrace.terminal import LiveView, figure_table, labelled_curve
 from headrace.trainer.checkpoint import Progress
 from headrace.trainer.config import TrainerConfig
-from headrace.trainer.reporting import AWAITING_BATCH, FILTERED, RunWatcher
+from headrace.trainer.reporting import AWAITING_BATCH, RunWatcher
+from headrace.trainer.skipped import SkippedTotals
 
 #: Characters: the curve's width and height, and the panel's width.
 WIDTH, HEIGHT, PANEL = 60, 6, 100
@@ -43,8 +44,7 @@ class TrainView(RunWatcher, LiveView):
         self._row: dict[str, Any] = {}
         self._recent: deque[float] = deque(maxlen=config.stop_window)
         self._curve: list[float] = []
-        self._skipped = self._groups_seen = 0
-        self._filtered: dict[str, int] = {}
+        self._skipped = SkippedTotals()
         self._told_step, self._told_at = 0, clock()
         self._told_groups, self._told_groups_at = "", 0.0
         self._stopping = ""
@@ -95,10 +95,7 @@ class TrainView(RunWatcher, LiveView):
     def step(self, row: dict[str, Any]) -> None:
         super().step(row)
         self._row, self._done = row, row["step"]
-        self._groups_seen += row["groups"]
-        self._skipped += row["skipped_zero_variance"]
-        for name in (name for name in row if name.startswith(FILTERED)):
-            self._filtered[name] = self._filtered.get(name, 0) + row[name]
+        self._skipped.add(row)
         if row["reward"] is not None:
             self._recent.append(row["reward"])
             self._curve.append(sum(self._recent) / len(self._recent))
@@ -110,7 +107,8 @@ class TrainView(RunWatcher, LiveView):
         ):
             self._told_step, self._told_at = self._done, self._clock()
             figures = ", ".join(f"{name} {value}" for name, value in self._figures())
-            self.say(f"step {self._done} of at most {self._config.steps}: {figures}")
+            said = filter(None, (figures, self._skipped.sentence()))
+            self.say(f"step {self._done} of at most {self._config.steps}: {'; '.join(said)}")
 
     def stopping(self, by: str) -> None:
         self._stopping = f"stopping ({by}): after the step under way; Ctrl-C again does not wait for it"
@@ -142,10 +140,6 @@ class TrainView(RunWatcher, LiveView):
             ("learn", f"{times.get('learn', 0):.2f} s"),
             ("publish", f"{times.get('publish', 0):.2f} s"),
         ]
-        if self._skipped:
-            shown.append(("equal rewards", f"{self._skipped} of {self._groups_seen} groups"))
-        for name, count in self._filtered.items():
-            shown.append((f"filter {name.removeprefix(FILTERED)}", f"{count} trajectories"))
         return shown
 
     def _panel(self) -> Panel:
@@ -165,6 +159,8 @@ class TrainView(RunWatcher, LiveView):
         if self._curve:
             parts.append(self._drawn())
         parts += self._tables()
+        if self._skipped:
+            parts.append(Text(self._skipped.sentence(), style="dim"))
         goal = "" if config.stop_at_reward is None else f"; ends at {config.stop_at_reward:g}"
         title = f"headrace train: reward, mean of {config.stop_window} steps{goal}"
         width = min(PANEL, self._console.width)
