@@ -7,10 +7,11 @@ value that would work.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from headrace.files import checked, read
 from headrace.pool import KEY_VARIABLE
@@ -21,6 +22,11 @@ from headrace.trainer.sync.config import SyncConfig
 Advantage = Literal["grpo", "dr_grpo", "rloo", "reinforce", "gae"]
 Loss = Literal["ppo", "tis"]
 Aggregation = Literal["token", "sequence", "step", "constant"]
+
+
+#: Adapters learn best at some ten times the rate of all weights: their product begins at 0, and only half of it moves
+#: at first.
+LORA_LR_FACTOR = 10
 
 
 class Section(BaseModel):
@@ -97,6 +103,48 @@ class OptimizerConfig(Section):
     tokens: int = Field(16384, ge=16, description="tokens of one forward pass; the rest accumulates")
 
 
+class LoraConfig(Section):
+    """Low-rank adapters: the model's weights stay as they are, and two thin matrices beside each targeted layer are
+    trained. `scale` is what their product is multiplied by."""
+
+    rank: int = Field(16, ge=1, description="width of the adapters")
+    alpha: int | None = Field(None, ge=1, description="their product counts alpha / rank times; default: 2 x rank")
+    targets: list[str] | str | None = Field(
+        None, description="linear layers: names (q_proj, ...) or one regex of whole names; default: all of the decoder"
+    )
+    lr: float | None = Field(None, gt=0, description="in place of optimizer.lr; default: 10 times that")
+    init: Literal["kaiming", "gaussian"] = Field("kaiming", description="of the first matrix; the second begins as 0")
+    dropout: float = Field(0.0, description="0: a server samples without it, so log-probs would differ")
+
+    @property
+    def scaled_alpha(self) -> int:
+        """The alpha in force."""
+        return self.alpha or 2 * self.rank
+
+    @property
+    def scale(self) -> float:
+        return self.scaled_alpha / self.rank
+
+    @field_validator("dropout")
+    @classmethod
+    def _no_dropout(cls, given: float) -> float:
+        if given:
+            raise ValueError(f"is {given:g} and must be 0: the servers sample without dropout, so ratios would be off")
+        return given
+
+    @field_validator("targets")
+    @classmethod
+    def _some_targets(cls, given: list[str] | str | None) -> list[str] | str | None:
+        if given is not None and (not given or not all(given)):
+            raise ValueError("is empty; leave it out for all linear layers, or name some: [q_proj, v_proj]")
+        if isinstance(given, str):
+            try:
+                re.compile(given)
+            except re.error as error:
+                raise ValueError(f"{given!r} is no regular expression: {error}") from None
+        return given
+
+
 class CriticConfig(Section):
     """The value model of `advantage: gae`: the policy's architecture with a head of one number."""
 
@@ -142,8 +190,16 @@ class LearningConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     critic: CriticConfig = CriticConfig()
+    lora: LoraConfig | None = Field(None, description="train adapters beside the weights; default: the weights")
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
+
+    @property
+    def learning_rate(self) -> float:
+        """The policy's learning rate before its schedule: the adapters' where there are some."""
+        if self.lora is None:
+            return self.optimizer.lr
+        return self.lora.lr or LORA_LR_FACTOR * self.optimizer.lr
 
 
 class TrainerConfig(LearningConfig):

@@ -19,6 +19,8 @@ from headrace.data.errors import InvalidInput
 from headrace.files import HUB_NAME
 from headrace.trainer import attention
 from headrace.trainer.backends.tensors import Packed
+from headrace.trainer.config import LoraConfig
+from headrace.trainer.lora import Adapter
 
 #: Logits that are held at once: beyond that they are computed in parts, and again in the backward pass.
 MAX_LOGITS = 1 << 28
@@ -28,23 +30,40 @@ class Policy:
     """A causal LM of transformers that computes log-probs of packed sequences. Raises `InvalidInput` where it cannot be
     loaded, or caps its logits."""
 
-    def __init__(self, folder: Path, *, dtype: str = "float32", device: str = "cpu") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        lora: LoraConfig | None = None,
+        seed: int = 0,
+    ) -> None:
+        """With `lora`, only adapters are trained, whose first values depend on `seed`."""
         self.device = torch.device(device)
         self.dtype = getattr(torch, dtype)
-        self.model = _load(folder, causal=True).to(self.device)
+        self.model = _load(folder, causal=True)
+        self.adapter = None if lora is None else Adapter(self.model, lora, folder, seed=seed)
+        self.model.to(self.device)
         if getattr(self.model.config, "final_logit_softcapping", None):
             raise InvalidInput(f"{folder} caps its logits (final_logit_softcapping), which the trainer does not")
 
     def parameters(self) -> list[nn.Parameter]:
-        return list(self.model.parameters())
+        """Those that are trained."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def weights(self) -> dict[str, Tensor]:
-        """The parameters by their names in the checkpoint, tied ones once: what a server loads. They share the model's
-        memory."""
+        """What a checkpoint holds: the parameters by their names there, tied ones once; with LoRA the adapter's, by
+        peft's. They share the model's memory."""
+        if self.adapter is not None:
+            return self.adapter.weights()
         return {name: tensor.detach() for name, tensor in self.model.named_parameters()}
 
     def restore(self, weights: Mapping[str, Tensor]) -> None:
         """Copies the weights of a checkpoint of this policy into the model."""
+        if self.adapter is not None:
+            self.adapter.restore(weights)
+            return
         with torch.no_grad():
             for name, mine in self.model.named_parameters():
                 mine.copy_(weights[name])

@@ -1,23 +1,25 @@
 """The weights of one version on their way to the servers (`WeightDelivery`), and the tokens with known log-probs that
 show whether a server has them (`Probe`).
 
-The weights are copied out of the trainer once, before anything is paused, for all servers. `lm_head.weight` is always
-named, tied or not: a server that holds it apart would keep the old one. Files of earlier versions are deleted once
-newer ones are loaded.
+The weights are copied out of the trainer once, before anything is paused, for all servers, in the dtype that these
+compute in. `lm_head.weight` is named, tied or not, unless every server is known to tie it: one that holds it apart
+would keep the old one. Files of earlier versions are deleted once newer ones are loaded.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.data.adapter_name import ADAPTER_NAME, new_adapter_name
 from headrace.data.errors import InvalidInput
 from headrace.trainer.sync.http import ServerFailed
 
@@ -84,35 +86,82 @@ def tolerance(*dtypes: str | None) -> Gap:
 if TYPE_CHECKING:
     import torch
 
+
+@dataclass(frozen=True)
+class AdapterWeights:
+    """A LoRA adapter of one version: `tensors` by peft's names and `config` (`adapter_config.json`) for a server that
+    takes adapters; all weights with it `merged` for one that does not."""
+
+    tensors: Mapping[str, torch.Tensor]
+    config: Mapping[str, Any]
+    merged: Callable[[], Mapping[str, torch.Tensor]]
+
+    @property
+    def rank(self) -> int:
+        return int(self.config["r"])
+
+
+#: peft's name of the file with an adapter's matrices.
+ADAPTER_FILE = "adapter_model.safetensors"
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 #: A folder that this module made.
-WEIGHT_FOLDER = re.compile(r"weights-\d+-[0-9a-f]{32}")
+WEIGHT_FOLDER = re.compile(rf"weights-\d+-[0-9a-f]{{32}}|{ADAPTER_NAME.pattern}")
 NO_FOLDER = "sync.folder is not set; weights that travel by files need one that every server can read"
 SHARED_MEMORY = Path("/dev/shm")
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True)
+class Transport:
+    """How one version travels, to all servers together: as a block of shared memory, as files, as an adapter's files;
+    in which dtype (None: as it is), and with `lm_head.weight` named where it is tied to the embeddings (not needed
+    where every server ties them too)."""
+
+    shared: bool = False
+    files: bool = False
+    adapter: bool = False
+    dtype: str | None = None
+    tied_head: bool = True
 
 
 class WeightDelivery:
-    """Weights as a block of shared memory, a folder of safetensors, or both; `close` once every server has answered."""
+    """Weights of one version, on their way by `transport`; `close` once every server has answered."""
 
     def __init__(
-        self, weights: Mapping[str, torch.Tensor], version: int, *, shared: bool, files: bool, folder: Path | None
+        self,
+        weights: Mapping[str, torch.Tensor] | AdapterWeights,
+        version: int,
+        transport: Transport,
+        folder: Path | None = None,
     ) -> None:
         self.version = version
-        self.dtype = _dtype(weights)
         self.block: Any = None
         self.manifest: list[dict[str, Any]] = []
         self.folder: Path | None = None
-        named = {name: tensor.detach() for name, tensor in weights.items()}
-        if HEAD not in named and EMBED in named:
-            named[HEAD] = named[EMBED]
+        #: The folder of an adapter has its name on the servers.
+        self.adapter: Path | None = None
         try:
-            if shared:
+            if isinstance(weights, AdapterWeights):
+                self.dtype = dtype_of(weights.tensors)
+                if transport.adapter:
+                    self._write_adapter(weights, folder)
+                weights = weights.merged() if transport.shared or transport.files else {}
+            else:
+                self.dtype = dtype_of(weights)
+            named = _named(weights, transport)
+            if named:
+                self.dtype = dtype_of(named)
+            if transport.shared:
                 self._share(named)
-            if files:
+            if transport.files:
                 self._write(named, folder)
         except BaseException:
             self.close()
             raise
+
+    @property
+    def adapter_name(self) -> str | None:
+        return None if self.adapter is None else self.adapter.name
 
     def close(self) -> None:
         """Frees the shared memory, and deletes the folders of earlier versions."""
@@ -120,15 +169,15 @@ class WeightDelivery:
             self.block.close()
             self.block.unlink()
             self.block = None
-        if self.folder is not None:
-            for other in self.folder.parent.iterdir():
-                if WEIGHT_FOLDER.fullmatch(other.name) and other != self.folder:
-                    shutil.rmtree(other, ignore_errors=True)
+        mine = [made for made in (self.folder, self.adapter) if made is not None]
+        for other in mine[0].parent.iterdir() if mine else ():
+            if WEIGHT_FOLDER.fullmatch(other.name) and other not in mine:
+                shutil.rmtree(other, ignore_errors=True)
 
     def _share(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        from headrace.engine.weights import share
+        from headrace.engine.weights import share, shared_size
 
-        size = sum(tensor.numel() * tensor.element_size() + 64 for tensor in tensors.values())
+        size = shared_size(tensors)
         if SHARED_MEMORY.is_dir():  # writing past its end would not be an error but the end of this process
             disk = os.statvfs(SHARED_MEMORY)
             if size > disk.f_bavail * disk.f_frsize:
@@ -139,10 +188,7 @@ class WeightDelivery:
         self.block, self.manifest = share(tensors)
 
     def _write(self, tensors: Mapping[str, torch.Tensor], folder: Path | None) -> None:
-        from safetensors.torch import save_file
-
-        if folder is None:
-            raise InvalidInput(NO_FOLDER)
+        made = _made(folder, f"weights-{self.version}-{uuid.uuid4().hex}")
         # Tied tensors are one in memory, which a file does not know.
         apart: dict[str, torch.Tensor] = {}
         seen: set[int] = set()
@@ -150,16 +196,63 @@ class WeightDelivery:
             held = tensor.cpu().contiguous()
             apart[name] = held.clone() if held.data_ptr() in seen else held
             seen.add(held.data_ptr())
-        made = folder.resolve() / f"weights-{self.version}-{uuid.uuid4().hex}"
-        made.mkdir(parents=True)
-        save_file(apart, made / "model.safetensors", {"format": "pt"})
+        _save(apart, made / "model.safetensors")
         self.folder = made
 
+    def _write_adapter(self, adapter: AdapterWeights, folder: Path | None) -> None:
+        made = _made(folder, new_adapter_name(self.version))
+        _save({name: tensor.cpu().contiguous() for name, tensor in adapter.tensors.items()}, made / ADAPTER_FILE)
+        (made / "adapter_config.json").write_text(json.dumps(adapter.config, indent=2) + "\n")
+        self.adapter = made
 
-def _dtype(weights: Mapping[str, torch.Tensor]) -> str:
-    """The dtype of the weights; the coarsest where there are several."""
+
+def converted(tensor: torch.Tensor, dtype: str | None) -> torch.Tensor:
+    """The tensor in a dtype, where that has fewer bits: more would carry nothing more. Rounded as a server rounds what
+    it loads."""
+    import torch
+
+    wanted = None if dtype is None else getattr(torch, dtype)
+    if wanted is None or tensor.dtype != torch.float32:
+        return tensor
+    return tensor.to(wanted)
+
+
+def _named(weights: Mapping[str, torch.Tensor], transport: Transport) -> dict[str, torch.Tensor]:
+    """The tensors to be sent: converted, each once however many names it has."""
+    named: dict[str, torch.Tensor] = {}
+    done: dict[tuple[int, ...], torch.Tensor] = {}
+    for name, tensor in weights.items():
+        held = tensor.detach()
+        same = (held.data_ptr(), *held.shape, *held.stride())
+        if same not in done:
+            done[same] = converted(held, transport.dtype)
+        named[name] = done[same]
+    if EMBED in named and transport.tied_head:
+        named.setdefault(HEAD, named[EMBED])
+    elif EMBED in named and named.get(HEAD) is named[EMBED]:
+        del named[HEAD]
+    return named
+
+
+def _made(folder: Path | None, name: str) -> Path:
+    if folder is None:
+        raise InvalidInput(NO_FOLDER)
+    made = folder.resolve() / name
+    made.mkdir(parents=True)
+    return made
+
+
+def _save(tensors: dict[str, torch.Tensor], file: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(tensors, file, {"format": "pt"})
+
+
+def dtype_of(weights: Mapping[str, torch.Tensor]) -> str:
+    """The dtype of the weights; the coarsest where there are several. Raises `InvalidInput` for any other than
+    floating-point ones of 16 or 32 bits."""
     names = {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()}
-    for name in ("bfloat16", "float16", "float32"):
-        if name in names and names <= {"bfloat16", "float16", "float32"}:
+    for name in DTYPES:
+        if name in names and names <= set(DTYPES):
             return name
     raise InvalidInput(f"weights are {', '.join(sorted(names)) or 'none'}; they must be float32, float16 or bfloat16")
