@@ -240,7 +240,8 @@ class Trainer:
         publisher, version = self.publisher, self.progress.version
         self._handed_over = version
         policy = self.learner.policy
-        probe = Probe(ids, policy.raw_log_probs(ids), dtype=self.config.dtype)
+        layers = policy.model.config.get_text_config().num_hidden_layers
+        probe = Probe(ids, policy.raw_log_probs(ids), self.config.dtype, layers)
         weights = publisher.snapshot(policy.weights()) if policy.adapter is None else policy.adapter.snapshot()
 
         def publish() -> SyncReport:

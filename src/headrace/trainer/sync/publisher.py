@@ -328,11 +328,11 @@ class WeightUpdate:
     def _gap(self, server: RolloutServer, probe: Probe, most: float | None) -> Gap:
         found, dtype = server.score(list(probe.ids))
         gap = probe.gap(found)
-        allowed = Gap(most, most) if most is not None else tolerance(self._delivery.dtype, probe.dtype, dtype)
+        allowed = Gap(most, most) if most is not None else tolerance(probe, self._delivery.dtype, probe.dtype, dtype)
         if not gap.within(allowed):
             raise ServerFailed(
                 f"{server.address} does not have the weights it was given: a log-prob is {gap.largest:.2g} off the "
-                f"trainer's, {gap.mean:.2g} in the mean, where {allowed.largest:g} and {allowed.mean:g} are allowed "
+                f"trainer's, {gap.mean:.2g} in the mean, where {allowed.largest:.2g} and {allowed.mean:.2g} are allowed "
                 "(sync.tolerance; tied embeddings on vLLM and another --dtype are the usual reasons)"
             )
         return gap
