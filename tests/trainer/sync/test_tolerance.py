@@ -51,7 +51,7 @@ def test_a_server_in_fewer_bits_is_no_alarm_and_one_wrong_layer_is(
         probe = Probe(ids.tolist(), log_probs(model, ids, autocast=autocast), "bfloat16" if autocast else None, layers)
         allowed = tolerance(probe, "float32", probe.dtype, dtype)
         assert probe.gap(log_probs(rounded, ids)).within(allowed)
-    if length == 96 and size >= 0.1:
+    if length == 96:
         wrong = copy.deepcopy(model)
         wrong.model.layers[layers // 2] = copy.deepcopy(llama(layers + 1, size).model.layers[0])
         assert not probe.gap(log_probs(wrong.to(getattr(torch, dtype)), ids)).within(allowed)
@@ -73,5 +73,5 @@ def test_what_is_allowed_grows_with_depth_and_spread_and_hardly_with_length() ->
     assert allowed(64, 3.0, 32).mean == pytest.approx(3 * usual.mean, rel=0.05)
     assert usual.largest < allowed(4096, 1.0, 32).largest < 1.5 * usual.largest
     assert allowed(4096, 1.0, 32).mean < usual.mean
-    assert 0.3 < usual.largest < 1.0
+    assert 0.8 < usual.largest < 1.5
     assert 0.05 < usual.mean < 0.2

@@ -332,8 +332,8 @@ class WeightUpdate:
         if not gap.within(allowed):
             raise ServerFailed(
                 f"{server.address} does not have the weights it was given: a log-prob is {gap.largest:.2g} off the "
-                f"trainer's, {gap.mean:.2g} in the mean, where {allowed.largest:.2g} and {allowed.mean:.2g} are allowed "
-                "(sync.tolerance; tied embeddings on vLLM and another --dtype are the usual reasons)"
+                f"trainer's, {gap.mean:.2g} in the mean, where {allowed.largest:.2g} and {allowed.mean:.2g} are "
+                "allowed (sync.tolerance; tied embeddings on vLLM and another --dtype are the usual reasons)"
             )
         return gap
 

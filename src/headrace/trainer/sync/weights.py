@@ -46,10 +46,11 @@ LEAST_LAYERS = 16
 USUAL_LAYERS = 32
 #: A short probe says little of how far log-probs lie apart: as if so many more tokens lay 1 off the mean.
 PRIOR_TOKENS = 4
-#: How many times what is expected is allowed: of the mean over all tokens, and of the largest. Both sides round (a
-#: factor of 1.4), and the expected error is one of typical weights: in 18 probes of small models, random and sampled
-#: tokens, the largest quotient seen was 1.6 and 2.4, both with weights so large that attention saturates.
-MEAN_SAFETY, LARGEST_SAFETY = 2.5, 4.0
+#: How many times what is expected is allowed: in the mean over all tokens, which finds wrong weights, and for a single
+#: one, which may be far off by itself where a rounding decides what a sharp attention looks at. Seen in small models of
+#: 2 to 12 layers, bfloat16 and float16: 0.01 to 0.2 of what is then allowed, 0.5 and 0.8 with weights so large that
+#: attention saturates; with one layer of another model, at least 2.5 times the allowed mean over 96 tokens.
+MEAN_SAFETY, LARGEST_SAFETY = 2.5, 8.0
 
 
 @dataclass(frozen=True)
