@@ -85,7 +85,7 @@ class Publisher:
         servers, failed = self._reached(self._control.addresses())
         failed |= self._choose_adapters(servers, lora_rank)
         for server in servers:
-            if isinstance(server, Vllm) and not server.by_adapter:
+            if isinstance(server, Vllm) and not server.by_adapter and server.address not in failed:
                 tied = server.tied()
                 if tied:
                     failed[server.address] = (
@@ -93,6 +93,9 @@ class Publisher:
                         "embeddings: a reload leaves the old lm_head in place. Serve an untied copy; "
                         f"python -m headrace.trainer.sync.untie {server.root} INTO makes one"
                     )
+                    if lora_rank is not None:
+                        why = self._why_no_adapter(server, lora_rank)
+                        failed[server.address] += f". Or have the adapter published by itself: {why}"
                 elif tied is None and getattr(model_config, "tie_word_embeddings", False):
                     log.warning(
                         "%s serves %s, which cannot be read from here; the model ties its embeddings, so vLLM must "
@@ -211,23 +214,26 @@ class Publisher:
     def _choose_adapters(self, servers: Iterable[RolloutServer], rank: int | None) -> dict[str, str]:
         """Sets which servers take an adapter of this rank by itself; returns those that must, by `sync.lora`, and
         cannot, with the reason."""
-        if rank is None:
-            return {}
-        why = None
-        if self.config.gateway is None:
-            why = "without a gateway nobody sends calls to the newest adapter"
-        elif self.config.mode == "keep":
-            why = "calls that mode: keep froze would go on under the old adapter"
-        wanted, failed = self.config.lora, {}
-        for server in servers:
-            reason = why or server.why_no_adapter(rank)
-            server.by_adapter = wanted != "merged" and reason is None
-            if wanted == "adapter" and reason is not None:
-                failed[server.address] = f"sync.lora is adapter, and {server.address} gets none: {reason}"
-            elif wanted == "auto" and reason is not None and server.address not in self._merged_to:
+        failed: dict[str, str] = {}
+        for server in servers if rank is not None else ():
+            assert rank is not None
+            why = self._why_no_adapter(server, rank)
+            server.by_adapter = why is None
+            if why is not None and self.config.lora == "adapter":
+                failed[server.address] = f"sync.lora is adapter, and {server.address} gets none: {why}"
+            elif why is not None and server.address not in self._merged_to:
                 self._merged_to.add(server.address)
-                log.info("%s gets all weights with the adapter merged: %s", server.address, reason)
+                log.info("%s gets all weights with the adapter merged: %s", server.address, why)
         return failed
+
+    def _why_no_adapter(self, server: RolloutServer, rank: int) -> str | None:
+        if self.config.lora == "merged":
+            return "sync.lora is merged"
+        if self.config.gateway is None:
+            return "without a gateway nobody sends calls to the newest adapter"
+        if self.config.mode == "keep":
+            return "calls that mode: keep froze would go on under the old adapter"
+        return server.why_no_adapter(rank)
 
     def _transport(self, servers: Sequence[RolloutServer]) -> Transport:
         whole = [server for server in servers if not server.by_adapter]
