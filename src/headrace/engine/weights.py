@@ -42,8 +42,8 @@ class Weights:
         """Loads a complete set of weights, or raises `BadWeights` and loads none."""
         found = dict(found)
         if self.tied:
-            head = found.pop(HEAD, None)
-            if head is not None and EMBED in found and not torch.equal(head, found[EMBED]):
+            head, embed = found.pop(HEAD, None), found.get(EMBED)
+            if head is not None and embed is not None and head is not embed and not torch.equal(head, embed):
                 raise BadWeights(
                     f"{HEAD} differs from {EMBED}, but this model ties them; untie them in its config.json"
                 )
@@ -100,7 +100,15 @@ def shared(name: str, manifest: list[dict[str, Any]]) -> dict[str, torch.Tensor]
     except (OSError, ValueError) as error:
         raise BadWeights(f"no shared memory {name!r}: {error}") from error
     try:
-        return {str(entry["name"]): _tensor(block, entry) for entry in manifest}
+        # What has several names is copied once.
+        copies: dict[tuple[Any, ...], torch.Tensor] = {}
+        found = {}
+        for entry in manifest:
+            same = (entry["offset"], entry["dtype"], *entry["shape"])
+            if same not in copies:
+                copies[same] = _tensor(block, entry)
+            found[str(entry["name"])] = copies[same]
+        return found
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise BadWeights(f"the manifest does not fit shared memory {name!r} of {block.size} bytes: {error}") from error
     finally:
