@@ -25,6 +25,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "export": ("pyarrow",),
     "tokens": ("renderers", "httpx", "tokenizers", "transformers", "jinja2", "PIL"),
     "train": ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "PIL"),
+    "lora": ("peft",),
     "demo": ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "PIL", "renderers", "httpx"),
     "envs": ("math_verify",),
     "rewards": ("math_verify", "jsonschema"),

@@ -89,6 +89,8 @@ class Rollout:
         self.log_prob_mode = "processed"
         self.max_model_len = MAX_MODEL_LEN
         self.adapters: tuple[str, ...] = ()
+        #: What `/weight_info` says; without it there is no such route.
+        self.weight_version: str | None = None
         self.refuses_probe = False
         self._port = port
         self._connections: set[Writer] = set()
@@ -196,6 +198,8 @@ class Rollout:
                 card = {"id": "scripted", "object": "model", "max_model_len": self.max_model_len}
                 adapters = [{"id": name, "object": "model", "parent": "scripted"} for name in self.adapters]
                 await respond(writer, 200, {"object": "list", "data": [card, *adapters]})
+            case "/weight_info" if self.weight_version is not None:
+                await respond(writer, 200, {"weight_version": self.weight_version})
             case "/tokenize":
                 await respond(writer, 200, {"tokens": self.vocabulary.encode(asked["prompt"])})
             case "/v1/completions" if asked.get("return_tokens_as_token_ids"):

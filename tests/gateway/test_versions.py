@@ -26,6 +26,7 @@ from tests.gateway.rollout import (
 )
 
 from headrace import DataPool
+from headrace.data.adapter_name import new_adapter_name
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,33 @@ def test_each_step_carries_the_version_that_sampled_it(rollout: Rollout, folder:
         assert [step.policy_version for step in steps] == seen
         assert [step.version_spans for step in steps] == [None] * 3
         assert gateway.pool.stats()["channels"]["train"]["policy_version"] == 4
+
+
+def test_a_version_that_is_an_adapter_is_sampled_with_it_whatever_model_a_call_names(
+    rollout: Rollout, folder: Path
+) -> None:
+    adapter = new_adapter_name(3)
+    with in_front(rollout, folder) as gateway:
+        base = gateway.init()["base_url"]
+        for version, name in ((2, None), (3, adapter), (4, None)):
+            told(gateway.post("/policy_version", {"version": version, "server": rollout.address, "adapter": name}))
+            told(chat(gateway, base, "hi", model="scripted"))
+            assert rollout.orders[-1]["model"] == (name or "scripted")
+            assert told(gateway.get("/servers"))["servers"][0]["adapter"] == name
+        assert [step.policy_version for step in gateway.steps(uid_of(base))] == [2, 3, 4]
+
+
+def test_a_gateway_that_is_started_anew_finds_the_adapter_of_the_version(rollout: Rollout, folder: Path) -> None:
+    old, adapter = new_adapter_name(6), new_adapter_name(7)
+    rollout.adapters, rollout.weight_version = (old, adapter, "somebodys"), "7"
+    with in_front(rollout, folder) as gateway:
+        told(chat(gateway, gateway.init()["base_url"], "hi"))
+        assert rollout.orders[-1]["model"] == adapter
+        assert told(gateway.get("/policy_version"))["version"] == 7
+    rollout.weight_version = "8"  # all weights, since
+    with in_front(rollout, folder) as gateway:
+        told(chat(gateway, gateway.init()["base_url"], "hi"))
+        assert rollout.orders[-1]["model"] == "scripted"
 
 
 def test_servers_may_differ_for_a_while(rollout: Rollout, folder: Path) -> None:

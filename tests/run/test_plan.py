@@ -92,6 +92,11 @@ def test_servers_that_run_are_not_started(changed: Changed) -> None:
     [
         ("headrace engine --threads 2", "engine --model M --host 127.0.0.1 --port 7 ", {}),
         ("vllm serve --dtype half", "vllm serve M --host 127.0.0.1 --port 7 ", {"VLLM_SERVER_DEV_MODE": "1"}),
+        (
+            "vllm serve --enable-lora --max-lora-rank 16",
+            "vllm serve M --host 127.0.0.1 --port 7 ",
+            {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"},
+        ),
         ("bash serve.sh {model} {port}", "bash serve.sh M 7", {}),
     ],
 )

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,7 +41,12 @@ FLAGS = (
 
 @contextmanager
 def vllm(
-    model: Path, log: Path, *, max_model_len: int = 2048, variables: Mapping[str, str] | None = None
+    model: Path,
+    log: Path,
+    *,
+    max_model_len: int = 2048,
+    variables: Mapping[str, str] | None = None,
+    flags: Sequence[str] = (),
 ) -> Iterator[str]:
     """The address of a server of this checkpoint under the name `tiny`; what it says goes to `log`."""
     port = _free_port()
@@ -50,7 +55,7 @@ def vllm(
     given += ("--max-model-len", str(max_model_len))
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*command, *given, *FLAGS],
+            [*command, *given, *FLAGS, *flags],
             env={**os.environ, **VARIABLES, **(variables or {})},
             stdin=subprocess.DEVNULL,
             stdout=out,

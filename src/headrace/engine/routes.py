@@ -310,6 +310,12 @@ class InfoRoutes:
         """`/version`: the vLLM version that is emulated, with Headrace's as its local part."""
         return json_response({"version": VLLM_VERSION})
 
+    async def server_info(self, request: Request) -> Response:
+        """`/server_info`: the dtype that is computed in, where vLLM has it in its own."""
+        dtype = await self.engine.worker.ask(lambda scheduler: scheduler.model.dtype)
+        config = {"model": str(self.engine.folder), "dtype": str(dtype), "max_model_len": self.engine.context}
+        return json_response({"vllm_config": {"model_config": config, "lora_config": None}, "vllm_env": {}})
+
     async def load(self, request: Request) -> Response:
         """`/load`: the number of calls that are being answered."""
         return json_response({"server_load": len(self.engine.open)})
@@ -343,6 +349,7 @@ def create_app(engine: Engine) -> Starlette:
         "/health": info.health,
         "/ping": info.health,
         "/version": info.version,
+        "/server_info": info.server_info,
         "/load": info.load,
         "/memory": info.memory,
         "/is_paused": control.is_paused,

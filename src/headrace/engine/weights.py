@@ -42,8 +42,8 @@ class Weights:
         """Loads a complete set of weights, or raises `BadWeights` and loads none."""
         found = dict(found)
         if self.tied:
-            head = found.pop(HEAD, None)
-            if head is not None and EMBED in found and not torch.equal(head, found[EMBED]):
+            head, embed = found.pop(HEAD, None), found.get(EMBED)
+            if head is not None and embed is not None and head is not embed and not torch.equal(head, embed):
                 raise BadWeights(
                     f"{HEAD} differs from {EMBED}, but this model ties them; untie them in its config.json"
                 )
@@ -100,7 +100,15 @@ def shared(name: str, manifest: list[dict[str, Any]]) -> dict[str, torch.Tensor]
     except (OSError, ValueError) as error:
         raise BadWeights(f"no shared memory {name!r}: {error}") from error
     try:
-        return {str(entry["name"]): _tensor(block, entry) for entry in manifest}
+        # What has several names is copied once.
+        copies: dict[tuple[Any, ...], torch.Tensor] = {}
+        found = {}
+        for entry in manifest:
+            same = (entry["offset"], entry["dtype"], *entry["shape"])
+            if same not in copies:
+                copies[same] = _tensor(block, entry)
+            found[str(entry["name"])] = copies[same]
+        return found
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise BadWeights(f"the manifest does not fit shared memory {name!r} of {block.size} bytes: {error}") from error
     finally:
@@ -137,18 +145,41 @@ def _attach(name: str) -> shared_memory.SharedMemory:
 
 
 def share(tensors: Mapping[str, torch.Tensor], name: str | None = None) -> tuple[Any, list[dict[str, Any]]]:
-    """Writes tensors into a new block of shared memory; returns the block and its manifest, as `shared` reads them. The
-    caller closes and unlinks the block once every reader is done."""
+    """Writes tensors into a new block of shared memory; returns the block and its manifest, as `shared` reads them. One
+    that has several names is written once. The caller closes and unlinks the block once every reader is done."""
     names = {dtype: said for said, dtype in DTYPES.items()}
-    manifest: list[dict[str, Any]] = []
-    size = 0
-    for key, tensor in tensors.items():
-        said = names[tensor.dtype]
-        manifest.append({"name": key, "dtype": said, "shape": list(tensor.shape), "offset": size})
-        size += -(-tensor.numel() * tensor.element_size() // 64) * 64
+    places, size = _places(tensors)
+    manifest = [
+        {"name": key, "dtype": names[tensor.dtype], "shape": list(tensor.shape), "offset": places[_storage(tensor)]}
+        for key, tensor in tensors.items()
+    ]
     block = shared_memory.SharedMemory(name=name, create=True, size=max(size, 1))
+    assert block.buf is not None
+    written: set[int] = set()
     for entry, tensor in zip(manifest, tensors.values(), strict=True):
-        flat = tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8).numpy()
-        assert block.buf is not None
-        block.buf[entry["offset"] : entry["offset"] + len(flat)] = flat.data
+        offset = int(entry["offset"])
+        if offset not in written:
+            written.add(offset)
+            flat = tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8).numpy()
+            block.buf[offset : offset + len(flat)] = flat.data
     return block, manifest
+
+
+def shared_size(tensors: Mapping[str, torch.Tensor]) -> int:
+    """The bytes of a block that `share` would write."""
+    return _places(tensors)[1]
+
+
+def _places(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[tuple[int, ...], int], int]:
+    """Where each tensor is put, by what it is in memory, and the size of all; each begins on a multiple of 64 bytes."""
+    places: dict[tuple[int, ...], int] = {}
+    size = 0
+    for tensor in tensors.values():
+        if _storage(tensor) not in places:
+            places[_storage(tensor)] = size
+            size += -(-tensor.numel() * tensor.element_size() // 64) * 64
+    return places, size
+
+
+def _storage(tensor: torch.Tensor) -> tuple[int, ...]:
+    return (tensor.data_ptr(), *tensor.shape, *tensor.stride(), tensor.element_size())

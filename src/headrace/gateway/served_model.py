@@ -284,19 +284,21 @@ class ServedModel:
         """What `/policy_version` answers: the newest version, and each server's."""
         return {"version": self.upstream.version, "servers": self.upstream.versions}
 
-    async def set_version(self, version: int, server: str | None, *, tell_pool: bool) -> None:
-        """Sets the version that its servers, or one of them, sample with from now on. Where the pool refuses it
-        (`InvalidInput`), nothing is changed."""
+    async def set_version(
+        self, version: int, server: str | None, adapter: str | None = None, *, tell_pool: bool
+    ) -> None:
+        """Sets the version that its servers, or one of them, sample with from now on, and by which adapter. Where the
+        pool refuses it (`InvalidInput`), nothing is changed."""
         upstream = self.upstream
-        newest, before = upstream.version, upstream.versions
-        upstream.set_version(version, server)
+        newest, before, adapters = upstream.version, upstream.versions, upstream.adapters
+        upstream.set_version(version, server, adapter)
         try:
             if tell_pool:
                 await self._tell_pool()
         except InvalidInput:
             upstream.set_version(newest)
             for address, known in before.items():
-                upstream.set_version(known, address)
+                upstream.set_version(known, address, adapters[address])
             raise
         await upstream.note_versions(server)
 

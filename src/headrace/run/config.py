@@ -105,8 +105,12 @@ class SyncSection(Section):
 
     mode: Literal["auto", "keep", "drain", "abort-resume"] = "auto"
     via: Literal["auto", "shared_memory", "files"] = "auto"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field("auto", description="what weights travel in")
+    lora: Literal["auto", "adapter", "merged"] = Field("auto", description="LoRA: the adapter alone, or all weights")
     verify: bool = Field(True, description="compare each server's log-probs with the trainer's before it samples")
-    tolerance: float | None = Field(None, gt=0, description="largest gap of a log-prob; default: by the precision")
+    tolerance: float | None = Field(
+        None, gt=0, description="largest gap of a log-prob; default: what rounding explains"
+    )
     timeout_s: float = Field(300.0, gt=0, description="longest wait for one answer of a server")
 
 

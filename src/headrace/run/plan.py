@@ -93,8 +93,9 @@ def server_command(start: str, model: str, port: int) -> tuple[list[str], dict[s
     if words[:2] == ["headrace", "engine"]:
         return [*headrace("engine", "--model", model), *where, *mode, *words[2:]], {}
     if words[:2] == ["vllm", "serve"]:
-        # The trainer's control routes: they exchange weights.
-        return [*words[:2], model, *where, *mode, *words[2:]], {"VLLM_SERVER_DEV_MODE": "1"}
+        # The trainer's control routes: they exchange weights, and adapters where it computes them.
+        lora = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"} if "--enable-lora" in words else {}
+        return [*words[:2], model, *where, *mode, *words[2:]], {"VLLM_SERVER_DEV_MODE": "1", **lora}
     return [word.replace(MODEL_MARK, model).replace(PORT_MARK, str(port)) for word in words], {}
 
 

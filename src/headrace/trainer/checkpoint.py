@@ -1,4 +1,5 @@
-"""Checkpoints: all that a run needs to be resumed exactly, in an ordinary model folder that any server can load.
+"""Checkpoints: all that a run needs to be resumed exactly, in an ordinary model folder that any server can load; with
+LoRA, in a folder of an adapter as peft writes it.
 
 A checkpoint is complete or absent: it is written to a temporary folder, synced, and renamed. It lists the batches that
 were learned from and not yet acknowledged, so that a resumed run does not learn from them again.
@@ -17,13 +18,17 @@ from typing import Any
 import msgspec
 import torch
 
-from headrace.data.errors import HeadraceError
+from headrace.data.errors import HeadraceError, InvalidInput
+from headrace.trainer.sync.weights import ADAPTER_FILE
 
 #: What a model folder has beside its weights.
 COPIED_FILES = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
     *("special_tokens_map.json", "vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json"),
 )
+#: What says that a folder holds a whole model, which an adapter's does not.
+MODEL_CONFIG_FILES = ("config.json", "generation_config.json")
+WEIGHTS_FILE = "model.safetensors"
 
 
 class BadCheckpoint(HeadraceError, ValueError):
@@ -54,10 +59,12 @@ class Progress(msgspec.Struct):
 
 
 class Checkpoints:
-    """The checkpoints of one run, the newest `keep` of them. Configuration and tokenizer are copied from `model`."""
+    """The checkpoints of one run, the newest `keep` of them. Configuration and tokenizer are copied from `model`.
 
-    def __init__(self, run: Path, model: Path, keep: int) -> None:
-        self.folder, self._model, self._keep = run / "checkpoints", model, keep
+    `adapter` is what `adapter_config.json` says where the weights are those of a LoRA adapter; None: of the model."""
+
+    def __init__(self, run: Path, model: Path, keep: int, adapter: Mapping[str, Any] | None = None) -> None:
+        self.folder, self._model, self._keep, self.adapter = run / "checkpoints", model, keep, adapter
 
     def save(self, progress: Progress, weights: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Path:
         """Writes and syncs the checkpoint of a step, deletes the oldest ones beyond `keep`, and returns its folder."""
@@ -69,10 +76,14 @@ class Checkpoints:
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir()
         tensors = {name: tensor.to("cpu").contiguous() for name, tensor in weights.items()}
-        save_file(tensors, made / "model.safetensors", {"format": "pt"})
+        save_file(tensors, made / self._weights_file, {"format": "pt"})
+        if self.adapter is not None:
+            (made / "adapter_config.json").write_text(json.dumps(self.adapter, indent=2) + "\n")
         torch.save(state, made / "trainer.pt")
         (made / "progress.json").write_bytes(msgspec.json.encode(progress))
         for name in COPIED_FILES:
+            if self.adapter is not None and name in MODEL_CONFIG_FILES:
+                continue
             if (self._model / name).exists():
                 shutil.copyfile(self._model / name, made / name)
         for file in made.iterdir():
@@ -93,15 +104,26 @@ class Checkpoints:
         return found[-1] if found else None
 
     def load(self, place: Path) -> tuple[Progress, dict[str, torch.Tensor], dict[str, Any]]:
-        """What `save` was given. Raises `BadCheckpoint` where a file is missing or broken."""
+        """What `save` was given. Raises `BadCheckpoint` where a file is missing or broken, and `InvalidInput` for an
+        adapter's where a model's is wanted, or the other way round."""
         from safetensors.torch import load_file
 
+        other = ADAPTER_FILE if self.adapter is None else WEIGHTS_FILE
+        if (place / other).exists():
+            said = "an adapter, and lora is not set" if self.adapter is None else "a whole model, and lora is set"
+            raise InvalidInput(
+                f"{place} holds {said}; go on with the configuration it was made with, or in another run"
+            )
         try:
             progress = msgspec.json.decode((place / "progress.json").read_bytes(), type=Progress)
-            weights = load_file(place / "model.safetensors")
+            weights = load_file(place / self._weights_file)
             return progress, weights, torch.load(place / "trainer.pt", weights_only=True)
         except (OSError, ValueError, RuntimeError, pickle.UnpicklingError, msgspec.DecodeError) as error:
             raise BadCheckpoint(f"{place} cannot be read: {error}; delete it to go on from the one before") from error
+
+    @property
+    def _weights_file(self) -> str:
+        return WEIGHTS_FILE if self.adapter is None else ADAPTER_FILE
 
     def _all(self) -> list[Path]:
         if not self.folder.exists():

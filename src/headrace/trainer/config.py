@@ -7,6 +7,7 @@ value that would work.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -31,6 +32,11 @@ FILTERS = ("accuracy", "min_reward", "overlong")
 CLIPS = {"ppo": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
 #: Losses that lose their gradient where a ratio leaves the clip: not for replays, whose recorded log-probs are far off.
 CLIPPED_LOSSES = ("ppo", "gspo")
+
+
+#: Adapters learn best at some ten times the rate of all weights: their product begins at 0, and only half of it moves
+#: at first.
+LORA_LR_FACTOR = 10
 
 
 class Section(BaseModel):
@@ -285,6 +291,48 @@ class MemoryConfig(Section):
     )
 
 
+class LoraConfig(Section):
+    """Low-rank adapters: the model's weights stay as they are, and two thin matrices beside each targeted layer are
+    trained. `scale` is what their product is multiplied by."""
+
+    rank: int = Field(16, ge=1, description="width of the adapters")
+    alpha: int | None = Field(None, ge=1, description="their product counts alpha / rank times; default: 2 x rank")
+    targets: list[str] | str | None = Field(
+        None, description="linear layers: names (q_proj, ...) or one regex of whole names; default: all of the decoder"
+    )
+    lr: float | None = Field(None, gt=0, description="in place of optimizer.lr; default: 10 times that")
+    init: Literal["kaiming", "gaussian"] = Field("kaiming", description="of the first matrix; the second begins as 0")
+    dropout: float = Field(0.0, description="0: a server samples without it, so log-probs would differ")
+
+    @property
+    def scaled_alpha(self) -> int:
+        """The alpha in force."""
+        return self.alpha or 2 * self.rank
+
+    @property
+    def scale(self) -> float:
+        return self.scaled_alpha / self.rank
+
+    @field_validator("dropout")
+    @classmethod
+    def _no_dropout(cls, given: float) -> float:
+        if given:
+            raise ValueError(f"is {given:g} and must be 0: the servers sample without dropout, so ratios would be off")
+        return given
+
+    @field_validator("targets")
+    @classmethod
+    def _some_targets(cls, given: list[str] | str | None) -> list[str] | str | None:
+        if given is not None and (not given or not all(given)):
+            raise ValueError("is empty; leave it out for all linear layers, or name some: [q_proj, v_proj]")
+        if isinstance(given, str):
+            try:
+                re.compile(given)
+            except re.error as error:
+                raise ValueError(f"{given!r} is no regular expression: {error}") from None
+        return given
+
+
 class CriticConfig(Section):
     """The value model of `advantage: gae`: the policy's architecture with a head of one number."""
 
@@ -335,8 +383,16 @@ class LearningConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     memory: MemoryConfig = MemoryConfig()
     critic: CriticConfig = CriticConfig()
+    lora: LoraConfig | None = Field(None, description="train adapters beside the weights; default: the weights")
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
+
+    @property
+    def learning_rate(self) -> float:
+        """The policy's learning rate before its schedule: the adapters' where there are some."""
+        if self.lora is None:
+            return self.optimizer.lr
+        return self.lora.lr or LORA_LR_FACTOR * self.optimizer.lr
 
     @model_validator(mode="after")
     def _computes(self) -> Self:

@@ -98,12 +98,12 @@ def memory(config: TrainerConfig) -> dict[str, Any]:
 def plan(config: TrainerConfig) -> dict[str, Any]:
     """What the run would do, in words, and whether the gateway it needs answers."""
     pool, cut, rule, kept = config.pool, config.optimizer, config.algorithm, config.checkpoint
-    updates = cut.epochs * cut.minibatches
+    updates, rate = cut.epochs * cut.minibatches, config.learning_rate
     latest = Checkpoints(config.run, config.model, kept.keep).latest
     found = {
         "run": f"{config.run}, " + ("a new one" if latest is None else f"from step {int(latest.name)}, with --resume"),
         "each step": f"{pool.batch_size} groups from channel {pool.channel} of the pool {pool.address}",
-        "learning": f"{rule.advantage} advantages, {rule.loss} loss, {updates} updates a step at {cut.lr:g}",
+        "learning": f"{rule.advantage} advantages, {rule.loss} loss, {updates} updates a step at {rate:g}",
         "weights": "are published nowhere: sync is not set",
         "checkpoints": f"every {kept.every} steps, the last {kept.keep} of them are kept",
         "ends": f"after {config.steps} steps",

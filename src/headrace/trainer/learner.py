@@ -23,6 +23,7 @@ from headrace.trainer.advantages import EPS, gae
 from headrace.trainer.backends.tensors import Packed, PackedBackend, predicting_tokens
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.examples import guided, rewards_at
+from headrace.trainer.lora import WithoutAdapter
 from headrace.trainer.losses import LossBatch
 from headrace.trainer.memory import MemoryLimits, MemoryUse, ModelShape, available_bytes, compiles, weights_dtype
 from headrace.trainer.optimizer import MasterAdamW
@@ -57,11 +58,13 @@ class Learner:
     def __init__(self, config: TrainerConfig, device: str) -> None:
         self.config, self.device = config, device
         self._algorithm, self._optimizer_config = config.algorithm, config.optimizer
-        self.policy = Policy(config.model, dtype=config.dtype, device=device)
+        self.policy = Policy(config.model, dtype=config.dtype, device=device, lora=config.lora, seed=config.seed)
         self.limits = self._limits()
-        self.optimizer = self._optimizer(self.policy, self.policy.parameters(), config.optimizer.lr)
-        self.reference: Policy | None = None
-        if self._algorithm.kl:
+        self.optimizer = self._optimizer(self.policy, self.policy.parameters(), config.learning_rate)
+        self.reference: Policy | WithoutAdapter | None = None
+        if self._algorithm.kl and config.lora is not None and self._algorithm.reference is None:
+            self.reference = WithoutAdapter(self.policy)
+        elif self._algorithm.kl:
             self.reference = Policy(self._algorithm.reference or config.model, dtype=config.dtype, device=device)
             if weights_dtype(config) == self.reference.dtype:
                 self.reference.narrow()
@@ -207,7 +210,7 @@ class Learner:
             sequences, fixed.returns = self._with_gae(sequences, fixed.values)
         return fixed, sequences
 
-    def _reference_log_probs(self, reference: Policy, sequences: list[Sequence]) -> list[Tensor]:
+    def _reference_log_probs(self, reference: Policy | WithoutAdapter, sequences: list[Sequence]) -> list[Tensor]:
         """Those that came with a sequence, else the reference's own."""
         given = [None if one.guidance is None else one.guidance.ref_log_probs for one in sequences]
         missing = [sequence for sequence, row in zip(sequences, given, strict=True) if row is None]
@@ -325,13 +328,13 @@ class Learner:
         return norm
 
     def _rate(self, step: int) -> float:
-        config = self._optimizer_config
+        config, lr = self._optimizer_config, self.config.learning_rate
         if step < config.warmup_steps:
-            return config.lr * (step + 1) / config.warmup_steps
+            return lr * (step + 1) / config.warmup_steps
         if config.schedule == "constant":
-            return config.lr
+            return lr
         done = min((step - config.warmup_steps) / max(self.config.steps - config.warmup_steps, 1), 1.0)
-        return config.lr * ((1 - done) if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
+        return lr * ((1 - done) if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

@@ -19,8 +19,10 @@ from headrace.data.errors import InvalidInput
 from headrace.files import HUB_NAME
 from headrace.trainer import attention
 from headrace.trainer.backends.tensors import Packed
+from headrace.trainer.config import LoraConfig
 from headrace.trainer.decoder import Decoder
 from headrace.trainer.logits import log_probs_of
+from headrace.trainer.lora import Adapter
 from headrace.trainer.optimizer import narrow
 
 
@@ -28,32 +30,47 @@ class Policy:
     """A causal LM of transformers that computes log-probs of packed sequences. Raises `InvalidInput` where it cannot be
     loaded, or caps its logits."""
 
-    def __init__(self, folder: Path, *, dtype: str = "float32", device: str = "cpu") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        dtype: str = "float32",
+        device: str = "cpu",
+        lora: LoraConfig | None = None,
+        seed: int = 0,
+    ) -> None:
+        """With `lora`, only adapters are trained, whose first values depend on `seed`."""
         self.device = torch.device(device)
         self.dtype = getattr(torch, dtype)
-        self.model = _load(folder, causal=True).to(self.device)
+        self.model = _load(folder, causal=True)
+        self.adapter = None if lora is None else Adapter(self.model, lora, folder, seed=seed)
+        self.model.to(self.device)
         self.decoder = Decoder(self.model.get_decoder(), self.dtype, self.device)
         if getattr(self.model.config, "final_logit_softcapping", None):
             raise InvalidInput(f"{folder} caps its logits (final_logit_softcapping), which the trainer does not")
 
     def parameters(self) -> list[nn.Parameter]:
-        return list(self.model.parameters())
+        """Those that are trained."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters by their names in the checkpoint, tied ones once."""
-        return dict(self.model.named_parameters())
+        """What a checkpoint holds: the parameters by their names there, tied ones once; with LoRA the adapter's, by
+        peft's names."""
+        return dict(self.model.named_parameters()) if self.adapter is None else self.adapter.named_parameters()
 
     def weights(self) -> dict[str, Tensor]:
-        """What a server loads: the parameters' values by their names in the checkpoint. They share the model's
-        memory."""
+        """What a server loads: the values of `named_parameters`. They share the model's memory."""
         return {name: parameter.detach() for name, parameter in self.named_parameters().items()}
 
     def narrow(self) -> dict[nn.Parameter, Tensor]:
         """Rounds the weights to the dtype of the computation; returns what they were, of those that are trained."""
-        return narrow(self.parameters(), self.dtype)
+        return narrow(self.model.parameters(), self.dtype)
 
     def restore(self, weights: Mapping[str, Tensor]) -> None:
         """Copies the weights of a checkpoint of this policy into the model."""
+        if self.adapter is not None:
+            self.adapter.restore(weights)
+            return
         with torch.no_grad():
             for name, mine in self.named_parameters().items():
                 mine.copy_(weights[name])

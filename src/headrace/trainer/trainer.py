@@ -85,6 +85,7 @@ class Trainer:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
         self.learner = Learner(config, device_of(config.device))
+        self.checkpoints.adapter = self.learner.policy.adapter and self.learner.policy.adapter.config
         self.progress = Progress(began=time.time())
         given = pool if pool is not None else config.pool.connected(retry_s=0.0)
         outage = self._outage("pool", config.pool.address)
@@ -221,7 +222,8 @@ class Trainer:
         if self.publisher is not None:
             publisher, model = self.publisher, self.learner.policy.model.config
             self._watcher.doing("looking at the rollout servers")
-            self._stop.result(self._publishing.submit(lambda: publisher.check(model)))
+            rank = None if self.config.lora is None else self.config.lora.rank
+            self._stop.result(self._publishing.submit(lambda: publisher.check(model, rank)))
         self._watcher.doing("asking the pool for its version")
         known = int(self.pool.call("stats", self.config.pool.channel)["policy_version"] or 0)
         self.registration.begin()
@@ -247,8 +249,9 @@ class Trainer:
         publisher, version = self.publisher, self.progress.version
         self._handed_over = version
         policy = self.learner.policy
-        probe = Probe(ids, policy.raw_log_probs(ids), dtype=self.config.dtype)
-        weights = {name: tensor.clone() for name, tensor in policy.weights().items()}
+        layers = policy.model.config.get_text_config().num_hidden_layers
+        probe = Probe(ids, policy.raw_log_probs(ids), self.config.dtype, layers)
+        weights = publisher.snapshot(policy.weights()) if policy.adapter is None else policy.adapter.snapshot()
 
         def publish() -> SyncReport:
             publisher.await_reachable()

@@ -124,11 +124,13 @@ class ComputeRewardBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PolicyVersionBody(msgspec.Struct, forbid_unknown_fields=True):
-    """`/policy_version`: of all servers, or of one; of the default model, or of a named one."""
+    """`/policy_version`: of all servers, or of one; of the default model, or of a named one. `adapter` is the name of
+    the LoRA adapter that this version is sampled with; None: the served model itself."""
 
     version: int
     server: str | None = None
     model: str | None = None
+    adapter: str | None = None
 
 
 class DropSessionBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -54,7 +54,7 @@ class ControlRoutes:
         server = asked.server.rstrip("/") if asked.server is not None else None
         model = gateway.models.get(asked.model)
         trusted = bool(request.scope.get("headrace.trusted"))  # the pool was told when it was said first
-        await model.set_version(asked.version, server, tell_pool=not trusted)
+        await model.set_version(asked.version, server, asked.adapter, tell_pool=not trusted)
         return json_response(model.versions())
 
     async def pause(self, request: Request) -> Response:

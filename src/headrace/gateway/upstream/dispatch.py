@@ -240,7 +240,7 @@ class ServerCall:
 
     async def _sent(self, *, stream: bool) -> HttpResponse:
         """Sends the request; returns once the answer's headers are there, with status 200."""
-        body = self._wire.body(self._encoded, self.server.model, stream=stream)
+        body = self._wire.body(self._encoded, self.server.sampled_model, stream=stream)
         try:
             response = await self._client.post(self._url, body)
         except (ConnectFailed, ConnectionDropped) as error:

@@ -225,7 +225,8 @@ class Fleet:
             server.model, server.max_model_len = found.model, found.max_model_len
             server.log_prob_mode, server.generate = found.log_prob_mode, found.generate
             if found.version is not None:
-                server.version, server.numbered = found.version, True
+                # A gateway that was started anew learns here which adapter the version is sampled with.
+                server.version, server.numbered, server.adapter = found.version, True, found.adapter
             self._judged(server, "up", None)
 
     async def note_version(self, server: UpstreamServer) -> None:

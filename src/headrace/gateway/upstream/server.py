@@ -13,6 +13,7 @@ import msgspec
 import orjson
 from yarl import URL
 
+from headrace.data.adapter_name import adapter_version
 from headrace.data.errors import InvalidInput, shown
 from headrace.gateway.upstream.errors import RolloutServerFailed, read_fault
 from headrace.gateway.upstream.http_client import UpstreamClient
@@ -37,6 +38,8 @@ class UpstreamServer:
         self.state: ServerState = "new"
         self.reason: str | None = "not verified yet"
         self.model = ""
+        #: The LoRA adapter that its version is sampled with; None: the model itself.
+        self.adapter: str | None = None
         self.max_model_len: int | None = None
         self.log_prob_mode: LogProbMode = "unknown"
         self.generate = False
@@ -49,6 +52,11 @@ class UpstreamServer:
     def url(self, path: str) -> URL:
         """The URL of a path on this server."""
         return URL(self.address + path, encoded=True)
+
+    @property
+    def sampled_model(self) -> str:
+        """The name by which it knows what calls are sampled with."""
+        return self.adapter or self.model
 
     def saw_version(self, version: int) -> None:
         """Takes over a version from an answer; an older one, of a call that began before a sync, changes nothing."""
@@ -64,6 +72,7 @@ class UpstreamServer:
             "version": self.version,
             "wire": "generate" if self.generate else "completions",
             "model": self.model,
+            "adapter": self.adapter,
             "max_model_len": self.max_model_len,
             "log_prob_mode": self.log_prob_mode,
             "in_flight": self.in_flight,
@@ -114,6 +123,7 @@ class ProbeResult(msgspec.Struct, frozen=True):
     log_prob_mode: LogProbMode
     generate: bool
     version: int | None
+    adapter: str | None
 
 
 class ServerProbe:
@@ -134,7 +144,7 @@ class ServerProbe:
 
     async def verify(self) -> ProbeResult:
         """Asks everything; raises `Unfit` for a server that must not be used, `RolloutServerFailed` without answers."""
-        model, longest = await self._model()
+        model, longest, adapters = await self._model()
         await self._tokenization(model)
         mode = await self._mode(model)
         wanted = self._options.log_prob_mode
@@ -148,13 +158,17 @@ class ServerProbe:
             raise Unfit(
                 "the server has no /inference/v1/generate; start vLLM with --enable-scale-out, or use wire auto"
             )
-        return ProbeResult(model, longest, mode, generate, await self.version())
+        version = await self.version()
+        adapter = next((name for name, of in adapters.items() if of == version), None)
+        return ProbeResult(model, longest, mode, generate, version, adapter)
 
-    async def _model(self) -> tuple[str, int | None]:
+    async def _model(self) -> tuple[str, int | None, dict[str, int]]:
+        """The model's name, its longest context, and a trainer's adapters beside it with their versions."""
         card, named = await model_card(self._client, self._server, self._options)
+        adapters = {each["id"]: adapter_version(each["id"]) for each in named}
         # An adapter's card need not say how long its context is: it is its base's.
         longest = next((each["max_model_len"] for each in (card, *named) if _has_length(each)), None)
-        return card["id"], longest
+        return card["id"], longest, {name: version for name, version in adapters.items() if version is not None}
 
     async def _tokenization(self, model: str) -> None:
         """`Unfit` where the server has `/tokenize` and tokenizes otherwise than this vocabulary."""

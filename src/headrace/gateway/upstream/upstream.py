@@ -247,16 +247,14 @@ class Upstream:
         """Requests that were let through and have not ended."""
         return self._gate.in_flight
 
-    def set_version(self, version: int, server: str | None = None) -> None:
-        """Sets the policy version that a server samples with from now on; without a server, that of all, also of those
-        that are added later."""
+    def set_version(self, version: int, server: str | None = None, adapter: str | None = None) -> None:
+        """Sets the policy version that a server samples with from now on, and by which of its LoRA adapters (None: by
+        none); without a server, that of all, the version also of those that are added later."""
         number = check_count(version, "version", most=INT32_MAX)
-        if server is not None:
-            self._fleet.find(server).version = number
-            return
-        self._fleet.version = number
-        for known in self._fleet.servers.values():
-            known.version = number
+        if server is None:
+            self._fleet.version = number
+        for known in self._fleet.servers.values() if server is None else [self._fleet.find(server)]:
+            known.version, known.adapter = number, adapter
 
     async def note_versions(self, server: str | None = None) -> None:
         """After `set_version`: remembers which of the servers tell their version themselves."""
@@ -272,6 +270,11 @@ class Upstream:
     def versions(self) -> dict[str, int]:
         """Each server's policy version, by its address."""
         return {server.address: server.version for server in self._fleet.servers.values()}
+
+    @property
+    def adapters(self) -> dict[str, str | None]:
+        """The LoRA adapter that each server samples with, by its address."""
+        return {server.address: server.adapter for server in self._fleet.servers.values()}
 
     # -- the servers ---------------------------------------------------------------------------------------------------
 

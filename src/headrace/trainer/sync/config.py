@@ -31,9 +31,15 @@ class SyncConfig(BaseModel):
     folder: Path | None = Field(
         None, description="where files go: this trainer's alone, and readable by every server under the same path"
     )
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field(
+        "auto", description="what weights travel in; auto: what the servers compute in, where all agree"
+    )
+    lora: Literal["auto", "adapter", "merged"] = Field(
+        "auto", description="LoRA: the adapter alone, or all weights with it merged; auto: what each server can take"
+    )
     verify: bool = Field(True, description="compare each server's log-probs with the trainer's before it samples")
     tolerance: float | None = Field(
-        None, gt=0, description="largest gap of a log-prob; default: by the precision that a server computes in"
+        None, gt=0, description="largest gap of a log-prob; default: what rounding explains"
     )
     timeout_s: float = Field(300.0, gt=0, description="longest wait for one answer: a drain, a load")
 

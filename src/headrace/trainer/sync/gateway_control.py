@@ -39,8 +39,8 @@ class CallControl(Protocol):
     def resume(self, servers: Collection[RolloutServer]) -> None:
         """Resumes calls, to these servers."""
 
-    def set_version(self, address: str, version: int) -> None:
-        """Sets the version that a server samples with from this call on."""
+    def set_version(self, address: str, version: int, adapter: str | None = None) -> None:
+        """Sets the version that a server samples with from this call on, and the adapter that it samples it with."""
 
     def remove_server(self, address: str) -> None:
         """Stops sending calls to a server; one that is not known is no error."""
@@ -106,10 +106,11 @@ class GatewayControl(CallControl):
     def resume(self, servers: Collection[RolloutServer]) -> None:
         self._ask("POST", "/resume")
 
-    def set_version(self, address: str, version: int) -> None:
+    def set_version(self, address: str, version: int, adapter: str | None = None) -> None:
         # The gateway tells its pool, which may be started anew just now: no reason to give a server up that has the
         # weights. Telling it twice changes nothing.
-        self._ask_again("POST", "/policy_version", {"version": version, "server": address}, None, 503)
+        told = {"version": version, "server": address, "adapter": adapter}
+        self._ask_again("POST", "/policy_version", told, None, 503)
 
     def remove_server(self, address: str) -> None:
         self._ask("DELETE", "/servers", {"address": address}, unless=404)  # it has none of this address
@@ -163,7 +164,7 @@ class DirectControl(CallControl):
     def resume(self, servers: Collection[RolloutServer]) -> None:
         for_each_in_threads(_try_resume, servers)
 
-    def set_version(self, address: str, version: int) -> None:
+    def set_version(self, address: str, version: int, adapter: str | None = None) -> None:
         pass  # the server itself was told
 
     def remove_server(self, address: str) -> None:

@@ -65,19 +65,23 @@ class ServerHttp:
         """`ask` with `body` as JSON."""
         return self.ask("POST", path, body, within_s)
 
-    def ask(self, method: str, path: str, body: Any = None, within_s: float | None = None) -> Any:
-        """The answer's JSON; None where it is empty."""
+    def tell(self, path: str, body: Any) -> None:
+        """Posts `body`; whatever the answer says beside its status is not read."""
+        self.ask("POST", path, body, read=False)
+
+    def ask(self, method: str, path: str, body: Any = None, within_s: float | None = None, *, read: bool = True) -> Any:
+        """The answer's JSON; None where it is empty, or not to be read."""
         timeout_s = self._timeout_s if within_s is None else min(within_s, self._timeout_s)
         if self._cut.is_set():
             timeout_s = min(timeout_s, CUT_ANSWER_S)
-        asked = in_thread(lambda: self._ask(method, path, body, timeout_s), "headrace-ask")
+        asked = in_thread(lambda: self._ask(method, path, body, timeout_s, read), "headrace-ask")
         try:
             return self._cut.result(asked, grace_s=CUT_ANSWER_S)
         except Stopped:
             route = path.partition("?")[0]
             raise ServerFailed(f"{self.address} had not answered {route} when the run was stopped") from None
 
-    def _ask(self, method: str, path: str, body: Any, timeout_s: float) -> Any:
+    def _ask(self, method: str, path: str, body: Any, timeout_s: float, read: bool) -> Any:
         try:
             answer = self._client.request(method, path, json=body, headers=SENT_HEADERS, timeout_s=timeout_s)
         except NoAnswer as error:
@@ -87,6 +91,6 @@ class ServerHttp:
             said = answer.error_text() or "nothing"
             raise ServerFailed(f"{self.address} answered {route} with {status}: {said}", status, reason=said)
         try:
-            return answer.json() if answer.body else None
+            return answer.json() if answer.body and read else None
         except ValueError:
             raise ServerFailed(f"{self.address} answered {route} with what is no JSON", status) from None

@@ -22,7 +22,16 @@ from headrace.trainer.sync.config import Mode, SyncConfig
 from headrace.trainer.sync.gateway_control import CallControl, call_control
 from headrace.trainer.sync.http import ServerFailed, ServerHttp, SyncFailed
 from headrace.trainer.sync.servers import HeadraceEngine, RolloutServer, Vllm, identify
-from headrace.trainer.sync.weights import NO_FOLDER, Gap, Probe, WeightDelivery, tolerance
+from headrace.trainer.sync.weights import (
+    NO_FOLDER,
+    AdapterWeights,
+    Gap,
+    Probe,
+    Transport,
+    WeightDelivery,
+    converted,
+    tolerance,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -64,13 +73,19 @@ class Publisher:
         self._key = config.server_key or os.environ.get("HEADRACE_UPSTREAM_KEY")
         #: Servers that were taken out, by address, with the reason.
         self._taken_out: dict[str, str] = {}
+        #: Servers of which it was said that they get an adapter's merged weights.
+        self._merged_to: set[str] = set()
+        #: What all servers compute in, as they said last.
+        self._dtype: str | None = None
 
-    def check(self, model_config: Any) -> None:
-        """Raises `SyncFailed` unless every server can be published to; `model_config` is the trained model's."""
+    def check(self, model_config: Any, lora_rank: int | None = None) -> None:
+        """Raises `SyncFailed` unless every server can be published to; `model_config` is the trained model's,
+        `lora_rank` that of its adapter, where it has one."""
         self._control.await_ready()
         servers, failed = self._reached(self._control.addresses())
+        failed |= self._choose_adapters(servers, lora_rank)
         for server in servers:
-            if isinstance(server, Vllm):
+            if isinstance(server, Vllm) and not server.by_adapter and server.address not in failed:
                 tied = server.tied()
                 if tied:
                     failed[server.address] = (
@@ -78,6 +93,9 @@ class Publisher:
                         "embeddings: a reload leaves the old lm_head in place. Serve an untied copy; "
                         f"python -m headrace.trainer.sync.untie {server.root} INTO makes one"
                     )
+                    if lora_rank is not None:
+                        why = self._why_no_adapter(server, lora_rank)
+                        failed[server.address] += f". Or have the adapter published by itself: {why}"
                 elif tied is None and getattr(model_config, "tie_word_embeddings", False):
                     log.warning(
                         "%s serves %s, which cannot be read from here; the model ties its embeddings, so vLLM must "
@@ -89,6 +107,7 @@ class Publisher:
             raise SyncFailed(_none("weights cannot be published", failed), failed)
         if self.config.folder is None and not all(server.shared for server in servers):
             raise InvalidInput(NO_FOLDER)
+        self._agreed_dtype(servers)
 
     def await_reachable(self) -> None:
         """Waits for a gateway that does not answer; raises `SyncFailed` after `timeout_s`."""
@@ -106,7 +125,16 @@ class Publisher:
         """Ends a publish during its pause: servers not known to have the weights are removed, and calls resume."""
         self._cut.set("cut")
 
-    def publish(self, weights: Mapping[str, torch.Tensor], version: int, probe: Probe) -> SyncReport:
+    def snapshot(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Copies of these weights to be published while training goes on, in what the servers computed in when they
+        were last asked."""
+        found = {}
+        for name, tensor in weights.items():
+            held = converted(tensor.detach(), self._dtype)
+            found[name] = held.clone() if held.data_ptr() == tensor.data_ptr() else held
+        return found
+
+    def publish(self, weights: Mapping[str, torch.Tensor] | AdapterWeights, version: int, probe: Probe) -> SyncReport:
         """Loads and verifies these weights on every server. Raises `SyncFailed` where no server has them, or `stop`
         came before the pause; `InvalidInput` for a version below the gateway's."""
         began = time.monotonic()
@@ -126,7 +154,7 @@ class Publisher:
 
     def _update_servers(
         self,
-        weights: Mapping[str, torch.Tensor],
+        weights: Mapping[str, torch.Tensor] | AdapterWeights,
         version: int,
         probe: Probe,
         known: dict[str, bool],
@@ -134,13 +162,14 @@ class Publisher:
         failed: dict[str, str],
         began: float,
     ) -> SyncReport:
+        failed |= self._choose_adapters(servers, weights.rank if isinstance(weights, AdapterWeights) else None)
+        servers = [server for server in servers if server.address not in failed]
         for address, reason in failed.items():  # before the pause, which would wait for them
             self._control.remove_server(address)
             self._note(address, reason)
         if not servers:
             raise SyncFailed(_none("no rollout server has the new weights", failed), failed)
-        ways = {server.shared for server in servers}
-        delivery = WeightDelivery(weights, version, shared=True in ways, files=False in ways, folder=self.config.folder)
+        delivery = WeightDelivery(weights, version, self._transport(servers), self.config.folder)
         update = WeightUpdate(self._control, servers, known, self._mode(servers), delivery)
         try:
             update.run(probe if self.config.verify else None, self.config.tolerance)
@@ -151,7 +180,7 @@ class Publisher:
         failed |= update.failed
         if not update.gaps:
             raise SyncFailed(_none("no rollout server has the new weights", failed), failed)
-        self._add_back([address for address in update.gaps if address not in known], version)
+        self._add_back([server for server in servers if server.address in update.gaps.keys() - known], version)
         gaps = [gap for gap in update.gaps.values() if gap is not None]
         return SyncReport(
             version=version,
@@ -182,6 +211,50 @@ class Publisher:
         failed = {address: str(error) for address, error in found.items() if isinstance(error, ServerFailed)}
         return [server for server in found.values() if isinstance(server, RolloutServer)], failed
 
+    def _choose_adapters(self, servers: Iterable[RolloutServer], rank: int | None) -> dict[str, str]:
+        """Sets which servers take an adapter of this rank by itself; returns those that must, by `sync.lora`, and
+        cannot, with the reason."""
+        failed: dict[str, str] = {}
+        for server in servers if rank is not None else ():
+            assert rank is not None
+            why = self._why_no_adapter(server, rank)
+            server.by_adapter = why is None
+            if why is not None and self.config.lora == "adapter":
+                failed[server.address] = f"sync.lora is adapter, and {server.address} gets none: {why}"
+            elif why is not None and server.address not in self._merged_to:
+                self._merged_to.add(server.address)
+                log.info("%s gets all weights with the adapter merged: %s", server.address, why)
+        return failed
+
+    def _why_no_adapter(self, server: RolloutServer, rank: int) -> str | None:
+        if self.config.lora == "merged":
+            return "sync.lora is merged"
+        if self.config.gateway is None:
+            return "without a gateway nobody sends calls to the newest adapter"
+        if self.config.mode == "keep":
+            return "calls that mode: keep froze would go on under the old adapter"
+        return server.why_no_adapter(rank)
+
+    def _transport(self, servers: Sequence[RolloutServer]) -> Transport:
+        whole = [server for server in servers if not server.by_adapter]
+        return Transport(
+            shared=any(server.shared for server in whole),
+            files=not all(server.shared for server in whole),
+            adapter=len(whole) < len(servers),
+            dtype=self._agreed_dtype(whole),
+            tied_head=not all(isinstance(server, HeadraceEngine) and server.tied() for server in whole),
+        )
+
+    def _agreed_dtype(self, servers: Iterable[RolloutServer]) -> str | None:
+        """What weights travel in: what all of these servers compute in, or what `sync.dtype` says; None: as they are,
+        since servers differ or do not say."""
+        if self.config.dtype != "auto":
+            self._dtype = self.config.dtype
+        else:
+            found = {server.dtype for server in servers}
+            self._dtype = found.pop() if len(found) == 1 else None
+        return self._dtype
+
     def _mode(self, servers: Iterable[RolloutServer]) -> Mode:
         if self.config.mode != "auto":
             return self.config.mode
@@ -191,12 +264,12 @@ class Publisher:
         log.error("rollout server taken out: %s", reason)
         self._taken_out[address] = reason
 
-    def _add_back(self, addresses: Iterable[str], version: int) -> None:
-        for address in addresses:
-            self._control.add_server(address)
-            self._control.set_version(address, version)
-            log.warning("rollout server %s is back, with version %d", address, version)
-            del self._taken_out[address]
+    def _add_back(self, servers: Iterable[RolloutServer], version: int) -> None:
+        for server in servers:
+            self._control.add_server(server.address)
+            self._control.set_version(server.address, version, server.adapter)
+            log.warning("rollout server %s is back, with version %d", server.address, version)
+            del self._taken_out[server.address]
 
 
 def _none(what: str, failed: Mapping[str, str]) -> str:
@@ -236,7 +309,7 @@ class WeightUpdate:
         finally:
             self._remove_failed_and_resume()
             self.hold_s = time.monotonic() - began
-        for_each_in_threads(self._resume, self._verified())
+        for_each_in_threads(self._settle, self._verified())
 
     def _load_and_verify(self, server: RolloutServer, probe: Probe | None, most: float | None) -> None:
         known = server.address in self._held
@@ -255,18 +328,18 @@ class WeightUpdate:
             self.failed[server.address] = str(error)
             return
         if known:
-            self._control.set_version(server.address, self._delivery.version)
+            self._control.set_version(server.address, self._delivery.version, server.adapter)
         self.gaps[server.address] = gap
 
     def _gap(self, server: RolloutServer, probe: Probe, most: float | None) -> Gap:
         found, dtype = server.score(list(probe.ids))
         gap = probe.gap(found)
-        allowed = Gap(most, most) if most is not None else tolerance(self._delivery.dtype, probe.dtype, dtype)
+        allowed = Gap(most, most) if most is not None else tolerance(probe, self._delivery.dtype, probe.dtype, dtype)
         if not gap.within(allowed):
             raise ServerFailed(
                 f"{server.address} does not have the weights it was given: a log-prob is {gap.largest:.2g} off the "
-                f"trainer's, {gap.mean:.2g} in the mean, where {allowed.largest:g} and {allowed.mean:g} are allowed "
-                "(sync.tolerance; tied embeddings on vLLM and another --dtype are the usual reasons)"
+                f"trainer's, {gap.mean:.2g} in the mean, where {allowed.largest:.2g} and {allowed.mean:.2g} are "
+                "allowed (sync.tolerance; tied embeddings on vLLM and another --dtype are the usual reasons)"
             )
         return gap
 
@@ -285,6 +358,14 @@ class WeightUpdate:
 
     def _verified(self) -> list[RolloutServer]:
         return [server for server in self._servers if server.address in self.gaps]
+
+    def _settle(self, server: RolloutServer) -> None:
+        """Resumes a server, and has it unload what no call uses any more: those in flight ended or were aborted."""
+        self._resume(server)
+        try:
+            server.unload_others()
+        except ServerFailed as error:
+            log.warning("%s", error)  # it takes memory there, and is tried again at the next publish
 
     def _resume(self, server: RolloutServer) -> None:
         """Resumes a server itself: a gateway that was restarted meanwhile does not know that it is paused."""

@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import socket
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
+from headrace.data.adapter_name import adapter_version
 from headrace.data.errors import shown
 from headrace.trainer.sync.http import ServerFailed, ServerHttp
-from headrace.trainer.sync.weights import WeightDelivery
+from headrace.trainer.sync.weights import DTYPES, WeightDelivery
 
 #: Seconds for requests that a healthy server answers at once.
 STATUS_TIMEOUT_S = 10.0
@@ -27,17 +30,31 @@ UNVERIFIED = "unverified"
 Via = Literal["auto", "shared_memory", "files"]
 
 
+@dataclass(frozen=True)
+class ServerInfo:
+    """What a server says of its configuration: what it computes in, the largest rank of an adapter that it computes,
+    and whether it loads adapters while it runs."""
+
+    dtype: str | None = None
+    max_lora_rank: int | None = None
+    loads_adapters: bool = False
+
+
 class RolloutServer(ABC):
     """One server. Every method raises `ServerFailed` where the server does not do what it is asked."""
 
     #: Whether it can score tokens while it is paused.
     scores_paused: ClassVar[bool]
 
-    def __init__(self, http: ServerHttp, model: str, root: str | None, *, shared: bool) -> None:
-        self.http, self.model, self.root = http, model, root
+    def __init__(self, http: ServerHttp, model: str, root: str | None, info: ServerInfo, *, shared: bool) -> None:
+        self.http, self.model, self.root, self.dtype = http, model, root, info.dtype
         self.address = http.address
         #: Weights come by shared memory, not by files.
         self.shared = shared
+        #: A LoRA adapter comes by itself; the server has the weights beside which it is trained.
+        self.by_adapter = False
+        #: The adapter that it samples with, once that is loaded.
+        self.adapter: str | None = None
 
     @abstractmethod
     def load(self, delivery: WeightDelivery) -> None:
@@ -46,6 +63,18 @@ class RolloutServer(ABC):
     @abstractmethod
     def score(self, ids: list[int]) -> tuple[list[float], str | None]:
         """The log-prob of each token but the first, and the precision that they were computed in, where it is known."""
+
+    @abstractmethod
+    def why_no_adapter(self, rank: int) -> str | None:
+        """Why it cannot take a LoRA adapter of this rank; None where it can."""
+
+    def unload_others(self) -> None:
+        """Unloads the adapters of earlier versions. To be called once no call uses them."""
+        return  # most have none
+
+    def tied(self) -> bool | None:
+        """Whether its model ties `lm_head` to the embeddings; None where its folder cannot be read from here."""
+        return None if self.root is None else ties(Path(self.root))
 
     def pause(self, mode: Literal["keep", "wait", "abort"]) -> None:
         """Pauses, and freezes calls in flight (`keep`), waits for their end (`wait`), or aborts them (`abort`)."""
@@ -80,6 +109,9 @@ class HeadraceEngine(RolloutServer):
         asked = {"name": delivery.block.name, "manifest": delivery.manifest, "version": str(delivery.version)}
         self.http.post("/load_weights_shm", asked)
 
+    def why_no_adapter(self, rank: int) -> str | None:
+        return f"{self.address} is Headrace's engine, which computes without adapters"
+
     def score(self, ids: list[int]) -> tuple[list[float], str | None]:
         found = self.http.post("/score_tokens", {"prompt_token_ids": ids})
         return found["logprobs"], found["dtype"]
@@ -90,11 +122,30 @@ class Vllm(RolloutServer):
 
     scores_paused = False
 
-    def __init__(self, http: ServerHttp, model: str, root: str | None, dtype: str | None) -> None:
-        super().__init__(http, model, root, shared=False)
-        self.dtype = dtype
+    def __init__(
+        self, http: ServerHttp, model: str, root: str | None, info: ServerInfo, adapters: Sequence[str] = ()
+    ) -> None:
+        """`adapters` are those of ours that it has loaded already."""
+        super().__init__(http, model, root, info, shared=False)
+        self._info, self._adapters = info, adapters
+
+    def why_no_adapter(self, rank: int) -> str | None:
+        if self._info.max_lora_rank is None or not self._info.loads_adapters:
+            flags = f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=True and --enable-lora --max-lora-rank {rank}"
+            return f"{self.address} takes no adapters; start vLLM with {flags}"
+        if rank > self._info.max_lora_rank:
+            return f"{self.address} has --max-lora-rank {self._info.max_lora_rank}, and the adapter's rank is {rank}"
+        return None
 
     def load(self, delivery: WeightDelivery) -> None:
+        if self.by_adapter:
+            # Under a new name: nothing that was cached with another adapter is used for it.
+            self.http.tell(
+                "/v1/load_lora_adapter", {"lora_name": delivery.adapter_name, "lora_path": str(delivery.adapter)}
+            )
+            self.adapter = delivery.adapter_name
+            self._version(delivery)
+            return
         self._from_files(delivery)
         # What was frozen is computed anew: its tokens stay, its keys and values were the old weights'.
         found = self.http.post("/reset_prefix_cache?reset_running_requests=true")
@@ -103,7 +154,8 @@ class Vllm(RolloutServer):
         self._version(delivery)
 
     def score(self, ids: list[int]) -> tuple[list[float], str | None]:
-        asked = {"model": self.model, "prompt": ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        model = self.adapter or self.model
+        asked = {"model": model, "prompt": ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
         found = self.http.post("/v1/completions", asked)
         try:
             table = found["choices"][0]["prompt_logprobs"]
@@ -112,9 +164,10 @@ class Vllm(RolloutServer):
             raise ServerFailed(f"{self.address} gave no prompt_logprobs: {shown(found)}") from error
         return values, self.dtype
 
-    def tied(self) -> bool | None:
-        """Whether its model ties `lm_head` to the embeddings; None where its folder cannot be read from here."""
-        return None if self.root is None else ties(Path(self.root))
+    def unload_others(self) -> None:
+        for name in self._adapters:
+            if name != self.adapter:
+                self.http.tell("/v1/unload_lora_adapter", {"lora_name": name})
 
 
 def identify(http: ServerHttp, via: Via) -> RolloutServer:
@@ -131,27 +184,33 @@ def identify(http: ServerHttp, via: Via) -> RolloutServer:
             f"{http.address} has no control routes (no /is_paused); start vLLM with VLLM_SERVER_DEV_MODE=1", 404
         ) from None
     try:
-        card = http.get("/v1/models", STATUS_TIMEOUT_S)["data"][0]
-        model, root = str(card["id"]), card.get("root")
+        cards = http.get("/v1/models", STATUS_TIMEOUT_S)["data"]
+        model, root = str(cards[0]["id"]), cards[0].get("root")
+        adapters = [str(card["id"]) for card in cards if adapter_version(str(card["id"])) is not None]
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ServerFailed(f"{http.address} names no model in /v1/models") from error
     root = root if isinstance(root, str) else None
+    info = _info(http)
     if isinstance(version, str) and "+headrace" in version:
         return HeadraceEngine(
-            http, model, root, shared=via == "shared_memory" or (via == "auto" and _is_here(http.address))
+            http, model, root, info, shared=via == "shared_memory" or (via == "auto" and _is_here(http.address))
         )
     if via == "shared_memory":
         raise ServerFailed(f"{http.address} is vLLM, which takes weights from files only; set sync.via to auto")
-    return Vllm(http, model, root, _precision(http))
+    return Vllm(http, model, root, info, adapters)
 
 
-def _precision(http: ServerHttp) -> str | None:
-    """The dtype that a vLLM computes in; None where it does not say."""
+def _info(http: ServerHttp) -> ServerInfo:
+    """What a server says of its configuration; nothing where it has no such route."""
     try:
         found: Any = http.get("/server_info?config_format=json", VLLM_INFO_TIMEOUT_S)
-        return str(found["vllm_config"]["model_config"]["dtype"]).removeprefix("torch.")
-    except (ServerFailed, KeyError, TypeError):
-        return None
+        config = found["vllm_config"]
+        dtype = str(config["model_config"]["dtype"]).removeprefix("torch.")
+        rank = (config.get("lora_config") or {}).get("max_lora_rank")
+        loads = bool((found.get("vllm_env") or {}).get("VLLM_ALLOW_RUNTIME_LORA_UPDATING"))
+    except (ServerFailed, AttributeError, KeyError, TypeError):
+        return ServerInfo()
+    return ServerInfo(dtype if dtype in DTYPES else None, rank if isinstance(rank, int) else None, loads)
 
 
 def ties(folder: Path) -> bool | None:
