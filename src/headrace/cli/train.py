@@ -12,6 +12,7 @@ from headrace.extras import require_for
 
 if TYPE_CHECKING:
     from headrace.trainer.config import TrainerConfig
+    from headrace.trainer.ranks import Ranks
 
 
 class TrainCommand(CommandModel):
@@ -32,25 +33,37 @@ class TrainCommand(CommandModel):
 
     def execute(self) -> None:
         require_for("train")
+        from headrace.trainer.ranks import joined
+
+        with joined() as ranks:
+            config = ranks.agreed(self._load)
+            if self.dry_run:
+                from headrace.trainer.dry_run import dry_run
+
+                if ranks.rank == 0:
+                    print(dry_run(config))
+            elif ranks.rank == 0:
+                self._train(config, ranks)
+            else:
+                from headrace.trainer.shared_learner import follow
+                from headrace.trainer.trainer import device_of
+
+                follow(config, device_of(config.device), ranks)
+
+    def _load(self) -> TrainerConfig:
         from headrace.trainer.config import load
 
         given = {"steps": self.steps, "run": self.run}
-        config = load(self.config, **{name: value for name, value in given.items() if value is not None})
-        if self.dry_run:
-            from headrace.trainer.dry_run import dry_run
+        return load(self.config, **{name: value for name, value in given.items() if value is not None})
 
-            print(dry_run(config))
-            return
-        self._train(config)
-
-    def _train(self, config: TrainerConfig) -> None:
+    def _train(self, config: TrainerConfig, ranks: Ranks) -> None:
         from rich.console import Console
 
         from headrace.trainer.trainer import train
         from headrace.trainer.view import TrainView
 
         with TrainView(Console(), config) as view:
-            outcome = train(config, resume=self.resume, watcher=view)
+            outcome = train(config, resume=self.resume or ranks.restarts > 0, watcher=view, ranks=ranks)
         for sentence in outcome.sentences():
             print(sentence)
         if outcome.stopped_by:

@@ -27,8 +27,9 @@ from headrace.trainer.checkpoint import Checkpoints, LeaseFile, Progress
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.environments import RunRegistration
 from headrace.trainer.examples import GatewayScorer
-from headrace.trainer.learner import Learner
+from headrace.trainer.ranks import ALONE, Ranks
 from headrace.trainer.reporting import AWAITING_BATCH, RunOutcome, RunWatcher
+from headrace.trainer.shared_learner import learner_of
 from headrace.trainer.stopping import (
     Outage,
     Stopped,
@@ -58,7 +59,13 @@ class Trainer:
     """One run. `run()` returns once all steps are done, the channel is shut down and empty, or `stop()` was called."""
 
     def __init__(
-        self, config: TrainerConfig, *, resume: bool = False, pool: Any = None, watcher: RunWatcher | None = None
+        self,
+        config: TrainerConfig,
+        *,
+        resume: bool = False,
+        pool: Any = None,
+        watcher: RunWatcher | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.config = config
         self._watcher = watcher or RunWatcher()
@@ -76,7 +83,7 @@ class Trainer:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
-        self.learner = Learner(config, device_of(config.device))
+        self.learner = learner_of(config, device_of(config.device), ranks)
         self.progress = Progress(began=time.time())
         given = pool if pool is not None else config.pool.connected(retry_s=0.0)
         outage = self._outage("pool", config.pool.address)
@@ -96,8 +103,7 @@ class Trainer:
         self._last_report_at = time.monotonic()
         latest = self.checkpoints.latest
         if latest is not None:
-            self.progress, weights, state = self.checkpoints.load(latest)
-            self.learner.restore(weights, state)
+            self.progress = self.learner.resume(self.checkpoints, latest)
         reporting.truncate_metrics(config.run, self.progress.step)
         self.metrics = reporting.RunMetrics(config.run, config.log, config.shown())
         self.registration = RunRegistration(self.pool, config, lambda: self.progress.step)
@@ -237,9 +243,8 @@ class Trainer:
             return
         publisher, version = self.publisher, self.progress.version
         self._handed_over = version
-        policy = self.learner.policy
-        probe = Probe(ids, policy.raw_log_probs(ids), dtype=self.config.dtype)
-        weights = {name: tensor.clone() for name, tensor in policy.weights().items()}
+        probe = Probe(ids, self.learner.raw_log_probs(ids), dtype=self.config.dtype)
+        weights = {name: tensor.clone() for name, tensor in self.learner.weights().items()}
 
         def publish() -> SyncReport:
             publisher.await_reachable()
@@ -297,7 +302,7 @@ class Trainer:
         if progress.leases:
             self._watcher.doing("writing a checkpoint")
             progress.repeats = sorted(self.feed.repeats)
-            self.checkpoints.save(progress, self.learner.policy.weights(), self.learner.state())
+            self.checkpoints.save(progress, self.learner.weights(), self.learner.write_state)
         try:
             self.feed.ack(progress.leases)
         except (Stopped, PoolUnreachable):
@@ -376,11 +381,13 @@ class Trainer:
         self.metrics.close()
 
 
-def train(config: TrainerConfig, *, resume: bool = False, watcher: RunWatcher | None = None) -> RunOutcome:
+def train(
+    config: TrainerConfig, *, resume: bool = False, watcher: RunWatcher | None = None, ranks: Ranks = ALONE
+) -> RunOutcome:
     """Runs a training from the command line. SIGTERM and SIGINT end it after the step under way, with a checkpoint, and
     at once while it waits; a second Ctrl-C ends the process immediately."""
     watcher = watcher or RunWatcher()
-    trainer = Trainer(config, resume=resume, watcher=watcher)
+    trainer = Trainer(config, resume=resume, watcher=watcher, ranks=ranks)
     with on_signals(trainer.stop, watcher.ending_at_once):
         trainer.run()
     return trainer.outcome
