@@ -66,10 +66,12 @@ class Ranks:
     mesh: Any = None
     #: Whether the ranks are set up: from then on they wait for rank 0's commands.
     settled: bool = False
+    #: Whether a command is under way: what another is sent meanwhile it would not take, and the sender wait for ever.
+    busy: bool = False
 
     @property
     def alone(self) -> bool:
-        return self.count == 1
+        return self.count == 1 and self.mesh is None
 
     def placed(self, device: str) -> str:
         """This rank's device, where all are told `device`; makes the mesh over all of theirs. Of several GPUs on a
@@ -179,7 +181,7 @@ class Ranks:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Rank 0 tells the others that the run has ended, where they are still there."""
-        if self.alone or self.rank or self.objects is None or isinstance(error, RankLost):
+        if self.alone or self.rank or self.objects is None or self.busy:
             return
         with suppress(RankLost):
             if self.settled:

@@ -15,11 +15,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.trainer.checkpoint import Checkpoints, Progress
-from headrace.trainer.config import TrainerConfig
+from headrace.trainer.config import TrainerConfig, TrainWorkers
 from headrace.trainer.ranks import RankLost, portable
 from headrace.trainer.reporting import RunOutcome, RunWatcher
 from headrace.trainer.stopping import in_thread, on_signals
@@ -28,28 +26,10 @@ from headrace.trainer.stopping import in_thread, on_signals
 REPORT_WAIT_S = 0.25
 #: Seconds that the relay may take to answer: it does nothing but that.
 RELAY_ANSWER_S = 30.0
+#: How much of the resource that names a node a worker takes: enough to be placed there, little enough for thousands.
+NODE_SHARE = 0.0001
 #: The folder below the run's for what Ray Train itself keeps.
 RAY_FOLDER = "ray"
-
-
-class TrainWorkers(BaseModel):
-    """How many workers train, and what Ray sets aside for each."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    workers: int = Field(ge=1, le=4096, description="processes that train together, each with a part of the model")
-    gpus: float = Field(0, ge=0, description="GPUs that Ray sets aside for each; 0: they compute on CPUs")
-    num_cpus: float = Field(1, ge=0, description="CPUs that Ray sets aside for each")
-    resources: dict[str, float] = Field({}, description="what else its node must have, such as {learning: 1}")
-    max_failures: int = Field(3, ge=-1, description="times that all are begun again where one dies; -1: always")
-
-    def flags(self) -> list[str]:
-        """The same as flags of `headrace train`."""
-        found = ["--workers", str(self.workers), "--gpus-per-worker", f"{self.gpus:g}"]
-        found += ["--cpus-per-worker", f"{self.num_cpus:g}", "--max-failures", str(self.max_failures)]
-        for name, amount in self.resources.items():
-            found += ["--resource", f"{name}={amount:g}"]
-        return found
 
 
 class RunRelay:
@@ -158,6 +138,8 @@ def train_on_ray(
             if told.is_set() and not seen:
                 raise HeadraceError("stopped before the cluster had begun the workers; nothing was learned")
             seen += _shown(watcher, ray.get(relay.reports.remote(seen), timeout=RELAY_ANSWER_S))
+            if isinstance(failed := ray.get(relay.ended.remote(), timeout=RELAY_ANSWER_S), HeadraceError):
+                raise failed  # the workers end with this process: others of them may wait for rank 0
         _shown(watcher, ray.get(relay.reports.remote(seen), timeout=RELAY_ANSWER_S))
     ended = ray.get(relay.ended.remote(), timeout=RELAY_ANSWER_S)
     if isinstance(ended, HeadraceError):
@@ -194,6 +176,8 @@ def _torch_trainer(config: TrainerConfig, workers: TrainWorkers, relay: Any) -> 
 
     on_gpus = workers.gpus > 0
     resources = {"CPU": workers.num_cpus, **({"GPU": workers.gpus} if on_gpus else {}), **workers.resources}
+    if workers.here:
+        resources[_own_node()] = NODE_SHARE
     return TorchTrainer(
         work,
         train_loop_config={"config": config.model_dump(mode="json"), "relay": relay},
@@ -207,9 +191,20 @@ def _torch_trainer(config: TrainerConfig, workers: TrainWorkers, relay: Any) -> 
     )
 
 
+def _own_node() -> str:
+    """The resource that only this machine's node has. Raises `InvalidInput` where this machine is none."""
+    import ray
+
+    own = ray.get_runtime_context().get_node_id()
+    for node in ray.nodes():
+        if node["Alive"] and node["NodeID"] == own and not ray.util.client.ray.is_connected():
+            return f"node:{node['NodeManagerAddress']}"
+    raise InvalidInput("--here keeps the workers on this machine, which is no node of the cluster; leave it out")
+
+
 def work(given: dict[str, Any]) -> None:
-    """What each worker does. Where a rank is lost it raises, so that Ray Train begins all of them again; any other error
-    of the run is its end, and goes to the relay."""
+    """What each worker does. Where a rank is lost it raises, so that Ray Train begins all of them again; any other
+    error of the run is its end, and goes to the relay."""
     from headrace.trainer.ranks import joined
     from headrace.trainer.shared_learner import follow
     from headrace.trainer.trainer import Trainer, device_of

@@ -58,7 +58,13 @@ class ShardedPolicy(Policy):
         super().restore({name: part_of(tensor, self._ranks) for name, tensor in weights.items()})
 
     def candidate_log_probs(self, *given: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return self._computed(partial(super().candidate_log_probs, *given, **options))
+        compute = partial(super().candidate_log_probs, *given, **options)
+
+        def copied() -> tuple[Tensor, ...]:  # FSDP asks for tensors that are no views
+            return tuple(tensor.clone() for tensor in compute())
+
+        log_probs, entropy, candidates = self._computed(copied)
+        return log_probs, entropy, candidates
 
     def raw_log_probs(self, ids: list[int]) -> list[float]:
         return self._computed(partial(super().raw_log_probs, ids))
@@ -77,6 +83,9 @@ class ShardedCritic(Critic):
         super().__init__(folder, dtype=dtype, device="cpu")
         self.device, self._ranks = torch.device(device), ranks
         shard(self, ranks)
+
+    def forward(self, packed: Packed) -> Tensor:
+        return super().forward(packed).clone()  # FSDP asks for a tensor that is no view
 
     def __call__(self, packed: Packed) -> Tensor:
         found: Tensor = self._ranks.heard(lambda: super(ShardedCritic, self).__call__(packed))

@@ -7,6 +7,7 @@ Either is read by one process and by any number of ranks: each reads the parts t
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,9 @@ def _read_parts(folder: Path, ranks: Ranks) -> dict[str, Tensor]:
             parts[name] = torch.zeros(kept.size, dtype=dtype)
         else:
             parts[name] = zeros(kept.size, dtype=dtype, device_mesh=ranks.mesh, placements=[Shard(0)])
-    dcp.load(parts, storage_reader=reader, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process reads, as it should
+        dcp.load(parts, storage_reader=reader, no_dist=True)
     return parts
 
 

@@ -38,24 +38,33 @@ class SharedLearner(Learner):
         ranks.settled = True
 
     def learn(self, sequences: list[Sequence], step: int, version: int) -> dict[str, float]:
-        self.ranks.send(("learn", sequences, step, version))
-        return super().learn(sequences, step, version)
+        with self._everywhere("learn", sequences, step, version):
+            return super().learn(sequences, step, version)
 
     def weights(self) -> dict[str, Tensor]:
-        self.ranks.send(("weights",))
-        return super().weights()
+        with self._everywhere("weights"):
+            return super().weights()
 
     def raw_log_probs(self, ids: list[int]) -> list[float]:
-        self.ranks.send(("raw_log_probs", ids))
-        return super().raw_log_probs(ids)
+        with self._everywhere("raw_log_probs", ids):
+            return super().raw_log_probs(ids)
 
     def write_state(self, folder: Path) -> None:
-        self.ranks.send(("write_state", folder))
-        self.ranks.together(lambda: super(SharedLearner, self).write_state(folder))
+        with self._everywhere("write_state", folder):
+            self.ranks.together(lambda: super(SharedLearner, self).write_state(folder))
 
     def resume(self, checkpoints: Checkpoints, place: Path) -> Progress:
-        self.ranks.send(("resume", place))
-        return self.ranks.together(lambda: super(SharedLearner, self).resume(checkpoints, place))
+        with self._everywhere("resume", place):
+            return self.ranks.together(lambda: super(SharedLearner, self).resume(checkpoints, place))
+
+    @contextmanager
+    def _everywhere(self, command: str, *given: Any) -> Iterator[None]:
+        """Has the other ranks do what this one does in the context. Where it fails here, they are in the middle of it,
+        and end when this process does."""
+        self.ranks.busy = True
+        self.ranks.send((command, *given))
+        yield
+        self.ranks.busy = False
 
 
 class Follower:
@@ -85,6 +94,9 @@ class Follower:
 def follow(config: TrainerConfig, device: str, ranks: Ranks) -> None:
     """Does what rank 0 says until it ends the run. Raises `RankLost` where another rank is gone, and `SystemExit` where
     one failed and rank 0 has said why. Ctrl-C and SIGTERM are rank 0's to answer."""
+    from transformers.utils.logging import set_verbosity_error
+
+    set_verbosity_error()  # what it says of a model, rank 0's says too
     with _signals_ignored():
         if config.threads is not None:
             torch.set_num_threads(config.threads)
