@@ -143,10 +143,15 @@ def test_two_ranks_compute_what_one_does_and_each_goes_on_where_the_other_ended(
 
 def test_shares_are_balanced_by_cost_and_complete() -> None:
     costs = [sequence_cost(length, 32) for length in (900, 10, 20, 500, 30, 450, 70, 5)]
-    shares = deal(costs, 3)
+    shares = deal(costs, range(8), 3)
     assert sorted(at for share in shares for at in share) == list(range(8))
     loads = [sum(costs[at] for at in share) for share in shares]
     assert max(loads) == costs[0]  # nothing can be cheaper than the dearest
     assert min(loads) > 0
-    assert deal(costs, 1) == [list(range(8))]
-    assert deal(costs[:1], 2) == [[0], []]
+    assert deal(costs, range(8), 1) == [list(range(8))]
+    assert deal(costs[:1], range(1), 2) == [[0], []]
+
+
+def test_a_group_stays_on_one_rank_where_that_is_fair() -> None:
+    assert deal([5.0] * 8, [0, 1, 0, 1, 0, 1, 0, 1], 2) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert sorted(map(len, deal([5.0] * 8, [0] * 8, 2))) == [4, 4]  # it would not be fair

@@ -236,7 +236,8 @@ class Learner:
         dealt to ranks by their cost. A rank with fewer passes than another makes up for them with some that do not
         count, since each exchanges weights."""
         width = self.policy.model.config.hidden_size
-        shares = deal([sequence_cost(len(sequence), width) for sequence in sequences], self.ranks.count)
+        costs = [sequence_cost(len(sequence), width) for sequence in sequences]
+        shares = deal(costs, [sequence.prompt_uid for sequence in sequences], self.ranks.count)
         passes = [
             [[share[at] for at in part] for part in self._micro_batches([sequences[at] for at in share])]
             for share in shares

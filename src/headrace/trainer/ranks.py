@@ -16,7 +16,7 @@ import heapq
 import os
 import pickle
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -41,6 +41,8 @@ RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 OBJECT_WAIT = timedelta(days=365)
 #: What the messages of gloo, NCCL and the store have in common when another process is gone.
 LOST_WORDS = ("gloo", "nccl", "connection", "socket", "timed out", "peer")
+#: How much dearer than the mean a rank's share may be, for groups to stay together.
+MOST_OVER_MEAN = 1.1
 #: Exit code of a rank that ends since another has failed; that one says why.
 FOLLOWED = 1
 
@@ -219,17 +221,29 @@ def sequence_cost(tokens: int, width: int) -> float:
     return tokens * (1 + tokens / (12 * width))
 
 
-def deal(costs: Sequence[float], count: int) -> list[list[int]]:
+def deal(costs: Sequence[float], groups: Sequence[Hashable], count: int) -> list[list[int]]:
     """Which of the costs' indices each rank gets, in order, so that the dearest share is cheap: each goes to the rank
-    that has least, the dearest first."""
+    that has least, the dearest first. Those of one group, which begin alike and are cheaper together, stay together
+    where no share is then much dearer than the mean."""
     if count == 1:
         return [list(range(len(costs)))]
+    members: dict[Hashable, list[int]] = {}
+    for at, group in enumerate(groups):
+        members.setdefault(group, []).append(at)
+    shares = _dealt(costs, list(members.values()), count)
+    if max(sum(costs[at] for at in share) for share in shares) > MOST_OVER_MEAN * sum(costs) / count:
+        shares = _dealt(costs, [[at] for at in range(len(costs))], count)
+    return shares
+
+
+def _dealt(costs: Sequence[float], units: Sequence[list[int]], count: int) -> list[list[int]]:
     shares: list[list[int]] = [[] for _ in range(count)]
     least = [(0.0, rank) for rank in range(count)]
-    for at in sorted(range(len(costs)), key=lambda at: (-costs[at], at)):
-        cost, rank = heapq.heappop(least)
-        shares[rank].append(at)
-        heapq.heappush(least, (cost + costs[at], rank))
+    weighed = [(sum(costs[at] for at in unit), unit) for unit in units]
+    for cost, unit in sorted(weighed, key=lambda one: (-one[0], one[1])):
+        load, rank = heapq.heappop(least)
+        shares[rank] += unit
+        heapq.heappush(least, (load + cost, rank))
     return [sorted(share) for share in shares]
 
 

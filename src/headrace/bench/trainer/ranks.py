@@ -4,14 +4,20 @@
 
 prints one JSON line. Both train a small Llama in float32, on CPUs; the ranks have half of its weights each and talk
 over gloo. What is left of a difference is float32 sums in another order, which AdamW divides by their own size.
+
+    python -m headrace.bench.trainer.ranks --one-rank MODEL --device cuda --dtype bfloat16
+
+tells what sharding itself costs: tokens/s on one rank, sharded, over those of the plain path.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +30,8 @@ from headrace.engine import tiny
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.learner import Learner
 from headrace.trainer.ranks import ALONE, Ranks, joined
+
+Figure = dict[str, float]
 
 RANKS, STEPS, SEQUENCES = 2, 10, 12
 SHORTEST, LONGEST, VOCABULARY = 16, 128, 300
@@ -79,28 +87,78 @@ def _learned(folder: Path, ranks: Ranks) -> dict[str, torch.Tensor]:
 
 
 def _batch(step: int) -> list[Sequence]:
-    """Sequences of random lengths and advantages; the last half of each is trained on."""
+    """Sequences of random lengths and advantages."""
     rng = np.random.default_rng(step)
-    found = []
-    for at in range(SEQUENCES):
-        length = int(rng.integers(SHORTEST, LONGEST))
-        mask = np.arange(length) >= length // 2
-        span = Span(0, length // 2, length, 0.0, True, "stop", {}, 1.0)
-        found.append(
-            Sequence(
-                tokens=rng.integers(0, VOCABULARY, length).astype(np.int32),
-                loss_mask=mask,
-                log_probs=np.where(mask, -5.8, 0).astype(np.float32),
-                versions=np.where(mask, step, -1).astype(np.int32),
-                trajectory_uid=f"t{at}",
-                prompt_uid=f"p{at}",
-                reward=0.0,
-                spans=(span,),
-                advantages=np.where(mask, rng.normal(), 0).astype(np.float32),
+    return [_sequence(rng, at, int(rng.integers(SHORTEST, LONGEST)), step) for at in range(SEQUENCES)]
+
+
+def _sequence(rng: np.random.Generator, at: int, length: int, version: int) -> Sequence:
+    """A sequence whose last half is trained on."""
+    mask = np.arange(length) >= length // 2
+    return Sequence(
+        tokens=rng.integers(0, VOCABULARY, length).astype(np.int32),
+        loss_mask=mask,
+        log_probs=np.where(mask, -5.8, 0).astype(np.float32),
+        versions=np.where(mask, version, -1).astype(np.int32),
+        trajectory_uid=f"t{at}",
+        prompt_uid=f"p{at}",
+        reward=0.0,
+        spans=(Span(0, length // 2, length, 0.0, True, "stop", {}, 1.0),),
+        advantages=np.where(mask, rng.normal(), 0).astype(np.float32),
+    )
+
+
+# -- what sharding costs -----------------------------------------------------------------------------------------------
+
+
+def one_rank_vs_plain(model: Path, device: str, dtype: str, *, sequences: int, length: int, rounds: int) -> Figure:
+    """Tokens/s of a learner whose model is sharded over one rank, of a plain one, and the former over the latter; on
+    equal sequences, in turn."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    batch = _equal(sequences, length)
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as scratch:
+        backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend, init_method=f"file://{scratch}/store", rank=0, world_size=1)
+        rates = []
+        for ranks in (ALONE, Ranks(mesh=init_device_mesh(device, (1,)))):
+            config = TrainerConfig.model_validate(
+                {"model": model, "run": scratch, "dtype": dtype, "optimizer": {"lr": 1e-6, "tokens": 8 * length}}
             )
-        )
-    return found
+            learner = Learner(config, device, ranks)
+            times = []
+            for step in range(rounds + 1):
+                began = time.monotonic()
+                learner.learn(batch, step, step)  # its metrics are read, so the device is done
+                times.append(time.monotonic() - began)
+            rates.append(sequences * length / float(np.median(times[1:])))
+            del learner
+            if device != "cpu":
+                torch.cuda.empty_cache()
+        dist.destroy_process_group()
+    return {"plain_tokens_s": rates[0], "one_rank_tokens_s": rates[1], "one_rank_vs_plain": rates[1] / rates[0]}
+
+
+def _equal(sequences: int, length: int) -> list[Sequence]:
+    return [_sequence(np.random.default_rng(at), at, length, 0) for at in range(sequences)]
+
+
+def main() -> None:
+    given = argparse.ArgumentParser(description=__doc__)
+    given.add_argument("--one-rank", type=Path, metavar="MODEL", help="measure what sharding over one rank costs")
+    given.add_argument("--device", default="cpu")
+    given.add_argument("--dtype", default="float32")
+    given.add_argument("--sequences", type=int, default=32)
+    given.add_argument("--length", type=int, default=3072)
+    given.add_argument("--rounds", type=int, default=3)
+    asked = given.parse_args()
+    if asked.one_rank is None:
+        print(json.dumps({"ranks2_gap": ranks2_gap()}))
+        return
+    sizes = {"sequences": asked.sequences, "length": asked.length, "rounds": asked.rounds}
+    print(json.dumps(one_rank_vs_plain(asked.one_rank, asked.device, asked.dtype, **sizes)))
 
 
 if __name__ == "__main__":
-    print(json.dumps({"ranks2_gap": ranks2_gap()}))
+    main()
