@@ -19,6 +19,8 @@ from headrace.trainer.ranks import Ranks
 
 #: Seconds that ranks may take to end: importing torch takes one on a free core, and minutes on a busy one.
 ENDING_S = 900.0
+#: Tokens whose log-probs are compared.
+PROBED = [5, 3, 8, 1, 13, 2]
 #: What the server imports before it forks: all that ranks need.
 PRELOADED = ["tests.trainer.ranked", "headrace.trainer.trainer", "torch.distributed.fsdp", "transformers"]
 
@@ -65,8 +67,10 @@ def _begin(rank: int, count: int, folder: Path, target: Callable[..., Any], give
     dist.destroy_process_group()
 
 
-def trained(ranks: Ranks, config: TrainerConfig, pool: DataPool | None, *, resume: bool = False) -> Any:
-    """One run on all ranks; rank 0's trainer, once it has ended."""
+def trained(
+    ranks: Ranks, config: TrainerConfig, pool: DataPool | None, *, resume: bool = False
+) -> tuple[Any, list[float]]:
+    """One run on all ranks; rank 0's trainer, once it has ended, and the log-probs that servers are compared with."""
     from headrace.trainer import Trainer
     from headrace.trainer.shared_learner import follow
 
@@ -74,7 +78,7 @@ def trained(ranks: Ranks, config: TrainerConfig, pool: DataPool | None, *, resum
         config = ranks.agreed(lambda: config)
         if ranks.rank:
             follow(config, "cpu", ranks)
-            return None
+            return None, []
         trainer = Trainer(config, resume=resume, pool=pool, ranks=ranks)
         trainer.run()
-        return trainer
+        return trainer, trainer.learner.raw_log_probs(PROBED)

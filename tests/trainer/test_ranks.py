@@ -62,9 +62,9 @@ def batches(skipped: int = 0) -> Any:
     return pool
 
 
-def result(trainer: Any, pool: Any) -> Result:
+def result(trainer: Any, pool: Any, probe: list[float]) -> Result:
     """What a run came to."""
-    return {"rows": rows_of(trainer.config.run), "ledger": dict(pool.stats()["ledger"])}
+    return {"rows": rows_of(trainer.config.run), "ledger": dict(pool.stats()["ledger"]), "probe": probe}
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
@@ -77,8 +77,8 @@ def run_all(runs: list[tuple[TrainerConfig, int, bool]]) -> list[Result | None]:
     for config, skipped, resume in runs:
         ranks = joined()
         pool = batches(skipped) if ranks.rank == 0 else None
-        trainer = ranked.trained(ranks, config, pool, resume=resume)
-        found.append(None if trainer is None else result(trainer, pool))
+        trainer, probe = ranked.trained(ranks, config, pool, resume=resume)
+        found.append(None if trainer is None else result(trainer, pool, probe))
     return found
 
 
@@ -86,7 +86,7 @@ def alone(config: TrainerConfig, skipped: int = 0, *, resume: bool = False) -> R
     pool = batches(skipped)
     trainer = Trainer(config, resume=resume, pool=pool)
     trainer.run()
-    return result(trainer, pool)
+    return result(trainer, pool, trainer.learner.raw_log_probs(ranked.PROBED))
 
 
 def weights_in(run: Path) -> dict[str, torch.Tensor]:
@@ -99,6 +99,7 @@ def assert_same_run(one: Path, other: Path, first: Result, second: Result) -> No
     for mine, theirs in zip(first["rows"], second["rows"], strict=True):
         for name in ("loss", "entropy", "kl", "grad_norm", "ratio_max", "ratio_min", "clip_fraction"):
             assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), (mine["step"], name)
+    assert first["probe"] == pytest.approx(second["probe"], rel=1e-5)
     assert gap(one, other) < ROUNDING
 
 

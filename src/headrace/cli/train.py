@@ -64,6 +64,7 @@ class TrainCommand(CommandModel):
                 from headrace.trainer.dry_run import dry_run
 
                 if ranks.rank == 0:
+                    ranks.count_out()
                     print(dry_run(config))
             elif ranks.rank == 0:
                 self._train(config, ranks)

@@ -293,15 +293,19 @@ class Learner:
 
     # -- for servers ---------------------------------------------------------------------------------------------------
 
-    def weights(self) -> dict[str, Tensor]:
+    def served_weights(self) -> dict[str, Tensor]:
         """The policy's weights, as servers load them."""
-        return self.policy.weights()
+        return sharded.gathered(self.policy.weights(), self.ranks)
 
     def raw_log_probs(self, ids: list[int]) -> list[float]:
         """The policy's log-probs of each token but the first, to compare with a server's."""
         return self.policy.raw_log_probs(ids)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def weights(self) -> dict[str, Tensor]:
+        """The policy's weights, as a checkpoint keeps them."""
+        return sharded.gathered(self.policy.weights(), self.ranks)
 
     def write_state(self, folder: Path) -> None:
         """Writes `state` into a checkpoint's folder."""
@@ -312,7 +316,7 @@ class Learner:
         it is of another model."""
         progress, weights, state = checkpoints.load(place, self.ranks)
         checkpoints.check_model(place, weights, {name: tensor.shape for name, tensor in self._own_weights()})
-        self.restore(weights, state)
+        self.restore(sharded.parted(weights, self.ranks), state)
         return progress
 
     def _own_weights(self) -> list[tuple[str, Tensor]]:

@@ -38,24 +38,13 @@ def critic(folder: Path, ranks: Ranks, *, dtype: str, device: str) -> Critic:
 
 
 class ShardedPolicy(Policy):
-    """A policy of which each rank has a part. Every method that computes, and `weights`, is called on all ranks."""
+    """A policy of which each rank has a part. What computes is called on all ranks; weights are in parts (`gathered`
+    makes them whole)."""
 
     def __init__(self, folder: Path, ranks: Ranks, *, dtype: str, device: str, **options: Any) -> None:
         super().__init__(folder, dtype=dtype, device="cpu", **options)  # whole, before it is cut: in the host's memory
         self.device, self._ranks = torch.device(device), ranks
-        self._root = shard(_Root(self.model), ranks)
-
-    def weights(self) -> dict[str, Tensor]:
-        """The whole parameters, on rank 0 and in the host's memory; none on other ranks."""
-        found = {}
-        for name, tensor in super().weights().items():
-            whole = whole_of(tensor)
-            if self._ranks.rank == 0:
-                found[name] = whole.cpu()
-        return found
-
-    def restore(self, weights: Mapping[str, Tensor]) -> None:
-        super().restore({name: part_of(tensor, self._ranks) for name, tensor in weights.items()})
+        self._root = shard(_Root(self.model), ranks, self.dtype)
 
     def candidate_log_probs(self, *given: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
         compute = partial(super().candidate_log_probs, *given, **options)
@@ -67,7 +56,8 @@ class ShardedPolicy(Policy):
         return log_probs, entropy, candidates
 
     def raw_log_probs(self, ids: list[int]) -> list[float]:
-        return self._computed(partial(super().raw_log_probs, ids))
+        with torch.no_grad():
+            return self._computed(partial(super().raw_log_probs, ids))
 
     def _computed(self, call: Callable[[], T]) -> T:
         found: T = self._ranks.heard(lambda: self._root(call))
@@ -82,7 +72,8 @@ class ShardedCritic(Critic):
     def __init__(self, folder: Path, ranks: Ranks, *, dtype: str, device: str) -> None:
         super().__init__(folder, dtype=dtype, device="cpu")
         self.device, self._ranks = torch.device(device), ranks
-        shard(self, ranks)
+        shard(self.head, ranks, torch.float32)  # computes in it, whatever the trunk does
+        shard(self, ranks, self.dtype)
 
     def forward(self, packed: Packed) -> Tensor:
         return super().forward(packed).clone()  # FSDP asks for a tensor that is no view
@@ -105,13 +96,15 @@ class _Root(nn.Module):  # type: ignore[misc] # torch is not checked
         return call()
 
 
-def shard(root: Any, ranks: Ranks) -> Any:
-    """Cuts a model's weights over the ranks, in place: a layer at a time, and what is left with the root."""
-    from torch.distributed.fsdp import fully_shard
+def shard(root: Any, ranks: Ranks, dtype: torch.dtype) -> Any:
+    """Cuts a model's weights over the ranks, in place: a layer at a time, and what is left with the root. The parts
+    stay float32, as gradients do; what is gathered to compute with is of `dtype`."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    precision = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32)
     for layer in _layers(root):
-        fully_shard(layer, mesh=ranks.mesh)
-    fully_shard(root, mesh=ranks.mesh)
+        fully_shard(layer, mesh=ranks.mesh, mp_policy=precision)
+    fully_shard(root, mesh=ranks.mesh, mp_policy=precision)
     for module in root.modules():
         if hasattr(module, "set_gradient_divide_factor"):
             module.set_gradient_divide_factor(1.0)
@@ -133,6 +126,24 @@ def whole_of(tensor: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gathered(weights: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+    """The whole of weights of which each rank has a part, on rank 0 and in the host's memory; none on other ranks.
+    Called by all of them. Where there is one rank, they are as they were given."""
+    if ranks.alone:
+        return dict(weights)
+    found = {}
+    for name, tensor in weights.items():
+        whole = whole_of(tensor)
+        if ranks.rank == 0:
+            found[name] = whole.cpu()
+    return found
+
+
+def parted(weights: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
+    """This rank's parts of weights that every rank has whole; the weights where there is one rank."""
+    return {name: tensor if ranks.alone else part_of(tensor, ranks) for name, tensor in weights.items()}
 
 
 def part_of(tensor: Tensor, ranks: Ranks) -> Tensor:

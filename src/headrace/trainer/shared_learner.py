@@ -45,6 +45,10 @@ class SharedLearner(Learner):
         with self._everywhere("weights"):
             return super().weights()
 
+    def served_weights(self) -> dict[str, Tensor]:
+        with self._everywhere("served_weights"):
+            return super().served_weights()
+
     def raw_log_probs(self, ids: list[int]) -> list[float]:
         with self._everywhere("raw_log_probs", ids):
             return super().raw_log_probs(ids)
@@ -80,6 +84,9 @@ class Follower:
 
     def weights(self) -> None:
         self._learner.weights()
+
+    def served_weights(self) -> None:
+        self._learner.served_weights()
 
     def raw_log_probs(self, ids: list[int]) -> None:
         self._learner.raw_log_probs(ids)

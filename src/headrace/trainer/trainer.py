@@ -244,7 +244,7 @@ class Trainer:
         publisher, version = self.publisher, self.progress.version
         self._handed_over = version
         probe = Probe(ids, self.learner.raw_log_probs(ids), dtype=self.config.dtype)
-        weights = {name: tensor.clone() for name, tensor in self.learner.weights().items()}
+        weights = {name: tensor.clone() for name, tensor in self.learner.served_weights().items()}
 
         def publish() -> SyncReport:
             publisher.await_reachable()
