@@ -119,11 +119,15 @@ def check_runs(count: int, config: Config, folder: Path, variants: list[str]) ->
             *((config(f"ranked-{variant}", variant), 0, False) for variant in variants),
             (config("halved", variants[-1], steps=5), 0, False),
             (config("begun"), 5, True),
+            (config("bfloat16", variants[-1], steps=1, dtype="bfloat16"), 0, False),
         ],
     )[0]
     for variant, came in zip(variants, found, strict=False):
         assert_same_run(folder / f"whole-{variant}", folder / f"ranked-{variant}", whole[variant], came)
         assert came["ledger"] == whole[variant]["ledger"]
+    rounded, exact = found[-1]["rows"][0], whole[variants[-1]]["rows"][0]
+    assert rounded["entropy"] == pytest.approx(exact["entropy"], rel=0.01)
+    assert rounded["grad_norm"] == pytest.approx(exact["grad_norm"], rel=0.1)
     assert gap(folder / "begun", folder / "whole-grpo") < ROUNDING
     alone(config("halved", variants[-1]), 5, resume=True)
     assert gap(folder / "halved", folder / f"whole-{variants[-1]}") < ROUNDING

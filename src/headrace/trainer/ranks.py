@@ -206,13 +206,17 @@ def joined() -> Ranks:
     import torch.distributed as dist
 
     rank, local = int(os.environ[RANK]), int(os.environ.get(LOCAL_RANK) or 0)
+    restarts = int(os.environ.get(RESTARTS) or 0)
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(local)
     if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", rank=rank, world_size=count)
+        # torchrun keeps its store over restarts, with the addresses of processes that are gone.
+        store = dist.PrefixStore(f"start-{restarts}", next(dist.rendezvous("env://", rank, count))[0])
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=count)
     objects = dist.new_group(backend="gloo", timeout=OBJECT_WAIT)
-    return Ranks(rank, count, local, int(os.environ.get(RESTARTS) or 0), objects)
+    return Ranks(rank, count, local, restarts, objects)
 
 
 def sequence_cost(tokens: int, width: int) -> float:
