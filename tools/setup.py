@@ -36,7 +36,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 #: The extras of each set, and what it takes on disk with torch's CPU build, in GB, as measured.
 SETS = {
     "demo": ("demo", 1.2),
-    "all": ("demo,lora,ray,export,envs,rewards,dev", 2.1),
+    "all": ("demo,lora,ray,ray-train,export,envs,rewards,dev", 2.1),
 }
 #: Paths, as a regular expression, of the larger parts of libraries of which no command of ours imports much.
 SELDOM = (

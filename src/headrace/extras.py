@@ -22,6 +22,7 @@ from headrace.data.errors import HeadraceError
 #: The libraries of each extra, by the names that they are imported by.
 EXTRAS: dict[str, tuple[str, ...]] = {
     "ray": ("ray",),
+    "ray-train": ("ray", "pandas", "pyarrow"),
     "export": ("pyarrow",),
     "tokens": ("renderers", "httpx", "tokenizers", "transformers", "jinja2", "PIL"),
     "train": ("torch", "transformers", "tokenizers", "safetensors", "jinja2", "PIL"),
@@ -43,6 +44,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "env": ("tokens",),
     "engine": ("train",),
     "train": ("train",),
+    "train --workers": ("train", "ray-train"),
     "run": ("demo",),
     "run on Ray": ("demo", "ray"),
     "rollout on Ray": ("ray",),

@@ -189,3 +189,20 @@ def test_what_is_only_tried_keeps_its_pool_where_its_folder_is(changed: Changed)
 def test_what_is_no_cluster_is_refused(changed: Changed) -> None:
     with pytest.raises(InvalidInput, match=r"'local' is no cluster; it is auto, HOST:PORT"):
         changed(where={"ray": "local"})
+
+
+def test_on_ray_the_trainer_may_be_workers_which_stay_where_the_servers_are(changed: Changed) -> None:
+    train = {"workers": 2, "gpus": 1, "resources": {"learning": 1}}
+    where = {"ray": "auto", "shared_folder": True, "train": train}
+    flags = "--workers 2 --gpus-per-worker 1 --cpus-per-worker 1 --max-failures 3 --resource learning=1"
+    found = planned(changed, where=where)
+    assert f"{flags} --here --ray-address auto --namespace default" in found.named("trainer").line()
+    found = planned(changed, RunPorts((), 8100), servers={"addresses": ["http://10.0.0.9:8001"]}, where=where)
+    assert f"{flags} --ray-address auto" in found.named("trainer").line()
+    assert "--workers" not in planned(changed, where={"ray": "auto"}).named("trainer").line()
+
+
+def test_workers_that_train_need_a_folder_that_all_of_them_see(changed: Changed) -> None:
+    with pytest.raises(InvalidInput, match=r"where.train has workers .* set where.shared_folder: true"):
+        changed(where={"ray": "auto", "train": {"workers": 2}})
+    changed(where={"ray": "auto", "train": {"workers": 2, "here": True}})

@@ -168,3 +168,17 @@ def test_a_run_completes_when_the_node_of_pool_reward_and_rollout_workers_goes(
     # Some of these were complete: the gateway, who is asked, knows it, and they count once.
     assert "worker_lost" in (folder / "RUN" / "logs" / "rollouter.log").read_text(), "rollouts were under way there"
     assert processes_of(folder) == []
+
+
+def test_the_trainer_of_a_run_is_workers_that_share_the_model(project: Callable[[Kind], Path], nodes: Nodes) -> None:
+    folder, steps = project("agent"), 3
+    place_on(nodes, folder, "spare")
+    workers = json.dumps({"workers": 2, "num_cpus": 0.1})
+    changes = ("--set", f"train.steps={steps}", "--set", "data.val=null", "--set", f"where.train={workers}")
+    with started(folder, *changes) as process:
+        told = result(process)
+    assert (told["steps"], told["restarts"]) == (steps, 0)
+    assert_all_was_learned_from_once(folder, steps)
+    (*_, last) = sorted((folder / "RUN" / "trainer" / "checkpoints").iterdir())
+    assert len(list((last / "shards").glob("*.distcp"))) == 2
+    assert processes_of(folder) == []

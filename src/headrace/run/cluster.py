@@ -3,11 +3,13 @@
     pool               an actor with its journal in the run's folder
     reward             an actor that scores what is complete, and keeps nothing
     rollout workers    actors that play rollouts, and keep nothing
+    trainer            with `train`, workers of Ray Train that share the model; checkpoints are in the run's folder
 
 Each belongs to a process of the run: `headrace pool start --attach`, `headrace reward start --attach`, the rollouter.
 Ray restarts an actor that dies, on another node where its own is gone; the runner restarts the process that it belongs
-to, which makes it anew. So nothing of a run is left in the cluster, however it ends. Rollout servers, gateway, trainer
-and rollouter are plain processes on the machine of `headrace run`, which is a node of the cluster or reaches it.
+to, which makes it anew. So nothing of a run is left in the cluster, however it ends. Rollout servers, gateway,
+rollouter and, without `train`, the trainer are plain processes on the machine of `headrace run`, which is a node of the
+cluster or reaches it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 
 from headrace.net.ray_placement import Placement
-from headrace.trainer.config import Section
+from headrace.trainer.config import Section, TrainWorkers
 
 #: A node that any route leads to, to ask which address this machine is known by; nothing is sent to it.
 ANYWHERE = "192.0.2.1"
@@ -48,6 +50,9 @@ class RayPlace(Section):
     pool: Placement = Placement()
     reward: Placement = Placement()
     rollout: RolloutPlace = RolloutPlace()
+    train: TrainWorkers | None = Field(
+        None, description="workers that train together; default: the trainer is one process on this machine"
+    )
 
     @field_validator("ray")
     @classmethod
@@ -62,7 +67,13 @@ class RayPlace(Section):
 
     @model_validator(mode="after")
     def _movable(self) -> RayPlace:
-        placed = self.pool
+        placed, train = self.pool, self.train
+        if train is not None and not (self.shared_folder or train.here):
+            raise ValueError(
+                "where.train has workers that write their parts of checkpoints into the run's folder; set "
+                "where.shared_folder: true where every node sees that folder, or where.train.here: true to keep them "
+                "on this machine"
+            )
         if not self.shared_folder and self.ray.startswith(CLIENT_SCHEME):
             raise ValueError(
                 f"where.ray {self.ray} is joined by Ray's client: this machine is no node, and the pool, whose journal "
@@ -98,6 +109,13 @@ class RayPlace(Section):
         from headrace.net.ray_cluster import ActorAddress
 
         return str(ActorAddress(actor_name("pool", run), self.namespace, self.ray))
+
+    def train_flags(self, *, here: bool) -> list[str]:
+        """Flags of `headrace train`; `here` keeps its workers on this machine. None without `train`."""
+        if self.train is None:
+            return []
+        workers = self.train.model_copy(update={"here": self.train.here or here})
+        return [*workers.flags(), "--ray-address", self.ray, "--namespace", self.namespace]
 
     def workers(self) -> dict[str, Any]:
         """The section `workers` of a rollouter's file."""

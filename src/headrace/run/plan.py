@@ -169,9 +169,11 @@ def _reward(config: RunConfig, base: Path, run: Path, pool: str) -> Service:
 
 
 def _trainer(config: RunConfig, run: Path, *, resume: bool) -> Service:
+    # Servers that the run starts listen on this machine alone, and rank 0 is to reach them.
+    workers = [] if config.where == "local" else config.where.train_flags(here=config.servers.started > 0)
     return Service(
         "trainer",
-        headrace("train", run / TRAINER_FILE, *(["--resume"] if resume else [])),
+        headrace("train", run / TRAINER_FILE, *workers, *(["--resume"] if resume else [])),
         "has published its weights",
         announces="trainer",
         after=_states({"gateway": "listening"}),

@@ -11,7 +11,7 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ import msgspec
 import torch
 
 from headrace.data.errors import HeadraceError, InvalidInput
+from headrace.trainer.ranks import ALONE, Ranks
+from headrace.trainer.sharded_state import read_state
 from headrace.trainer.sync.weights import ADAPTER_FILE
 
 #: What a model folder has beside its weights.
@@ -66,8 +68,11 @@ class Checkpoints:
     def __init__(self, run: Path, model: Path, keep: int, adapter: Mapping[str, Any] | None = None) -> None:
         self.folder, self._model, self._keep, self.adapter = run / "checkpoints", model, keep, adapter
 
-    def save(self, progress: Progress, weights: Mapping[str, torch.Tensor], state: dict[str, Any]) -> Path:
-        """Writes and syncs the checkpoint of a step, deletes the oldest ones beyond `keep`, and returns its folder."""
+    def save(
+        self, progress: Progress, weights: Mapping[str, torch.Tensor], write_state: Callable[[Path], None]
+    ) -> Path:
+        """Writes and syncs the checkpoint of a step, deletes the oldest ones beyond `keep`, and returns its folder.
+        `write_state` writes all that is not the policy's weights into a folder."""
         from safetensors.torch import save_file
 
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -79,14 +84,14 @@ class Checkpoints:
         save_file(tensors, made / self._weights_file, {"format": "pt"})
         if self.adapter is not None:
             (made / "adapter_config.json").write_text(json.dumps(self.adapter, indent=2) + "\n")
-        torch.save(state, made / "trainer.pt")
+        write_state(made)
         (made / "progress.json").write_bytes(msgspec.json.encode(progress))
         for name in COPIED_FILES:
             if self.adapter is not None and name in MODEL_CONFIG_FILES:
                 continue
             if (self._model / name).exists():
                 shutil.copyfile(self._model / name, made / name)
-        for file in made.iterdir():
+        for file in made.rglob("*"):
             _sync(file)
         _sync(made)
         if place.exists():  # of a run that was resumed from an earlier one
@@ -103,9 +108,9 @@ class Checkpoints:
         found = self._all()
         return found[-1] if found else None
 
-    def load(self, place: Path) -> tuple[Progress, dict[str, torch.Tensor], dict[str, Any]]:
-        """What `save` was given. Raises `BadCheckpoint` where a file is missing or broken, and `InvalidInput` for an
-        adapter's where a model's is wanted, or the other way round."""
+    def load(self, place: Path, ranks: Ranks = ALONE) -> tuple[Progress, dict[str, torch.Tensor], dict[str, Any]]:
+        """What `save` was given, the state in this rank's parts. Raises `BadCheckpoint` where a file is missing or
+        broken, and `InvalidInput` for an adapter's where a model's is wanted, or the other way round."""
         from safetensors.torch import load_file
 
         other = ADAPTER_FILE if self.adapter is None else WEIGHTS_FILE
@@ -117,9 +122,20 @@ class Checkpoints:
         try:
             progress = msgspec.json.decode((place / "progress.json").read_bytes(), type=Progress)
             weights = load_file(place / self._weights_file)
-            return progress, weights, torch.load(place / "trainer.pt", weights_only=True)
-        except (OSError, ValueError, RuntimeError, pickle.UnpicklingError, msgspec.DecodeError) as error:
+            return progress, weights, read_state(place, ranks)
+        except (OSError, ValueError, RuntimeError, KeyError, pickle.UnpicklingError, msgspec.DecodeError) as error:
             raise BadCheckpoint(f"{place} cannot be read: {error}; delete it to go on from the one before") from error
+
+    def check_model(self, place: Path, weights: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Size]) -> None:
+        """Raises `InvalidInput` where a checkpoint's weights have not the names and shapes of the model's."""
+        for name in sorted(wanted.keys() | weights.keys()):
+            theirs = list(weights[name].shape) if name in weights else "missing"
+            ours = list(wanted[name]) if name in wanted else "missing"
+            if theirs != ours:
+                raise InvalidInput(
+                    f"{place} is a checkpoint of another model than {self._model}: {name} is {theirs} there and {ours} "
+                    f"in the model; name the model that the run began with, or another folder for this run"
+                )
 
     @property
     def _weights_file(self) -> str:

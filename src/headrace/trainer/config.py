@@ -401,6 +401,25 @@ class LearningConfig(Section):
         return self
 
 
+class TrainWorkers(Section):
+    """Workers of a Ray cluster that train together: how many, and what Ray sets aside for each."""
+
+    workers: int = Field(ge=1, le=4096, description="processes, each with a part of the model")
+    gpus: float = Field(0, ge=0, description="GPUs for each; 0: it computes on CPUs")
+    num_cpus: float = Field(1, ge=0, description="CPUs for each")
+    resources: dict[str, float] = Field({}, description="what else a node must have, such as {learning: 1}")
+    here: bool = Field(False, description="on this machine's node alone")
+    max_failures: int = Field(3, ge=-1, description="times that all are begun again where one dies; -1: always")
+
+    def flags(self) -> list[str]:
+        """The same as flags of `headrace train`."""
+        found = ["--workers", str(self.workers), "--gpus-per-worker", f"{self.gpus:g}"]
+        found += ["--cpus-per-worker", f"{self.num_cpus:g}", "--max-failures", str(self.max_failures)]
+        for name, amount in self.resources.items():
+            found += ["--resource", f"{name}={amount:g}"]
+        return [*found, *(["--here"] if self.here else [])]
+
+
 class TrainerConfig(LearningConfig):
     """All of a run's configuration, as `headrace train CONFIG.yaml` reads it."""
 

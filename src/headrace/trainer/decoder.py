@@ -33,7 +33,9 @@ class Decoder:
     compiled."""
 
     def __init__(self, module: Any, dtype: torch.dtype, device: torch.device) -> None:
-        self._module, self._dtype, self._device = module, dtype, device
+        self._module, self._dtype = module, dtype
+        #: Where it computes.
+        self.device = device
         self._layers = Layers(module)
         #: Tokens of a pass beyond which its layers are recomputed in the backward pass; None: never.
         self.recompute_beyond: int | None = None
@@ -52,7 +54,7 @@ class Decoder:
         with ExitStack() as opened:
             weights = self._module.get_input_embeddings().weight.dtype
             if weights != self._dtype:
-                opened.enter_context(torch.autocast(self._device.type, self._dtype))
+                opened.enter_context(torch.autocast(self.device.type, self._dtype))
             yield
 
     @property
@@ -64,8 +66,8 @@ class Decoder:
         """Compiles the layers and runs them once, forward and backward; where that fails, they run as before, with one
         warning. Gradients are left as none."""
         self._layers.compile()
-        ids = torch.zeros(TRIAL_TOKENS, dtype=torch.long, device=self._device)
-        positions = torch.arange(TRIAL_TOKENS, device=self._device)
+        ids = torch.zeros(TRIAL_TOKENS, dtype=torch.long, device=self.device)
+        positions = torch.arange(TRIAL_TOKENS, device=self.device)
         try:
             for cuts in ([0, TRIAL_TOKENS], [0, TRIAL_TOKENS // 3, TRIAL_TOKENS]):  # attention has a way for each
                 self.states(ids, positions, cuts=cuts).float().sum().backward()

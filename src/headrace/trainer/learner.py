@@ -11,16 +11,19 @@ import math
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.data.errors import InvalidInput
 from headrace.data.sequence import Sequence
-from headrace.trainer import losses
+from headrace.trainer import losses, sharded
 from headrace.trainer.advantages import EPS, gae
 from headrace.trainer.backends.tensors import Packed, PackedBackend, predicting_tokens
+from headrace.trainer.checkpoint import Checkpoints, Progress
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.examples import guided, rewards_at
 from headrace.trainer.lora import WithoutAdapter
@@ -30,6 +33,8 @@ from headrace.trainer.optimizer import MasterAdamW
 from headrace.trainer.own_functions import is_own, loss_of, loss_value
 from headrace.trainer.policy import Critic, Policy
 from headrace.trainer.prefix_tree import SharingRule, passes
+from headrace.trainer.ranks import ALONE, Ranks, deal, sequence_cost
+from headrace.trainer.sharded_state import write_state
 from headrace.trainer.weighting import token_weights
 
 Optimizer = torch.optim.Optimizer | MasterAdamW
@@ -55,23 +60,26 @@ class FixedTensors:
 class Learner:
     """A policy and its optimizer; with `gae` a critic and its optimizer; with a KL a frozen reference."""
 
-    def __init__(self, config: TrainerConfig, device: str) -> None:
-        self.config, self.device = config, device
+    def __init__(self, config: TrainerConfig, device: str, ranks: Ranks = ALONE) -> None:
+        self.config, self.device, self.ranks = config, device, ranks
         self._algorithm, self._optimizer_config = config.algorithm, config.optimizer
-        self.policy = Policy(config.model, dtype=config.dtype, device=device, lora=config.lora, seed=config.seed)
+        if not ranks.alone:
+            _check_shardable(config)
+        sharding = {"ranks": ranks, "dtype": config.dtype, "device": device}
+        self.policy = sharded.policy(config.model, **sharding, lora=config.lora, seed=config.seed)
         self.limits = self._limits()
         self.optimizer = self._optimizer(self.policy, self.policy.parameters(), config.learning_rate)
         self.reference: Policy | WithoutAdapter | None = None
         if self._algorithm.kl and config.lora is not None and self._algorithm.reference is None:
             self.reference = WithoutAdapter(self.policy)
         elif self._algorithm.kl:
-            self.reference = Policy(self._algorithm.reference or config.model, dtype=config.dtype, device=device)
-            if weights_dtype(config) == self.reference.dtype:
+            self.reference = sharded.policy(self._algorithm.reference or config.model, **sharding)
+            if self._narrows:
                 self.reference.narrow()
         self.critic: Critic | None = None
         self.critic_optimizer: Optimizer | None = None
         if self._algorithm.advantage == "gae":
-            self.critic = Critic(config.model, dtype=config.dtype, device=device)
+            self.critic = sharded.critic(config.model, **sharding)
             self.critic_optimizer = self._optimizer(self.critic, list(self.critic.parameters()), config.critic.lr)
         self._loss = loss_of(config.algorithm)
         sharing = SharingRule.on(device, config.optimizer.tokens) if config.optimizer.share_prefixes else None
@@ -91,12 +99,12 @@ class Learner:
         for number, minibatch in enumerate(self._minibatches(len(sequences), step)):
             chosen = [sequences[at] for at in minibatch]
             weights = token_weights(chosen, self._algorithm.weighting, self._algorithm.constant_length)
-            for part in self._micro_batches(chosen):
+            for part, counts in self._passes(chosen):
                 packed = self._packed([chosen[at] for at in part], [weights[at] for at in part])
-                which = [minibatch[at] for at in part]
-                self._policy_loss(packed, fixed, which, meter, version, first=number == 0).backward()
+                which, noted = [minibatch[at] for at in part], meter if counts else MetricAccumulator()
+                self._backward(self._policy_loss(packed, fixed, which, noted, version, first=number == 0), counts)
                 if self.critic is not None:
-                    self._critic_loss(packed, fixed, which, meter).backward()
+                    self._backward(self._critic_loss(packed, fixed, which, noted), counts)
             if step >= self.config.critic.warmup_steps or self.critic is None:
                 meter.last("grad_norm", self._update(self.optimizer, meter))
             else:
@@ -104,7 +112,11 @@ class Learner:
             if self.critic_optimizer is not None:
                 self._update(self.critic_optimizer, meter)
             meter.updated()
-        return {**meter.read(), "lr": rate}
+        return {**meter.read(self.ranks), "lr": rate}
+
+    def _backward(self, loss: Tensor, counts: bool) -> None:
+        """Adds a loss's gradients; zeros where the pass does not count."""
+        self.ranks.heard((loss if counts else 0 * loss).backward)
 
     # -- losses --------------------------------------------------------------------------------------------------------
 
@@ -254,13 +266,17 @@ class Learner:
         return done, returns
 
     def _per_sequence(self, sequences: list[Sequence], compute: Callable[[Packed], Tensor]) -> list[Tensor]:
-        found: list[Tensor | None] = [None] * len(sequences)
-        for part in self._micro_batches(sequences):
-            chosen = [sequences[at] for at in part]
-            sizes = [int(sequence.loss_mask.sum()) for sequence in chosen]
-            for at, values in zip(part, compute(self._packed(chosen)).split(sizes), strict=True):
-                found[at] = values
-        return [values for values in found if values is not None]
+        """`compute`'s values for each target, by sequence; each rank computes those of its own."""
+        sizes = [int(sequence.loss_mask.sum()) for sequence in sequences]
+        found = list(torch.zeros(sum(sizes), device=self.device).split(sizes))
+        for part, counts in self._passes(sequences) if sequences else ():
+            values = compute(self._packed([sequences[at] for at in part]))
+            for at, mine in zip(part, values.split([sizes[at] for at in part]), strict=True):
+                if counts:
+                    found[at] = mine
+        if self.ranks.alone:
+            return found
+        return list(self.ranks.add_up(torch.cat(found)).split(sizes)) if found else []
 
     # -- minibatches ---------------------------------------------------------------------------------------------------
 
@@ -271,6 +287,22 @@ class Learner:
             yield from (
                 part.tolist() for part in np.array_split(order, self._optimizer_config.minibatches) if len(part)
             )
+
+    def _passes(self, sequences: Seq[Sequence]) -> Iterator[tuple[list[int], bool]]:
+        """Indices of the sequences of each of this rank's forward passes, and whether the pass counts. Sequences are
+        dealt to ranks by their cost. A rank with fewer passes than another makes up for them with some that do not
+        count, since each exchanges weights."""
+        width = self.policy.model.config.hidden_size
+        costs = [sequence_cost(len(sequence), width) for sequence in sequences]
+        shares = deal(costs, [sequence.prompt_uid for sequence in sequences], self.ranks.count)
+        every = [
+            [[share[at] for at in part] for part in self._micro_batches([sequences[at] for at in share])]
+            for share in shares
+        ]
+        mine = every[self.ranks.rank]
+        yield from ((part, True) for part in mine)
+        shortest = min(range(len(sequences)), key=lambda at: len(sequences[at]))
+        yield from (([shortest], False) for _ in range(max(map(len, every)) - len(mine)))
 
     def _micro_batches(self, sequences: Seq[Sequence]) -> Iterator[list[int]]:
         """Indices of the sequences of each forward pass: at most `tokens` tokens or one sequence, similar lengths
@@ -297,15 +329,24 @@ class Learner:
     def _limits(self) -> MemoryLimits:
         """What fits, by the forecast; the policy is told from how many tokens on its layers are recomputed."""
         shape = ModelShape.of(self.policy.model)
-        compiled = compiles(self.config, self.device, shape.parameters)
-        use = MemoryUse.of(self.config, compiled=compiled, published=self.config.sync is not None)
+        compiled = self.ranks.alone and compiles(self.config, self.device, shape.parameters)
+        use = replace(
+            MemoryUse.of(self.config, compiled=compiled, published=self.config.sync is not None),
+            shards=self.ranks.count,
+        )
         return MemoryLimits.of(shape, use, available_bytes(self.device))
+
+    @property
+    def _narrows(self) -> bool:
+        """Whether models' weights are rounded to the dtype of the computation. Sharded ones are when they are
+        gathered."""
+        return self.ranks.alone and weights_dtype(self.config) == self.policy.dtype
 
     def _optimizer(self, model: Policy | Critic, parameters: list[torch.nn.Parameter], lr: float) -> Optimizer:
         """AdamW for a model, whose weights are narrowed and whose layers are compiled as the configuration says."""
         config, memory = self._optimizer_config, self.config.memory
-        exact = model.narrow() if weights_dtype(self.config) == model.dtype else {}
-        if compiles(self.config, self.device, sum(parameter.numel() for parameter in parameters)):
+        exact = model.narrow() if self._narrows else {}
+        if self.ranks.alone and compiles(self.config, self.device, sum(parameter.numel() for parameter in parameters)):
             model.decoder.compile()
         beyond = {"none": None, "layers": 0, "auto": self.limits.without_recompute}
         model.decoder.recompute_beyond = beyond[memory.recompute]
@@ -319,7 +360,7 @@ class Learner:
             norm = optimizer.clip(self._optimizer_config.max_grad_norm)
         else:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            norm = torch.nn.utils.clip_grad_norm_(parameters, self._optimizer_config.max_grad_norm)
+            norm = sharded.whole_of(torch.nn.utils.clip_grad_norm_(parameters, self._optimizer_config.max_grad_norm))
         if torch.isfinite(norm):
             optimizer.step()
         else:
@@ -336,12 +377,36 @@ class Learner:
         done = min((step - config.warmup_steps) / max(self.config.steps - config.warmup_steps, 1), 1.0)
         return lr * ((1 - done) if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
 
+    # -- for servers ---------------------------------------------------------------------------------------------------
+
+    def served_weights(self) -> dict[str, Tensor]:
+        """The policy's weights, as servers load them."""
+        return sharded.gathered(self.policy.weights(), self.ranks)
+
+    def raw_log_probs(self, ids: list[int]) -> list[float]:
+        """The policy's log-probs of each token but the first, to compare with a server's."""
+        return self.policy.raw_log_probs(ids)
+
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def weights(self) -> dict[str, Tensor]:
         """The policy's weights as exactly as they are known, by their names in the checkpoint: the optimizer's masters,
-        where it has any. What a checkpoint must hold for a run to go on from it; servers get `Policy.weights`."""
-        return _exact(self.optimizer, self.policy.named_parameters())
+        where it has any. What a checkpoint must hold for a run to go on from it; servers get `served_weights`."""
+        return sharded.gathered(_exact(self.optimizer, self.policy.named_parameters()), self.ranks)
+
+    def write_state(self, folder: Path) -> None:
+        """Writes `state` into a checkpoint's folder."""
+        write_state(folder, self.state(), self.ranks)
+
+    def resume(self, checkpoints: Checkpoints, place: Path) -> Progress:
+        """Restores everything from a checkpoint; returns its progress. Raises `BadCheckpoint`, and `InvalidInput` where
+        it is of another model."""
+        progress, weights, state = checkpoints.load(place, self.ranks)
+        if self.policy.adapter is None:
+            own = {name: parameter.shape for name, parameter in self.policy.named_parameters().items()}
+            checkpoints.check_model(place, weights, own)
+        self.restore(sharded.parted(weights, self.ranks), state)
+        return progress
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs besides `weights`: optimizers, and the critic."""
@@ -363,6 +428,19 @@ class Learner:
             self.critic.load_state_dict(state["critic"])
             _restore_exact(self.critic_optimizer, dict(self.critic.named_parameters()), state["critic"])
             self.critic_optimizer.load_state_dict(state["critic_optimizer"])
+
+
+def _check_shardable(config: TrainerConfig) -> None:
+    """Raises `InvalidInput` for what one rank can and several cannot."""
+    if config.lora is not None:
+        raise InvalidInput("lora is set, and adapters are trained by one rank alone: leave out --workers or lora")
+    if config.memory.offload != "none":
+        raise InvalidInput(
+            f"memory.offload is {config.memory.offload}, which one rank alone can: set none; several ranks share what "
+            "the optimizer holds"
+        )
+    if config.compile == "on":
+        raise InvalidInput("compile is on, and layers that are sharded over ranks run as they are: set auto or off")
 
 
 def _exact(optimizer: Optimizer, named: dict[str, torch.nn.Parameter]) -> dict[str, Tensor]:
@@ -423,19 +501,31 @@ class MetricAccumulator:
         """Counts an update of the weights."""
         self._updates += 1
 
-    def read(self) -> dict[str, float]:
-        """Every metric by its name, and `updates`."""
+    def read(self, ranks: Ranks = ALONE) -> dict[str, float]:
+        """Every metric by its name over all ranks, and `updates`."""
         updates = max(self._updates, 1)
-        found = {name: float(torch.stack(values).sum()) / updates for name, values in self._sums.items()}
-        for name, parts in self._means.items():
-            total = torch.stack([part for part, _ in parts]).sum()
-            found[name] = float(total) / sum(count for _, count in parts)
-        for name, values in self._most.items():
-            most = float(torch.stack(values).max())
-            found[name] = -most if name.endswith("_min") else most
+        sums = {name: float(torch.stack(values).sum()) for name, values in self._sums.items()}
+        means = {
+            name: (float(torch.stack([part for part, _ in parts]).sum()), sum(count for _, count in parts))
+            for name, parts in self._means.items()
+        }
+        most = {name: float(torch.stack(values).max()) for name, values in self._most.items()}
+        every = ranks.exchange((sums, means, most))
+        found = {name: sum(part[name] for part in parts) / updates for name, parts in _by_name(every, 0)}
+        for name, parts in _by_name(every, 1):
+            found[name] = sum(part[name][0] for part in parts) / sum(part[name][1] for part in parts)
+        for name, parts in _by_name(every, 2):
+            extreme = max(part[name] for part in parts)
+            found[name] = -extreme if name.endswith("_min") else extreme
         return {
             **found,
             **{name: float(value) for name, value in self._last.items()},
             **self._counts,
             "updates": self._updates,
         }
+
+
+def _by_name(every: Seq[tuple[dict[str, Any], ...]], kind: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Each name of a kind of metrics, with those ranks' that have it."""
+    for name in dict.fromkeys(name for rank in every for name in rank[kind]):
+        yield name, [rank[kind] for rank in every if name in rank[kind]]

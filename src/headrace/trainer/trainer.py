@@ -27,9 +27,10 @@ from headrace.trainer.checkpoint import Checkpoints, LeaseFile, Progress
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.environments import RunRegistration
 from headrace.trainer.examples import GatewayScorer
-from headrace.trainer.learner import Learner
 from headrace.trainer.own_functions import check_functions
+from headrace.trainer.ranks import ALONE, Ranks
 from headrace.trainer.reporting import AWAITING_BATCH, RunOutcome, RunWatcher
+from headrace.trainer.shared_learner import learner_of
 from headrace.trainer.skipped import filter_metrics
 from headrace.trainer.stopping import (
     Outage,
@@ -61,7 +62,13 @@ class Trainer:
     """One run. `run()` returns once all steps are done, the channel is shut down and empty, or `stop()` was called."""
 
     def __init__(
-        self, config: TrainerConfig, *, resume: bool = False, pool: Any = None, watcher: RunWatcher | None = None
+        self,
+        config: TrainerConfig,
+        *,
+        resume: bool = False,
+        pool: Any = None,
+        watcher: RunWatcher | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.config = config
         self._watcher = watcher or RunWatcher()
@@ -84,7 +91,7 @@ class Trainer:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
-        self.learner = Learner(config, device_of(config.device))
+        self.learner = learner_of(config, device_of(config.device), ranks)
         self.checkpoints.adapter = self.learner.policy.adapter and self.learner.policy.adapter.config
         self.progress = Progress(began=time.time())
         given = pool if pool is not None else config.pool.connected(retry_s=0.0)
@@ -105,8 +112,7 @@ class Trainer:
         self._last_report_at = time.monotonic()
         latest = self.checkpoints.latest
         if latest is not None:
-            self.progress, weights, state = self.checkpoints.load(latest)
-            self.learner.restore(weights, state)
+            self.progress = self.learner.resume(self.checkpoints, latest)
         reporting.truncate_metrics(config.run, self.progress.step)
         self.metrics = reporting.RunMetrics(config.run, config.log, config.shown())
         self.registration = RunRegistration(self.pool, config, lambda: self.progress.step)
@@ -250,8 +256,10 @@ class Trainer:
         self._handed_over = version
         policy = self.learner.policy
         layers = policy.model.config.get_text_config().num_hidden_layers
-        probe = Probe(ids, policy.raw_log_probs(ids), self.config.dtype, layers)
-        weights = publisher.snapshot(policy.weights()) if policy.adapter is None else policy.adapter.snapshot()
+        probe = Probe(ids, self.learner.raw_log_probs(ids), self.config.dtype, layers)
+        weights = (
+            publisher.snapshot(self.learner.served_weights()) if policy.adapter is None else policy.adapter.snapshot()
+        )
 
         def publish() -> SyncReport:
             publisher.await_reachable()
@@ -309,7 +317,7 @@ class Trainer:
         if progress.leases:
             self._watcher.doing("writing a checkpoint")
             progress.repeats = sorted(self.feed.repeats)
-            self.checkpoints.save(progress, self.learner.weights(), self.learner.state())
+            self.checkpoints.save(progress, self.learner.weights(), self.learner.write_state)
         try:
             self.feed.ack(progress.leases)
         except (Stopped, PoolUnreachable):
@@ -384,11 +392,13 @@ class Trainer:
         self.metrics.close()
 
 
-def train(config: TrainerConfig, *, resume: bool = False, watcher: RunWatcher | None = None) -> RunOutcome:
+def train(
+    config: TrainerConfig, *, resume: bool = False, watcher: RunWatcher | None = None, ranks: Ranks = ALONE
+) -> RunOutcome:
     """Runs a training from the command line. SIGTERM and SIGINT end it after the step under way, with a checkpoint, and
     at once while it waits; a second Ctrl-C ends the process immediately."""
     watcher = watcher or RunWatcher()
-    trainer = Trainer(config, resume=resume, watcher=watcher)
+    trainer = Trainer(config, resume=resume, watcher=watcher, ranks=ranks)
     with on_signals(trainer.stop, watcher.ending_at_once):
         trainer.run()
     return trainer.outcome

@@ -28,6 +28,7 @@ BARS = {
     "demo_seconds": Bar("the whole system, to a moving average of 0.95", at_most=300),
     "demo_vs_plain": Bar("the same, over a plain loop in one process without gateway or pool"),
     "packed_vs_padded": Bar("tokens/s packed over padded, lengths log-uniform 32 to 2,048", at_least=1.5),
+    "ranks2_gap": Bar("largest relative difference of a weight after ten steps, two ranks and one", at_most=1e-5),
     "sync_hold_p99_ms": Bar("how long a weight sync holds calls in the demo (mode keep)"),
     "trainer_idle": Bar("share of its time that the trainer waits while data is there", at_most=0.05),
 }
@@ -51,6 +52,7 @@ def measure(quick: bool = False, *, runs: int | None = None, busy: int = 0) -> B
     found = packing.packed_vs_padded(packing.QUICK if quick else packing.FULL)
     ratio = found.pop("packed_vs_padded")
     report.add(Figures({"packed_vs_padded": ratio}, found))
+    report.add(Figures(verdict_of("headrace.bench.trainer.ranks"), {}))
     return report
 
 
