@@ -60,6 +60,7 @@ class Learner:
             self.critic = Critic(config.model, dtype=config.dtype, device=device)
             self.critic_optimizer = self._optimizer(self.critic, list(self.critic.parameters()), config.critic.lr)
         self._pack = PackedBackend()
+        self._pass_tokens = self.limits.pass_tokens(config.optimizer.tokens, device)
 
     def learn(self, sequences: list[Sequence], step: int, version: int) -> dict[str, float]:
         """Learns from a batch; returns the step's metrics. `step` counts from 0 and decides the shuffle and the
@@ -233,7 +234,7 @@ class Learner:
         part: list[int] = []
         size = 0
         for at in sorted(range(len(sequences)), key=lambda at: len(sequences[at])):
-            if part and size + len(sequences[at]) > self._optimizer_config.tokens:
+            if part and size + len(sequences[at]) > self._pass_tokens:
                 yield part
                 part, size = [], 0
             part.append(at)
@@ -247,10 +248,10 @@ class Learner:
     # -- optimizers ----------------------------------------------------------------------------------------------------
 
     def _limits(self) -> MemoryLimits:
-        """What fits, by the forecast; the policy is told from how many tokens on its layers are recomputed."""
+        """What fits, by the forecast. Raises `InvalidInput` where not even the model does."""
         shape = ModelShape.of(self.policy.model)
-        compiled = compiles(self.config, self.device, shape.parameters)
-        use = MemoryUse.of(self.config, compiled=compiled, published=self.config.sync is not None)
+        published = self.config.sync is not None
+        use = MemoryUse.of(self.config, compiled=self.policy.decoder.compiled, published=published)
         return MemoryLimits.of(shape, use, available_bytes(self.device))
 
     def _optimizer(self, model: Policy | Critic, parameters: list[torch.nn.Parameter], lr: float) -> Optimizer:
@@ -259,6 +260,7 @@ class Learner:
         exact = model.narrow() if weights_dtype(self.config) == model.dtype else {}
         if compiles(self.config, self.device, sum(parameter.numel() for parameter in parameters)):
             model.decoder.compile()
+            self.limits = self._limits()  # a compiled layer keeps less
         beyond = {"none": None, "layers": 0, "auto": self.limits.without_recompute}
         model.decoder.recompute_beyond = beyond[memory.recompute]
         rule = {"lr": lr, "betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
