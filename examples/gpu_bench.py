@@ -253,6 +253,7 @@ def _measured(run: Run, part: Part, shape: ModelShape, given: argparse.Namespace
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         seconds: list[float] = []
+        told: dict[str, Any] = {}
         while not seconds or (len(seconds) < 5 and sum(seconds) < given.seconds):
             _wait(on_gpu)
             began = time.perf_counter()

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from headrace.trainer.memory import MemoryLimits, MemoryUse, ModelShape, availab
 from headrace.trainer.optimizer import MasterAdamW
 from headrace.trainer.policy import Critic, Policy
 
-Optimizer = torch.optim.Optimizer | MasterAdamW
+Optimizer: TypeAlias = torch.optim.Optimizer | MasterAdamW
 
 
 @dataclass
