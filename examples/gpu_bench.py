@@ -111,6 +111,7 @@ def main() -> None:
                 found["parts"].setdefault(name, {})[loop] = row
                 print(f"{name:>5} {loop:>9}: " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
             del run
+            torch._dynamo.reset()  # compiled code keeps what it was compiled for
             _free()
     found["ratios"] = {
         f"{name}_vs_{loop}": round(rows["ours"]["tokens_s"] / rows[loop]["tokens_s"], 3)
@@ -245,12 +246,14 @@ def _plain(folder: Path, loop: str, given: argparse.Namespace) -> Run:
 def _measured(run: Run, part: Part, shape: ModelShape, given: argparse.Namespace) -> dict[str, Any]:
     """One step to warm up, of fewer tokens where sequences are long, then steps for `--seconds`."""
     on_gpu = torch.device(given.device).type == "cuda"
+    _free()
     try:
         run(part if part.length < 16384 else Part(4096, 2, 1))
         _free()
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         seconds: list[float] = []
+        told: dict[str, Any] = {}
         while not seconds or (len(seconds) < 5 and sum(seconds) < given.seconds):
             _wait(on_gpu)
             began = time.perf_counter()
@@ -258,8 +261,9 @@ def _measured(run: Run, part: Part, shape: ModelShape, given: argparse.Namespace
             _wait(on_gpu)
             seconds.append(time.perf_counter() - began)
     except torch.OutOfMemoryError:
-        _free()
         return {"failed": "out of memory"}
+    except Exception as error:  # one loop that fails, as where nothing can be compiled, leaves the others
+        return {"failed": f"{type(error).__name__}: {error}"[:300]}
     speed = part.tokens / statistics.median(seconds)
     attention = 6 * shape.layers * shape.heads * shape.head_dim * part.length
     row = {

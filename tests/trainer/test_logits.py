@@ -13,7 +13,7 @@ from headrace.trainer import logits
 VOCABULARY, HIDDEN, COUNT = 61, 12, 23
 
 
-class Wrapped(nn.Module):
+class Wrapped(nn.Module):  # type: ignore[misc]
     """A head that is more than a matrix: its logits are shifted."""
 
     def __init__(self, inner: nn.Linear) -> None:
@@ -121,7 +121,7 @@ def test_no_chunk_has_more_logits_than_are_allowed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(logits, "MAX_LOGITS", 5 * VOCABULARY)
     largest = 0
 
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             nonlocal largest
             found = function(*args, **(kwargs or {}))

@@ -193,3 +193,10 @@ def test_a_dry_run_tells_what_is_needed_and_the_longest_that_fits(model: Path, m
     assert int(said["longest sequence that fits"].split()[0].replace(",", "")) > 100
     assert said["in the CPU's memory"] == "0.00 GiB"
     assert "tokens" in said["layers are recomputed"]
+
+
+def test_passes_are_no_longer_than_fits_on_a_gpu() -> None:
+    limits = MemoryLimits(100, 1000, GIB)
+    assert limits.pass_tokens(500, "cuda") == 500
+    assert limits.pass_tokens(5000, "cuda") == 1000
+    assert limits.pass_tokens(5000, "cpu") == 5000

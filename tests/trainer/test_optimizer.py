@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from headrace.trainer.optimizer import MasterAdamW, narrow
 
-RULE = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
+RULE: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 
 
@@ -182,4 +182,5 @@ def test_an_update_that_is_not_finite_is_left_out(model: Path) -> None:
     before = {name: tensor.clone() for name, tensor in mine.weights().items()}
     assert mine.learn(sequences, 0, 0)["updates_not_finite"] == 1
     assert all(torch.equal(before[name], tensor) for name, tensor in mine.weights().items())
+    assert isinstance(mine.optimizer, MasterAdamW)
     assert not mine.optimizer.gradients

@@ -58,6 +58,10 @@ class Decoder:
             yield
 
     @property
+    def parameter_count(self) -> int:
+        return sum(parameter.numel() for parameter in self._module.parameters())
+
+    @property
     def compiled(self) -> bool:
         """Whether layers run compiled; False once compiling has failed."""
         return self._layers.compiled

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from headrace.trainer.ranks import ALONE, Ranks, deal, sequence_cost
 from headrace.trainer.sharded_state import write_state
 from headrace.trainer.weighting import token_weights
 
-Optimizer = torch.optim.Optimizer | MasterAdamW
+Optimizer: TypeAlias = torch.optim.Optimizer | MasterAdamW
 
 
 @dataclass
@@ -82,7 +82,8 @@ class Learner:
             self.critic = sharded.critic(config.model, **sharding)
             self.critic_optimizer = self._optimizer(self.critic, list(self.critic.parameters()), config.critic.lr)
         self._loss = loss_of(config.algorithm)
-        sharing = SharingRule.on(device, config.optimizer.tokens) if config.optimizer.share_prefixes else None
+        self._pass_tokens = self.limits.pass_tokens(config.optimizer.tokens, device)
+        sharing = SharingRule.on(device, self._pass_tokens) if config.optimizer.share_prefixes else None
         self._pack = PackedBackend(sharing=sharing)
 
     def learn(self, sequences: list[Sequence], step: int, version: int) -> dict[str, float]:
@@ -308,12 +309,12 @@ class Learner:
         """Indices of the sequences of each forward pass: at most `tokens` tokens or one sequence, similar lengths
         together; where they share prefixes, those that begin alike together."""
         if self._optimizer_config.share_prefixes:
-            yield from passes(list(map(predicting_tokens, sequences)), self._optimizer_config.tokens)
+            yield from passes(list(map(predicting_tokens, sequences)), self._pass_tokens)
             return
         part: list[int] = []
         size = 0
         for at in sorted(range(len(sequences)), key=lambda at: len(sequences[at])):
-            if part and size + len(sequences[at]) > self._optimizer_config.tokens:
+            if part and size + len(sequences[at]) > self._pass_tokens:
                 yield part
                 part, size = [], 0
             part.append(at)
@@ -327,13 +328,11 @@ class Learner:
     # -- optimizers ----------------------------------------------------------------------------------------------------
 
     def _limits(self) -> MemoryLimits:
-        """What fits, by the forecast; the policy is told from how many tokens on its layers are recomputed."""
+        """What fits, by the forecast. Raises `InvalidInput` where not even the model does."""
         shape = ModelShape.of(self.policy.model)
-        compiled = self.ranks.alone and compiles(self.config, self.device, shape.parameters)
-        use = replace(
-            MemoryUse.of(self.config, compiled=compiled, published=self.config.sync is not None),
-            shards=self.ranks.count,
-        )
+        published = self.config.sync is not None
+        use = MemoryUse.of(self.config, compiled=self.policy.decoder.compiled, published=published)
+        use = replace(use, shards=self.ranks.count)
         return MemoryLimits.of(shape, use, available_bytes(self.device))
 
     @property
@@ -346,8 +345,9 @@ class Learner:
         """AdamW for a model, whose weights are narrowed and whose layers are compiled as the configuration says."""
         config, memory = self._optimizer_config, self.config.memory
         exact = model.narrow() if self._narrows else {}
-        if self.ranks.alone and compiles(self.config, self.device, sum(parameter.numel() for parameter in parameters)):
+        if self.ranks.alone and compiles(self.config, self.device, model.decoder.parameter_count):
             model.decoder.compile()
+            self.limits = self._limits()  # a compiled layer keeps less
         beyond = {"none": None, "layers": 0, "auto": self.limits.without_recompute}
         model.decoder.recompute_beyond = beyond[memory.recompute]
         rule = {"lr": lr, "betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}

@@ -7,6 +7,7 @@ allocated; `USABLE` leaves room for what an allocator loses between blocks and f
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ import torch
 from headrace.data.errors import InvalidInput
 from headrace.trainer import logits
 from headrace.trainer.config import LearningConfig
+
+log = logging.getLogger(__name__)
 
 GIB = 1 << 30
 #: The share of a device's memory that a forecast may fill.
@@ -201,16 +204,20 @@ def longest(shape: ModelShape, use: MemoryUse, available: int) -> int:
 
 
 def available_bytes(device: str) -> int:
-    """A GPU's whole memory; of a CPU's what is free, or can be freed without loss."""
+    """What this process has of a device's memory, and what is free."""
     found = torch.device(device)
     if found.type == "cuda":
-        return int(torch.cuda.get_device_properties(found).total_memory)
+        return int(torch.cuda.mem_get_info(found)[0] + torch.cuda.memory_reserved(found))
     try:
-        with open("/proc/meminfo") as lines:
-            free = next(line for line in lines if line.startswith("MemAvailable:"))
-        return int(free.split()[1]) * 1024
-    except (OSError, StopIteration):
+        return _kilobytes("/proc/meminfo", "MemAvailable:") + _kilobytes("/proc/self/status", "VmRSS:")
+    except (OSError, StopIteration):  # not Linux
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _kilobytes(file: str, name: str) -> int:
+    """A line of a file under /proc, in bytes."""
+    with open(file) as lines:
+        return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +241,14 @@ class MemoryLimits:
                 "set dtype: bfloat16, memory.offload: optimizer, or take a smaller model"
             )
         return cls(longest(shape, replace(use, recompute=False), available), found, available)
+
+    def pass_tokens(self, wanted: int, device: str) -> int:
+        """The tokens of a pass: what is wanted, or on a GPU what fits of it, with a warning. What fits on a CPU changes
+        from hour to hour, and passes would with it."""
+        if wanted <= self.longest or torch.device(device).type != "cuda":
+            return wanted
+        log.warning("optimizer.tokens is %d; passes have at most %d tokens: more do not fit", wanted, self.longest)
+        return self.longest
 
     def check(self, lengths: Iterable[tuple[str, int]]) -> None:
         """Raises `InvalidInput` where a sequence is too long to be learned from: each has a trajectory's uid and its
