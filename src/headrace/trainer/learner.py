@@ -46,8 +46,8 @@ class Learner:
         self.policy = Policy(config.model, dtype=config.dtype, device=device, lora=config.lora, seed=config.seed)
         self.optimizer = self._adamw(self.policy.parameters(), config.learning_rate)
         self.reference: Policy | WithoutAdapter | None = None
-        if self._algorithm.kl and config.lora is not None and self._algorithm.reference is None:
-            self.reference = WithoutAdapter(self.policy)
+        if self._algorithm.kl and self.policy.adapter is not None and self._algorithm.reference is None:
+            self.reference = WithoutAdapter(self.policy.adapter, self.policy.log_probs)
         elif self._algorithm.kl:
             self.reference = Policy(self._algorithm.reference or config.model, dtype=config.dtype, device=device)
         self.critic: Critic | None = None
