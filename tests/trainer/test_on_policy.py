@@ -47,9 +47,13 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(
+    ("temperature", "lora"),
+    [(1.0, None), (0.7, None), (1.0, {"rank": 4, "lr": 3e-2})],
+    ids=["1.0", "0.7", "an adapter, merged"],
+)
 def test_ratios_are_one_before_the_first_update_of_every_version(
-    gateway: Running, folder: Path, tmp_path: Path, temperature: float
+    gateway: Running, folder: Path, tmp_path: Path, temperature: float, lora: dict[str, Any] | None
 ) -> None:
     config = TrainerConfig.model_validate(
         {
@@ -58,6 +62,7 @@ def test_ratios_are_one_before_the_first_update_of_every_version(
             "steps": VERSIONS,
             "pool": {"address": gateway.address, "batch_size": GROUPS, "prefetch": False},
             "optimizer": {"lr": 3e-3},
+            "lora": lora,
             "sync": {"gateway": gateway.address},
             "checkpoint": {"every": 1},
         }

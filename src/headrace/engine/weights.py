@@ -149,7 +149,7 @@ def share(tensors: Mapping[str, torch.Tensor], name: str | None = None) -> tuple
     that has several names is written once. The caller closes and unlinks the block once every reader is done."""
     names = {dtype: said for said, dtype in DTYPES.items()}
     places, size = _places(tensors)
-    manifest = [
+    manifest: list[dict[str, Any]] = [
         {"name": key, "dtype": names[tensor.dtype], "shape": list(tensor.shape), "offset": places[_storage(tensor)]}
         for key, tensor in tensors.items()
     ]
@@ -157,7 +157,7 @@ def share(tensors: Mapping[str, torch.Tensor], name: str | None = None) -> tuple
     assert block.buf is not None
     written: set[int] = set()
     for entry, tensor in zip(manifest, tensors.values(), strict=True):
-        offset = int(entry["offset"])
+        offset = entry["offset"]
         if offset not in written:
             written.add(offset)
             flat = tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8).numpy()

@@ -70,8 +70,8 @@ class Learner:
         self.limits = self._limits()
         self.optimizer = self._optimizer(self.policy, self.policy.parameters(), config.learning_rate)
         self.reference: Policy | WithoutAdapter | None = None
-        if self._algorithm.kl and config.lora is not None and self._algorithm.reference is None:
-            self.reference = WithoutAdapter(self.policy)
+        if self._algorithm.kl and self.policy.adapter is not None and self._algorithm.reference is None:
+            self.reference = WithoutAdapter(self.policy.adapter, self.policy.log_probs)
         elif self._algorithm.kl:
             self.reference = sharded.policy(self._algorithm.reference or config.model, **sharding)
             if self._narrows:

@@ -8,10 +8,10 @@ reference of a KL needs no second model.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,6 @@ from headrace.extras import MissingExtra, install_command
 from headrace.trainer.backends.tensors import Packed
 from headrace.trainer.config import LoraConfig
 from headrace.trainer.sync.weights import AdapterWeights
-
-if TYPE_CHECKING:
-    from headrace.trainer.policy import Policy
 
 #: What peft calls the one adapter of a model inside it, and what it writes before every name.
 ADAPTER, PREFIX = "default", "base_model.model."
@@ -126,16 +123,15 @@ class Adapter:
 
 
 class WithoutAdapter:
-    """A policy as it was before its adapters: a KL's reference that takes no memory."""
+    """A policy as it was before its adapters: a KL's reference that takes no memory. `log_probs` is the policy's."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self, adapter: Adapter, log_probs: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        self._adapter, self._log_probs = adapter, log_probs
 
     def log_probs(self, packed: Packed, *, entropy_learns: bool = False) -> tuple[Tensor, Tensor]:
         """As `Policy.log_probs`. Without gradients: nothing that is trained takes part."""
-        assert self._policy.adapter is not None
-        with torch.no_grad(), self._policy.adapter.disabled():
-            return self._policy.log_probs(packed, entropy_learns=entropy_learns)
+        with torch.no_grad(), self._adapter.disabled():
+            return self._log_probs(packed, entropy_learns=entropy_learns)
 
 
 def _targets(model: Any, asked: list[str] | str | None) -> list[str]:

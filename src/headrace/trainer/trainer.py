@@ -92,7 +92,8 @@ class Trainer:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
         self.learner = learner_of(config, device_of(config.device), ranks)
-        self.checkpoints.adapter = self.learner.policy.adapter and self.learner.policy.adapter.config
+        if self.learner.policy.adapter is not None:
+            self.checkpoints.adapter = self.learner.policy.adapter.config
         self.progress = Progress(began=time.time())
         given = pool if pool is not None else config.pool.connected(retry_s=0.0)
         outage = self._outage("pool", config.pool.address)
