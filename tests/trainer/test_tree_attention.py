@@ -66,8 +66,9 @@ def by_definition(given_: list[torch.Tensor], sees: torch.Tensor, scaling: float
 
 
 def computed(given_: list[torch.Tensor], tree: PrefixTree, scaling: float | None = None) -> torch.Tensor:
+    q, k, v = given_
     found, _ = attention.packed_attention(
-        torch.nn.Module(), *given_, None, scaling=scaling, cuts=list(tree.cuts), tree=tree
+        torch.nn.Module(), q, k, v, None, scaling=scaling, cuts=list(tree.cuts), tree=tree
     )
     return found[0]
 
@@ -108,8 +109,8 @@ def test_paths_that_share_nothing_give_the_same() -> None:
     tree = grown(5)
     given_ = drawn(tree, 4, 2, torch.float64)
     tokens, cuts, own = attention._paths(tree, torch.device("cpu"))
-    taken = [x.index_select(2, tokens) for x in given_]
-    found, _ = attention.packed_attention(torch.nn.Module(), *taken, None, cuts=list(cuts))
+    q, k, v = (x.index_select(2, tokens) for x in given_)
+    found, _ = attention.packed_attention(torch.nn.Module(), q, k, v, None, cuts=list(cuts))
     torch.testing.assert_close(found[0].index_select(0, own), computed(given_, tree))
 
 

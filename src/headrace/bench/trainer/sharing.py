@@ -53,7 +53,7 @@ class SharingLoad:
 
 
 FULL = SharingLoad()
-QUICK = SharingLoad(divisor=16)
+QUICK = SharingLoad(divisor=32)
 
 
 def tree_vs_packed(load: SharingLoad = FULL) -> dict[str, float]:
@@ -108,7 +108,7 @@ def _demo(scratch: Path) -> tuple[Sides, int]:
         ids, mask, log_probs = (x[at, :end].numpy() for x in (played.ids, played.sampled, played.log_probs))
         sequences.append(_sequence(ids, mask, log_probs, advantage, at))
 
-    def side(share: bool) -> Callable[[], None]:
+    def side(share: bool) -> Callable[[], object]:
         given = trainer_config(recipe, model=folder, run=scratch, pool=NOWHERE, gateway=NOWHERE, seed=0, steps=1)
         given["optimizer"]["share_prefixes"] = share
         learner = Learner(TrainerConfig(**given), "cpu")
