@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace import bench
-from headrace.bench.trainer import measure, packing, plain
+from headrace.bench.trainer import measure, packing, plain, sharing
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.demo.recipe import RECIPES
 
@@ -19,6 +19,13 @@ def test_packed_and_padded_learn_from_the_same_tokens() -> None:
     load = packing.PackingLoad(sequences=3, places=2048, layers=1, width=32, heads=2, rounds=1)
     found = packing.packed_vs_padded(load)
     assert found["packed_vs_padded"] == pytest.approx(found["packed_tokens_s"] / found["padded_tokens_s"], rel=1e-6)
+
+
+def test_shared_tokens_are_timed_against_the_same_sequences_packed() -> None:
+    small = packing.PackingLoad(layers=1, width=32, heads=2)
+    found = sharing.tree_vs_packed(sharing.SharingLoad(divisor=128, rounds=1, demo_rounds=1, model=small))
+    for name, shape in (("tree_vs_packed", ""), ("tree_vs_packed_long", "_long"), ("tree_vs_packed_demo", "_demo")):
+        assert found[name] == pytest.approx(found[f"tree{shape}_tokens_s"] / found[f"unshared{shape}_tokens_s"])
 
 
 @pytest.mark.timeout(1800)

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.trainer.backends.models import VOCABULARY, llama, qwen3
+from tests.trainer.kit import sequence
 
+from headrace import Sequence
+from headrace.data.errors import InvalidInput
 from headrace.trainer import attention, stacking, tree_attention, tree_plan
+from headrace.trainer.backends.tensors import Packed, PackedBackend
+from headrace.trainer.config import TrainerConfig
+from headrace.trainer.learner import Learner
 from headrace.trainer.prefix_tree import PrefixTree, SharingRule, shared_row
 
-SIZES = settings(max_examples=25, deadline=None)
+SIZES = settings(max_examples=10, deadline=None)
+ALWAYS = SharingRule(fork_tokens=-(10**6))
 
 
 def grown(seed: int, segments: int = 7, longest: int = 12) -> PrefixTree:
@@ -22,7 +35,7 @@ def grown(seed: int, segments: int = 7, longest: int = 12) -> PrefixTree:
         own = rng.integers(0, 1000, int(rng.integers(1, longest)))
         before = rows[int(rng.integers(len(rows)))] if rows and rng.random() < 0.8 else own[:0]
         rows.append(np.concatenate([before[: int(rng.integers(len(before) + 1))], own]))
-    return shared_row(rows, SharingRule(fork_tokens=-(10**6))).tree
+    return shared_row(rows, ALWAYS).tree
 
 
 def paths(tree: PrefixTree) -> torch.Tensor:
@@ -53,8 +66,9 @@ def by_definition(given_: list[torch.Tensor], sees: torch.Tensor, scaling: float
 
 
 def computed(given_: list[torch.Tensor], tree: PrefixTree, scaling: float | None = None) -> torch.Tensor:
+    q, k, v = given_
     found, _ = attention.packed_attention(
-        torch.nn.Module(), *given_, None, scaling=scaling, cuts=list(tree.cuts), tree=tree
+        torch.nn.Module(), q, k, v, None, scaling=scaling, cuts=list(tree.cuts), tree=tree
     )
     return found[0]
 
@@ -79,3 +93,146 @@ def test_each_token_attends_to_its_path_alone(call_cost: int, seed: int, kv_head
         strict=True,
     ):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_parts_and_masks_are_both_computed() -> None:
+    """Of calls that cost nothing, none is under a mask; small segments are cheapest under one; long ones in parts."""
+    small, large = grown(3), PrefixTree((0, 3000, 4000, 5000), (-1, 0, 0), (0, 2000, 2000))
+    assert any(block.mask is not None for block in tree_plan.plan_blocks(small)[0])
+    blocks, reads = tree_plan.plan_blocks(large)
+    assert [block.mask for block in blocks] == [None] * 3
+    assert [read.lengths for read in reads] == [(2000, 2000)]
+
+
+def test_paths_that_share_nothing_give_the_same() -> None:
+    """What a device without a kernel for parts computes."""
+    tree = grown(5)
+    given_ = drawn(tree, 4, 2, torch.float64)
+    tokens, cuts, own = attention._paths(tree, torch.device("cpu"))
+    q, k, v = (x.index_select(2, tokens) for x in given_)
+    found, _ = attention.packed_attention(torch.nn.Module(), q, k, v, None, cuts=list(cuts))
+    torch.testing.assert_close(found[0].index_select(0, own), computed(given_, tree))
+
+
+def test_cuts_of_another_tree_are_refused() -> None:
+    x = torch.zeros(1, 2, 6, 4)
+    with pytest.raises(InvalidInput, match="they must be the same"):
+        attention.packed_attention(
+            torch.nn.Module(), x, x, x, None, cuts=[0, 6], tree=PrefixTree((0, 3, 6), (-1, 0), (0, 1))
+        )
+
+
+def families(seed: int = 0, prompt: int = 24, vocabulary: int = VOCABULARY) -> list[Sequence]:
+    """Two prompts with answers of different lengths: some equal, one the beginning of another, one that forks within an
+    answer, each with its own advantages, temperatures and targets."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for group in range(2):
+        opening = rng.integers(0, vocabulary, prompt)
+        answers = [rng.integers(0, vocabulary, int(rng.integers(3, 30))) for _ in range(3)]
+        forked = np.concatenate([answers[0][:2], rng.integers(0, vocabulary, 5)])
+        for at, answer in enumerate([*answers, answers[1], answers[2][:3], forked]):
+            tokens = np.concatenate([opening, answer]).astype(np.int32)
+            made = sequence(
+                [(prompt, len(tokens))], advantage=float(rng.normal()), temperature=0.7 + 0.1 * at, uid=f"{group}-{at}"
+            )
+            log_probs = np.where(made.loss_mask, -4 + rng.random(len(tokens)), 0).astype(np.float32)
+            found.append(replace(made, tokens=tokens, log_probs=log_probs))
+    return found
+
+
+def log_probs(model: Any, packed: Packed) -> torch.Tensor:
+    logits = model(
+        input_ids=packed.ids[None], position_ids=packed.positions[None], cuts=packed.cuts, tree=packed.tree
+    ).logits[0, packed.states]
+    scaled = logits.float() / packed.temperatures[:, None]
+    return torch.log_softmax(scaled, -1).gather(-1, packed.target_ids[:, None])[:, 0]
+
+
+def learned(model: Any, packed: Packed) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probs, and the gradient of their sum weighted by advantages."""
+    model.zero_grad()
+    found = log_probs(model, packed)
+    (found * packed.advantages).sum().backward()
+    return found.detach(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def gap(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+@pytest.mark.parametrize("in_parts", [True, False])
+@pytest.mark.parametrize("family", [llama, qwen3])
+def test_log_probs_and_gradients_are_those_of_sequences_that_share_nothing(
+    family: Callable[..., Any], in_parts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if in_parts:
+        monkeypatch.setattr(stacking, "CALL_COST", 0)
+        monkeypatch.setattr(tree_plan, "MERGED_TOKEN_PAIRS", 0)
+    tree_attention._cpu_kernels.cache_clear()
+    model, batch = family(attention.NAME, initializer_range=0.15), families()
+    shared, apart = PackedBackend(sharing=ALWAYS).convert(batch), PackedBackend().convert(batch)
+    assert shared.tree is not None
+    assert len(shared.ids) < 0.5 * len(apart.ids)
+    found, wanted = learned(model, shared), learned(model, apart)
+    assert gap(found[0], wanted[0]) < 1e-5
+    assert gap(found[1], wanted[1]) < 1e-5
+    torch.testing.assert_close(found[0], wanted[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # a processor without bfloat16 says so
+def test_bfloat16_is_as_far_from_float32_as_without_sharing() -> None:
+    model, batch = llama(attention.NAME, initializer_range=0.1, num_hidden_layers=1), families(prompt=6)[:6]
+    shared, apart = PackedBackend(sharing=ALWAYS).convert(batch), PackedBackend().convert(batch)
+    exact, exact_gradient = learned(model, apart)
+    gaps = []
+    for packed in (shared, apart):
+        with torch.autocast("cpu", torch.bfloat16):
+            found, gradient = learned(model, packed)
+        gaps.append((gap(found, exact), gap(gradient, exact_gradient)))
+    for mine, theirs in zip(*gaps, strict=True):
+        assert mine < 2 * theirs + 1e-3
+        assert mine > 0
+
+
+@pytest.mark.parametrize("changes", [{}, {"algorithm": {"advantage": "gae", "old": "proximal"}}])
+@pytest.mark.parametrize("tokens", [4096, 64])
+def test_the_learner_learns_the_same_with_and_without_sharing(
+    model: Path, tokens: int, changes: dict[str, Any]
+) -> None:
+    batch = families(vocabulary=300)
+    told, weights = [], []
+    for share in (True, False):
+        optimizer = {"lr": 1e-3, "tokens": tokens, "epochs": 2, "share_prefixes": share}
+        mine = Learner(TrainerConfig(model=model, run=model, optimizer=optimizer, **changes), "cpu")
+        told.append(mine.learn(batch, 0, 0))
+        weights.append(torch.cat([weight.flatten() for weight in mine.policy.weights().values()]))
+    assert told[0] == pytest.approx(told[1], rel=1e-3, abs=1e-5)
+    assert gap(*weights) < 1e-5
+
+
+def test_the_learners_passes_count_shared_tokens_once(model: Path) -> None:
+    batch = families(vocabulary=300)
+    counts = {}
+    for share in (True, False):
+        optimizer = {"tokens": 200, "share_prefixes": share}
+        mine = Learner(TrainerConfig(model=model, run=model, optimizer=optimizer), "cpu")
+        rows = [mine._packed([batch[at] for at in part]) for part in mine._micro_batches(batch)]
+        assert all(len(row.ids) <= 200 for row in rows)
+        counts[share] = len(rows)
+    assert counts[True] < counts[False]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_on_a_gpu_it_is_what_it_is_on_a_cpu(dtype: torch.dtype) -> None:
+    """bfloat16 goes through the variable-length kernel in parts, float32 through paths that share nothing."""
+    tree = grown(7, segments=40, longest=90)
+    rounded = [x.detach().to(dtype).float() for x in drawn(tree, 4, 2, torch.float32)]
+    answers = []
+    for device, kind in (("cpu", torch.float32), ("cuda", dtype)):
+        inputs = [x.to(device, kind).requires_grad_() for x in rounded]
+        found = computed(inputs, tree)
+        answers.append([found, *torch.autograd.grad(found.float().square().sum(), inputs)])
+    for wanted, got in zip(*answers, strict=True):
+        assert gap(got.cpu(), wanted) < (1e-5 if dtype == torch.float32 else 0.02)

@@ -233,7 +233,9 @@ def _in_tree(
         q, k, v = (x[0].transpose(0, 1).to(_computing_dtype(query)) for x in (query, key, value))
         return tree_attention(q, k, v, tree, scaling)
     tokens, cuts, own = _paths(tree, query.device)
-    return _stacked(*(x.index_select(2, tokens) for x in (query, key, value)), cuts, scaling).index_select(0, own)
+    query, key, value = (x.index_select(2, tokens) for x in (query, key, value))
+    found: torch.Tensor = _stacked(query, key, value, cuts, scaling).index_select(0, own)
+    return found
 
 
 @lru_cache(maxsize=16)

@@ -228,7 +228,9 @@ class _Forks:
 
 
 def _laid_out(sequences: Sequence[Ids], trees: list[_Fork], leaf_of: dict[int, int]) -> TokenRow:
-    cuts, parents, shared = [0], [], []
+    cuts: list[int] = [0]
+    parents: list[int] = []
+    shared: list[int] = []
     begins: list[int] = []
     ids, positions = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     places: dict[int, Indices] = {}

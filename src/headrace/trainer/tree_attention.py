@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ from headrace.trainer import stacking
 from headrace.trainer.prefix_tree import PrefixTree
 from headrace.trainer.tree_plan import PrefixRead, plan_blocks, plan_calls
 
-Where = slice | Tensor
+#: Tokens of the row: a span of them, or their indices.
+Where: TypeAlias = slice | Tensor
 
 
 def tree_attention(q: Tensor, k: Tensor, v: Tensor, tree: PrefixTree, scaling: float | None) -> Tensor:
@@ -132,7 +133,8 @@ def _part_call(reads: list[PrefixRead], device: torch.device) -> PartCall:
     def where(spans: list[tuple[int, int]]) -> Where:
         if len(spans) == 1:
             return slice(*spans[0])
-        return torch.from_numpy(np.concatenate([np.arange(*span) for span in spans])).to(device)
+        found: Tensor = torch.from_numpy(np.concatenate([np.arange(*span) for span in spans])).to(device)
+        return found
 
     return PartCall(
         where([read.queries for read in reads]),
@@ -173,7 +175,7 @@ class CpuKernels(TreeKernels):
         outs, lses = [], []
         parts = zip(self._stacks, *(self._placed(x) for x in (q, k, v)), strict=True)
         for (rows, length, mask), *qkv in parts:
-            out, lse = _cpu_forward(*(_rows(x, rows, length) for x in qkv), mask, scale, causal=mask is None)
+            out, lse = _cpu_forward([_rows(x, rows, length) for x in qkv], mask, scale, causal=mask is None)
             outs.append(out.transpose(1, 2).flatten(0, 1))
             lses.append(lse.transpose(0, 1).flatten(1, 2))
         return self._taken(torch.cat(outs)), self._taken(torch.cat(lses, 1), 1)
@@ -186,7 +188,7 @@ class CpuKernels(TreeKernels):
         parts = zip(self._stacks, self._spread(grad), *(self._placed(x) for x in (q, k, v, out)), lses, strict=True)
         for (rows, length, mask), *given, lse_part in parts:
             each = _cpu_backward(
-                *(_rows(x, rows, length) for x in given),
+                [_rows(x, rows, length) for x in given],
                 lse_part.unflatten(0, (rows, length)).mT,
                 mask,
                 scale,
@@ -198,20 +200,21 @@ class CpuKernels(TreeKernels):
         return dq, dk, dv
 
     def across(self, call: PartCall, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        out, lse = _cpu_forward(*(_rows(x, 1, len(x)) for x in (q, k, v)), None, scale, causal=False)
+        out, lse = _cpu_forward([_rows(x, 1, len(x)) for x in (q, k, v)], None, scale, causal=False)
         return out[0].transpose(0, 1), lse[0]
 
     def across_backward(
         self, call: PartCall, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        given = (_rows(x, 1, len(x)) for x in (grad, q, k, v, out))
-        dq, dk, dv = _cpu_backward(*given, lse[None], None, scale, causal=False)
+        given = [_rows(x, 1, len(x)) for x in (grad, q, k, v, out)]
+        dq, dk, dv = _cpu_backward(given, lse[None], None, scale, causal=False)
         return dq[0].transpose(0, 1), dk[0].transpose(0, 1), dv[0].transpose(0, 1)
 
     def _placed(self, x: Tensor) -> tuple[Tensor, ...]:
         """Tokens in their places, stack by stack."""
         sizes = [rows * length for rows, length, _ in self._stacks]
-        return (x if self._in_place else x.index_select(0, self._tokens)).split(sizes)
+        placed: tuple[Tensor, ...] = (x if self._in_place else x.index_select(0, self._tokens)).split(sizes)
+        return placed
 
     def _spread(self, grad: Tensor) -> tuple[Tensor, ...]:
         """Gradients in their tokens' places, and none in padding."""
@@ -219,7 +222,8 @@ class CpuKernels(TreeKernels):
             return self._placed(grad)
         sizes = [rows * length for rows, length, _ in self._stacks]
         whole = grad.new_zeros(len(self._tokens), *grad.shape[1:])
-        return whole.index_copy_(0, self._places, grad).split(sizes)
+        spread: tuple[Tensor, ...] = whole.index_copy_(0, self._places, grad).split(sizes)
+        return spread
 
     def _taken(self, x: Tensor, dim: int = 0) -> Tensor:
         """Tokens back from their places."""
@@ -240,29 +244,19 @@ def _stacked_masks(masks: list[Any], length: int, dtype: torch.dtype) -> Tensor:
     return found
 
 
-def _cpu_forward(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, *, causal: bool
-) -> tuple[Tensor, Tensor]:
+def _cpu_forward(qkv: list[Tensor], mask: Tensor | None, scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, causal, attn_mask=mask, scale=scale
+        *qkv, 0.0, causal, attn_mask=mask, scale=scale
     )
     return out, lse
 
 
 def _cpu_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    mask: Tensor | None,
-    scale: float,
-    *,
-    causal: bool,
+    given: list[Tensor], lse: Tensor, mask: Tensor | None, scale: float, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """`given` is the gradient, queries, keys, values and results."""
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad, q, k, v, out, lse, 0.0, causal, attn_mask=mask, scale=scale
+        *given, lse, 0.0, causal, attn_mask=mask, scale=scale
     )
     return dq, dk, dv
 

@@ -57,7 +57,7 @@ def prefix_reads(tree: PrefixTree) -> list[PrefixRead]:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class AttentionBlock:
     """Tokens of the row that attend among each other: a segment, or one with all that continues it under a mask."""
 
     begin: int
@@ -65,7 +65,7 @@ class Block:
     mask: Any = None  # bool[tokens, tokens], numpy's; None: causal
 
 
-def plan_blocks(tree: PrefixTree) -> tuple[list[Block], list[PrefixRead]]:
+def plan_blocks(tree: PrefixTree) -> tuple[list[AttentionBlock], list[PrefixRead]]:
     """A tree's cheapest parts on a CPU: blocks, and what is read besides. Every token is in one block."""
     ends, cuts = tree.ends(), tree.cuts
     reads = prefix_reads(tree)
@@ -85,10 +85,10 @@ def plan_blocks(tree: PrefixTree) -> tuple[list[Block], list[PrefixRead]]:
     blocks, at, split = [], 0, set()
     while at < len(ends):
         if whole[at] < parts[at]:
-            blocks.append(Block(cuts[at], cuts[ends[at]], _mask(tree, at, ends[at])))
+            blocks.append(AttentionBlock(cuts[at], cuts[ends[at]], _mask(tree, at, ends[at])))
             at = ends[at]
         else:
-            blocks.append(Block(cuts[at], cuts[at + 1]))
+            blocks.append(AttentionBlock(cuts[at], cuts[at + 1]))
             split.add(at)
             at += 1
     return blocks, [read for read in reads if read.segment in split]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from headrace.bench.report import Bar, BenchReport, Figures
-from headrace.bench.trainer import packing
+from headrace.bench.trainer import packing, sharing
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.demo.recipe import LEARNED_REWARD
 
@@ -29,6 +29,11 @@ BARS = {
     "demo_vs_plain": Bar("the same, over a plain loop in one process without gateway or pool"),
     "packed_vs_padded": Bar("tokens/s packed over padded, lengths log-uniform 32 to 2,048", at_least=1.5),
     "ranks2_gap": Bar("largest relative difference of a weight after ten steps, two ranks and one", at_most=1e-5),
+    "tree_vs_packed": Bar(
+        "tokens/s of 8 sequences of 2,048 shared tokens and 1,024 own, shared ones once, over packed"
+    ),
+    "tree_vs_packed_long": Bar("the same with 12,288 shared tokens and 2,048 own"),
+    "tree_vs_packed_demo": Bar("the same of a step of the demo, whose prompts are shared too", at_least=1.3),
     "sync_hold_p99_ms": Bar("how long a weight sync holds calls in the demo (mode keep)"),
     "trainer_idle": Bar("share of its time that the trainer waits while data is there", at_most=0.05),
 }
@@ -53,6 +58,9 @@ def measure(quick: bool = False, *, runs: int | None = None, busy: int = 0) -> B
     ratio = found.pop("packed_vs_padded")
     report.add(Figures({"packed_vs_padded": ratio}, found))
     report.add(Figures(verdict_of("headrace.bench.trainer.ranks"), {}))
+    found = sharing.tree_vs_packed(sharing.QUICK if quick else sharing.FULL)
+    ratios = {name: found.pop(name) for name in (*sharing.SHAPES, sharing.DEMO)}
+    report.add(Figures(ratios, found))
     return report
 
 

@@ -49,13 +49,13 @@ def packed_vs_padded(load: PackingLoad = FULL) -> dict[str, float]:
     tokens = sum(len(sequence) for sequence in sequences)
     packed = [PackedBackend().convert(part) for part in _parts(sequences, load.places, _in_a_row)]
     padded = [PaddedBackend(pad_id=0).convert(part) for part in _parts(sequences, load.places, _in_rows)]
-    ours, theirs = _model(load, attention.register()), _model(load, "sdpa")
+    ours, theirs = model_of(load, attention.register()), model_of(load, "sdpa")
 
     def learn_packed(parts: list[Packed] = packed) -> None:
-        _learn(ours, parts, _packed_loss)
+        learn(ours, parts, packed_loss)
 
     def learn_padded(parts: list[Padded] = padded) -> None:
-        _learn(theirs, parts, _padded_loss)
+        learn(theirs, parts, _padded_loss)
 
     learn_packed(packed[:1])  # a whole round to warm up would take long
     learn_padded(padded[:1])
@@ -99,7 +99,7 @@ def _parts(sequences: list[Sequence], places: int, size: Callable[[list[int]], i
     yield part
 
 
-def _model(load: PackingLoad, attention: str) -> Any:
+def model_of(load: PackingLoad, attention: str) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(load.seed)
@@ -116,15 +116,15 @@ def _model(load: PackingLoad, attention: str) -> Any:
     return LlamaForCausalLM(config).train()
 
 
-def _learn(model: Any, parts: list[Any], loss: Callable[[Any, Any], torch.Tensor]) -> None:
+def learn(model: Any, parts: list[Any], loss: Callable[[Any, Any], torch.Tensor]) -> None:
     model.zero_grad()
     for part in parts:
         loss(model, part).backward()
 
 
-def _packed_loss(model: Any, part: Packed) -> torch.Tensor:
+def packed_loss(model: Any, part: Packed) -> torch.Tensor:
     states = model.model(
-        input_ids=part.ids[None], position_ids=part.positions[None], cuts=part.cuts, use_cache=False
+        input_ids=part.ids[None], position_ids=part.positions[None], cuts=part.cuts, tree=part.tree, use_cache=False
     ).last_hidden_state[0]
     return _loss(model.lm_head(states[part.states]), part.target_ids)
 
