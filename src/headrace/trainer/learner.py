@@ -65,7 +65,7 @@ class Learner:
         self._algorithm, self._optimizer_config = config.algorithm, config.optimizer
         if not ranks.alone:
             _check_shardable(config)
-        sharding = {"ranks": ranks, "dtype": config.dtype, "device": device}
+        sharding: dict[str, Any] = {"ranks": ranks, "dtype": config.dtype, "device": device}
         self.policy = sharded.policy(config.model, **sharding, lora=config.lora, seed=config.seed)
         self.limits = self._limits()
         self.optimizer = self._optimizer(self.policy, self.policy.parameters(), config.learning_rate)
