@@ -7,7 +7,11 @@
 A Llama of 1.15 B parameters with random weights learns from sequences of equal length, the last third of each trained
 on: the layout at which padding costs nothing. The plain loops are what one would write: rows of a batch through
 transformers' own SDPA attention, the head on trained tokens only, AdamW. `float32` has float32 weights under autocast,
-`bfloat16` pure bfloat16 weights and moments, `compiled` is that under torch.compile. Ours keeps float32 masters.
+`bfloat16` pure bfloat16 weights and moments, `compiled` is that under torch.compile. Ours keeps float32 masters;
+`lora` is ours with adapters of rank 16 in place of all weights.
+
+In the parts `prompt` and `agent` sequences come in groups of eight that begin alike (2,048 of 3,072 tokens, and 12,288
+of 14,336): `ours` computes what they share once, `packed` as often as it occurs.
 
 FLOPs are 6 N a token, and 6 layers x width x length for causal attention; recomputed ones are not counted. The peak is
 that of an H200 (dense bfloat16).
@@ -61,6 +65,8 @@ class Part:
     length: int
     sequences: int
     rows: int
+    #: Tokens that the sequences of a group begin with alike.
+    shared: int = 0
 
     @property
     def tokens(self) -> int:
@@ -69,7 +75,7 @@ class Part:
     @property
     def targets(self) -> int:
         """Trained tokens of a sequence."""
-        return self.length // 3
+        return self.length - self.shared if self.shared else self.length // 3
 
 
 PARTS = {
@@ -77,8 +83,15 @@ PARTS = {
     "16k": Part(16384, 4, 1),
     "64k": Part(65536, 1, 1),
     "128k": Part(131072, 1, 1),
+    "prompt": Part(3072, 32, 8, shared=2048),
+    "agent": Part(14336, 8, 2, shared=12288),
 }
-LOOPS = ("ours", "float32", "bfloat16", "compiled")
+#: Sequences that begin alike in the parts that have some.
+GROUP = 8
+#: Tokens of a pass of ours: those of a plain loop's, or of a group whose tokens are computed once.
+PASS_TOKENS = 28672
+OURS = ("ours", "packed", "lora")
+LOOPS = (*OURS, "float32", "bfloat16", "compiled")
 
 
 def main() -> None:
@@ -96,7 +109,10 @@ def main() -> None:
     torch.manual_seed(0)
     parts = {name: PARTS[name] for name in given.parts.split(",")}
     if given.tiny:
-        parts = {name: Part(part.length // 256, min(part.sequences, 4), 1) for name, part in parts.items()}
+        parts = {
+            name: Part(part.length // 256, min(part.sequences, 8), 1, part.shared // 256)
+            for name, part in parts.items()
+        }
     found: dict[str, Any] = {"device": _device_name(given.device), "torch": torch.__version__, "parts": {}}
     with tempfile.TemporaryDirectory() as scratch:
         began = time.perf_counter()
@@ -104,9 +120,11 @@ def main() -> None:
         print(f"{shape.parameters:,} parameters, built in {time.perf_counter() - began:.1f} s", flush=True)
         for loop in given.loops.split(","):
             began = time.perf_counter()
-            run = _ours(Path(scratch), shape, parts, given) if loop == "ours" else _plain(Path(scratch), loop, given)
+            run = _ours(Path(scratch), shape, loop, given) if loop in OURS else _plain(Path(scratch), loop, given)
             print(f"{loop}: ready in {time.perf_counter() - began:.1f} s", flush=True)
             for name, part in parts.items():
+                if loop == "packed" and not part.shared:
+                    continue  # that is ours
                 row = _measured(run, part, shape, given)
                 found["parts"].setdefault(name, {})[loop] = row
                 print(f"{name:>5} {loop:>9}: " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
@@ -144,15 +162,16 @@ def _build(folder: Path, sizes: dict[str, Any], device: str) -> ModelShape:
 Run = Callable[[Part], dict[str, Any]]
 
 
-def _ours(folder: Path, shape: ModelShape, parts: dict[str, Part], given: argparse.Namespace) -> Run:
-    tokens = max(min(part.length * part.rows for part in parts.values()), 16 if given.tiny else 24576)
+def _ours(folder: Path, shape: ModelShape, loop: str, given: argparse.Namespace) -> Run:
+    tokens = 64 if given.tiny else PASS_TOKENS
     config = TrainerConfig(
         model=folder,
         run=folder,
         device=given.device,
         dtype="bfloat16",
         compile=given.compile,
-        optimizer={"tokens": tokens, "lr": 1e-6},
+        optimizer={"tokens": tokens, "lr": 1e-6, "share_prefixes": loop != "packed"},
+        lora={"rank": 16} if loop == "lora" else None,
         memory={"recompute": given.recompute, "offload": given.offload},
     )
     learner = Learner(config, given.device)
@@ -163,10 +182,12 @@ def _ours(folder: Path, shape: ModelShape, parts: dict[str, Part], given: argpar
         learner.learn(_sequences(part, shape.vocabulary), steps, 0)
         steps += 1
         decoder = learner.policy.decoder
+        if part.shared:
+            return {"compiled": decoder.compiled}
         in_pass = max(part.length, min(part.sequences * part.length, tokens // part.length * part.length))
         recomputed = decoder.recompute_beyond is not None and in_pass > decoder.recompute_beyond
         use = replace(MemoryUse.of(config, compiled=decoder.compiled), recompute=recomputed)
-        foreseen = memory.forecast(shape, use, in_pass, in_pass // 3)
+        foreseen = memory.forecast(ModelShape.of(learner.policy.model), use, in_pass, in_pass // 3)
         return {
             "forecast_gib": round(sum(foreseen.values()) / GIB, 2),
             "recomputed": recomputed,
@@ -179,6 +200,7 @@ def _ours(folder: Path, shape: ModelShape, parts: dict[str, Part], given: argpar
 def _sequences(part: Part, vocabulary: int) -> list[Sequence]:
     """Sequences as a pool would hand them out; the recorded log-probs are those of an even distribution."""
     rng = np.random.default_rng(0)
+    beginnings = rng.integers(0, vocabulary, (part.sequences, part.shared)).astype(np.int32)
     mask = np.arange(part.length) >= part.length - part.targets
     span = Span(
         step_index=0,
@@ -192,12 +214,14 @@ def _sequences(part: Part, vocabulary: int) -> list[Sequence]:
     )
     return [
         Sequence(
-            tokens=rng.integers(0, vocabulary, part.length).astype(np.int32),
+            tokens=np.concatenate(
+                [beginnings[at // GROUP], rng.integers(0, vocabulary, part.length - part.shared).astype(np.int32)]
+            ),
             loss_mask=mask,
             log_probs=np.where(mask, -np.log(vocabulary), 0).astype(np.float32),
             versions=np.where(mask, 0, -1).astype(np.int32),
             trajectory_uid=f"t{at}",
-            prompt_uid="p",
+            prompt_uid=f"p{at // GROUP}",
             reward=float(at % 2),
             spans=(span,),
             advantages=np.where(mask, 1.0 if at % 2 else -1.0, 0).astype(np.float32),
@@ -266,9 +290,10 @@ def _measured(run: Run, part: Part, shape: ModelShape, given: argparse.Namespace
         return {"failed": f"{type(error).__name__}: {error}"[:300]}
     speed = part.tokens / statistics.median(seconds)
     attention = 6 * shape.layers * shape.heads * shape.head_dim * part.length
+    share = round(speed * (6 * shape.parameters + attention) / PEAK, 4)
     row = {
         "tokens_s": round(speed, 1),
-        "share_of_peak": round(speed * (6 * shape.parameters + attention) / PEAK, 4),
+        **({} if part.shared else {"share_of_peak": share}),
         "seconds": round(statistics.median(seconds), 3),
         "steps": len(seconds),
         **told,
