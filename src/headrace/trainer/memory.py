@@ -29,8 +29,8 @@ AVERAGES, MASTER, GRADIENT = 8, 4, 4
 #: Bytes held for each logit: computed as a whole (float32 logits, their log-softmax, and two tensors in computing the
 #: entropy or the gradient), and in chunks (float32 logits, changed in place, and one more).
 LOGIT_WHOLE, LOGIT_IN_CHUNK = 16, 8
-#: Compiling takes a minute and pays from there on: models and passes below that wait for kernels to be launched, or
-#: are through before it has paid.
+#: Models and passes from which on layers are compiled by themselves. Compiling costs time once, whatever their size;
+#: small ones are through before it has paid.
 COMPILED_PARAMETERS, COMPILED_TOKENS = 100_000_000, 4096
 #: The longest sequence that is asked about.
 MOST_TOKENS = 1 << 24
