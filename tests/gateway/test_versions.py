@@ -75,17 +75,18 @@ def test_a_version_that_is_an_adapter_is_sampled_with_it_whatever_model_a_call_n
         assert [step.policy_version for step in gateway.steps(uid_of(base))] == [2, 3, 4]
 
 
-def test_a_gateway_that_is_started_anew_finds_the_adapter_of_the_version(rollout: Rollout, folder: Path) -> None:
+def test_a_gateway_that_is_started_anew_finds_the_adapter_of_the_version(folder: Path) -> None:
     old, adapter = new_adapter_name(6), new_adapter_name(7)
-    rollout.adapters, rollout.weight_version = (old, adapter, "somebodys"), "7"
-    with in_front(rollout, folder) as gateway:
-        told(chat(gateway, gateway.init()["base_url"], "hi"))
-        assert rollout.orders[-1]["model"] == adapter
-        assert told(gateway.get("/policy_version"))["version"] == 7
-    rollout.weight_version = "8"  # all weights, since
-    with in_front(rollout, folder) as gateway:
-        told(chat(gateway, gateway.init()["base_url"], "hi"))
-        assert rollout.orders[-1]["model"] == "scripted"
+    with scripted(folder) as rollout:
+        rollout.adapters, rollout.weight_version = (old, adapter, "somebodys"), "7"
+        with in_front(rollout, folder) as gateway:
+            told(chat(gateway, gateway.init()["base_url"], "hi"))
+            assert rollout.orders[-1]["model"] == adapter
+            assert told(gateway.get("/policy_version"))["version"] == 7
+        rollout.weight_version = "8"  # all weights, since
+        with in_front(rollout, folder) as gateway:
+            told(chat(gateway, gateway.init()["base_url"], "hi"))
+            assert rollout.orders[-1]["model"] == "scripted"
 
 
 def test_servers_may_differ_for_a_while(rollout: Rollout, folder: Path) -> None:

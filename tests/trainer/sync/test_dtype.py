@@ -17,7 +17,7 @@ from headrace.engine import tiny
 from headrace.trainer.config import LoraConfig
 from headrace.trainer.policy import Policy
 from headrace.trainer.sync import Probe, SyncFailed
-from headrace.trainer.sync.weights import EMBED, HEAD, Transport, WeightDelivery
+from headrace.trainer.sync.weights import EMBED, HEAD, WeightDelivery, WeightTransport
 
 IDS = list(range(1, 60, 3))
 
@@ -30,7 +30,7 @@ def narrow(folder: Path) -> Iterator[Client]:
 
 
 def delivered(weights: Any, tmp_path: Path, **transport: Any) -> dict[str, torch.Tensor]:
-    found = WeightDelivery(weights, 1, Transport(files=True, **transport), tmp_path)
+    found = WeightDelivery(weights, 1, WeightTransport(files=True, **transport), tmp_path)
     found.close()
     assert found.folder is not None
     tensors: dict[str, torch.Tensor] = load_file(found.folder / "model.safetensors")
@@ -82,7 +82,7 @@ def test_tied_weights_go_once(tmp_path: Path) -> None:
     for given in (both, one):
         assert set(delivered(given, tmp_path / "apart")) == {EMBED, HEAD}
         assert set(delivered(given, tmp_path / "tied", tied_head=False)) == {EMBED}
-        shared = WeightDelivery(given, 1, Transport(shared=True, dtype="bfloat16"))
+        shared = WeightDelivery(given, 1, WeightTransport(shared=True, dtype="bfloat16"))
         try:
             first, second = shared.manifest
             assert first["offset"] == second["offset"]

@@ -18,7 +18,7 @@ from headrace.data.errors import InvalidInput
 from headrace.pool.errors import PoolUnreachable
 from headrace.pool.operation import Operation
 from headrace.trainer.sync import Probe, SyncFailed
-from headrace.trainer.sync.weights import Transport, WeightDelivery
+from headrace.trainer.sync.weights import WeightDelivery, WeightTransport
 
 #: Nothing listens there.
 DEAD = "http://127.0.0.1:9"
@@ -318,4 +318,4 @@ def test_log_probs_that_are_no_numbers_are_a_gap_without_bounds() -> None:
 
 def test_weights_that_no_server_takes_are_refused_before_anything_is_held(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="float64"):
-        WeightDelivery({"a": torch.zeros(2, dtype=torch.float64)}, 1, Transport(shared=True))
+        WeightDelivery({"a": torch.zeros(2, dtype=torch.float64)}, 1, WeightTransport(shared=True))

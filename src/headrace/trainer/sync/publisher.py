@@ -27,8 +27,8 @@ from headrace.trainer.sync.weights import (
     AdapterWeights,
     Gap,
     Probe,
-    Transport,
     WeightDelivery,
+    WeightTransport,
     converted,
     tolerance,
 )
@@ -235,9 +235,9 @@ class Publisher:
             return "calls that mode: keep froze would go on under the old adapter"
         return server.why_no_adapter(rank)
 
-    def _transport(self, servers: Sequence[RolloutServer]) -> Transport:
+    def _transport(self, servers: Sequence[RolloutServer]) -> WeightTransport:
         whole = [server for server in servers if not server.by_adapter]
-        return Transport(
+        return WeightTransport(
             shared=any(server.shared for server in whole),
             files=not all(server.shared for server in whole),
             adapter=len(whole) < len(servers),

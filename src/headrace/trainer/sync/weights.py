@@ -138,7 +138,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True)
-class Transport:
+class WeightTransport:
     """How one version travels, to all servers together: as a block of shared memory, as files, as an adapter's files;
     in which dtype (None: as it is), and with `lm_head.weight` named where it is tied to the embeddings (not needed
     where every server ties them too)."""
@@ -157,7 +157,7 @@ class WeightDelivery:
         self,
         weights: Mapping[str, torch.Tensor] | AdapterWeights,
         version: int,
-        transport: Transport,
+        transport: WeightTransport,
         folder: Path | None = None,
     ) -> None:
         self.version = version
@@ -243,7 +243,7 @@ def converted(tensor: torch.Tensor, dtype: str | None) -> torch.Tensor:
     return tensor.to(wanted)
 
 
-def _named(weights: Mapping[str, torch.Tensor], transport: Transport) -> dict[str, torch.Tensor]:
+def _named(weights: Mapping[str, torch.Tensor], transport: WeightTransport) -> dict[str, torch.Tensor]:
     """The tensors to be sent: converted, each once however many names it has."""
     named: dict[str, torch.Tensor] = {}
     done: dict[tuple[int, ...], torch.Tensor] = {}
