@@ -261,7 +261,7 @@ def _cpu_backward(
     return dq, dk, dv
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)  # few: masks of a tree with thousands of forks take up to 150 MB
 def _cpu_kernels(tree: PrefixTree, dtype: torch.dtype) -> CpuKernels:
     return CpuKernels(tree, dtype)
 
