@@ -187,7 +187,8 @@ def _ours(folder: Path, shape: ModelShape, loop: str, given: argparse.Namespace)
         in_pass = max(part.length, min(part.sequences * part.length, tokens // part.length * part.length))
         recomputed = decoder.recompute_beyond is not None and in_pass > decoder.recompute_beyond
         use = replace(MemoryUse.of(config, compiled=decoder.compiled), recompute=recomputed)
-        foreseen = memory.forecast(ModelShape.of(learner.policy.model), use, in_pass, in_pass // 3)
+        several = part.tokens > in_pass
+        foreseen = memory.forecast(ModelShape.of(learner.policy.model), use, in_pass, in_pass // 3, several=several)
         return {
             "forecast_gib": round(sum(foreseen.values()) / GIB, 2),
             "recomputed": recomputed,

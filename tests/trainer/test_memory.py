@@ -81,6 +81,9 @@ def test_what_a_pass_keeps_is_foretold(
     assert memory.kept_by_pass(ModelShape.of(model), use, 256) == pytest.approx(measured, rel=0.15)
 
 
+COMPUTING = "backward pass of the logits or of one layer"
+
+
 def test_a_shape_is_read_from_a_model() -> None:
     model = qwen3(attention.NAME)
     model.lm_head.requires_grad_(False)
@@ -123,8 +126,27 @@ def test_another_copy_takes_its_bytes(change: str) -> None:
 
 
 def test_logits_stop_growing_where_they_are_computed_in_chunks() -> None:
-    few, more, most = (memory.forecast(LARGE, BF16, tokens)["logits"] for tokens in (1024, 8192, 131_072))
+    peaks = (memory.forecast(LARGE, BF16, tokens)[COMPUTING] for tokens in (1024, 8192, 16_384))
+    few, more, most = peaks
     assert few < more == most < 2 * GIB
+
+
+@pytest.mark.parametrize(
+    ("tokens", "several", "recompute", "measured"),
+    [
+        (27_648, True, False, 51.55),
+        (16_384, True, False, 38.39),
+        (65_536, False, False, 91.90),
+        (65_536, False, True, 24.43),
+        (131_072, False, True, 34.08),
+    ],
+)
+def test_the_forecast_is_what_a_gpu_took(tokens: int, several: bool, recompute: bool, measured: float) -> None:
+    """GiB at the peak of steps of examples/gpu_bench.py on an H200: compiled layers, a third of the tokens trained."""
+    shape = replace(LARGE, parameters=1_107_363_840, trained=1_107_363_840, vocabulary=32_768)
+    use = replace(BF16, compiled=True, recompute=recompute)
+    found = memory.forecast(shape, use, tokens, tokens // 3, several=several)
+    assert sum(found.values()) / GIB == pytest.approx(measured, rel=0.15)
 
 
 def test_a_model_that_does_not_fit_is_refused_with_what_it_needs() -> None:

@@ -20,6 +20,7 @@ from headrace.trainer.batches import unreachable_reason
 from headrace.trainer.checkpoint import Checkpoints
 from headrace.trainer.config import TeacherConfig, TrainerConfig
 from headrace.trainer.examples import examples_of
+from headrace.trainer.lora import Adapter
 from headrace.trainer.memory import (
     GIB,
     USABLE,
@@ -71,7 +72,10 @@ def memory(config: TrainerConfig) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise model_load_error(config.model, error) from error
     with torch.device("meta"):
-        shape = ModelShape.of(AutoModelForCausalLM.from_config(model))
+        made = AutoModelForCausalLM.from_config(model)
+        if config.lora is not None:
+            Adapter(made, config.lora, config.model)
+    shape = ModelShape.of(made)
     device = device_of(config.device)
     compiled = compiles(config, device, shape.parameters)
     allowed = MemoryUse.of(config, compiled=compiled, published=config.sync is not None)

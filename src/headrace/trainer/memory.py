@@ -124,7 +124,8 @@ def kept_by_layer(shape: ModelShape, use: MemoryUse) -> dict[str, int]:
     """Bytes a token that one layer keeps for its backward pass, by tensor.
 
     Norms compute in float32. The rotary embedding keeps nothing but sines and cosines, and residual sums keep nothing.
-    A compiled layer keeps inputs of norms and outputs of matrix products, and computes what lies between again.
+    A compiled layer keeps what goes into norms and matrix products and comes out of the latter, and computes what lies
+    between again.
     """
     w, hidden, middle = use.computed, shape.hidden, shape.intermediate
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -134,7 +135,7 @@ def kept_by_layer(shape: ModelShape, use: MemoryUse) -> dict[str, int]:
         "attention's log-sum-exps": 4 * shape.heads,
     }
     if use.compiled:
-        found |= {"inputs of two norms": 2 * w * hidden, "gate and up": 2 * w * middle}
+        found |= {"two norms: input, output": 4 * w * hidden, "gate, up, their product": 3 * w * middle}
         return found | ({"queries and keys before their norms": w * (queries + keys)} if shape.qk_norm else {})
     if use.weights == use.computed:
         found["two norms: float32 input, normalized, output"] = 2 * (4 + w + w) * hidden
@@ -159,9 +160,15 @@ def kept_by_pass(shape: ModelShape, use: MemoryUse, tokens: int, targets: int | 
     return tokens * (shape.layers * layer + rotary + last_norm) + predicting
 
 
-def forecast(shape: ModelShape, use: MemoryUse, tokens: int, targets: int | None = None) -> dict[str, int]:
+def forecast(
+    shape: ModelShape, use: MemoryUse, tokens: int, targets: int | None = None, *, several: bool = True
+) -> dict[str, int]:
     """Bytes at the peak of a step, by what they are for, with passes of so many tokens, of which `targets` (default:
-    all) are trained on. What is in the CPU's memory by `offload` is not in it: see `offloaded`."""
+    all) are trained on. What is in the CPU's memory by `offload` is not in it: see `offloaded`.
+
+    In a step of `several` passes the gradients of the first are there while the second is computed; in a step of one
+    they come as its activations go.
+    """
     residual = max(use.weights, use.computed)
     states = AVERAGES + (MASTER if use.weights < 4 else 0)
     learned = {
@@ -176,11 +183,15 @@ def forecast(shape: ModelShape, use: MemoryUse, tokens: int, targets: int | None
     # The gradients of an activation, of its two factors and of the residual sum are there beside what is kept.
     backward = 2 * use.computed * shape.intermediate + 2 * residual * shape.hidden
     found = {name: size // use.shards for name, size in learned.items()}
+    kept = kept_by_pass(shape, use, tokens, targets)
+    # The logits' backward pass is through before the last layer's begins.
+    computing = max(tokens * (layer + backward), _logits(shape, use, tokens if targets is None else targets))
+    if not several:
+        found["gradients"] = max(found["gradients"] - kept - computing, 0)
     found |= {
         "casts of the weights": casts,
-        "activations": kept_by_pass(shape, use, tokens, targets),
-        "one layer's backward pass": tokens * (layer + backward),
-        "logits": _logits(shape, use, tokens if targets is None else targets),
+        "activations": kept,
+        "backward pass of the logits or of one layer": computing,
         "the copy that is published": shape.parameters * use.weights if use.published else 0,
         "reference": shape.parameters * use.weights if use.reference else 0,
         "critic": sum(found.values()) if use.critic else 0,
