@@ -24,8 +24,8 @@ from headrace.trainer.stopping import in_thread, on_signals
 
 #: Seconds that a question for new reports waits for one.
 REPORT_WAIT_S = 0.25
-#: Seconds that the relay may take to answer: it does nothing but that, and the first answer waits for its process, which
-#: a busy machine takes a minute to begin.
+#: Seconds that the relay may take to answer: it does nothing but that, and the first answer waits for its process,
+#: which a busy machine takes a minute to begin.
 RELAY_ANSWER_S = 240.0
 #: How much of the resource that names a node a worker takes: enough to be placed there, little enough for thousands.
 NODE_SHARE = 0.0001
