@@ -223,6 +223,57 @@ def test_the_learners_passes_count_shared_tokens_once(model: Path) -> None:
     assert counts[True] < counts[False]
 
 
+@settings(max_examples=200)
+@given(st.integers(1, 9000), st.integers(1, 9000), st.integers(0, 50))
+def test_a_read_is_split_into_parts_that_have_every_pair_once(queries: int, keys: int, begin: int) -> None:
+    read = tree_plan.PrefixRead(3, (begin + keys, begin + keys + queries), (begin, begin + keys))
+    dense, rest = tree_plan.dense_part(read)
+    parts = [*([] if dense is None else [dense]), *rest]
+    assert sum(part.lengths[0] * part.lengths[1] for part in parts) == queries * keys
+    for at, one in enumerate(parts):
+        assert read.queries[0] <= one.queries[0] < one.queries[1] <= read.queries[1]
+        assert read.keys[0] <= one.keys[0] < one.keys[1] <= read.keys[1]
+        for other in parts[:at]:
+            assert not (_meet(one.queries, other.queries) and _meet(one.keys, other.keys))
+    if min(queries, keys) >= 4096:
+        assert dense is not None
+        assert dense.lengths[0] * dense.lengths[1] > 0.93 * queries * keys
+
+
+def _meet(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]
+
+
+def test_lengths_of_dense_calls_are_few() -> None:
+    assert len({tree_plan.dense_length(tokens) for tokens in range(32_768)}) < 150
+    assert tree_plan.dense_length(1023) == 0
+    assert tree_plan.dense_length(1024) == 1024
+    assert tree_plan.dense_length(14_335) == 14_080
+
+
+def test_long_segments_are_split_into_head_and_tail() -> None:
+    tree = PrefixTree((0, 4096, 9000, 9100), (-1, 0, 1), (0, 4096, 4000))
+    found = tree_plan.dense_segments(tree)
+    assert [(one.segment, one.keys, one.queries) for one in found] == [
+        (0, (0, 4096), (4096, 4096)),
+        (1, (4096, 8960), (8960, 9000)),
+    ]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("shared", [4096, 3001])
+def test_on_a_gpu_long_segments_are_what_they_are_in_parts(shared: int) -> None:
+    tree = PrefixTree((0, 5001, 8000, 9100), (-1, 0, 0), (0, shared, shared))
+    inputs = drawn(tree, 4, 2, torch.float32)
+    answers = []
+    for device, kind in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
+        given = [x.detach().bfloat16().to(device, kind).requires_grad_() for x in inputs]
+        found = computed(given, tree)
+        answers.append([found, *torch.autograd.grad(found.float().square().sum(), given)])
+    for wanted, got in zip(*answers, strict=True):
+        assert gap(got.cpu(), wanted) < 0.02
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_on_a_gpu_it_is_what_it_is_on_a_cpu(dtype: torch.dtype) -> None:

@@ -2,9 +2,9 @@
 
 The tokens of all sequences stand in one row. A token attends to itself and to what precedes it in its own sequence,
 never across a cut. No mask is built, and nothing is ever as large as the row squared: on CUDA with half precision
-sequences of different lengths go through torch's variable-length kernel as they stand; elsewhere those of similar
-length are stacked and go through plain causal attention together. Which are stacked depends on the cuts alone and is
-decided once a batch.
+sequences of different lengths go through torch's variable-length kernel as they stand, and long ones in parts;
+elsewhere those of similar length are stacked and go through plain causal attention together. Which are stacked depends
+on the cuts alone and is decided once a batch.
 
 Sequences that begin alike may share those tokens: then the row is a tree of segments, and a token attends to its path
 (`tree_attention`).
@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from headrace.data.errors import InvalidInput, shown
 from headrace.trainer import stacking
 from headrace.trainer.prefix_tree import PrefixTree
-from headrace.trainer.tree_attention import tree_attention
-from headrace.trainer.tree_plan import plan_paths
+from headrace.trainer.tree_attention import has_dense, tree_attention
+from headrace.trainer.tree_plan import DENSE_SEGMENT, DENSE_SIDE, plan_paths
 
 #: The name for `attn_implementation`.
 NAME = "headrace_packed"
@@ -64,12 +64,15 @@ def packed_attention(
     """The attention function that transformers calls in every layer: [1, heads, tokens, width] in, [1, tokens, heads,
     width] out. With a `tree`, whose cuts are those given, each token attends to its path in it."""
     edges = _checked(query, key, attention_mask, dropout, cuts, rest)
+    if tree is not None and tree.cuts != edges:
+        raise InvalidInput(f"cuts are {shown(edges)}; the tree's are {shown(tree.cuts)}: they must be the same")
+    if tree is None and _has_varlen(query, value) and not _come_again(edges):
+        if not has_dense(query) or not _is_long(edges):
+            return _as_they_stand(query, key, value, edges, scaling)[None], None
+        tree = PrefixTree.of(edges)  # which shares nothing: most of a long sequence goes through the faster kernel
     if tree is not None:
-        if tree.cuts != edges:
-            raise InvalidInput(f"cuts are {shown(edges)}; the tree's are {shown(tree.cuts)}: they must be the same")
         return _in_tree(query, key, value, tree, scaling)[None], None
-    attend = _as_they_stand if _has_varlen(query, value) and not _equally_long(edges) else _stacked
-    return attend(query, key, value, edges, scaling)[None], None
+    return _stacked(query, key, value, edges, scaling)[None], None
 
 
 def _checked(
@@ -149,10 +152,19 @@ def _lengths(cuts: tuple[int, ...]) -> npt.NDArray[np.int64]:
 
 
 @lru_cache(maxsize=16)
-def _equally_long(cuts: tuple[int, ...]) -> bool:
-    """Whether sequences stack without padding: plain causal attention is then the faster kernel, on a GPU too."""
+def _come_again(cuts: tuple[int, ...]) -> bool:
+    """Whether sequences stack without padding to a shape that is likely to come again: several of one length, or one of
+    a round length. Plain causal attention is then the faster kernel on a GPU: cuDNN takes a tenth of a second for each
+    shape that is new to it."""
     lengths = _lengths(cuts)
-    return bool((lengths == lengths[0]).all())
+    length = int(lengths[0])
+    return bool((lengths == length).all()) and (len(lengths) > 1 or length % DENSE_SIDE == 0)
+
+
+@lru_cache(maxsize=16)
+def _is_long(cuts: tuple[int, ...]) -> bool:
+    """Whether any sequence is long enough to be attended to in parts."""
+    return int(_lengths(cuts).max()) >= DENSE_SEGMENT
 
 
 def _has_varlen(query: torch.Tensor, value: torch.Tensor) -> bool:

@@ -8,8 +8,8 @@ result and the merged log-sum-exp in place of its own, and gradients of what sev
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,24 +18,27 @@ from torch import Tensor
 
 from headrace.trainer import stacking
 from headrace.trainer.prefix_tree import PrefixTree
-from headrace.trainer.tree_plan import PrefixRead, plan_blocks, plan_calls
+from headrace.trainer.tree_plan import PrefixRead, dense_part, dense_segments, plan_blocks, plan_calls
 
 #: Tokens of the row: a span of them, or their indices.
 Where: TypeAlias = slice | Tensor
+
+#: Widest heads that cuDNN's attention has a gradient for.
+DENSE_WIDTH = 128
 
 
 def tree_attention(q: Tensor, k: Tensor, v: Tensor, tree: PrefixTree, scaling: float | None) -> Tensor:
     """Queries [T, heads, width] with keys and values [T, key heads, width] of the same dtype, on a CPU, or on CUDA in
     half precision; results as the queries."""
-    kernels = _varlen_kernels(tree, q.device) if q.is_cuda else _cpu_kernels(tree, q.dtype)
+    kernels = _gpu_kernels(tree, q.device, has_dense(q)) if q.is_cuda else _cpu_kernels(tree, q.dtype)
     found: Tensor = TreeAttention.apply(q, k, v, kernels, q.shape[-1] ** -0.5 if scaling is None else scaling)
     return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartCall:
-    """One call for queries that attend to keys outside of their segments. The edges are those of its pairs of queries
-    and keys, for a variable-length kernel."""
+    """One call for queries that all attend to the keys that they are paired with. The edges are those of its pairs of
+    queries and keys, for a variable-length kernel; a `dense` one has one pair, for a kernel that takes no edges."""
 
     queries: Where
     keys: Where
@@ -43,6 +46,7 @@ class PartCall:
     key_edges: Tensor
     most_queries: int
     most_keys: int
+    dense: bool = False
 
 
 class TreeKernels(ABC):
@@ -124,7 +128,7 @@ def _add(x: Tensor, where: Where, part: Tensor) -> None:
         x.index_add_(0, where, part)
 
 
-def _part_call(reads: list[PrefixRead], device: torch.device) -> PartCall:
+def _part_call(reads: list[PrefixRead], device: torch.device, *, dense: bool = False) -> PartCall:
     """One call for some reads: of one read as it stands, of several gathered."""
 
     def edges(side: int) -> Tensor:
@@ -143,6 +147,7 @@ def _part_call(reads: list[PrefixRead], device: torch.device) -> PartCall:
         edges(1),
         max(read.lengths[0] for read in reads),
         max(read.lengths[1] for read in reads),
+        dense,
     )
 
 
@@ -269,76 +274,125 @@ def _cpu_kernels(tree: PrefixTree, dtype: torch.dtype) -> CpuKernels:
 # -- on CUDA -----------------------------------------------------------------------------------------------------------
 
 
-class VarlenKernels(TreeKernels):
-    """torch's variable-length flash attention for half precision. It does not share keys between heads in every
-    release: they are repeated for each call, and not kept."""
+class GpuKernels(TreeKernels):
+    """torch's variable-length flash attention for half precision, and, where `dense`, cuDNN's for what is large and of
+    a shape that comes again. The former does not share keys between heads in every release: they are repeated for each
+    call, and not kept."""
 
-    def __init__(self, tree: PrefixTree, device: torch.device) -> None:
-        self.calls = tuple(_part_call(reads, device) for reads in plan_calls(tree))
-        edges = torch.tensor(tree.cuts, dtype=torch.int32, device=device)
-        longest = int(np.diff(tree.cuts).max())
-        every = slice(0, tree.cuts[-1])
-        self._within = PartCall(every, every, edges, edges, longest, longest)
+    def __init__(self, tree: PrefixTree, device: torch.device, dense: bool) -> None:
+        calls: list[PartCall] = []
+        for reads in plan_calls(tree):
+            large, rest = dense_part(reads[0]) if dense and len(reads) == 1 else (None, [])
+            if large is None:
+                calls.append(_part_call(reads, device))
+            else:
+                calls.append(_part_call([large], device, dense=True))
+                calls += [_part_call([part], device) for part in rest]
+        split = dense_segments(tree) if dense else []
+        calls += [_part_call([tail], device) for tail in split if tail.lengths[0]]
+        self.calls = tuple(calls)
+        #: The heads of long segments; and all else, each segment or tail causal in itself.
+        self._heads = [slice(*tail.keys) for tail in split]
+        begins = {tail.segment: tail.queries[0] for tail in split}
+        spans = [
+            (begins.get(at, begin), end) for at, (begin, end) in enumerate(zip(tree.cuts, tree.cuts[1:], strict=False))
+        ]
+        own = [PrefixRead(at, span, span) for at, span in enumerate(spans) if span[1] > span[0]]
+        self._rest = _part_call(own, device) if own else None
+        if not split and self._rest is not None:  # they stand one after the other already
+            every = slice(0, tree.cuts[-1])
+            self._rest = replace(self._rest, queries=every, keys=every)
 
     def within(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        return self._forward(self._within, q, k, v, scale, causal=True)
+        out, lse = torch.empty_like(q), q.new_empty(q.shape[1], len(q), dtype=torch.float32)
+        if self._rest is not None:
+            at = self._rest.queries
+            part, part_lse = _varlen_forward(self._rest, _at(q, at), _at(k, at), _at(v, at), scale, causal=True)
+            if not self._heads:
+                return part, part_lse
+            _put(out, at, part)
+            _put(lse, at, part_lse, 1)
+        for head in self._heads:
+            part, part_lse = _dense_forward(q[head], k[head], v[head], scale, causal=True)
+            _put(out, head, part)
+            _put(lse, head, part_lse, 1)
+        return out, lse
 
     def within_backward(
         self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return self._backward(self._within, grad, q, k, v, out, lse, scale, causal=True)
+        found = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        if self._rest is not None:
+            at = self._rest.queries
+            dout, mine, keys, values, result = (_at(x, at) for x in (grad, q, k, v, out))
+            parts = _varlen_backward(self._rest, dout, mine, keys, values, result, _at(lse, at, 1), scale, causal=True)
+            if not self._heads:
+                return parts
+            for whole, part in zip(found, parts, strict=True):
+                _put(whole, at, part)
+        for head in self._heads:
+            dout, mine, keys, values, result = (x[head] for x in (grad, q, k, v, out))
+            parts = _dense_backward(dout, mine, keys, values, result, _at(lse, head, 1), scale, causal=True)
+            for whole, part in zip(found, parts, strict=True):
+                _put(whole, head, part)
+        return found
 
     def across(self, call: PartCall, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        return self._forward(call, q, k, v, scale, causal=False)
+        if call.dense:
+            return _dense_forward(q, k, v, scale, causal=False)
+        return _varlen_forward(call, q, k, v, scale, causal=False)
 
     def across_backward(
         self, call: PartCall, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return self._backward(call, grad, q, k, v, out, lse, scale, causal=False)
+        if call.dense:
+            return _dense_backward(grad, q, k, v, out, lse, scale, causal=False)
+        return _varlen_backward(call, grad, q, k, v, out, lse, scale, causal=False)
 
-    def _forward(
-        self, call: PartCall, q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool
-    ) -> tuple[Tensor, Tensor]:
-        groups = q.shape[1] // k.shape[1]
-        edges = (call.query_edges, call.key_edges, call.most_queries, call.most_keys)
-        k, v = _repeated(k, groups), _repeated(v, groups)
-        out, lse, *_ = torch.ops.aten._flash_attention_forward(
-            q, k, v, *edges, 0.0, causal, False, scale=scale, window_size_left=-1, window_size_right=0 if causal else -1
-        )
-        return out, lse
 
-    def _backward(
-        self,
-        call: PartCall,
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        scale: float,
-        *,
-        causal: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        groups = q.shape[1] // k.shape[1]
-        edges = (call.query_edges, call.key_edges, call.most_queries, call.most_keys)
-        no_dropout = (torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device))
-        dq, dk, dv = torch.ops.aten._flash_attention_backward(
-            grad.contiguous(),
-            q,
-            _repeated(k, groups),
-            _repeated(v, groups),
-            out,
-            lse.contiguous(),
-            *edges,
-            0.0,
-            causal,
-            *no_dropout,
-            scale=scale,
-            window_size_left=-1,
-            window_size_right=0 if causal else -1,
-        )
-        return dq, _summed(dk, groups), _summed(dv, groups)
+def _varlen_forward(
+    call: PartCall, q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    groups = q.shape[1] // k.shape[1]
+    edges = (call.query_edges, call.key_edges, call.most_queries, call.most_keys)
+    k, v = _repeated(k, groups), _repeated(v, groups)
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(
+        q, k, v, *edges, 0.0, causal, False, scale=scale, window_size_left=-1, window_size_right=0 if causal else -1
+    )
+    return out, lse
+
+
+def _varlen_backward(
+    call: PartCall,
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+    *,
+    causal: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    groups = q.shape[1] // k.shape[1]
+    edges = (call.query_edges, call.key_edges, call.most_queries, call.most_keys)
+    no_dropout = (torch.zeros(2, dtype=torch.uint64, device=q.device), torch.empty(0, device=q.device))
+    dq, dk, dv = torch.ops.aten._flash_attention_backward(
+        grad.contiguous(),
+        q,
+        _repeated(k, groups),
+        _repeated(v, groups),
+        out,
+        lse.contiguous(),
+        *edges,
+        0.0,
+        causal,
+        *no_dropout,
+        scale=scale,
+        window_size_left=-1,
+        window_size_right=0 if causal else -1,
+    )
+    return dq, _summed(dk, groups), _summed(dv, groups)
 
 
 def _repeated(x: Tensor, groups: int) -> Tensor:
@@ -351,6 +405,48 @@ def _summed(grad: Tensor, groups: int) -> Tensor:
     return grad if groups == 1 else grad.unflatten(1, (-1, groups)).sum(2)
 
 
+def _dense_forward(q: Tensor, k: Tensor, v: Tensor, scale: float, *, causal: bool) -> tuple[Tensor, Tensor]:
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        *(_one_row(x) for x in (q, k, v)), None, True, 0.0, causal, False, scale=scale
+    )
+    return out[0].transpose(0, 1), lse[0, :, :, 0]
+
+
+def _dense_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    no_dropout = torch.zeros(2, dtype=torch.int64, device=q.device)
+    dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+        *(_one_row(x) for x in (grad, q, k, v, out)),
+        lse.contiguous()[None, :, :, None],
+        *no_dropout,
+        None,
+        None,
+        None,
+        len(q),
+        len(k),
+        0.0,
+        causal,
+        scale=scale,
+    )
+    return dq[0].transpose(0, 1), dk[0].transpose(0, 1), dv[0].transpose(0, 1)
+
+
+def _one_row(x: Tensor) -> Tensor:
+    return x.transpose(0, 1)[None]
+
+
+def has_dense(q: Tensor) -> bool:
+    """Whether cuDNN's attention can compute these queries, with its gradient, and is the faster one."""
+    return q.is_cuda and q.shape[-1] <= DENSE_WIDTH and _is_hopper(q.device)
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    """Whether a GPU is of the generation that cuDNN was measured on, or of a later one."""
+    return bool(torch.backends.cuda.cudnn_sdp_enabled()) and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 @lru_cache(maxsize=16)
-def _varlen_kernels(tree: PrefixTree, device: torch.device) -> VarlenKernels:
-    return VarlenKernels(tree, device)
+def _gpu_kernels(tree: PrefixTree, device: torch.device, dense: bool) -> GpuKernels:
+    return GpuKernels(tree, device, dense)
