@@ -25,8 +25,8 @@ ALL_PAIRS = 2
 #: Queries times keys from which a call of its own fills a GPU: smaller ones are gathered into one.
 OWN_CALL_PAIRS = 1 << 22
 #: A large call on a GPU goes through cuDNN's kernel, which is nearly twice as fast as the variable-length one and takes
-#: a tenth of a second for each shape that is new to it. So sides, of at least so many tokens, are rounded down to one of
-#: few lengths, and what is left is a call of its own: less than a 32nd of it, or than so many tokens.
+#: a tenth of a second for each shape that is new to it. So sides, of at least so many tokens, are rounded down to one
+#: of few lengths, and what is left is a call of its own: less than a 32nd of it, or than so many tokens.
 DENSE_SIDE, DENSE_LEFT, DENSE_STEP = 1024, 32, 128
 #: Tokens of a segment from which most of it is attended to among each other in such a call.
 DENSE_SEGMENT = 4 * DENSE_SIDE
