@@ -231,18 +231,19 @@ async def test_where_calls_are_parsed_a_text_keeps_the_tokens_that_they_may_be_w
 
 
 async def test_sessions_beside_each_other_do_not_mix(server: ServerManager, evidence: Evidence) -> None:
-    async def rollout(name: str) -> SequenceNode:
-        messages = [user(name)]
+    async def rollout(number: int) -> SequenceNode:
+        messages = [user(f"rollout {number}")]
         async with server.managed_server() as managed:
             assert isinstance(managed, ManagedServer)
             for _ in range(3):
-                answer = await managed.chat_completion(messages=messages, max_tokens=5)
+                # Seeded: an answer whose bytes are no text would not come back as it was, and begin another sequence.
+                answer = await managed.chat_completion(messages=messages, max_tokens=5, seed=number)
                 messages += [{"role": "assistant", "content": answer.choices[0].message.content}, user("on")]
             (node,) = managed.get_state()["nodes"]
         found: SequenceNode = node
         return found
 
-    nodes = await asyncio.gather(*(rollout(f"rollout {i}") for i in range(4)))
+    nodes = await asyncio.gather(*map(rollout, range(4)))
     calls = evidence.calls()
     assert len(calls) == 12
     for node in nodes:

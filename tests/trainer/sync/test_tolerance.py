@@ -38,6 +38,7 @@ def log_probs(model: Any, ids: torch.Tensor, *, autocast: bool = False) -> list[
     return found
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # a processor without bfloat16 says so
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("length", [4, 12, 96])
 @pytest.mark.parametrize(("layers", "size"), [(2, 0.02), (2, 0.2), (2, 0.5), (6, 0.1), (12, 0.05)])
