@@ -64,8 +64,8 @@ class BenchReport:
     def as_dict(self) -> dict[str, Any]:
         """The ratios as plain numbers at the top, by the order of the bars, then everything else."""
         return {
-            **{key: round(self.ratios[key], 4) for key in self.bars},
-            "absolute": {name: round(value, 4) for name, value in self.absolute.items()},
+            **{key: _rounded(self.ratios[key]) for key in self.bars},
+            "absolute": {name: _rounded(value) for name, value in self.absolute.items()},
             "environment": {**environment(), **self.details},
         }
 
@@ -127,3 +127,8 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _rounded(value: float) -> float:
+    """To four places, or four digits where it is smaller than that: a gap of 1e-7 is not 0."""
+    return round(value, 4) if abs(value) >= 1e-2 else float(f"{value:.4g}")
