@@ -99,3 +99,10 @@ def test_sides_take_turns_and_the_warm_up_does_not_count() -> None:
     first, second = in_turn(lambda: side("a"), lambda: side("b"), 2, warm_up=1)
     assert order == ["a", "b"] * 3
     assert (first, second) == ([3.0, 5.0], [4.0, 6.0])
+
+
+def test_a_small_figure_is_not_rounded_to_nothing() -> None:
+    report = BenchReport("trainer", {"gap": Bar("a difference", at_most=1e-5)})
+    report.add(Figures({"gap": 1.34567e-7}, {"other": 0.123456}))
+    found = report.as_dict()
+    assert (found["gap"], found["absolute"]["other"]) == (1.346e-7, 0.1235)

@@ -161,6 +161,20 @@ def test_equal_sequences_are_one_call_and_nothing_is_moved() -> None:
     assert (plan.stacks, plan.tokens) == ((attention.StackedSequences(256, 70),), None)
 
 
+@pytest.mark.parametrize(
+    ("cuts", "again"),
+    [
+        ((0, 3071, 6142), True),
+        ((0, 4096), True),
+        ((0, 4097), False),
+        ((0, 3071, 6143), False),
+        ((0, 1024, 3072), False),
+    ],
+)
+def test_shapes_that_come_again_are_those_of_one_length_or_a_round_one(cuts: tuple[int, ...], again: bool) -> None:
+    assert attention._come_again(cuts) == again
+
+
 def test_the_plan_is_made_once_a_batch() -> None:
     attention.plan_stacks.cache_clear()
     packed(llama(attention.NAME, num_hidden_layers=3), some_ids([5, 9, 9]))

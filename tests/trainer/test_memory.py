@@ -14,7 +14,7 @@ from tests.trainer.test_learner import learner, several
 from torch import Tensor
 
 from headrace.data.errors import InvalidInput
-from headrace.trainer import attention, memory
+from headrace.trainer import attention, dry_run, memory
 from headrace.trainer.config import TrainerConfig
 from headrace.trainer.decoder import Decoder
 from headrace.trainer.dry_run import memory as reported
@@ -222,3 +222,23 @@ def test_passes_are_no_longer_than_fits_on_a_gpu() -> None:
     assert limits.pass_tokens(500, "cuda") == 500
     assert limits.pass_tokens(5000, "cuda") == 1000
     assert limits.pass_tokens(5000, "cpu") == 5000
+
+
+def test_a_dry_run_with_lora_counts_what_is_trained_and_names_wrong_targets(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[ModelShape] = []
+
+    def noted(shape: ModelShape, *given: Any) -> dict[str, int]:
+        shapes.append(shape)
+        return memory.forecast(shape, *given)
+
+    monkeypatch.setattr(dry_run, "forecast", noted)
+    for lora in (None, {"rank": 4}, {"rank": 8}):
+        reported(TrainerConfig(model=folder, run=tmp_path, lora=lora, device="cpu"))
+    whole, few, more = shapes
+    assert whole.trained == whole.parameters
+    assert more.trained == 2 * few.trained
+    assert few.parameters == whole.parameters + few.trained
+    with pytest.raises(InvalidInput, match="targets: nothing matches no linear layer"):
+        reported(TrainerConfig(model=folder, run=tmp_path, lora={"targets": ["nothing"]}))

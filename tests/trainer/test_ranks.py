@@ -12,8 +12,10 @@ import torch
 from tests.trainer import ranked
 from tests.trainer.kit import pool_of
 
+from headrace.data.errors import InvalidInput
 from headrace.trainer import Trainer, TrainerConfig
-from headrace.trainer.ranks import deal, joined, sequence_cost
+from headrace.trainer.learner import Learner
+from headrace.trainer.ranks import Ranks, deal, joined, sequence_cost
 
 #: Rewards of the groups: ten batches of two.
 GROUPS = [[float(at % 3), 1.0, 0.0, float(at % 5) / 2] for at in range(20)]
@@ -160,3 +162,19 @@ def test_shares_are_balanced_by_cost_and_complete() -> None:
 def test_a_group_stays_on_one_rank_where_that_is_fair() -> None:
     assert deal([5.0] * 8, [0, 1, 0, 1, 0, 1, 0, 1], 2) == [[0, 2, 4, 6], [1, 3, 5, 7]]
     assert sorted(map(len, deal([5.0] * 8, [0] * 8, 2))) == [4, 4]  # it would not be fair
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"lora": {"rank": 4}}, r"lora is set.*leave out --workers or lora"),
+        ({"memory": {"offload": "optimizer"}}, r"memory\.offload is optimizer.*set none"),
+        ({"compile": "on"}, r"compile is on.*set auto or off"),
+    ],
+)
+def test_what_one_rank_alone_can_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    config = TrainerConfig.model_validate({"model": tmp_path / "none", "run": tmp_path / "run", **changes})
+    with pytest.raises(InvalidInput, match=said):
+        Learner(config, "cpu", Ranks(rank=0, count=2))

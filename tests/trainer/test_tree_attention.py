@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def test_each_token_attends_to_its_path_alone(call_cost: int, seed: int, kv_head
         torch.autograd.grad((wanted * along).sum(), given_),
         strict=True,
     ):
-        torch.testing.assert_close(mine, theirs)
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
 def test_parts_and_masks_are_both_computed() -> None:
@@ -258,6 +259,97 @@ def test_long_segments_are_split_into_head_and_tail() -> None:
         (0, (0, 4096), (4096, 4096)),
         (1, (4096, 8960), (8960, 9000)),
     ]
+
+
+def scores_of(q: torch.Tensor, k: torch.Tensor, scale: float, causal: bool) -> torch.Tensor:
+    """[heads, queries, keys], keys repeated for the heads that share them."""
+    found = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(q.shape[1] // k.shape[1], 1)) * scale
+    return found.masked_fill(~torch.ones(found.shape[1:]).tril().bool(), -torch.inf) if causal else found
+
+
+def plain_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    scores = scores_of(q, k, scale, causal)
+    out = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.repeat_interleave(q.shape[1] // v.shape[1], 1))
+    return out, scores.logsumexp(-1)
+
+
+def plain_backward(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    scale: float,
+    *,
+    causal: bool,
+) -> tuple[torch.Tensor, ...]:
+    """As flash attention's: probabilities by the log-sum-exp that is given, which may be that of more keys."""
+    groups = q.shape[1] // k.shape[1]
+    many_k, many_v = (x.repeat_interleave(groups, 1) for x in (k, v))
+    p = (scores_of(q, k, scale, causal) - lse[..., None]).exp()
+    ds = p * (torch.einsum("qhd,khd->hqk", grad, many_v) - (grad * out).sum(-1).t()[..., None]) * scale
+    dq = torch.einsum("hqk,khd->qhd", ds, many_k)
+    dk, dv = torch.einsum("hqk,qhd->khd", ds, q), torch.einsum("hqk,qhd->khd", p, grad)
+    return dq, *(x.unflatten(1, (-1, groups)).sum(2) for x in (dk, dv))
+
+
+def pairs_of(call: tree_attention.PartCall) -> list[tuple[slice, slice]]:
+    edges = (call.query_edges.tolist(), call.key_edges.tolist())
+    queries, keys = ([slice(*span) for span in pairwise(one)] for one in edges)
+    return list(zip(queries, keys, strict=True))
+
+
+def plain_varlen_forward(
+    call: tree_attention.PartCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *, causal: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    parts = [plain_forward(q[own], k[to], v[to], scale, causal=causal) for own, to in pairs_of(call)]
+    outs, lses = zip(*parts, strict=True)
+    return torch.cat(outs), torch.cat(lses, 1)
+
+
+def plain_varlen_backward(
+    call: tree_attention.PartCall,
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    scale: float,
+    *,
+    causal: bool,
+) -> tuple[torch.Tensor, ...]:
+    parts = [
+        plain_backward(grad[own], q[own], k[to], v[to], out[own], lse[:, own], scale, causal=causal)
+        for own, to in pairs_of(call)
+    ]
+    return tuple(map(torch.cat, zip(*parts, strict=True)))
+
+
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_parts_that_a_gpu_computes_make_the_whole(seed: int, dense: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels are replaced by plain ones: what is tested is which tokens go where, and how parts are merged."""
+    for name, value in {"DENSE_SIDE": 8, "DENSE_STEP": 4, "DENSE_SEGMENT": 16, "OWN_CALL_PAIRS": 64}.items():
+        monkeypatch.setattr(tree_plan, name, value)
+    monkeypatch.setattr(tree_attention, "_varlen_forward", plain_varlen_forward)
+    monkeypatch.setattr(tree_attention, "_varlen_backward", plain_varlen_backward)
+    monkeypatch.setattr(tree_attention, "_dense_forward", plain_forward)
+    monkeypatch.setattr(tree_attention, "_dense_backward", plain_backward)
+    tree = grown(seed, segments=12, longest=60)
+    kernels = tree_attention.GpuKernels(tree, torch.device("cpu"), dense)
+    assert any(call.dense for call in kernels.calls) == bool(kernels._heads) == dense
+    inputs = drawn(tree, 4, 2, torch.float64, seed)
+    q, k, v = (x[0].transpose(0, 1) for x in inputs)
+    found = tree_attention.TreeAttention.apply(q, k, v, kernels, 8**-0.5)
+    wanted = by_definition(inputs, paths(tree), None)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)  # log-sum-exps are float32
+    gradient = torch.randn(found.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    mine, theirs = (torch.autograd.grad(out, inputs, gradient) for out in (found, wanted))
+    torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -11,6 +11,15 @@ if TYPE_CHECKING:
     from headrace.net.ray_placement import Placement
 
 
+def check_resources(given: list[str]) -> list[str]:
+    """What `--resource` was given. Raises `ValueError` where one is no NAME=AMOUNT."""
+    from headrace.net.ray_placement import resource_of
+
+    for text in given:
+        resource_of(text)
+    return given
+
+
 class ActorOptions(BaseModel):
     """Where an actor stands, and how long it lives."""
 
@@ -27,14 +36,7 @@ class ActorOptions(BaseModel):
         False, description="stay, and have the actor end with this command; without it the command ends, the actor not"
     )
 
-    @field_validator("resource")
-    @classmethod
-    def _amounts(cls, given: list[str]) -> list[str]:
-        from headrace.net.ray_placement import resource_of
-
-        for text in given:
-            resource_of(text)
-        return given
+    _amounts = field_validator("resource")(check_resources)
 
     def placement(self) -> Placement:
         """What the flags say of its place."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, field_validator
 
+from headrace.cli.actors import check_resources
 from headrace.commands import CommandModel, Positional, command
 from headrace.extras import require_for
 
@@ -45,14 +46,7 @@ class TrainCommand(CommandModel):
     ray_address: str = Field("auto", description="the cluster: auto, HOST:PORT or ray://HOST:10001")
     namespace: str = Field("default", description="the cluster's namespace")
 
-    @field_validator("resource")
-    @classmethod
-    def _amounts(cls, given: list[str]) -> list[str]:
-        from headrace.net.ray_placement import resource_of
-
-        for text in given:
-            resource_of(text)
-        return given
+    _amounts = field_validator("resource")(check_resources)
 
     def execute(self) -> None:
         require_for("train" if self.workers is None else "train --workers")

@@ -150,7 +150,7 @@ def share(tensors: Mapping[str, torch.Tensor], name: str | None = None) -> tuple
     names = {dtype: said for said, dtype in DTYPES.items()}
     places, size = _places(tensors)
     manifest: list[dict[str, Any]] = [
-        {"name": key, "dtype": names[tensor.dtype], "shape": list(tensor.shape), "offset": places[_storage(tensor)]}
+        {"name": key, "dtype": names[tensor.dtype], "shape": list(tensor.shape), "offset": places[storage_key(tensor)]}
         for key, tensor in tensors.items()
     ]
     block = shared_memory.SharedMemory(name=name, create=True, size=max(size, 1))
@@ -175,11 +175,12 @@ def _places(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[tuple[int, ...], 
     places: dict[tuple[int, ...], int] = {}
     size = 0
     for tensor in tensors.values():
-        if _storage(tensor) not in places:
-            places[_storage(tensor)] = size
+        if storage_key(tensor) not in places:
+            places[storage_key(tensor)] = size
             size += -(-tensor.numel() * tensor.element_size() // 64) * 64
     return places, size
 
 
-def _storage(tensor: torch.Tensor) -> tuple[int, ...]:
+def storage_key(tensor: torch.Tensor) -> tuple[int, ...]:
+    """What a tensor is in memory: the same for one that has several names."""
     return (tensor.data_ptr(), *tensor.shape, *tensor.stride(), tensor.element_size())

@@ -74,8 +74,6 @@ class MasterAdamW:
         """Scales all gradients down so that their norm is at most `max_norm`; returns what it was."""
         gradients = self.gradients
         norm = torch.nn.utils.get_total_norm(gradients)
-        if hasattr(norm, "full_tensor"):  # of parameters that are sharded
-            norm = norm.full_tensor()
         scale = (max_norm / (norm + NORM_EPS)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(scale)

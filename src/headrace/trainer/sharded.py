@@ -125,9 +125,7 @@ def _layers(root: nn.Module) -> Iterator[nn.Module]:
 
 def whole_of(tensor: Tensor) -> Tensor:
     """A tensor of which each rank has a part, whole on every rank; one that is whole, as it is."""
-    from torch.distributed.tensor import DTensor
-
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def gathered(weights: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:

@@ -25,12 +25,11 @@ SHARDED = "$sharded"
 def write_state(folder: Path, state: dict[str, Any], ranks: Ranks) -> None:
     """Writes a state of nested dictionaries and lists into a checkpoint's folder. Called by every rank, each with its
     own parts."""
-    from torch.distributed.tensor import DTensor
-
     if ranks.alone:
         torch.save(state, folder / STATE_FILE)
         return
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.tensor import DTensor
 
     parts: dict[str, Tensor] = {}
 

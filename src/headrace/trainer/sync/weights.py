@@ -245,14 +245,15 @@ def converted(tensor: torch.Tensor, dtype: str | None) -> torch.Tensor:
 
 def _named(weights: Mapping[str, torch.Tensor], transport: WeightTransport) -> dict[str, torch.Tensor]:
     """The tensors to be sent: converted, each once however many names it has."""
+    from headrace.engine.weights import storage_key
+
     named: dict[str, torch.Tensor] = {}
     done: dict[tuple[int, ...], torch.Tensor] = {}
     for name, tensor in weights.items():
-        held = tensor.detach()
-        same = (held.data_ptr(), *held.shape, *held.stride())
-        if same not in done:
-            done[same] = converted(held, transport.dtype)
-        named[name] = done[same]
+        key = storage_key(tensor)
+        if key not in done:
+            done[key] = converted(tensor.detach(), transport.dtype)
+        named[name] = done[key]
     if EMBED in named and transport.tied_head:
         named.setdefault(HEAD, named[EMBED])
     elif EMBED in named and named.get(HEAD) is named[EMBED]:
