@@ -175,11 +175,16 @@ class BatchFeed:
         self._keeper = threading.Thread(target=self._extend_leases, name="headrace-leases", daemon=True)
         self._keeper.start()
 
+    def begin(self) -> None:
+        """Begins to fetch the batch that `next` will return, where that has not begun."""
+        self._prefetched = self._prefetched or self._worker.submit(self._fetch)
+
     def next(self, *, last: bool = False, publishing: Future[Any] | None = None) -> FetchedBatch | None:
         """The next batch; None once the channel is shut down and has too little. `last`: no other is prefetched. Raises
         `Stopped` where the run is stopped first, and the error of `publishing` where the publish failed: without
         servers no batch would come."""
-        self._prefetched = self._prefetched or self._worker.submit(self._fetch)
+        self.begin()
+        assert self._prefetched is not None
         fetched = self._stop.result(self._prefetched, unless=publishing)
         self._prefetched = (
             self._worker.submit(self._fetch) if self._config.pool.prefetch and not last and fetched else None

@@ -200,7 +200,11 @@ class Trainer:
             if learned.get("updates") or self.config.version_each_step:
                 progress.version += 1
                 sequences = examples.sequences
+                self._await_published()
+                if self.publisher is not None:  # the version is announced once servers have it: long after the fetch
+                    self._begin_fetch()
                 self._publish(sequences[0].tokens[:PROBE_TOKENS].tolist() if sequences else self._probe)
+        self._begin_fetch()
         row |= {"step": progress.step, "version": progress.version, **self._sync_metrics()}
         if self.config.validation.every and progress.step % self.config.validation.every == 0:
             self._watcher.doing(f"validating on channel {self.config.validation.channel}")
@@ -210,6 +214,12 @@ class Trainer:
         self.outcome.add(row)
         with self._timed("checkpoint"):
             self._checkpoint()
+
+    def _begin_fetch(self) -> None:
+        """Has the next batch fetched while the weights are copied out and the step is reported, where there is to be
+        another step."""
+        if self.progress.step < self.config.steps and not self._stop.is_set() and not self._goal_reached():
+            self.feed.begin()
 
     def _report_step(self, row: dict[str, Any]) -> None:
         """Writes a step's row, with the times since the last row. Before the next checkpoint, so that every step in a
