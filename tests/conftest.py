@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 # other cores have tests of their own.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Ray's workers would yield to everything else, by a niceness of 15: beside other tests they hardly ran, and who waits
+# for them waited long.
+os.environ.setdefault("RAY_worker_niceness", "0")
+
 # A job in a shell's background ignores Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

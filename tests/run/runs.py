@@ -27,13 +27,18 @@ def started(project: Path, *args: str) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
+def activated(**env: str) -> dict[str, str]:
+    """The environment of a command. `python3` is the one that runs this, as where its environment is activated: what
+    else has the name may be a script that looks for one, which takes longer."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    return {**os.environ, "PATH": path, **env}
+
+
 @contextmanager
 def headrace(*args: str) -> Iterator[subprocess.Popen[str]]:
-    """A command of Headrace; ended with Ctrl-C where the test ends first. `python3` is the one that runs this, as where
-    its environment is activated: what else has the name may be a script that looks for one, which takes longer."""
+    """A command of Headrace; ended with Ctrl-C where the test ends first."""
     command = [sys.executable, "-m", "headrace", *args]
-    env = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=activated())
     try:
         yield process
     finally:

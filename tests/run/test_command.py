@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,14 +10,14 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.run.runs import RUN_S, processes_of, started
+from tests.run.runs import RUN_S, activated, processes_of, started
 
 from headrace.run.new import Kind
 
 
 def command(project: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "headrace", "run", str(project / "run.yaml"), *args]
-    return subprocess.run(line, capture_output=True, text=True, timeout=RUN_S, env={**os.environ, **env})
+    return subprocess.run(line, capture_output=True, text=True, timeout=RUN_S, env=activated(**env))
 
 
 @pytest.mark.timeout(RUN_S)
@@ -45,8 +44,9 @@ def test_one_run_at_a_time_and_ctrl_c_ends_every_process(project: Callable[[Kind
 
 @pytest.mark.slow
 @pytest.mark.timeout(RUN_S)
-def test_a_dry_run_tells_what_it_would_start_and_plays_one_rollout(project: Callable[[Kind], Path]) -> None:
-    folder = project("flow")
+@pytest.mark.parametrize("kind", ["command", "flow"])
+def test_a_dry_run_tells_what_it_would_start_and_plays_one_rollout(project: Callable[[Kind], Path], kind: Kind) -> None:
+    folder = project(kind)
     # A gateway that has keys is opened by those that the environment names: to calls, rewards, the pool.
     keys = {f"HEADRACE_{whose}_KEY": whose.lower() for whose in ("API", "REWARD", "ADMIN")}
     done = command(folder, "--dry-run", **keys)

@@ -15,11 +15,11 @@ from tests.run.runs import RUN_S, ledger, metrics, processes_of, result, started
 
 from headrace.run.new import Kind
 
-STEPS, GROUPS, ROLLOUTS = 18, 8, 8
+STEPS, GROUPS, ROLLOUTS = 12, 8, 8
 #: Which process is killed after which step, by a word of its command line.
-KILLS = {2: "reward", 4: "rollout", 6: "gateway", 8: "train", 11: "engine"}
+KILLS = {1: "reward", 2: "rollout", 4: "gateway", 5: "train", 7: "engine"}
 #: After which step the runner itself is.
-RUNNER_KILLED = 14
+RUNNER_KILLED = 9
 
 
 def kill(process: subprocess.Popen[str], word: str) -> None:
