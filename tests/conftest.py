@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 from tests import tiers
+from tests.cached import made_once
 from tests.schedule import ByFile, check_ids, longest_first
 
 from headrace import DataPool
@@ -65,13 +66,13 @@ def ray_cluster() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of `tiny`: random weights, a tokenizer and a template with tools."""
-    return _tiny(tmp_path_factory.mktemp("tiny"), seed=0)
+    return made_once(tmp_path_factory, "tiny", lambda folder: _tiny(folder, seed=0))
 
 
 @pytest.fixture(scope="session")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model with other weights."""
-    return _tiny(tmp_path_factory.mktemp("other"), seed=1)
+    return made_once(tmp_path_factory, "other", lambda folder: _tiny(folder, seed=1))
 
 
 @pytest.fixture(scope="session")
@@ -99,8 +100,7 @@ def pool() -> Iterator[DataPool]:
         yield found
 
 
-def _tiny(folder: Path, *, seed: int) -> Path:
+def _tiny(folder: Path, *, seed: int) -> None:
     from headrace.engine import tiny  # with torch, which most tests do without
 
     tiny.build(folder, seed=seed)
-    return folder

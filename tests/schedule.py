@@ -1,9 +1,9 @@
 """How the tests of a run are shared out among its worker processes (`pytest -n`).
 
 What one worker is given is a file, whole: fixtures of a module are made once. What needs a Ray cluster is one share of
-its own, whatever its file: there is one cluster at a time on the machine, and `address="auto"` finds that one. Of a few
-files every test is a share. The shares that take longest are given out first, so that no worker begins one while the
-others have nothing left to do.
+its own, whatever its file: there is one cluster at a time on the machine, and `address="auto"` finds that one. So is
+what asks the vLLM that takes a minute to start, and starts no other. Of a few files every test is a share. The shares
+that take longest are given out first, so that no worker begins one while the others have nothing left to do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ NAMES_RAY = re.compile(r"(?<![a-z])ray(?![a-z])")
 APART = (
     "tests/bench/test_gateway.py::test_a_part_measures_its_keys",
     "tests/demo/test_run.py",
+    "tests/vllm/test_sync.py::test_tied_embeddings",
+    "tests/vllm/test_sync.py::test_an_untied_copy",
 )
+VLLM = "tests/vllm/"
+#: How the ids of tests of vLLM begin that start one of their own, for a model or flags of their own.
+OWN_VLLM = tuple(f"{VLLM}test_{name}.py" for name in ("demo", "images", "lora"))
 #: Markers of what takes long.
 FIRST = ("ray", "slow", "long")
 
@@ -34,16 +39,30 @@ class ByFile(LoadScopeScheduling):
         super().__init__(config, log)  # type: ignore[arg-type]
 
     def _split_scope(self, nodeid: str) -> str:
-        if NAMES_RAY.search(nodeid):
-            return RAY
-        return nodeid if nodeid.startswith(APART) else nodeid.partition("::")[0]
+        return share_of(nodeid)
+
+
+def share_of(nodeid: str) -> str:
+    """The name of the share that a test is of."""
+    if NAMES_RAY.search(nodeid):
+        return RAY
+    if nodeid.startswith(APART):
+        return nodeid
+    if nodeid.startswith(VLLM) and not nodeid.startswith(OWN_VLLM):
+        return VLLM
+    return nodeid.partition("::")[0]
 
 
 def longest_first(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """The same tests, those of files with a test that takes long before all others; otherwise in their order."""
+    """The same tests, those of files with a test that takes long before all others; otherwise in their order, but that
+    of the share of vLLM those come last that must wait for the other shares."""
     found = list(items)
     first = {item.path for item in found if any(item.get_closest_marker(name) for name in FIRST)}
-    return sorted(found, key=lambda item: item.path not in first)
+
+    def waits(item: pytest.Item) -> bool:
+        return item.get_closest_marker("alone") is not None and share_of(item.nodeid) == VLLM
+
+    return sorted(found, key=lambda item: (waits(item), item.path not in first))
 
 
 def check_ids(items: Iterable[pytest.Item]) -> None:

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.cached import made_once
 from tests.engine.kit import Client, rollout_engine
 from tests.gateway import tool_model
 from tests.gateway.kit import Evidence, Running, running_gateway
@@ -64,9 +65,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 @pytest.fixture(scope="session")
 def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checkpoint of a model that calls tools."""
-    found = tmp_path_factory.mktemp("taught")
-    tool_model.train(found)
-    return found
+    return made_once(tmp_path_factory, "taught", tool_model.train)
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,9 @@ from tests.gateway.rollout import Rollout, in_front
 from headrace import Step, connect
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+#: Examples without a client library, and with OpenAI's, which takes seconds to import: the trajectories of each.
+PLAIN = {"gateway_http.py": 1, "gateway_curl.sh": 1}
+SDKS = {"gateway_openai.py": 1, "gateway_openai_async.py": 4}
 #: The examples that ask until the model calls no tool.
 LOOPS = ("openai_tools", "openai_responses", "langchain", "anthropic")
 
@@ -162,17 +165,19 @@ def test_a_trainer_gets_what_agents_did(gateway: Running) -> None:
 
 
 @pytest.mark.slow
-def test_examples_run_again_on_the_server_that_they_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("agents", [PLAIN, pytest.param(PLAIN | SDKS, marks=pytest.mark.long)], ids=["plain", "all"])
+def test_examples_run_again_on_the_server_that_they_name(tmp_path: Path, agents: dict[str, int]) -> None:
     """`headrace serve --engine tiny` as a stranger starts it, and the examples one after the other, twice."""
     with serving_tiny("--journal", tmp_path / "pool") as address, connect(address) as pool:
         gateway = Running(address, pool)
-        for seen in (1, 2):
-            assert run("gateway_openai.py", gateway)[2] == "{'status': 'ok', 'steps': 2}"
-            assert len(run("gateway_openai_async.py", gateway)) == 4
-            assert run("gateway_http.py", gateway)[0] == "first: {'accepted': 2}"
-            assert run("gateway_curl.sh", gateway)[-1] == '{"status":"ok","steps":3}'
-            assert len(recorded(gateway)) == 7
-            assert f"'consumed': {11 * seen}," in run("gateway_trainer.py", gateway)[-1]
+        for _ in range(2):
+            for name in agents:
+                assert run(name, gateway)
+            done = recorded(gateway)
+            assert len(done) == sum(agents.values())
+            before = pool.stats()["ledger"]["consumed"]
+            last = run("gateway_trainer.py", gateway)[-1]
+            assert f"'consumed': {before + sum(map(len, done))}," in last
             assert recorded(gateway) == []
         gateway.http.close()
 

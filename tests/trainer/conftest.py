@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.cached import made_once
 
 from headrace.engine import tiny
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    tiny.build(
-        folder, 0, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=2, head_dim=16
-    )
-    return folder
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    return made_once(tmp_path_factory, "model", lambda folder: tiny.build(folder, 0, **sizes, **heads))
 
 
 @pytest.fixture(autouse=True)

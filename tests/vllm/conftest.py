@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from tests.cached import locked
 from tests.engine.kit import Client, Reference, serving
 from tests.vllm.kit import reach
 from tests.vllm.server import MAX_NUM_SEQS, NAME, vllm
@@ -14,6 +15,14 @@ from headrace.engine import tiny
 
 #: vLLM's attention on a CPU wants heads of at least this width; those of `tiny` are narrower.
 HEAD = 32
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test that stops answers half-way has the machine to itself: beside another, the answer may end before it."""
+    lock = item.config.rootpath / ".pytest_cache" / "vllm.lock"
+    with locked(lock, shared=item.get_closest_marker("alone") is None):
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,8 @@ from tests.engine.kit import Client, Json, Reference, gap
 from tests.vllm.kit import PROMPT, TOLERANCE, both, shape
 from tests.vllm.server import MAX_NUM_SEQS
 
+pytestmark = pytest.mark.alone
+
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"
 LONG: Json = {"temperature": 0, "max_tokens": 1500, "ignore_eos": True, "logprobs": 0}
 ASKED: dict[str, Json] = {

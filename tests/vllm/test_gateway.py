@@ -301,6 +301,7 @@ def test_a_prompt_past_the_context_is_refused_with_openais_code(gateway: Running
     assert witness.calls == []
 
 
+@pytest.mark.alone
 def test_an_agent_that_hangs_up_leaves_no_step_and_ends_the_answer(
     gateway: Running, witness: Witness, theirs: Client
 ) -> None:
@@ -320,6 +321,7 @@ def test_an_agent_that_hangs_up_leaves_no_step_and_ends_the_answer(
     assert cut.finish_reason is None
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("mode", ["keep", "abort-resume"])
 def test_an_answer_goes_on_over_a_pause_under_the_new_weights(
     gateway: Running, theirs: Client, folder: Path, other: Path, mode: str
@@ -354,6 +356,7 @@ def test_an_answer_goes_on_over_a_pause_under_the_new_weights(
     assert gap(step.rollout_log_probs.tolist(), expected) < TOLERANCE
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_answers_that_wait_are_cut_and_continued_like_those_that_run(
     gateway: Running, witness: Witness, theirs: Client, reference: Reference, stream: bool

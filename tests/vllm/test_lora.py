@@ -123,6 +123,7 @@ def test_each_version_is_another_adapter_and_the_one_before_is_unloaded(
         assert states(gateway) == {address(served): ("up", 5)}
 
 
+@pytest.mark.alone
 def test_an_answer_in_flight_goes_on_under_the_new_adapter(
     served: Client, gateway: Running, policy: Policy, tmp_path: Path
 ) -> None:

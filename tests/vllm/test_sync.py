@@ -79,6 +79,7 @@ def test_three_versions_follow_each_other(
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("mode", ["abort-resume", "keep"])
 def test_an_answer_in_flight_straddles_a_publish(
     gateway: Running, policy: Trained, tmp_path: Path, folder: Path, mode: str
