@@ -30,9 +30,13 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 # A job in a shell's background ignores Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The same examples in every run, and no verdict by the clock of a busy machine.
-settings.register_profile("headrace", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("headrace")
+# The same examples in every run, and no verdict by the clock of a busy machine. A test that says how many examples it
+# needs gets them; make test-long runs every test of a property, with more.
+settings.register_profile(
+    "quick", max_examples=40, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("long", settings.get_profile("quick"), max_examples=400)
+settings.load_profile("long" if tiers.LONG.asked_for else "quick")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import is_hypothesis_test
 from tests import venvs
 
 ROOT = Path(__file__).parent
@@ -44,6 +45,8 @@ class Tier:
         return not self.fixtures or bool(self.fixtures & {*getattr(item, "fixturenames", ())})
 
 
+LONG = Tier("long", "statistical or exhaustive; a cheaper form of the claim runs always")
+
 TIERS = (
     Tier("vllm", "starts a real vLLM on the CPU", ("vllm",)),
     Tier("verl", "needs a real verl", ("verl",)),
@@ -51,7 +54,7 @@ TIERS = (
     Tier("agents", "runs command-line agents from npm", ("agents",)),
     Tier("install", "installs a built wheel into clean environments", ("install",), frozenset({"built", "uv"})),
     Tier("gym", "needs the real reasoning-gym"),
-    Tier("long", "statistical or exhaustive; a cheaper form of the claim runs always"),
+    LONG,
 )
 
 
@@ -62,7 +65,12 @@ def declare(config: pytest.Config) -> None:
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the tests of each tier, and takes those out that were not asked for."""
+    """Marks the tests of each tier, and takes those out that were not asked for. The long tier has every property again,
+    with more examples."""
+    if LONG.asked_for:
+        for item in items:
+            if is_hypothesis_test(getattr(item, "obj", None)):
+                item.add_marker(LONG.name)
     for tier in TIERS:
         found = {item: None for item in items if tier.has(item)}
         for item in found:

@@ -137,25 +137,34 @@ def test_ctrl_c_ends_every_process_and_says_how_to_go_on(tmp_path: Path) -> None
     assert psutil.wait_procs(children, timeout=300)[1] == []
 
 
+#: Which processes are killed after which steps, by a word of their command lines, and how the demo calls them. The
+#: first is enough to see a demo go on: with its engine its trainer begins again. tests/run kills the others too.
+ONE = {1: ("engine", "engine")}
+EACH = {1: ("train", "trainer"), 3: ("serve", "gateway"), 5: ("engine", "engine")}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_run_goes_on_whatever_is_killed_and_is_resumed_when_the_demo_itself_is(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with started(run, steps=10) as process:
-        for command, after in (("train", 1), ("serve", 3), ("engine", 5)):
+@pytest.mark.parametrize("kills", [ONE, pytest.param(EACH, marks=pytest.mark.long)], ids=["one", "each"])
+def test_a_run_goes_on_whatever_is_killed_and_is_resumed_when_the_demo_itself_is(
+    tmp_path: Path, kills: dict[int, tuple[str, str]]
+) -> None:
+    run, steps = tmp_path / "run", max(kills) + 5
+    with started(run, steps=steps) as process:
+        for after, (command, _) in kills.items():
             kill(process, run, command, after)
-        until_step(process, run, 7)
+        until_step(process, run, steps - 3)
         children = psutil.Process(process.pid).children()
         process.kill()
         told, _ = process.communicate()
-    for name in ("trainer", "gateway", "engine"):
+    for _, name in kills.values():
         assert [line for line in told.splitlines() if f" s  {name} " in line and "SIGKILL" in line], told
-    with started(run, "--resume", steps=10) as process:
+    with started(run, "--resume", steps=steps) as process:
         out, said = process.communicate(timeout=1500)
     assert psutil.wait_procs(children, timeout=300)[1] == []
     rows = metrics(run)
-    assert json.loads(out.splitlines()[-1])["steps"] == len(rows) == 10, said
-    assert [row["step"] for row in rows] == list(range(1, 11))
+    assert json.loads(out.splitlines()[-1])["steps"] == len(rows) == steps, said
+    assert [row["step"] for row in rows] == list(range(1, steps + 1))
     assert all(after["version"] > before["version"] for before, after in pairwise(rows))
     # A call is a step of one token: what was learned from is what was consumed, to the token, so nothing was twice.
     assert ledger(run)["consumed"] == sum(row["tokens"] for row in rows)
