@@ -65,8 +65,8 @@ def declare(config: pytest.Config) -> None:
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the tests of each tier, and takes those out that were not asked for. The long tier has every property again,
-    with more examples."""
+    """Marks the tests of each tier, and takes those out that were not asked for. To the long tier belongs
+    every property too, for more examples."""
     if LONG.asked_for:
         for item in items:
             if is_hypothesis_test(getattr(item, "obj", None)):
