@@ -19,6 +19,8 @@ from tests.gateway.kit import until
 NEEDED = ("--vllm-addresses", "http://127.0.0.1:1", "--tokenizer-path", "nowhere")
 #: Nobody answers there, so it waits.
 WAITS = ("--vllm-addresses", "http://127.0.0.1:1")
+#: One process, and two of them under a third: what those do together is in tests/gateway/test_workers.py too.
+WORKERS = ["1", pytest.param("2", marks=pytest.mark.long)]
 WRONG = {
     "no address": (
         ("gateway", "--vllm-addresses", "foo", "--tokenizer-path", "x"),
@@ -105,7 +107,7 @@ def listens(address: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", WORKERS)
 def test_the_first_sigterm_waits_for_calls_under_way_and_the_second_does_not(workers: str) -> None:
     flags = ["gateway", *WAITS, "--host", "127.0.0.1", "--port", "0", "--workers", workers]
     with subprocess.Popen([*COMMAND, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -127,7 +129,9 @@ def started(*flags: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize(("how", "workers"), [(signal.SIGTERM, "1"), (signal.SIGINT, "2")])
+@pytest.mark.parametrize(
+    ("how", "workers"), [(signal.SIGINT, "1"), pytest.param(signal.SIGTERM, "2", marks=pytest.mark.long)]
+)
 def test_it_says_what_it_waits_for_and_one_signal_ends_the_wait(how: signal.Signals, workers: str) -> None:
     with started("gateway", *WAITS, "--workers", workers) as process:
         try:
@@ -149,7 +153,7 @@ def test_it_says_what_it_waits_for_and_one_signal_ends_the_wait(how: signal.Sign
             process.kill()
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", WORKERS)
 def test_a_folder_that_is_no_tokenizer_ends_it_with_the_reason(workers: str, tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere"
     done = spawn(
