@@ -137,7 +137,7 @@ def converse(place: Place, script: list[Json], *, system: bool, tools: bool, thi
     return messages
 
 
-@pytest.mark.parametrize("thinking", [True, False])
+@pytest.mark.parametrize("thinking", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_thirty_turns_are_one_branch_bit_for_bit(place: Place, thinking: bool) -> None:
     converse(place, THIRTY_TURNS, system=True, tools=True, thinking=thinking)
 

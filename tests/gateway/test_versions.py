@@ -261,8 +261,8 @@ def test_a_server_that_cannot_be_paused_leaves_the_gateway_open(
     ("mode", "stream", "wire"),
     [
         ("keep", True, "completions"),
-        ("keep", False, "generate"),
-        ("abort-resume", True, "completions"),
+        pytest.param("keep", False, "generate", marks=pytest.mark.long),
+        pytest.param("abort-resume", True, "completions", marks=pytest.mark.long),
         ("abort-resume", False, "completions"),
         ("abort-resume", True, "generate"),
     ],

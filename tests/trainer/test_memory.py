@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.matrix import crossed
 from tests.trainer.backends.models import llama, qwen3
 from tests.trainer.kit import sequence
 from tests.trainer.test_learner import learner, several
@@ -68,10 +69,10 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("family", [llama, qwen3])
-@pytest.mark.parametrize("sizes", SHAPES)
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("widths", [(4, 4), (2, 2), (2, 4)], ids=["float32", "bfloat16", "cast"])
+@pytest.mark.parametrize(
+    ("widths", "recompute", "sizes", "family"),
+    crossed([(4, 4), (2, 2), (2, 4)], [False, True], SHAPES, [llama, qwen3]),  # float32, bfloat16, and cast to it
+)
 def test_what_a_pass_keeps_is_foretold(
     family: Any, sizes: dict[str, Any], recompute: bool, widths: tuple[int, int]
 ) -> None:

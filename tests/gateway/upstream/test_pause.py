@@ -10,6 +10,7 @@ import pytest
 from tests.engine.kit import Client, Reference, gap
 from tests.gateway.upstream.kit import Puppet, Request, connected, pieces, stream_of, streams, until, upstream_request
 from tests.gateway.wire import Writer, event, hangs, respond, send
+from tests.matrix import crossed
 
 from headrace.data import InvalidInput
 from headrace.gateway.upstream import CannotPause, RolloutServerFailed, SampledChoice, Upstream, UpstreamRequest
@@ -147,8 +148,7 @@ async def test_an_order_that_must_go_elsewhere_does_so_during_a_drain(puppet: Ma
         await upstream.resume()
 
 
-@pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("wire", "streamed"), crossed(WIRES, [False, True]))
 async def test_keep_freezes_what_is_in_flight_and_it_goes_on(
     own: Client, vocabulary: Vocabulary, reference: Reference, wire: str, streamed: bool
 ) -> None:
@@ -214,7 +214,7 @@ async def test_an_aborted_answer_is_continued_as_one(
     assert answer.choices[0].ids != answer.choices[1].ids
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("wire", ["completions", pytest.param("generate", marks=pytest.mark.long)])
 async def test_an_aborted_stream_goes_on_as_one(
     own: Client, vocabulary: Vocabulary, reference: Reference, wire: str
 ) -> None:

@@ -39,7 +39,7 @@ def log_probs(model: Any, ids: torch.Tensor, *, autocast: bool = False) -> list[
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul")  # a processor without bfloat16 says so
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.long)])
 @pytest.mark.parametrize("length", [4, 12, 96])
 @pytest.mark.parametrize(("layers", "size"), [(2, 0.02), (2, 0.2), (2, 0.5), (6, 0.1), (12, 0.05)])
 def test_a_server_in_fewer_bits_is_no_alarm_and_one_wrong_layer_is(

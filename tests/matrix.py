@@ -1,0 +1,19 @@
+"""Tables of parameters of which `make test` runs every value, and `make test-long` every combination."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+
+
+def crossed(*axes: Sequence[Any]) -> list[Any]:
+    """Every combination of the axes' values, for `parametrize`. The first value of an axis is its usual one: what is
+    unusual in more than one of them is for the long tier."""
+    rows = []
+    for row in product(*map(enumerate, axes)):
+        unusual = sum(at > 0 for at, _ in row)
+        rows.append(pytest.param(*(value for _, value in row), marks=[pytest.mark.long] if unusual > 1 else []))
+    return rows
