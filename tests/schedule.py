@@ -21,11 +21,9 @@ NAMES_RAY = re.compile(r"(?<![a-z])ray(?![a-z])")
 APART = (
     "tests/bench/test_gateway.py::test_a_part_measures_its_keys",
     "tests/demo/test_run.py",
-    "tests/vllm/test_sync.py::test_tied_embeddings",
-    "tests/vllm/test_sync.py::test_an_untied_copy",
 )
 VLLM = "tests/vllm/"
-#: How the ids of tests of vLLM begin that start one of their own, for a model or flags of their own.
+#: How the ids of tests begin that start a vLLM of their own, for a model or flags of their own: the other half.
 OWN_VLLM = tuple(f"{VLLM}test_{name}.py" for name in ("demo", "images", "lora"))
 #: Markers of what takes long.
 FIRST = ("ray", "slow", "long")
