@@ -16,6 +16,7 @@ import openai
 import pytest
 from tests.engine.kit import Client, Json, Reference, gap
 from tests.gateway.kit import Running, running_gateway, tokens, told, tree
+from tests.matrix import crossed
 from tests.vllm.kit import TOLERANCE, agree
 from tests.vllm.server import MAX_NUM_SEQS
 from tests.vllm.test_chat import ANSWERS
@@ -173,14 +174,13 @@ def test_a_conversation_is_recorded_as_vllm_sampled_it(
         computes(reference, step, temperature)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize("tools", [None, TOOLS], ids=["plain", "tools"])
+@pytest.mark.parametrize(("stream", "tools"), crossed([False, True], [None, TOOLS]))
 def test_an_answer_is_the_one_that_vllms_own_chat_gives(
     gateway: Running, theirs: Client, stream: bool, tools: list[Any] | None
 ) -> None:
     """The same template, the same sampling, the same text: also where special tokens or half characters are sampled."""
-    for seed in range(6):
-        agent = Agent(gateway, stream=stream, seed=seed, max_tokens=48, **({"tools": tools} if tools else {}))
+    for seed in range(3):
+        agent = Agent(gateway, stream=stream, seed=seed, max_tokens=32, **({"tools": tools} if tools else {}))
         said = agent.says("guess a number")
         expected = theirs.post("/v1/chat/completions", {**agent.last, "messages": agent.messages[:-1]})["choices"][0]
         assert said["content"] == expected["message"]["content"]
@@ -188,6 +188,7 @@ def test_an_answer_is_the_one_that_vllms_own_chat_gives(
 
 
 @pytest.mark.parametrize("name", sorted(set(ANSWERS) - MORE_LENIENT))
+@pytest.mark.parametrize("gateway", ["completions", pytest.param("generate", marks=pytest.mark.long)], indirect=True)
 def test_a_call_is_the_one_that_vllms_own_chat_finds(gateway: Running, theirs: Client, name: str) -> None:
     """The same tools with the same arguments; what is content beside them is the gateway's own to say."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "go"}], "tools": TOOLS, "max_tokens": 300}
