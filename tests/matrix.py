@@ -17,3 +17,14 @@ def crossed(*axes: Sequence[Any]) -> list[Any]:
         unusual = sum(at > 0 for at, _ in row)
         rows.append(pytest.param(*(value for _, value in row), marks=[pytest.mark.long] if unusual > 1 else []))
     return rows
+
+
+def paired(*axes: Sequence[Any]) -> list[Any]:
+    """Every combination of axes of one length, for `parametrize`. The values at the same place on all of them stay
+    together; every other combination is for the long tier."""
+    assert len({len(axis) for axis in axes}) == 1
+    rows = []
+    for row in product(*map(enumerate, axes)):
+        mixed = len({at for at, _ in row}) > 1
+        rows.append(pytest.param(*(value for _, value in row), marks=[pytest.mark.long] if mixed else []))
+    return rows
