@@ -28,7 +28,7 @@ class SharedServer(Generic[C]):
         self._batch: list[tuple[float, int, C]] = []
         self._waiting: deque[tuple[float, float, C]] = deque()
         self._number = 0
-        #: Seconds in which it computed prompts, held or sampled; the last weighed by the share of a full batch's tokens.
+        #: Seconds in which it computed prompts, held or sampled; the last by the share of a full batch's tokens.
         self.busy_s = 0.0
 
     @property

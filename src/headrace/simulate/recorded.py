@@ -68,7 +68,8 @@ def recorded(run: Path, channel: str = "train") -> RecordedRun:
     """The run in a folder of `headrace run` or `headrace demo`; one that still runs is read as it is now. Raises
     `InvalidInput` where it tells too little, `PoolError` where its journal cannot be read."""
     rows = _metrics(run / TRAINER / METRICS)
-    with _Timed(run / JOURNAL, channel) as journal:
+    journal = _Timed(run / JOURNAL, channel)
+    with journal:
         held = [found for found in journal.trajectories() if found.complete]
         rollouts = {found.uid: made for found in held if (made := _calls(found))}
         config, left_at = journal.config, journal.left_at()
@@ -216,7 +217,7 @@ def _metrics(path: Path) -> list[dict[str, Any]]:
 
 def _learning_s(row: dict[str, Any]) -> float:
     times = row["times"]
-    return max(0.0, float(row["seconds"]) - times.get("wait", 0.0) - times.get("publish", 0.0))
+    return max(0.0, float(row["seconds"]) - float(times.get("wait", 0)) - float(times.get("publish", 0)))
 
 
 def _calls(trajectory: Trajectory) -> list[TimedCall]:

@@ -166,7 +166,7 @@ class Scenario(Section):
         """This run with one figure changed, by its path (`servers.count`). Raises `InvalidInput` where it cannot be."""
         values = self.model_dump()
         *path, last = name.split(".")
-        at = values
+        at: Any = values
         for part in path:
             at = at.setdefault(part, {}) if isinstance(at, dict) else {}
         at[last] = value
