@@ -23,11 +23,10 @@ from headrace.data.errors import InvalidInput
 from headrace.data.trajectory import Trajectory
 from headrace.pool import facts as f
 from headrace.pool.readonly import JournalView
+from headrace.run.progress import METRICS
 from headrace.run.services import JOURNAL, TRAINER
 from headrace.simulate.scenario import Play, PoolTimes, RecordedTurn, Scenario, ServerTimes, Spread, TrainerTimes
 
-#: The trainer's file of steps in its folder.
-METRICS = "metrics.jsonl"
 #: Rollouts that a scenario draws from; of more, an even choice is taken.
 MOST_PLAYS = 2000
 #: Rollouts and training steps below which a run tells too little.
