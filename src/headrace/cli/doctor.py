@@ -55,7 +55,7 @@ LISTENING: dict[str, type[CommandModel]] = {
     "pool serve": PoolServeCommand,
 }
 #: The commands that need nothing but Headrace itself; the others are in `headrace.extras.NEEDS`.
-CORE_COMMANDS = ("api", "pool", "check-gateway", "bench envs", "bench api", "doctor")
+CORE_COMMANDS = ("api", "pool", "check-gateway", "simulate", "bench envs", "bench api", "doctor")
 
 
 class DoctorCommand(CommandModel):
