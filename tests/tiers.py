@@ -5,8 +5,8 @@ any test that has its marker. Where a tier is not asked for, its tests are desel
 
 The long tier has what shows more of a claim that `make test` shows once: learning curves of every kind of project, runs
 on clusters of several nodes, everything of a demo that can be killed, the pool's conformance over Ray, combinations of
-a table's values (`tests/matrix.py`), gateways of several processes, and every property with ten times the examples. What
-is of another tier too runs where both are asked for (`HEADRACE_LONG=1 make test-vllm`).
+a table's values (`tests/matrix.py`), gateways of several processes, and every property with ten times the examples.
+What is of another tier too runs where both are asked for (`HEADRACE_LONG=1 make test-vllm`).
 """
 
 from __future__ import annotations
