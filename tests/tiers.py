@@ -2,12 +2,18 @@
 
 A tier's tests are those of its folders, of these only the ones that use one of its fixtures where it names some, and
 any test that has its marker. Where a tier is not asked for, its tests are deselected.
+
+The long tier has what shows more of a claim that `make test` shows once: learning curves of every kind of project, runs
+on clusters of several nodes, everything of a demo that can be killed, the pool's conformance over Ray, combinations of
+a table's values (`tests/matrix.py`), gateways of several processes, and every property with ten times the examples.
+What is of another tier too runs where both are asked for (`HEADRACE_LONG=1 make test-vllm`).
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,9 +46,15 @@ class Tier:
         """Whether a test is of this tier."""
         if item.get_closest_marker(self.name):
             return True
-        if not any(ROOT / folder in item.path.parents for folder in self.folders):
+        if _capability(item.path) not in self.folders:
             return False
         return not self.fixtures or bool(self.fixtures & {*getattr(item, "fixturenames", ())})
+
+
+@cache
+def _capability(path: Path) -> str:
+    """The name of the folder of tests that a file is in."""
+    return path.relative_to(ROOT).parts[0] if path.is_relative_to(ROOT) else ""
 
 
 LONG = Tier("long", "statistical or exhaustive; a cheaper form of the claim runs always")
