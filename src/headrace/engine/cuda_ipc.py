@@ -106,6 +106,14 @@ class GpuBlock:
             self._block, self.manifest = packed(tensors, dtype, device)
             self.checksum = checksum(self._block)
 
+    @property
+    def gpu_uuid(self) -> str:
+        return str(torch.cuda.get_device_properties(self._block.device).uuid)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What was packed, as views into the block."""
+        return read_manifest(self.manifest, lambda entry: _view(self._block, entry))
+
     def export(self) -> CudaHandle:
         """A handle for one engine."""
         with self._lock, torch.cuda.stream(self._stream):

@@ -24,6 +24,8 @@ from headrace.engine.cuda_ipc import CudaHandle, GpuId, packed
 from headrace.engine.weights import BadWeights, placed, read_manifest
 from headrace.net.blocking_client import BlockingHttpClient
 from headrace.trainer.sync import SyncFailed
+from headrace.trainer.sync.http import ServerHttp
+from headrace.trainer.sync.servers import identify
 
 HANDLE = CudaHandle("bQ==", 0, 64, "Yw==", 0, "ZQ==", True)
 OWN = GpuId("this-machine", "GPU-1")
@@ -167,6 +169,59 @@ def test_what_is_no_block_is_refused(own: Client, route: str) -> None:
     status, error = own.refused(route, {**body, "block": {**block, "event_sync": True}})
     assert status == 400
     assert "CUDA IPC" in error["message"]
+
+
+# -- vLLM's own --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def vllm_with(engine: Client, answers: dict[str, Any], backend: str | None = "ipc") -> Iterator[Between]:
+    """What a vLLM says that was started with a weight transfer."""
+    with between(address(engine)) as found:
+        info = engine.get("/server_info")
+        config = {**info["vllm_config"], "weight_transfer_config": backend and {"backend": backend}}
+        variables = {"VLLM_ALLOW_INSECURE_SERIALIZATION": True}
+        found.answers["/version"] = (200, {"version": "0.32.0"})
+        found.answers["/server_info"] = (200, {"vllm_config": config, "vllm_env": variables})
+        found.answers["/get_world_size"] = (200, {"world_size": 1})
+        found.answers["/init_weight_transfer_engine"] = (200, {"message": "Weight transfer initialized"})
+        found.answers.update(answers)
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("backend", "answers", "reason"),
+    [
+        ("ipc", {}, None),
+        (None, {}, "start it with --weight-transfer-config"),
+        ("nccl", {}, "start it with --weight-transfer-config"),
+        ("ipc", {"/get_world_size": (200, {"world_size": 2})}, "several GPUs"),
+        ("ipc", {"/init_weight_transfer_engine": (500, {"error": "not configured"})}, "not configured"),
+    ],
+)
+def test_vllm_is_asked_whether_it_takes_weights_so(
+    engine: Client, backend: str | None, answers: dict[str, Any], reason: str | None
+) -> None:
+    with vllm_with(engine, answers, backend) as server:
+        found = identify(ServerHttp(server.address, key=None, timeout_s=60), "cuda_ipc")
+        why = found.why_no_cuda_ipc(torch.device("cuda:0"))
+        assert why is None if reason is None else reason in str(why)
+        assert ("/init_weight_transfer_engine" in server.asked) == (
+            backend == "ipc" and "/get_world_size" not in answers
+        )
+
+
+def test_vllm_gets_files_unless_cuda_ipc_is_asked_for_and_then_the_reason(
+    engine: Client, trained: Trained, tmp_path: Path
+) -> None:
+    with vllm_with(engine, {}) as server:
+        assert not identify(ServerHttp(server.address, key=None, timeout_s=60), "auto").shared
+        with (
+            publisher(servers=[server.address], via="cuda_ipc") as found,
+            pytest.raises(SyncFailed, match="weights are on cpu"),
+        ):
+            found.publish(trained.weights, 1, trained.probe)
+        assert "/start_weight_update" not in server.asked
 
 
 # -- on a GPU ----------------------------------------------------------------------------------------------------------
