@@ -30,6 +30,9 @@ from headrace.engine.weights import BadWeights, layout, placed, read_manifest
 #: Another one after every start of the machine, and the same in all of its containers.
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
+#: Bytes that `checksum` takes at once.
+WORD = 8
+
 
 @dataclass(frozen=True)
 class GpuId:
@@ -140,6 +143,8 @@ def opened(handle: CudaHandle, device: torch.device) -> Iterator[torch.Tensor]:
     finished. Raises `BadWeights` where it cannot be opened."""
     if device.type != "cuda":
         raise BadWeights(f"this engine computes on {device.type}, and CUDA IPC needs the GPU that the block is on")
+    if handle.size % WORD:
+        raise BadWeights(f"the block has {handle.size} bytes; that is a multiple of {WORD}")
     index = torch.cuda.current_device() if device.index is None else device.index
     try:
         memory, counter, event = (base64.b64decode(text) for text in (handle.memory, handle.counter, handle.event))
@@ -169,7 +174,7 @@ def received(
         except torch.OutOfMemoryError:
             copy = block.cpu()
         del block
-        found = checksum(copy) if len(copy) % 8 == 0 else None
+        found = checksum(copy)
     if found != expected:
         raise BadWeights("the block of GPU memory changed while it was copied: its sum is another")
     try:
