@@ -1,4 +1,4 @@
-"""examples/gpu_bench.py, at sizes that a CPU computes in a moment."""
+"""examples/gpu_bench.py and examples/gpu_sync_bench.py, at sizes that a CPU computes in a moment."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ import pytest
 
 from headrace.trainer.memory import ModelShape
 
-FILE = Path(__file__).parents[2] / "examples" / "gpu_bench.py"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpu_bench", FILE)
+    return loaded("gpu_bench")
+
+
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
@@ -47,3 +51,13 @@ def test_its_model_has_the_parameters_that_it_says(bench: ModuleType) -> None:
     with torch.device("meta"):
         shape = ModelShape.of(LlamaForCausalLM(LlamaConfig(**bench.LARGE)))
     assert shape.parameters == pytest.approx(1.15e9, rel=0.05)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+def test_the_ways_of_weights_are_measured_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "told.json"
+    monkeypatch.setattr("sys.argv", ["gpu_sync_bench", "--device", "cpu", "--tiny", "--runs", "2", "--json", str(told)])
+    loaded("gpu_sync_bench").main()
+    found = json.loads(told.read_text())["tiny"]
+    for way in ("files", "shared_memory"):
+        assert found[way]["seconds"] >= found[way]["hold_s"] > 0

@@ -7,14 +7,17 @@ engine listens on loopback unless told otherwise.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.engine import weights
+from headrace.engine import cuda_ipc, weights
+from headrace.engine.cuda_ipc import CudaHandle
 from headrace.engine.engine import Engine
 from headrace.engine.http import EngineRequestError, internal_error, json_response, read_body
 from headrace.engine.requests import check_prompt
@@ -63,6 +66,37 @@ class SharedWeights(BaseModel):
 
     name: str
     manifest: list[SharedTensor]
+    #: Becomes the weight version in the same moment.
+    version: str | None = None
+
+
+class OpenedBlock(BaseModel):
+    """The handle of a block of GPU memory, as `cuda_ipc.CudaHandle` has it."""
+
+    memory: str
+    offset: int = Field(ge=0)
+    size: int = Field(gt=0)
+    counter: str
+    counter_offset: int = Field(ge=0)
+    event: str
+    event_sync: bool
+
+    def handle(self) -> CudaHandle:
+        return CudaHandle(**self.model_dump())
+
+
+class BlockSum(BaseModel):
+    """The body of `/sum_cuda_ipc`: a block of GPU memory."""
+
+    block: OpenedBlock
+
+
+class GpuWeights(BaseModel):
+    """The body of `/load_weights_cuda_ipc`: a block of GPU memory, where its tensors are, and the sum of all of it."""
+
+    block: OpenedBlock
+    manifest: list[SharedTensor]
+    checksum: int
     #: Becomes the weight version in the same moment.
     version: str | None = None
 
@@ -143,13 +177,35 @@ class TrainerRoutes:
         """`/load_weights_shm`: loads weights, and their version, from a block of shared memory."""
         asked = await read_body(request, SharedWeights)
         manifest = [placed.model_dump() for placed in asked.manifest]
+        return await self._load(lambda: weights.shared(asked.name, manifest), asked.version)
+
+    async def load_weights_cuda_ipc(self, request: Request) -> Response:
+        """`/load_weights_cuda_ipc`: loads weights, and their version, from a block of this engine's GPU that another
+        process exported."""
+        asked = await read_body(request, GpuWeights)
+        manifest = [placed.model_dump() for placed in asked.manifest]
+        device = await self.worker.ask(lambda scheduler: scheduler.model.device)
+        return await self._load(
+            lambda: cuda_ipc.received(asked.block.handle(), manifest, asked.checksum, device), asked.version
+        )
+
+    async def sum_cuda_ipc(self, request: Request) -> Response:
+        """`/sum_cuda_ipc`: the sum of such a block: shows whether this engine can read another process's memory."""
+        asked = await read_body(request, BlockSum)
+        device = await self.worker.ask(lambda scheduler: scheduler.model.device)
         try:
-            found = await asyncio.to_thread(weights.shared, asked.name, manifest)
-            await self.worker.ask(lambda scheduler: scheduler.load(found, asked.version))
-            version = await self.worker.ask(lambda scheduler: scheduler.version)
+            return json_response({"checksum": await asyncio.to_thread(_sum, asked.block.handle(), device)})
+        except BadWeights as error:
+            raise EngineRequestError(str(error), param="block") from error
+
+    async def _load(self, read: Callable[[], Mapping[str, torch.Tensor]], version: str | None) -> Response:
+        try:
+            found = await asyncio.to_thread(read)
+            await self.worker.ask(lambda scheduler: scheduler.load(found, version))
+            loaded = await self.worker.ask(lambda scheduler: scheduler.version)
         except BadWeights as error:
             raise EngineRequestError(str(error), param="manifest") from error
-        return json_response({"success": True, "loaded": len(found), "weight_version": version})
+        return json_response({"success": True, "loaded": len(found), "weight_version": loaded})
 
     async def score_tokens(self, request: Request) -> Response:
         """`/score_tokens`: the log-probs of given tokens under the loaded weights, paused or not."""
@@ -183,6 +239,11 @@ def _known(engine: Engine, asked: list[str]) -> set[str]:
         or call.request_id.removeprefix("generate-tokens-") in wanted
         or call.request_id.partition("-")[2] in wanted
     }
+
+
+def _sum(handle: CudaHandle, device: torch.device) -> int:
+    with cuda_ipc.opened(handle, device) as block:
+        return cuda_ipc.checksum(block)
 
 
 def _failed(reason: str) -> EngineRequestError:

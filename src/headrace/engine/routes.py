@@ -19,6 +19,7 @@ from starlette.routing import Route
 from headrace.engine import answers
 from headrace.engine.answers import ChatChunks
 from headrace.engine.control import TrainerRoutes
+from headrace.engine.cuda_ipc import gpu_id
 from headrace.engine.engine import Engine
 from headrace.engine.http import (
     EngineRequestError,
@@ -311,10 +312,17 @@ class InfoRoutes:
         return json_response({"version": VLLM_VERSION})
 
     async def server_info(self, request: Request) -> Response:
-        """`/server_info`: the dtype that is computed in, where vLLM has it in its own."""
-        dtype = await self.engine.worker.ask(lambda scheduler: scheduler.model.dtype)
+        """`/server_info`: the dtype that is computed in, where vLLM has it in its own, and on which GPU."""
+        dtype, device = await self.engine.worker.ask(lambda scheduler: (scheduler.model.dtype, scheduler.model.device))
         config = {"model": str(self.engine.folder), "dtype": str(dtype), "max_model_len": self.engine.context}
-        return json_response({"vllm_config": {"model_config": config, "lora_config": None}, "vllm_env": {}})
+        gpu = gpu_id(device)
+        return json_response(
+            {
+                "vllm_config": {"model_config": config, "lora_config": None},
+                "vllm_env": {},
+                "gpu": None if gpu is None else asdict(gpu),
+            }
+        )
 
     async def load(self, request: Request) -> Response:
         """`/load`: the number of calls that are being answered."""
@@ -342,6 +350,8 @@ def create_app(engine: Engine) -> Starlette:
         "/reset_prefix_cache": control.reset_prefix_cache,
         "/collective_rpc": control.collective_rpc,
         "/load_weights_shm": control.load_weights_shm,
+        "/load_weights_cuda_ipc": control.load_weights_cuda_ipc,
+        "/sum_cuda_ipc": control.sum_cuda_ipc,
         "/score_tokens": control.score_tokens,
     }
     gets: dict[str, Handler] = {

@@ -1,4 +1,5 @@
-"""A model's weights by their names, and the ways in: a checkpoint's safetensors, or a block of shared memory.
+"""A model's weights by their names, and the ways in: a checkpoint's safetensors, or a block of memory, shared (here) or
+a GPU's (`cuda_ipc`).
 
 The tensors that a forward pass uses are fused (one for query, key and value; one for gate and up). A name of the
 checkpoint is a view into them, so whatever is loaded by name is at once what is computed with. A load is all or
@@ -11,8 +12,9 @@ it equal; one that brings it different is refused, since half of it would be los
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import shared_memory
 from pathlib import Path
 from typing import Any
@@ -100,14 +102,7 @@ def shared(name: str, manifest: list[dict[str, Any]]) -> dict[str, torch.Tensor]
     except (OSError, ValueError) as error:
         raise BadWeights(f"no shared memory {name!r}: {error}") from error
     try:
-        # What has several names is copied once.
-        copies: dict[tuple[Any, ...], torch.Tensor] = {}
-        found = {}
-        for entry in manifest:
-            same = (entry["offset"], entry["dtype"], *entry["shape"])
-            if same not in copies:
-                copies[same] = _tensor(block, entry)
-            found[str(entry["name"])] = copies[same]
+        found = read_manifest(manifest, lambda entry: _tensor(block, entry))
         return found
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise BadWeights(f"the manifest does not fit shared memory {name!r} of {block.size} bytes: {error}") from error
@@ -115,19 +110,37 @@ def shared(name: str, manifest: list[dict[str, Any]]) -> dict[str, torch.Tensor]
         block.close()
 
 
+def read_manifest(
+    manifest: list[dict[str, Any]], read: Callable[[Mapping[str, Any]], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The tensors of a manifest by their names, each as `read` finds it; what has several names is read once."""
+    once: dict[tuple[Any, ...], torch.Tensor] = {}
+    found = {}
+    for entry in manifest:
+        same = (entry["offset"], entry["dtype"], *entry["shape"])
+        if same not in once:
+            once[same] = read(entry)
+        found[str(entry["name"])] = once[same]
+    return found
+
+
 def _tensor(block: shared_memory.SharedMemory, entry: Mapping[str, Any]) -> torch.Tensor:
+    dtype, shape, place = placed(entry, block.size)
+    assert block.buf is not None
+    return torch.frombuffer(bytearray(block.buf[place]), dtype=dtype).view(shape)
+
+
+def placed(entry: Mapping[str, Any], size: int) -> tuple[torch.dtype, list[int], slice]:
+    """The dtype and shape of a manifest's tensor, and the bytes that it takes in a block of `size` bytes. Raises
+    `ValueError` where it lies outside."""
     dtype = DTYPES.get(entry["dtype"])
     if dtype is None:
         raise ValueError(f"dtype is {entry['dtype']!r}; it is one of {', '.join(DTYPES)}")
-    shape = [int(size) for size in entry["shape"]]
-    count = 1
-    for size in shape:
-        count *= size
-    size, offset = count * dtype.itemsize, int(entry["offset"])
-    if min(shape, default=1) <= 0 or offset < 0 or offset + size > block.size:
-        raise ValueError(f"{entry['name']!r} at {offset} with {size} bytes lies outside")
-    assert block.buf is not None
-    return torch.frombuffer(bytearray(block.buf[offset : offset + size]), dtype=dtype).view(shape)
+    shape = [int(side) for side in entry["shape"]]
+    count, offset = math.prod(shape) * dtype.itemsize, int(entry["offset"])
+    if min(shape, default=1) <= 0 or offset < 0 or offset + count > size:
+        raise ValueError(f"{entry['name']!r} at {offset} with {count} bytes lies outside")
+    return dtype, shape, slice(offset, offset + count)
 
 
 def _attach(name: str) -> shared_memory.SharedMemory:
@@ -147,12 +160,7 @@ def _attach(name: str) -> shared_memory.SharedMemory:
 def share(tensors: Mapping[str, torch.Tensor], name: str | None = None) -> tuple[Any, list[dict[str, Any]]]:
     """Writes tensors into a new block of shared memory; returns the block and its manifest, as `shared` reads them. One
     that has several names is written once. The caller closes and unlinks the block once every reader is done."""
-    names = {dtype: said for said, dtype in DTYPES.items()}
-    places, size = _places(tensors)
-    manifest: list[dict[str, Any]] = [
-        {"name": key, "dtype": names[tensor.dtype], "shape": list(tensor.shape), "offset": places[storage_key(tensor)]}
-        for key, tensor in tensors.items()
-    ]
+    manifest, size = layout(tensors)
     block = shared_memory.SharedMemory(name=name, create=True, size=max(size, 1))
     assert block.buf is not None
     written: set[int] = set()
@@ -165,20 +173,21 @@ def share(tensors: Mapping[str, torch.Tensor], name: str | None = None) -> tuple
     return block, manifest
 
 
-def shared_size(tensors: Mapping[str, torch.Tensor]) -> int:
-    """The bytes of a block that `share` would write."""
-    return _places(tensors)[1]
-
-
-def _places(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[tuple[int, ...], int], int]:
-    """Where each tensor is put, by what it is in memory, and the size of all; each begins on a multiple of 64 bytes."""
+def layout(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None) -> tuple[list[dict[str, Any]], int]:
+    """Where each tensor goes in one block, as a manifest, and the size of the block: each begins on a multiple of 64
+    bytes, and one that has several names has one place. `dtype` is what float32 ones become."""
+    names = {known: said for said, known in DTYPES.items()}
+    manifest: list[dict[str, Any]] = []
     places: dict[tuple[int, ...], int] = {}
     size = 0
-    for tensor in tensors.values():
-        if storage_key(tensor) not in places:
-            places[storage_key(tensor)] = size
-            size += -(-tensor.numel() * tensor.element_size() // 64) * 64
-    return places, size
+    for name, tensor in tensors.items():
+        kept = tensor.dtype if dtype is None or tensor.dtype != torch.float32 else dtype
+        key = storage_key(tensor)
+        if key not in places:
+            places[key] = size
+            size += -(-tensor.numel() * kept.itemsize // 64) * 64
+        manifest.append({"name": name, "dtype": names[kept], "shape": list(tensor.shape), "offset": places[key]})
+    return manifest, size
 
 
 def storage_key(tensor: torch.Tensor) -> tuple[int, ...]:

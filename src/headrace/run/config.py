@@ -104,7 +104,7 @@ class SyncSection(Section):
     """How weights reach the rollout servers; the gateway says where they are."""
 
     mode: Literal["auto", "keep", "drain", "abort-resume"] = "auto"
-    via: Literal["auto", "shared_memory", "files"] = "auto"
+    via: Literal["auto", "cuda_ipc", "shared_memory", "files"] = "auto"
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = Field("auto", description="what weights travel in")
     lora: Literal["auto", "adapter", "merged"] = Field("auto", description="LoRA: the adapter alone, or all weights")
     verify: bool = Field(True, description="compare each server's log-probs with the trainer's before it samples")

@@ -25,8 +25,10 @@ class SyncConfig(BaseModel):
     mode: Literal["keep", "drain", "abort-resume", "auto"] = Field(
         "auto", description="what becomes of calls in flight; auto: keep with Headrace's engine, abort-resume with vLLM"
     )
-    via: Literal["auto", "shared_memory", "files"] = Field(
-        "auto", description="auto: shared memory to Headrace's engine on this machine, files to all others"
+    via: Literal["auto", "cuda_ipc", "shared_memory", "files"] = Field(
+        "auto",
+        description="auto: CUDA IPC to Headrace's engine on the trainer's GPU, shared memory to one on this machine, "
+        "files to all others",
     )
     folder: Path | None = Field(
         None, description="where files go: this trainer's alone, and readable by every server under the same path"

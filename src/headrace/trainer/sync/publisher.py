@@ -30,6 +30,7 @@ from headrace.trainer.sync.weights import (
     WeightDelivery,
     WeightTransport,
     converted,
+    device_of,
     tolerance,
 )
 
@@ -75,6 +76,8 @@ class Publisher:
         self._taken_out: dict[str, str] = {}
         #: Servers of which it was said that they get an adapter's merged weights.
         self._merged_to: set[str] = set()
+        #: Why each server does not get weights by CUDA IPC; None where it does.
+        self._not_by_gpu: dict[str, str | None] = {}
         #: What all servers compute in, as they said last.
         self._dtype: str | None = None
 
@@ -163,13 +166,14 @@ class Publisher:
         began: float,
     ) -> SyncReport:
         failed |= self._choose_adapters(servers, weights.rank if isinstance(weights, AdapterWeights) else None)
+        failed |= self._choose_cuda_ipc(servers, weights)
         servers = [server for server in servers if server.address not in failed]
         for address, reason in failed.items():  # before the pause, which would wait for them
             self._control.remove_server(address)
             self._note(address, reason)
         if not servers:
             raise SyncFailed(_none("no rollout server has the new weights", failed), failed)
-        delivery = WeightDelivery(weights, version, self._transport(servers), self.config.folder)
+        delivery = self._delivery(weights, version, servers)
         update = WeightUpdate(self._control, servers, known, self._mode(servers), delivery)
         try:
             update.run(probe if self.config.verify else None, self.config.tolerance)
@@ -235,10 +239,48 @@ class Publisher:
             return "calls that mode: keep froze would go on under the old adapter"
         return server.why_no_adapter(rank)
 
+    def _choose_cuda_ipc(
+        self, servers: Iterable[RolloutServer], weights: Mapping[str, torch.Tensor] | AdapterWeights
+    ) -> dict[str, str]:
+        """Sets which servers take these weights from the trainer's GPU; returns those that must, by `sync.via`, and
+        cannot, with the reason."""
+        failed: dict[str, str] = {}
+        if self.config.via not in ("auto", "cuda_ipc"):
+            return failed
+        device = device_of(weights.tensors if isinstance(weights, AdapterWeights) else weights)
+        for server in servers:
+            if server.by_adapter or not server.shared:
+                continue
+            why = "the trainer's weights are on several devices" if device is None else server.why_no_cuda_ipc(device)
+            server.cuda_ipc = why is None
+            if why is not None and self.config.via == "cuda_ipc":
+                failed[server.address] = f"sync.via is cuda_ipc: {why}"
+            elif why is not None and self._not_by_gpu.get(server.address) != why:
+                log.info("%s gets weights by shared memory: %s", server.address, why)
+            self._not_by_gpu[server.address] = why
+        return failed
+
+    def _delivery(
+        self, weights: Mapping[str, torch.Tensor] | AdapterWeights, version: int, servers: Sequence[RolloutServer]
+    ) -> WeightDelivery:
+        """The weights on their way; by shared memory where the GPU has no room for a block of them."""
+        import torch
+
+        try:
+            return WeightDelivery(weights, version, self._transport(servers), self.config.folder)
+        except torch.OutOfMemoryError:
+            if not any(server.cuda_ipc for server in servers):
+                raise
+        log.warning("the GPU has no room for a copy of the weights; version %d goes by shared memory", version)
+        for server in servers:
+            server.cuda_ipc = False
+        return WeightDelivery(weights, version, self._transport(servers), self.config.folder)
+
     def _transport(self, servers: Sequence[RolloutServer]) -> WeightTransport:
         whole = [server for server in servers if not server.by_adapter]
         return WeightTransport(
-            shared=any(server.shared for server in whole),
+            cuda_ipc=any(server.cuda_ipc for server in whole),
+            shared=any(server.shared and not server.cuda_ipc for server in whole),
             files=not all(server.shared for server in whole),
             adapter=len(whole) < len(servers),
             dtype=self._agreed_dtype(whole),

@@ -10,15 +10,19 @@ import json
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from headrace.data.adapter_name import adapter_version
 from headrace.data.errors import shown
+from headrace.trainer.sync import vllm_ipc
 from headrace.trainer.sync.http import ServerFailed, ServerHttp
 from headrace.trainer.sync.weights import DTYPES, WeightDelivery
+
+if TYPE_CHECKING:
+    import torch
 
 #: Seconds for requests that a healthy server answers at once.
 STATUS_TIMEOUT_S = 10.0
@@ -27,17 +31,20 @@ VLLM_INFO_TIMEOUT_S = 60.0
 #: The version of weights that failed verification: not a number, so that no gateway takes it for a version.
 UNVERIFIED = "unverified"
 
-Via = Literal["auto", "shared_memory", "files"]
+Via = Literal["auto", "cuda_ipc", "shared_memory", "files"]
 
 
 @dataclass(frozen=True)
 class ServerInfo:
     """What a server says of its configuration: what it computes in, the largest rank of an adapter that it computes,
-    and whether it loads adapters while it runs."""
+    whether it loads adapters while it runs, which GPU it computes on, as (machine, GPU), and whether it takes weights
+    by vLLM's own CUDA IPC."""
 
     dtype: str | None = None
     max_lora_rank: int | None = None
     loads_adapters: bool = False
+    gpu: tuple[str, str] | None = None
+    vllm_ipc: bool = False
 
 
 class RolloutServer(ABC):
@@ -49,8 +56,10 @@ class RolloutServer(ABC):
     def __init__(self, http: ServerHttp, model: str, root: str | None, info: ServerInfo, *, shared: bool) -> None:
         self.http, self.model, self.root, self.dtype = http, model, root, info.dtype
         self.address = http.address
-        #: Weights come by shared memory, not by files.
+        #: Weights come by memory, not by files: by shared memory, unless by CUDA IPC.
         self.shared = shared
+        self.cuda_ipc = False
+        self.gpu = info.gpu
         #: A LoRA adapter comes by itself; the server has the weights beside which it is trained.
         self.by_adapter = False
         #: The adapter that it samples with, once that is loaded.
@@ -67,6 +76,10 @@ class RolloutServer(ABC):
     @abstractmethod
     def why_no_adapter(self, rank: int) -> str | None:
         """Why it cannot take a LoRA adapter of this rank; None where it can."""
+
+    @abstractmethod
+    def why_no_cuda_ipc(self, device: torch.device) -> str | None:
+        """Why weights that are on `device` cannot come by CUDA IPC; None where it is agreed that they do."""
 
     def unload_others(self) -> None:
         """Unloads the adapters of earlier versions. To be called once no call uses them."""
@@ -102,12 +115,38 @@ class HeadraceEngine(RolloutServer):
     scores_paused = True
 
     def load(self, delivery: WeightDelivery) -> None:
-        if not self.shared:
+        if self.cuda_ipc:
+            on_gpu = delivery.on_gpu
+            assert on_gpu is not None
+            block = {"block": asdict(on_gpu.export()), "manifest": on_gpu.manifest, "checksum": on_gpu.checksum}
+            self.http.post("/load_weights_cuda_ipc", {**block, "version": str(delivery.version)})
+        elif self.shared:
+            asked = {"name": delivery.block.name, "manifest": delivery.manifest, "version": str(delivery.version)}
+            self.http.post("/load_weights_shm", asked)
+        else:
             self._from_files(delivery)
             self._version(delivery)
-            return
-        asked = {"name": delivery.block.name, "manifest": delivery.manifest, "version": str(delivery.version)}
-        self.http.post("/load_weights_shm", asked)
+
+    def why_no_cuda_ipc(self, device: torch.device) -> str | None:
+        from headrace.engine import cuda_ipc
+
+        own = cuda_ipc.gpu_id(device)
+        if own is None:
+            return f"the trainer's weights are on {device.type}, not on a GPU"
+        if self.gpu is None:
+            return f"{self.address} names no GPU that it computes on"
+        if self.gpu[0] != own.host:
+            return f"{self.address} runs on another machine"
+        if self.gpu[1] != own.uuid:
+            return f"{self.address} computes on another GPU ({self.gpu[1]}; the trainer's is {own.uuid})"
+        try:
+            trial = cuda_ipc.trial_block(device)
+            found = self.http.post("/sum_cuda_ipc", {"block": asdict(trial.export())}, STATUS_TIMEOUT_S)
+        except (ServerFailed, RuntimeError) as error:  # RuntimeError: CUDA's own
+            return f"{self.address} cannot read the trainer's GPU memory: {error}"
+        if not isinstance(found, dict) or found.get("checksum") != trial.checksum:
+            return f"{self.address} read something else in the trainer's GPU memory: {shown(found)}"
+        return None
 
     def why_no_adapter(self, rank: int) -> str | None:
         return f"{self.address} is Headrace's engine, which computes without adapters"
@@ -123,10 +162,17 @@ class Vllm(RolloutServer):
     scores_paused = False
 
     def __init__(
-        self, http: ServerHttp, model: str, root: str | None, info: ServerInfo, adapters: Sequence[str] = ()
+        self,
+        http: ServerHttp,
+        model: str,
+        root: str | None,
+        info: ServerInfo,
+        adapters: Sequence[str] = (),
+        *,
+        shared: bool = False,
     ) -> None:
-        """`adapters` are those of ours that it has loaded already."""
-        super().__init__(http, model, root, info, shared=False)
+        """`adapters` are those of ours that it has loaded already. `shared` is by CUDA IPC alone."""
+        super().__init__(http, model, root, info, shared=shared)
         self._info, self._adapters = info, adapters
 
     def why_no_adapter(self, rank: int) -> str | None:
@@ -135,6 +181,22 @@ class Vllm(RolloutServer):
             return f"{self.address} takes no adapters; start vLLM with {flags}"
         if rank > self._info.max_lora_rank:
             return f"{self.address} has --max-lora-rank {self._info.max_lora_rank}, and the adapter's rank is {rank}"
+        return None
+
+    def why_no_cuda_ipc(self, device: torch.device) -> str | None:
+        if not self._info.vllm_ipc:
+            return f"{self.address} is vLLM without it; start it with {vllm_ipc.FLAGS}"
+        if device.type != "cuda":
+            return f"the trainer's weights are on {device.type}, not on a GPU"
+        if not _is_here(self.address):
+            return f"{self.address} runs on another machine"
+        try:
+            size = self.http.get("/get_world_size", STATUS_TIMEOUT_S)
+            if size != {"world_size": 1}:
+                return f"{self.address} computes on several GPUs: {shown(size)}"
+            self.http.post("/init_weight_transfer_engine", vllm_ipc.INIT, STATUS_TIMEOUT_S)
+        except ServerFailed as error:
+            return str(error)
         return None
 
     def load(self, delivery: WeightDelivery) -> None:
@@ -146,7 +208,11 @@ class Vllm(RolloutServer):
             self.adapter = delivery.adapter_name
             self._version(delivery)
             return
-        self._from_files(delivery)
+        if self.cuda_ipc:
+            assert delivery.on_gpu is not None
+            vllm_ipc.send(self.http, delivery.on_gpu)
+        else:
+            self._from_files(delivery)
         # What was frozen is computed anew: its tokens stay, its keys and values were the old weights'.
         found = self.http.post("/reset_prefix_cache?reset_running_requests=true")
         if not isinstance(found, dict) or found.get("success") is not True:
@@ -193,11 +259,11 @@ def identify(http: ServerHttp, via: Via) -> RolloutServer:
     info = _info(http)
     if isinstance(version, str) and "+headrace" in version:
         return HeadraceEngine(
-            http, model, root, info, shared=via == "shared_memory" or (via == "auto" and _is_here(http.address))
+            http, model, root, info, shared=via not in ("auto", "files") or (via == "auto" and _is_here(http.address))
         )
     if via == "shared_memory":
-        raise ServerFailed(f"{http.address} is vLLM, which takes weights from files only; set sync.via to auto")
-    return Vllm(http, model, root, info, adapters)
+        raise ServerFailed(f"{http.address} is vLLM, which takes weights from files; set sync.via to auto")
+    return Vllm(http, model, root, info, adapters, shared=via == "cuda_ipc")
 
 
 def _info(http: ServerHttp) -> ServerInfo:
@@ -207,10 +273,16 @@ def _info(http: ServerHttp) -> ServerInfo:
         config = found["vllm_config"]
         dtype = str(config["model_config"]["dtype"]).removeprefix("torch.")
         rank = (config.get("lora_config") or {}).get("max_lora_rank")
-        loads = bool((found.get("vllm_env") or {}).get("VLLM_ALLOW_RUNTIME_LORA_UPDATING"))
+        variables = found.get("vllm_env") or {}
+        loads = bool(variables.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING"))
+        transfer = (config.get("weight_transfer_config") or {}).get("backend")
+        by_ipc = transfer == "ipc" and bool(variables.get("VLLM_ALLOW_INSECURE_SERIALIZATION"))
+        gpu = found.get("gpu")
+        where = (str(gpu["host"]), str(gpu["uuid"])) if gpu else None
     except (ServerFailed, AttributeError, KeyError, TypeError):
         return ServerInfo()
-    return ServerInfo(dtype if dtype in DTYPES else None, rank if isinstance(rank, int) else None, loads)
+    known = dtype if dtype in DTYPES else None
+    return ServerInfo(known, rank if isinstance(rank, int) else None, loads, where, by_ipc)
 
 
 def ties(folder: Path) -> bool | None:

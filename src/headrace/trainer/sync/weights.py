@@ -15,7 +15,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +112,8 @@ def tolerance(probe: Probe, *dtypes: str | None) -> Gap:
 if TYPE_CHECKING:
     import torch
 
+    from headrace.engine.cuda_ipc import GpuBlock
+
 
 @dataclass(frozen=True)
 class AdapterWeights:
@@ -139,10 +141,11 @@ DTYPES = ("bfloat16", "float16", "float32")
 
 @dataclass(frozen=True)
 class WeightTransport:
-    """How one version travels, to all servers together: as a block of shared memory, as files, as an adapter's files;
-    in which dtype (None: as it is), and with `lm_head.weight` named where it is tied to the embeddings (not needed
-    where every server ties them too)."""
+    """How one version travels, to all servers together: as a block of GPU memory, as one of shared memory, as files,
+    as an adapter's files; in which dtype (None: as it is), and with `lm_head.weight` named where it is tied to the
+    embeddings (not needed where every server ties them too)."""
 
+    cuda_ipc: bool = False
     shared: bool = False
     files: bool = False
     adapter: bool = False
@@ -163,6 +166,7 @@ class WeightDelivery:
         self.version = version
         self.block: Any = None
         self.manifest: list[dict[str, Any]] = []
+        self.on_gpu: GpuBlock | None = None
         self.folder: Path | None = None
         #: The folder of an adapter has its name on the servers.
         self.adapter: Path | None = None
@@ -171,10 +175,13 @@ class WeightDelivery:
                 self.dtype = dtype_of(weights.tensors)
                 if transport.adapter:
                     self._write_adapter(weights, folder)
-                weights = weights.merged() if transport.shared or transport.files else {}
+                whole = transport.cuda_ipc or transport.shared or transport.files
+                weights = weights.merged() if whole else {}
             else:
                 self.dtype = dtype_of(weights)
-            named = _named(weights, transport)
+            if transport.cuda_ipc:
+                self._pack(_named(weights, replace(transport, dtype=None)), transport.dtype)
+            named = _named(weights, transport) if transport.shared or transport.files else {}
             if named:
                 self.dtype = dtype_of(named)
             if transport.shared:
@@ -190,7 +197,8 @@ class WeightDelivery:
         return None if self.adapter is None else self.adapter.name
 
     def close(self) -> None:
-        """Frees the shared memory, and deletes the folders of earlier versions."""
+        """Frees the memory, and deletes the folders of earlier versions."""
+        self.on_gpu = None
         if self.block is not None:
             self.block.close()
             self.block.unlink()
@@ -200,10 +208,20 @@ class WeightDelivery:
             if WEIGHT_FOLDER.fullmatch(other.name) and other not in mine:
                 shutil.rmtree(other, ignore_errors=True)
 
-    def _share(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        from headrace.engine.weights import share, shared_size
+    def _pack(self, tensors: Mapping[str, torch.Tensor], dtype: str | None) -> None:
+        import torch
 
-        size = shared_size(tensors)
+        from headrace.engine.cuda_ipc import GpuBlock
+
+        device = device_of(tensors)
+        assert device is not None
+        self.on_gpu = GpuBlock(tensors, None if dtype is None else getattr(torch, dtype), device)
+        self.dtype = _coarsest({entry["dtype"] for entry in self.on_gpu.manifest})
+
+    def _share(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        from headrace.engine.weights import layout, share
+
+        size = layout(tensors)[1]
         if SHARED_MEMORY.is_dir():  # writing past its end would not be an error but the end of this process
             disk = os.statvfs(SHARED_MEMORY)
             if size > disk.f_bavail * disk.f_frsize:
@@ -275,10 +293,19 @@ def _save(tensors: dict[str, torch.Tensor], file: Path) -> None:
     save_file(tensors, file, {"format": "pt"})
 
 
+def device_of(weights: Mapping[str, torch.Tensor]) -> torch.device | None:
+    """The device of the weights; None where they are on several, or there are none."""
+    found = {tensor.device for tensor in weights.values()}
+    return found.pop() if len(found) == 1 else None
+
+
 def dtype_of(weights: Mapping[str, torch.Tensor]) -> str:
     """The dtype of the weights; the coarsest where there are several. Raises `InvalidInput` for any other than
     floating-point ones of 16 or 32 bits."""
-    names = {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()}
+    return _coarsest({str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()})
+
+
+def _coarsest(names: set[str]) -> str:
     for name in DTYPES:
         if name in names and names <= set(DTYPES):
             return name
