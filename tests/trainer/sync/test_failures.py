@@ -287,7 +287,7 @@ def test_vllm_cannot_be_given_shared_memory(liar: Between, trained: Trained) -> 
     liar.answers = {"/version": (200, {"version": "0.32.0"})}
     with (
         publisher(servers=[liar.address], via="shared_memory") as found,
-        pytest.raises(SyncFailed, match=r"from files only; set sync\.via to auto"),
+        pytest.raises(SyncFailed, match=r"takes weights from files; set sync\.via to auto"),
     ):
         found.publish(trained.weights, 1, trained.probe)
 
