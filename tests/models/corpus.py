@@ -1,9 +1,9 @@
 """The families that the tests hold: for each a folder with a tokenizer and its chat template.
 
-`FAMILIES` says of each where its vocabulary and its template come from, by pinned versions of public packages; nothing of
-them is in this repository but the templates in `templates/`, for models whose vendors publish none. A vocabulary marked
-`borrowed` is another model's: the template and its special tokens are real, the other tokens are not. Folders are made
-once, under `~/.cache/headrace/tokenizers`, and named by what they are made of.
+`FAMILIES` says of each where its vocabulary and its template come from, by pinned versions of public packages; nothing
+of them is in this repository but the templates in `templates/`, written here for models that are published without one.
+A vocabulary marked `borrowed` is another model's: the template and its special tokens are real, the other tokens are
+not. Folders are made once, under `~/.cache/headrace/tokenizers`, and named by what they are made of.
 """
 
 from __future__ import annotations
@@ -84,14 +84,15 @@ _KIMI = _words(
 )
 _GLM = _words("[gMASK] <sop> <|system|> <|user|> <|assistant|> <|observation|> <|endoftext|>")
 _GLM_TAGS = _words(
-    "<think> </think> <tool_call> </tool_call> <tool_response> </tool_response> <arg_key> </arg_key> <arg_value> </arg_value>"
+    "<think> </think> <tool_call> </tool_call> <tool_response> </tool_response>"
+    " <arg_key> </arg_key> <arg_value> </arg_value>"
 )
 _GRANITE = _words("<|start_of_role|> <|end_of_role|> <|end_of_text|>")
 _GEMMA4 = _words("<|turn> <turn|> <|channel> <channel|> <|think|> <|tool> <tool|> <|tool_call> <tool_call|>")
 _GEMMA4 += _words('<|tool_response> <tool_response|> <|"|> <|image|> <|audio|> <|video|>')
 _DEEPSEEK_DISTILL = _words(
-    "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜User｜> <｜Assistant｜> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜>"
-    " <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁outputs▁begin｜> <｜tool▁outputs▁end｜> <｜tool▁output▁begin｜>"
+    "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜User｜> <｜Assistant｜>"
+    " <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁outputs▁begin｜> <｜tool▁outputs▁end｜> <｜tool▁output▁begin｜>"
     " <｜tool▁output▁end｜> <｜tool▁sep｜>"
 )
 
