@@ -39,6 +39,16 @@ class Grammar(msgspec.Struct, frozen=True):
         return thought + made + ((HERMES_END,) if self.calls == "hermes" else ())
 
 
+class CallDelta(msgspec.Struct, frozen=True):
+    """What is new of one tool call. `id` and `name` come once, in the call's first delta; `arguments` is JSON text to
+    append."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
 class AnswerDelta(msgspec.Struct, frozen=True):
     """What is new of an answer: text to append, calls to add."""
 
