@@ -30,7 +30,6 @@ from headrace.gateway.served_model import ServedModel
 from headrace.gateway.sessions import Session
 from headrace.gateway.turn import Turn, completion_tokens, digest_of, prompt_tokens
 from headrace.net.connection import delivered
-from headrace.tokens import AnswerDelta
 
 log = logging.getLogger("headrace.gateway")
 
@@ -269,9 +268,7 @@ class Call:
         await writer.event(events.opening())
         for turn in turns:
             for choice in turn.choices:
-                message = choice.message(single_tool_call=turn.request.single_tool_call)
-                delta = AnswerDelta(message.content, message.reasoning or "", message.tool_calls)
-                await writer.event(events.delta(turn, choice, delta, replay.whole_piece(choice)))
+                await writer.event(events.delta(turn, choice, choice.whole(), replay.whole_piece(choice)))
         await writer.last(events.closing())
 
     def _vendor_path(self) -> str:

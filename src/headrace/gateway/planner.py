@@ -230,7 +230,11 @@ class Planner:
     def choices(self, request: CallRequest, plan: PromptPlan, call_id: str) -> list[Choice]:
         """Choices for the answers to a prompt, of which nothing is sampled yet."""
         thought = self.renderer.vocabulary.id_of(THINK_CLOSE) if self.renderer.grammar.reasoning else None
-        return [Choice(index, self._reader(request, plan, call_id, index), thought) for index in range(request.n)]
+        single = request.single_tool_call
+        return [
+            Choice(index, self._reader(request, plan, call_id, index), thought, single_tool_call=single)
+            for index in range(request.n)
+        ]
 
     def _reader(self, request: CallRequest, plan: PromptPlan, call_id: str, index: int) -> AnswerStream:
         if request.conversation is None:

@@ -34,7 +34,7 @@ from headrace.tokens.history import (
 )
 from headrace.tokens.images import Image, PlacedImage
 from headrace.tokens.messages import Message, ToolCall, Unrenderable, read_message, read_messages
-from headrace.tokens.parse import AnswerDelta, Grammar, Parsed
+from headrace.tokens.parse import AnswerDelta, CallDelta, Grammar, Parsed
 from headrace.tokens.renderer import AnswerStream, Renderer
 from headrace.tokens.vocabulary import Detokenizer, Vocabulary, do_without_torch, load_vocabulary, text_of
 
@@ -64,6 +64,7 @@ __all__ = [
     "HistoryMode",
     "Parsed",
     "AnswerDelta",
+    "CallDelta",
     "Grammar",
     "AnswerStream",
     "Detokenizer",

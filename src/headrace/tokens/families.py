@@ -17,7 +17,7 @@ from typing import Any
 from headrace.data.errors import InvalidInput
 from headrace.files import cache_folder
 from headrace.tokens.messages import Message, ToolCall, Unrenderable, read_arguments, to_dict
-from headrace.tokens.parse import AnswerDelta, Grammar, NewId, Parsed, StopCut, is_portable_json
+from headrace.tokens.parse import AnswerDelta, CallDelta, Grammar, NewId, Parsed, StopCut, is_portable_json
 from headrace.tokens.renderer import (
     PROMPT_TAIL_TOKENS,
     AnswerStream,
@@ -197,7 +197,8 @@ class LibraryStream:
         self._parsed = Parsed(
             content, found.reasoning_content, tuple(made), tuple(malformed), "reasoning" if open_end else ""
         )
-        return AnswerDelta(content, found.reasoning_content or "", tuple(made))
+        calls = tuple(CallDelta(i, call.id, call.name, call.arguments_text) for i, call in enumerate(made))
+        return AnswerDelta(content, found.reasoning_content or "", calls)
 
     @property
     def parsed(self) -> Parsed:

@@ -50,11 +50,11 @@ class CallDelta(msgspec.Struct, frozen=True):
 
 
 class AnswerDelta(msgspec.Struct, frozen=True):
-    """What is new of an answer: text to append, calls to add."""
+    """What is new of an answer: text to append, and what is new of its calls."""
 
     content: str = ""
     reasoning: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: tuple[CallDelta, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.tool_calls)
@@ -130,9 +130,10 @@ class AnswerParser:
     def _delta(self) -> AnswerDelta:
         content, reasoning, made = self._sent
         self._sent = (len(self._content), len(self._reasoning), len(self._made))
-        return AnswerDelta(
-            "".join(self._content[content:]), "".join(self._reasoning[reasoning:]), tuple(self._made[made:])
+        new = tuple(
+            CallDelta(made + i, call.id, call.name, call.arguments_text) for i, call in enumerate(self._made[made:])
         )
+        return AnswerDelta("".join(self._content[content:]), "".join(self._reasoning[reasoning:]), new)
 
     def _advance(self, *, last: bool) -> bool:
         """One step of the state machine; False where it needs more text, or at the `last` is done."""
