@@ -21,8 +21,9 @@ from headrace.data.errors import InvalidInput
 from headrace.data.step import IntArray, check_depth
 from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import RETRY_AFTER_S, Refusal
-from headrace.gateway.request import BadField, CallRequest, References, SamplingRules, forced_tool_call, tools_bytes
+from headrace.gateway.request import BadField, CallRequest, References, SamplingRules, tools_bytes
 from headrace.gateway.sessions import Session, Sessions
+from headrace.gateway.tool_choice import forced_tool_call
 from headrace.gateway.turn import Choice, TextAnswerStream, Turn, tool_call_ids
 from headrace.gateway.upstream.types import UpstreamRequest
 from headrace.pool.errors import PoolUnreachable
