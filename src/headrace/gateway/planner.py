@@ -40,7 +40,6 @@ from headrace.tokens import (
 )
 from headrace.tokens.images import check_pixels
 from headrace.tokens.messages import images_of
-from headrace.tokens.parse import THINK_CLOSE
 from headrace.tokens.renderer import PROMPT_TAIL_TOKENS
 
 log = logging.getLogger("headrace.gateway")
@@ -230,7 +229,8 @@ class Planner:
 
     def choices(self, request: CallRequest, plan: PromptPlan, call_id: str) -> list[Choice]:
         """Choices for the answers to a prompt, of which nothing is sampled yet."""
-        thought = self.renderer.vocabulary.id_of(THINK_CLOSE) if self.renderer.grammar.reasoning else None
+        reasoning = self.renderer.grammar.reasoning
+        thought = self.renderer.vocabulary.id_of(reasoning.close.strip()) if reasoning is not None else None
         single = request.single_tool_call
         return [
             Choice(index, self._reader(request, plan, call_id, index), thought, single_tool_call=single)
@@ -242,9 +242,8 @@ class Planner:
             return TextAnswerStream(self.renderer.vocabulary, request.cut)
         renderer = self.renderer.with_options(request.conversation.options)
         tail = plan.ids[-PROMPT_TAIL_TOKENS:].tolist()
-        return renderer.stream(
-            tail, tools=request.allow_tool_calls, new_id=tool_call_ids(call_id, index), stop=request.cut
-        )
+        tools = request.conversation.tools if request.allow_tool_calls else ()
+        return renderer.stream(tail, tools=tools, new_id=tool_call_ids(call_id, index), stop=request.cut)
 
     async def conversation(
         self,
