@@ -23,6 +23,10 @@ class Reasoning(msgspec.Struct, frozen=True, omit_defaults=True):
     close: str = "</think>"
 
 
+#: How most families write reasoning.
+THINK = Reasoning()
+
+
 class JsonObject(msgspec.Struct, frozen=True, tag="json", omit_defaults=True):
     """`{"name": N, "arguments": {...}}`, under these keys, in any order, others beside them."""
 
@@ -95,8 +99,8 @@ Body = JsonObject | NamedArguments | Parameters | PythonCall | KeyValues | Chann
 class CallForm(msgspec.Struct, frozen=True, omit_defaults=True):
     """How tool calls are written: `begin (open BODY close) between (open BODY close) ... end`.
 
-    Without `begin` and `open` a call is bare: it can only be the whole of an answer's content. `lead` may then stand
-    before it.
+    Without words in `begin` and `open` a call is bare: it can only be the whole of an answer's content. `lead` may then
+    stand before it.
     """
 
     body: Body
@@ -110,12 +114,12 @@ class CallForm(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def bare(self) -> bool:
         """Whether no text tells that calls begin."""
-        return not isinstance(self.body, Channels) and not (self.begin + self.open).strip()
+        return not isinstance(self.body, Channels) and not any(char.isalpha() for char in self.opener)
 
     @property
     def opener(self) -> str:
-        """The text by which calls are known to begin, white space around it left out; "" for a bare form."""
-        return self.begin.strip() or self.open.strip()
+        """The text by which calls are known to begin, up to its first white space."""
+        return next(iter((self.begin + " " + self.open).split()), "")
 
     @property
     def literals(self) -> tuple[str, ...]:
