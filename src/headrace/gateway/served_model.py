@@ -81,6 +81,8 @@ def _load_in_thread(path: str, family: str) -> asyncio.Future[Renderer]:
     return loaded
 
 
+#: The name of the renderer that reads calls by the grammar alone; the others have a library's parser beside it.
+TEMPLATE = "template"
 #: What is waited for before a model takes calls, as `/ready` says it.
 WAITING_FOR_SERVER = "waiting for a rollout server"
 LOADING_TOKENIZER = "tokenizer still loading"
@@ -254,10 +256,10 @@ class ServedModel:
     @property
     def warning(self) -> str | None:
         """What an agent misses although calls are taken: its tools, where this model's calls are not read."""
-        unread = self._loaded.grammar.unread if self._loaded is not None else ""
-        if not unread:
+        renderer = self._loaded
+        if renderer is None or renderer.name != TEMPLATE or not renderer.grammar.unread:
             return None
-        return self._own(f"tool calls in answers are not read, and come back as text: {unread}")
+        return self._own(f"tool calls in answers are not read, and come back as text: {renderer.grammar.unread}")
 
     def tools_offered(self) -> str | None:
         """The warning for a call that offers tools; the first one is in the log too."""

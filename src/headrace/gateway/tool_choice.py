@@ -42,9 +42,10 @@ def forced_tool_call(grammar: Grammar, tools: Sequence[Mapping[str, Any]], names
     the model's calls are not known, or hold what no tag can describe."""
     form = grammar.calls
     if form is None:
-        why = f" ({grammar.unread})" if grammar.unread else ""
+        why = f": {grammar.unread}" if grammar.unread else ""
         raise BadField(
-            f"tool_choice: this model's tool calls cannot be enforced, nor read{why}; use none", "tool_choice"
+            f"tool_choice: how this model writes tool calls is not known, so none can be enforced{why}; use auto or none",
+            "tool_choice",
         )
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in names]
     calls = [_call(form, each["name"], each.get("parameters") or {"type": "object"}) for each in functions]
