@@ -81,6 +81,8 @@ def _load_in_thread(path: str, family: str) -> asyncio.Future[Renderer]:
     return loaded
 
 
+#: The name of the renderer that reads calls by the grammar alone; the others have a library's parser beside it.
+TEMPLATE = "template"
 #: What is waited for before a model takes calls, as `/ready` says it.
 WAITING_FOR_SERVER = "waiting for a rollout server"
 LOADING_TOKENIZER = "tokenizer still loading"
@@ -145,6 +147,7 @@ class ServedModel:
         self._loaded: Renderer | None = None
         self._stage = LOADING_TOKENIZER if settings.tokenizer_path is not None else WAITING_FOR_SERVER
         self._tokenizer = settings.tokenizer_path or ""  # where it lies, and who said so
+        self._tools_warned = False
         #: Why it will never take calls.
         self.failure: Exception | None = None
 
@@ -181,6 +184,8 @@ class ServedModel:
             *(planner, self.upstream, shared.sessions, shared.recorder, shared.counters, shared.redaction),
             trained=self.trained,
         )
+        if self.warning is not None:
+            log.warning("%s", self.warning)
 
     async def _renderer(self) -> Renderer:
         """Loads its tokenizer and template, from the folder that was given or that its server tells."""
@@ -247,6 +252,22 @@ class ServedModel:
         if why is not None or self._calls is None:
             raise not_ready(why or f"Gateway not ready ({self._stage})")
         return self._calls
+
+    @property
+    def warning(self) -> str | None:
+        """What an agent misses although calls are taken: its tools, where this model's calls are not read."""
+        renderer = self._loaded
+        if renderer is None or renderer.name != TEMPLATE or not renderer.grammar.unread:
+            return None
+        return self._own(f"tool calls in answers are not read, and come back as text: {renderer.grammar.unread}")
+
+    def tools_offered(self) -> str | None:
+        """The warning for a call that offers tools; the first one is in the log too."""
+        warning = self.warning
+        if warning is not None and not self._tools_warned:
+            self._tools_warned = True
+            log.warning("an agent offers tools, but %s", warning)
+        return warning
 
     @property
     def renderer(self) -> Renderer:

@@ -7,7 +7,6 @@ template, it is one message of the user's, as text; nothing is left out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from headrace.data.sequence import Sequence as TokenSequence
 from headrace.data.trajectory import Trajectory
 from headrace.rewards.sample import RewardFailure, Sample
 from headrace.tokens import Message, Renderer, text_of
+from headrace.tokens.renderer import marker_ids
 from headrace.tokens.split import PromptSplitter
 
 
@@ -29,8 +29,7 @@ class SampleReader:
         self._vocabulary = renderer.vocabulary
         self._splitter = PromptSplitter(renderer)
         self._ground_truth = ground_truth
-        marks = (self._vocabulary.id_of(mark) for mark in renderer.grammar.markers)
-        self._kept = frozenset(mark for mark in marks if mark is not None)
+        self._kept = marker_ids(self._vocabulary, renderer.grammar)
 
     def outcome(self, trajectory: Trajectory) -> Sample | None:
         """A whole trajectory: its last path from beginning to end. None where nothing of it may be trained on."""
@@ -165,10 +164,7 @@ def _openai(message: Message) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments),
-                },
+                "function": {"name": call.name, "arguments": call.arguments_text},
             }
             for call in message.tool_calls
         ]

@@ -16,8 +16,10 @@ from typing import Any
 
 from headrace.data.errors import InvalidInput
 from headrace.files import cache_folder
+from headrace.tokens.forms import Grammar
+from headrace.tokens.grammars import learned
 from headrace.tokens.messages import Message, ToolCall, Unrenderable, read_arguments, to_dict
-from headrace.tokens.parse import AnswerDelta, Grammar, NewId, Parsed, StopCut, is_portable_json
+from headrace.tokens.parse import AnswerDelta, CallDelta, NewId, Parsed, StopCut, is_portable_json
 from headrace.tokens.renderer import (
     PROMPT_TAIL_TOKENS,
     AnswerStream,
@@ -27,12 +29,10 @@ from headrace.tokens.renderer import (
     Tools,
     default_call_id,
 )
-from headrace.tokens.template import TemplateRenderer, proofs
+from headrace.tokens.template import PINNED_OPTIONS, TemplateRenderer, proofs
 from headrace.tokens.vision import PROCESSOR_CONFIG, Vision
 from headrace.tokens.vocabulary import Vocabulary, load_vocabulary
 
-#: The families whose answers are parsed as they stream. The others are parsed by the library, at their end.
-GRAMMARS = {"qwen3": Grammar(True, "hermes"), "llama-3": Grammar(False, "llama")}
 #: The placeholder token of the families that write images as one kind of it.
 IMAGE_PLACEHOLDERS = {family: "<|image_pad|>" for family in ("qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8")}
 #: The template option under which a number is written before each image.
@@ -70,6 +70,7 @@ class FamilyRenderer(GrammarParsing):
         options: Mapping[str, Any] | None = None,
         *,
         looks_back: int | None = None,
+        grammar: Grammar | None = None,
     ) -> None:
         self.name = family
         self.vocabulary = vocabulary
@@ -77,7 +78,7 @@ class FamilyRenderer(GrammarParsing):
         self.looks_back = looks_back
         self._library = _create(family, vocabulary, self.options)
         self.stop_ids = frozenset(int(i) for i in self._library.get_stop_token_ids())
-        self.grammar = GRAMMARS.get(family, Grammar())
+        self.grammar = grammar or _grammar(vocabulary)
         self.vision = _vision(family, vocabulary)
         self._variants: RendererVariants[FamilyRenderer] = RendererVariants()
 
@@ -89,7 +90,10 @@ class FamilyRenderer(GrammarParsing):
         if not options:
             return self
         return self._variants.get(
-            options, lambda: FamilyRenderer(self.name, self.vocabulary, options, looks_back=self.looks_back)
+            options,
+            lambda: FamilyRenderer(
+                self.name, self.vocabulary, options, looks_back=self.looks_back, grammar=self.grammar
+            ),
         )
 
     def has_option(self, name: str) -> bool:
@@ -144,12 +148,12 @@ class FamilyRenderer(GrammarParsing):
         return [int(i) for i in ids[kept:]]
 
     def stream(
-        self, prompt: Sequence[int], *, tools: bool, new_id: NewId | None = None, stop: Sequence[str] = ()
+        self, prompt: Sequence[int], *, tools: bool | Tools, new_id: NewId | None = None, stop: Sequence[str] = ()
     ) -> AnswerStream:
-        if self.name in GRAMMARS:
+        if self.grammar.calls is not None:
             return super().stream(prompt, tools=tools, new_id=new_id, stop=stop)
         return LibraryStream(
-            self._library, self.vocabulary, prompt, tools=tools, new_id=new_id or default_call_id, stop=stop
+            self._library, self.vocabulary, prompt, tools=bool(tools), new_id=new_id or default_call_id, stop=stop
         )
 
 
@@ -197,7 +201,8 @@ class LibraryStream:
         self._parsed = Parsed(
             content, found.reasoning_content, tuple(made), tuple(malformed), "reasoning" if open_end else ""
         )
-        return AnswerDelta(content, found.reasoning_content or "", tuple(made))
+        calls = (CallDelta(n, call.id, call.name, call.arguments_text) for n, call in enumerate(made))
+        return AnswerDelta(content, found.reasoning_content or "", tuple(calls))
 
     @property
     def parsed(self) -> Parsed:
@@ -210,6 +215,11 @@ def families() -> list[str]:
 
     base._populate_registry()
     return [name for name in base.RENDERER_REGISTRY if name != "default"]
+
+
+def _grammar(vocabulary: Vocabulary) -> Grammar:
+    template = vocabulary.hf.chat_template
+    return learned(vocabulary, template if isinstance(template, str) else "", PINNED_OPTIONS).grammar
 
 
 def _vision(family: str, vocabulary: Vocabulary) -> Vision | str:
@@ -261,12 +271,13 @@ def proven_family(template: TemplateRenderer) -> FamilyRenderer | None:
         if family in REQUIRED_TOKENS and template.vocabulary.id_of(REQUIRED_TOKENS[family]) is None:
             continue
         try:
-            renderer = FamilyRenderer(family, template.vocabulary)
+            renderer = FamilyRenderer(family, template.vocabulary, grammar=template.grammar)
         except Exception as error:  # each family says in its own way that its tokens are not in this vocabulary
             certain = certain and not isinstance(error, OSError | ImportError | MemoryError)
             continue
         if _same_ids(renderer, template):
-            return FamilyRenderer(family, template.vocabulary, looks_back=_safe_tail(renderer))
+            tail = _safe_tail(renderer)
+            return FamilyRenderer(family, template.vocabulary, looks_back=tail, grammar=template.grammar)
     if certain:
         with suppress(OSError):
             disproven.parent.mkdir(parents=True, exist_ok=True)
@@ -317,7 +328,9 @@ def _same_ids(renderer: FamilyRenderer, template: TemplateRenderer) -> bool:
 
 def _safe_tail(renderer: FamilyRenderer) -> int | None:
     """How few of a prompt's ids suffice to bridge; None where fewer than all made a difference."""
-    short = FamilyRenderer(renderer.name, renderer.vocabulary, looks_back=PROMPT_TAIL_TOKENS)
+    short = FamilyRenderer(
+        renderer.name, renderer.vocabulary, looks_back=PROMPT_TAIL_TOKENS, grammar=renderer.grammar
+    )
     for messages, tools in proofs():
         try:
             prompt = renderer.render(

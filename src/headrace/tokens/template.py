@@ -18,8 +18,9 @@ from typing import Any
 
 import msgspec
 
+from headrace.tokens.forms import Grammar
+from headrace.tokens.grammars import compiled, learned
 from headrace.tokens.messages import Message, ToolCall, Unrenderable, to_dict
-from headrace.tokens.parse import THINK_CLOSE, Grammar
 from headrace.tokens.renderer import PROMPT_TAIL_TOKENS, GrammarParsing, RendererVariants, Tools, reasoning_is_open
 from headrace.tokens.vocabulary import Vocabulary
 
@@ -70,7 +71,7 @@ class TemplateRenderer(GrammarParsing):
         self.looks_back = PROMPT_TAIL_TOKENS
         self.vocabulary = vocabulary
         self.options = {**PINNED_OPTIONS, **(options or {})}
-        self.grammar = grammar or grammar_of(template, vocabulary)
+        self.grammar = grammar or learned(vocabulary, template, self.options).grammar
         self._alone: dict[tuple[Any, ...], str] = {}
         self._compiled = compiled(template)
         self._special = dict(vocabulary.hf.special_tokens_map)
@@ -139,8 +140,9 @@ class TemplateRenderer(GrammarParsing):
             return ids[1:]
         if not self.stop_ids.isdisjoint(response):
             return None  # it went on after its end: where the turn closed cannot be said
-        if self.grammar.reasoning and reasoning_is_open(self.vocabulary, prompt, response):
-            return self.vocabulary.encode(THINK_CLOSE) + ids
+        thought = self.grammar.reasoning
+        if thought is not None and reasoning_is_open(self.vocabulary, prompt, response, thought):
+            return self.vocabulary.encode(thought.close) + ids
         return ids
 
     def tail(self, calls: Sequence[ToolCall], new: Sequence[Message]) -> TemplateTail | None:
@@ -177,16 +179,6 @@ class TemplateRenderer(GrammarParsing):
         )
 
 
-def compiled(template: str) -> Any:
-    """The template as transformers compiles it, to call it without what it does around; None where that has moved."""
-    try:
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-
-        return _compile_jinja_template(template)
-    except ImportError:
-        return None
-
-
 def kind_of(calls: Sequence[ToolCall], new: Sequence[Message]) -> str:
     """The kind of a turn: what came after what."""
     roles: list[str] = []
@@ -217,18 +209,6 @@ def short_id(call_id: str) -> str:
         return call_id
     digest = hashlib.blake2b(call_id.encode(errors="surrogatepass"), digest_size=9).digest()
     return "".join(ALPHANUMERIC[byte % len(ALPHANUMERIC)] for byte in digest)
-
-
-def grammar_of(template: str, vocabulary: Vocabulary) -> Grammar:
-    """How a template's family writes calls and reasoning, by the marks in it."""
-    reasoning = THINK_CLOSE in template or vocabulary.id_of(THINK_CLOSE) is not None
-    if "[TOOL_CALLS]" in template:
-        return Grammar(reasoning, "mistral")
-    if "<tool_call>" in template and "<function=" not in template:
-        return Grammar(reasoning, "hermes")
-    if "<|start_header_id|>" in template and '"parameters": ' in template:
-        return Grammar(reasoning, "llama")
-    return Grammar(reasoning, "none")
 
 
 # The probe.

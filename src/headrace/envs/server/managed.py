@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
-import orjson
 
 from headrace.data.errors import InvalidInput
 from headrace.envs.server.config import APIServerConfig
@@ -42,8 +41,7 @@ from headrace.tokens import (
     text_of,
 )
 from headrace.tokens.messages import to_dict
-from headrace.tokens.parse import CALL_OPENERS
-from headrace.tokens.renderer import PROMPT_TAIL_TOKENS
+from headrace.tokens.renderer import PROMPT_TAIL_TOKENS, Tools, marker_ids
 
 
 class TokenServer(Protocol):
@@ -129,10 +127,12 @@ class ManagedServer(ManagedSession):
         prompt, *answers = await self._sample(ids, written, given)
         choices, sampled = [], []
         for at, (ids, log_probs, reason) in enumerate(zip(*answers, strict=True)):
-            message, text = self._parsed(vocabulary, plan, ids, tools=bool(tools) and tool_choice != "none")
+            offered = request.tools if tool_choice != "none" else ()
+            message, text = self._parsed(vocabulary, plan, ids, offered)
             sampled.append(self._answer(ids, log_probs, reason, special=bool(tools) and self._parses_tools))
             self._remember(request, message, plan, ids)
-            ended = "tool_calls" if message.tool_calls and reason == "stop" else reason
+            whole = any(call.whole for call in message.tool_calls)
+            ended = "tool_calls" if whole and reason == "stop" else reason
             choices.append(ChatChoice(index=at, message=_shown_message(message, text), finish_reason=ended))
         self.recorded.add(prompt, sampled, written)
         return ChatCompletion(model=self.server.config.model_name, choices=choices)
@@ -246,14 +246,14 @@ class ManagedServer(ManagedSession):
 
     # Answers.
 
-    def _parsed(self, vocabulary: Vocabulary, plan: PromptPlan, ids: list[int], *, tools: bool) -> tuple[Message, str]:
+    def _parsed(self, vocabulary: Vocabulary, plan: PromptPlan, ids: list[int], tools: Tools) -> tuple[Message, str]:
         """An answer's message and text as the environment gets them: with its reasoning, without its tool calls."""
         renderer = self._tokenizing.renderer(vocabulary)
-        marks = frozenset(i for mark in renderer.grammar.markers if (i := vocabulary.id_of(mark)) is not None)
+        marks = marker_ids(vocabulary, renderer.grammar)
         text = text_of(vocabulary, [i for i in ids if i not in renderer.stop_ids], keep=marks)
-        calls = renderer.parse(plan.ids[-PROMPT_TAIL_TOKENS:].tolist(), ids, tools=True).tool_calls if tools else ()
+        calls = renderer.parse(plan.ids[-PROMPT_TAIL_TOKENS:].tolist(), ids, tools=tools).tool_calls if tools else ()
         if calls:
-            opener = CALL_OPENERS.get(renderer.grammar.calls, "")
+            opener = renderer.grammar.calls.opener if renderer.grammar.calls is not None else ""
             at = text.find(opener) if opener else -1
             text = text[:at].rstrip() if at >= 0 else ""
         return Message("assistant", text, None, calls), text
@@ -285,8 +285,8 @@ def _shown_message(message: Message, text: str) -> ChatCompletionMessage:
 
 
 def _shown_call(call: ToolCall) -> ChatToolCall:
-    arguments = call.arguments if isinstance(call.arguments, str) else orjson.dumps(call.arguments).decode()
-    return ChatToolCall.model_validate({"id": call.id, "function": {"name": call.name, "arguments": arguments}})
+    function = {"name": call.name, "arguments": call.arguments_text}
+    return ChatToolCall.model_validate({"id": call.id, "function": function})
 
 
 class ChatServer(Protocol):
