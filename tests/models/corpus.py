@@ -17,7 +17,7 @@ import tarfile
 import tempfile
 import zipfile
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -330,14 +330,22 @@ def folder(name: str) -> Path:
     )
 
 
-@cache
+@lru_cache(1)
 def vocabulary(name: str) -> Vocabulary:
+    """A family's tokenizer. Only the one asked for last is kept: some take half a GB."""
     return load_vocabulary(folder(name))
 
 
-@cache
+@lru_cache(1)
 def renderer(name: str) -> Renderer:
+    """The renderer that a family gets."""
     return load_renderer(vocabulary(name), "auto")
+
+
+def forget() -> None:
+    """Lets go of what is kept in memory."""
+    vocabulary.cache_clear()
+    renderer.cache_clear()
 
 
 def _make(family: Family, made: Path) -> None:
