@@ -18,6 +18,7 @@ from headrace.data.errors import InvalidInput
 from headrace.files import cache_folder
 from headrace.tokens.messages import Message, ToolCall, Unrenderable, read_arguments, to_dict
 from headrace.tokens.parse import AnswerDelta, Grammar, NewId, Parsed, StopCut, is_portable_json
+from headrace.tokens.probe import proofs
 from headrace.tokens.renderer import (
     PROMPT_TAIL_TOKENS,
     AnswerStream,
@@ -27,7 +28,7 @@ from headrace.tokens.renderer import (
     Tools,
     default_call_id,
 )
-from headrace.tokens.template import TemplateRenderer, proofs
+from headrace.tokens.template import TemplateRenderer
 from headrace.tokens.vision import PROCESSOR_CONFIG, Vision
 from headrace.tokens.vocabulary import Vocabulary, load_vocabulary
 
@@ -113,7 +114,14 @@ class FamilyRenderer(GrammarParsing):
         return written
 
     def bridge(
-        self, prompt: Sequence[int], response: Sequence[int], calls: Sequence[ToolCall], new: Sequence[Message]
+        self,
+        prompt: Sequence[int],
+        response: Sequence[int],
+        calls: Sequence[ToolCall],
+        new: Sequence[Message],
+        earlier: Sequence[Message] = (),
+        *,
+        tools: bool = False,
     ) -> list[int] | None:
         if not new or any(message.role == "assistant" for message in new):
             return None
@@ -280,7 +288,7 @@ def _proof_key(template: TemplateRenderer) -> str:
     parts = [vocabulary.serialised(), str(vocabulary.hf.chat_template), repr(vocabulary.hf.special_tokens_map)]
     parts += ["sees" if _sees(vocabulary) else "reads"]
     parts += [f"{name} {version(name)}" for name in ("renderers", "transformers", "jinja2")]
-    parts += [Path(__file__).with_name(name).read_text() for name in ("families.py", "template.py")]
+    parts += [Path(__file__).with_name(name).read_text() for name in ("families.py", "template.py", "probe.py")]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
