@@ -20,6 +20,7 @@ from headrace.tokens.forms import Grammar
 from headrace.tokens.grammars import learned
 from headrace.tokens.messages import Message, ToolCall, Unrenderable, read_arguments, to_dict
 from headrace.tokens.parse import AnswerDelta, CallDelta, NewId, Parsed, StopCut, is_portable_json
+from headrace.tokens.probe import proofs
 from headrace.tokens.renderer import (
     PROMPT_TAIL_TOKENS,
     AnswerStream,
@@ -29,7 +30,7 @@ from headrace.tokens.renderer import (
     Tools,
     default_call_id,
 )
-from headrace.tokens.template import PINNED_OPTIONS, TemplateRenderer, proofs
+from headrace.tokens.template import PINNED_OPTIONS, TemplateRenderer
 from headrace.tokens.vision import PROCESSOR_CONFIG, Vision
 from headrace.tokens.vocabulary import Vocabulary, load_vocabulary
 
@@ -117,7 +118,14 @@ class FamilyRenderer(GrammarParsing):
         return written
 
     def bridge(
-        self, prompt: Sequence[int], response: Sequence[int], calls: Sequence[ToolCall], new: Sequence[Message]
+        self,
+        prompt: Sequence[int],
+        response: Sequence[int],
+        calls: Sequence[ToolCall],
+        new: Sequence[Message],
+        earlier: Sequence[Message] = (),
+        *,
+        tools: bool = False,
     ) -> list[int] | None:
         if not new or any(message.role == "assistant" for message in new):
             return None
@@ -291,7 +299,7 @@ def _proof_key(template: TemplateRenderer) -> str:
     parts = [vocabulary.serialised(), str(vocabulary.hf.chat_template), repr(vocabulary.hf.special_tokens_map)]
     parts += ["sees" if _sees(vocabulary) else "reads"]
     parts += [f"{name} {version(name)}" for name in ("renderers", "transformers", "jinja2")]
-    parts += [Path(__file__).with_name(name).read_text() for name in ("families.py", "template.py")]
+    parts += [Path(__file__).with_name(name).read_text() for name in ("families.py", "template.py", "probe.py")]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
@@ -328,9 +336,7 @@ def _same_ids(renderer: FamilyRenderer, template: TemplateRenderer) -> bool:
 
 def _safe_tail(renderer: FamilyRenderer) -> int | None:
     """How few of a prompt's ids suffice to bridge; None where fewer than all made a difference."""
-    short = FamilyRenderer(
-        renderer.name, renderer.vocabulary, looks_back=PROMPT_TAIL_TOKENS, grammar=renderer.grammar
-    )
+    short = FamilyRenderer(renderer.name, renderer.vocabulary, looks_back=PROMPT_TAIL_TOKENS, grammar=renderer.grammar)
     for messages, tools in proofs():
         try:
             prompt = renderer.render(

@@ -60,7 +60,8 @@ class Renderer(Protocol):
 
     @property
     def overrides(self) -> frozenset[str]:
-        """In which ways this bridge keeps what the template would move or strip: reasoning, system, tools."""
+        """In which ways this bridge keeps what the template would move or strip: reasoning, system, tools,
+        turns."""
         ...
 
     def with_options(self, options: Mapping[str, Any] | None) -> Renderer:
@@ -76,12 +77,20 @@ class Renderer(Protocol):
         ...
 
     def bridge(
-        self, prompt: Sequence[int], response: Sequence[int], calls: Sequence[ToolCall], new: Sequence[Message]
+        self,
+        prompt: Sequence[int],
+        response: Sequence[int],
+        calls: Sequence[ToolCall],
+        new: Sequence[Message],
+        earlier: Sequence[Message] = (),
+        *,
+        tools: bool = False,
     ) -> list[int] | None:
         """The ids that follow `prompt` + `response` when `new` messages come in; `prompt` may be its
         last `looks_back` ids alone.
 
-        `calls` are those that the response made. What the model left unclosed is closed first: that is context.
+        `calls` are those that the response made, `earlier` the messages that it answered, and `tools` says whether any
+        were offered. What the model left unclosed is closed first: that is context.
         """
         ...
 

@@ -1,0 +1,117 @@
+"""What a template writes after an answer, asked of the template in short stand-in conversations.
+
+A stand-in's answer is, or ends with, a mark; what is written after the mark is the template's. Of that, the end of a
+tool call (closing quotes and brackets) is the model's own; the rest is a tail: what ends the turn, then what is new.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from headrace.tokens.messages import Message, ToolCall
+
+#: Stands for what the model sampled. No template writes it of its own, and it survives any JSON encoding.
+ANSWER_MARK = "headraceanswermark"
+#: The name of the tool that is offered to templates that fail without tools; no tail may hold it.
+STAND_IN_TOOL = "headracestandintool"
+
+
+class TemplateTail(msgspec.Struct, frozen=True):
+    """What a template writes after an answer: what ends the answer's turn, then the new messages."""
+
+    gap: str  # white space between the answer and the token
+    token: str  # the added token that ends the turn, "" where none does
+    rest: str
+    opens: bool = False  # the token does not end this turn but begins the next, as GLM's roles do
+
+    @property
+    def text(self) -> str:
+        """All of it but the gap."""
+        return self.token + self.rest
+
+
+def stand_in(calls: Sequence[ToolCall]) -> list[Message]:
+    """A short conversation that ends with an answer that is, or whose last call ends with, the mark."""
+    return [Message("user", "question"), marked_answer(calls)]
+
+
+def marked_answer(calls: Sequence[ToolCall]) -> Message:
+    """An answer that is, or whose last call ends with, the mark."""
+    if not calls:
+        return Message("assistant", ANSWER_MARK)
+    made = [ToolCall(call.name, {}, call.id) for call in calls[:-1]]
+    made.append(ToolCall(calls[-1].name, {"mark": ANSWER_MARK}, calls[-1].id))
+    return Message("assistant", "", None, tuple(made))
+
+
+def stand_in_tools(calls: Sequence[ToolCall] = ()) -> list[dict[str, Any]]:
+    """A tool for templates that fail without, and one of each name that was called."""
+    parameters = {"type": "object", "properties": {"mark": {"type": "string", "description": "mark"}}}
+    return [
+        {"type": "function", "function": {"name": name, "description": STAND_IN_TOOL, "parameters": parameters}}
+        for name in (STAND_IN_TOOL, *dict.fromkeys(call.name for call in calls))
+    ]
+
+
+def kind_of(calls: Sequence[ToolCall], new: Sequence[Message]) -> str:
+    """The kind of a turn: what came after what."""
+    roles: list[str] = []
+    for message in new:
+        if not roles or roles[-1] != message.role:
+            roles.append(message.role)
+    return ("calls>" if calls else "answer>") + "+".join(roles)
+
+
+def after_mark(text: str | None) -> str | None:
+    """What follows the mark; None where it is not there."""
+    _, found, after = (text or "").partition(ANSWER_MARK)
+    return after if found else None
+
+
+def own_end(texts: Sequence[str], added: Iterable[str]) -> str:
+    """The part after the mark that all of `texts` share, whatever follows: the call's own end, and its turn's.
+
+    Where the texts part in the middle of a token, that token is not part of it.
+    """
+    shared = os.path.commonprefix(list(texts))
+    if shared in texts:
+        return shared
+    ends = [shared.rfind(token) + len(token) for token in added if token in shared]
+    return shared[: max(ends, default=0)]
+
+
+def tail_after_calls(after: str, own: str, closers: Sequence[str], added: Iterable[str]) -> TemplateTail | None:
+    """The tail of an answer that made calls: from the token that ends a turn; where none does, from the call's end."""
+    if not after.startswith(own):
+        return None
+    found = [(own.find(token), token) for token in closers if token and token in own]
+    if found:
+        at, token = min(found, key=lambda item: (item[0], -len(item[1])))
+        return TemplateTail("", token, after[at + len(token) :])
+    token = last_token(own, added)
+    at = own.rfind(token) + len(token) if token else len(own)
+    return TemplateTail("", token, after[at:])
+
+
+def tail_after_text(after: str, openers: Sequence[str], added: Iterable[str]) -> TemplateTail:
+    """The tail of an answer without calls: all that follows the mark."""
+    bare = after.lstrip()
+    token = first_token(bare, added)
+    if not token:
+        return TemplateTail("", "", after)
+    return TemplateTail(after[: len(after) - len(bare)], token, bare[len(token) :], token in openers)
+
+
+def first_token(text: str, added: Iterable[str]) -> str:
+    """The added token that `text` begins with; "" where it begins with none."""
+    return max((token for token in added if token and text.startswith(token)), key=len, default="")
+
+
+def last_token(text: str, added: Iterable[str]) -> str:
+    """The added token that `text` ends with, but for white space; "" where it ends with none."""
+    bare = text.rstrip()
+    return max((token for token in added if token and bare.endswith(token)), key=len, default="")
