@@ -71,7 +71,7 @@ _THINK = _words("<think> </think>")
 _CHATML = _words("<|im_start|> <|im_end|>")
 _MISTRAL = _words(
     "[INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS] [IMG]"
-    " [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT] [CALL_ID] [ARGS] [THINK] [/THINK]"
+    " [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT] [CALL_ID] [ARGS]"
 )
 _COHERE_ACTION = _words(
     "<|START_RESPONSE|> <|END_RESPONSE|> <|START_TEXT|> <|END_TEXT|> <|START_THINKING|> <|END_THINKING|>"
@@ -90,11 +90,10 @@ _GLM_TAGS = _words(
 _GRANITE = _words("<|start_of_role|> <|end_of_role|> <|end_of_text|>")
 _GEMMA4 = _words("<|turn> <turn|> <|channel> <channel|> <|think|> <|tool> <tool|> <|tool_call> <tool_call|>")
 _GEMMA4 += _words('<|tool_response> <tool_response|> <|"|> <|image|> <|audio|> <|video|>')
-_DEEPSEEK_DISTILL = _words(
-    "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜User｜> <｜Assistant｜>"
-    " <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁outputs▁begin｜> <｜tool▁outputs▁end｜> <｜tool▁output▁begin｜>"
-    " <｜tool▁output▁end｜> <｜tool▁sep｜>"
-)
+_DEEPSEEK_DISTILL = _words("<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜User｜> <｜Assistant｜>")
+_DEEPSEEK_DISTILL += _words("<｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜>")
+_DEEPSEEK_DISTILL += _words("<｜tool▁outputs▁begin｜> <｜tool▁outputs▁end｜> <｜tool▁output▁begin｜>")
+_DEEPSEEK_DISTILL += _words("<｜tool▁output▁end｜> <｜tool▁sep｜>")
 
 FAMILIES: dict[str, Family] = {
     # Their own vocabulary.
@@ -109,7 +108,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek-v3.2": Family(
         "deepseek_v3", _llama_cpp("deepseek-ai-DeepSeek-V3.2"), plain=("｜DSML｜",), reasoning=True
     ),
-    "deepseek-r1": Family("deepseek_v3", _llama_cpp("llama-cpp-deepseek-r1"), reasoning=True),
+    "deepseek-r1": Family("deepseek_v3", _llama_cpp("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B"), reasoning=True),
     "deepseek-v4": Family("deepseek_v4", _llama_cpp("deepseek-ai-DeepSeek-V4"), reasoning=True),
     "deepseek-v4-bare": Family("deepseek_v4", "none", reasoning=True),
     "gpt-oss": Family("gptoss", _llama_cpp("openai-gpt-oss-120b"), reasoning=True),
@@ -150,7 +149,7 @@ FAMILIES: dict[str, Family] = {
     "ministral-3": Family(
         "mistral-nemo",
         _llama_cpp("mistralai-Ministral-3-14B-Reasoning-2512"),
-        special=_MISTRAL,
+        special=(*_MISTRAL, "[THINK]", "[/THINK]"),
         reasoning=True,
         borrowed=True,
     ),
@@ -169,10 +168,7 @@ FAMILIES: dict[str, Family] = {
         reasoning=True,
         borrowed=True,
     ),
-    "kimi-k2": Family("qwen3", _llama_cpp("Kimi-K2-Instruct"), special=_KIMI, eos="<|im_end|>", borrowed=True),
-    "kimi-k2-thinking": Family(
-        "qwen3", _llama_cpp("Kimi-K2-Thinking"), special=_KIMI, eos="<|im_end|>", reasoning=True, borrowed=True
-    ),
+    "kimi-k2": Family("qwen3", _llama_cpp("moonshotai-Kimi-K2"), special=_KIMI, eos="<|im_end|>", borrowed=True),
     "minimax-m1": Family(
         "qwen3",
         _llama_cpp("MiniMax-M1"),
@@ -204,7 +200,7 @@ FAMILIES: dict[str, Family] = {
         _llama_cpp("ibm-granite-granite-3.3-2B-Instruct"),
         special=(*_GRANITE, "<|tool_call|>", "<|start_of_cite|>", "<|end_of_cite|>"),
         eos="<|end_of_text|>",
-        reasoning=True,
+        tools=False,
         borrowed=True,
     ),
     "granite-4": Family(
@@ -259,7 +255,7 @@ FAMILIES: dict[str, Family] = {
         reasoning=True,
         borrowed=True,
     ),
-    "smollm3": Family("qwen3", _llama_cpp("HuggingFaceTB-SmolLM3-3B"), reasoning=True, borrowed=True),
+    "smollm3": Family("qwen3", _llama_cpp("HuggingFaceTB-SmolLM3-3B"), tools=False, reasoning=True, borrowed=True),
     "hermes-2-pro": Family(
         "llama3_1",
         _llama_cpp("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use"),
@@ -352,6 +348,8 @@ def _make(family: Family, made: Path) -> None:
     source = _base(family.vocabulary)
     tokenizer = json.loads((source / "tokenizer.json").read_text())
     config = json.loads((source / "tokenizer_config.json").read_text())
+    if family.borrowed:
+        _leave_out(tokenizer, family, config)
     _add(tokenizer, [(token, True) for token in family.special] + [(token, False) for token in family.plain])
     if family.special or family.plain or family.borrowed or "auto_map" in config:
         config["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -368,6 +366,14 @@ def _make(family: Family, made: Path) -> None:
         config["chat_template"] = _template(family)
     (made / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":")))
     (made / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False))
+
+
+def _leave_out(tokenizer: dict[str, Any], family: Family, config: dict[str, Any]) -> None:
+    """Takes those added tokens out of a borrowed vocabulary that are another model's and not this one's."""
+    template, around = _template(family), {str(config.get(key)) for key in ("bos_token", "eos_token", "unk_token")}
+    tokenizer["added_tokens"] = [
+        each for each in tokenizer["added_tokens"] if each["content"] in template or each["content"] in around
+    ]
 
 
 def _add(tokenizer: dict[str, Any], tokens: list[tuple[str, bool]]) -> None:

@@ -24,13 +24,30 @@ KINDS = {
 
 
 def kept(
+    ours: str,
+    template: str,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    grammar: Grammar,
+    movable: Mapping[str, str],
+) -> set[str]:
+    """The names of what differs between our prompt and the template's; a difference without a name is told as it is.
+
+    `movable` are texts that a template may write elsewhere, by the name of what they are.
+    """
+    moved = {name for name, text in movable.items() if text and ours.find(text) != template.find(text)}
+    for name in moved:
+        ours, template = ours.replace(movable[name], "", 1), template.replace(movable[name], "", 1)
+    return moved | _differences(ours, template, messages, tools, grammar)
+
+
+def _differences(
     ours: str, template: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], grammar: Grammar
 ) -> set[str]:
-    """The names of what differs between our prompt and the template's; a difference without a name is told as it is."""
     if ours == template:
         return set()
     mine, theirs = _PIECES.findall(ours), _PIECES.findall(template)
-    found = set()
+    found: set[str] = set()
     for kind, a, b, c, d in SequenceMatcher(None, mine, theirs, autojunk=False).get_opcodes():
         if kind != "equal":
             found.add(_name("".join(mine[a:b]), "".join(theirs[c:d]), messages, tools, grammar))

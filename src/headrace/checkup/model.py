@@ -324,9 +324,29 @@ class ScriptedTalk:
             template = decode(self.renderer.render(conversation.messages, self.tools))
         except Unrenderable:
             return
-        names = kept(decode(plan.ids.tolist()), template, conversation.messages, self.tools, self.renderer.grammar)
+        ours, grammar = decode(plan.ids.tolist()), self.renderer.grammar
+        names = kept(ours, template, conversation.messages, self.tools, grammar, self._movable(conversation))
         self.kept |= {name for name in names if " for " not in name}
         self.unnamed += [name for name in names if " for " in name and name not in self.unnamed]
+
+    def _movable(self, conversation: Conversation) -> dict[str, str]:
+        """What the template writes of the tools and of the system message."""
+        question = [Message("user", "question")]
+        systems = [message for message in conversation.messages[:1] if message.role == "system"]
+        try:
+            bare = self.scripted.text(question)
+            tools = inserted(bare, self.scripted.text(question, self.tools)) if self.tools else ""
+            system = inserted(bare, self.scripted.text([*systems, *question])) if systems else ""
+        except Unrenderable:
+            return {}
+        return {"tools": tools, "system": system}
+
+
+def inserted(one: str, other: str) -> str:
+    """What stands in the second text and not in the first, where it is one piece; else nothing."""
+    before = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
+    rest = len(one) - before
+    return other[before : len(other) - rest] if other.endswith(one[before:]) else ""
 
 
 def _pieces(ids: Sequence[int], ends: list[int] | None) -> list[Sequence[int]]:

@@ -62,7 +62,8 @@ class ScriptedModel:
         if self._write is None:
             return self.grammar.calls is not None
         try:
-            text = self.text([Message("user", "question"), Message("assistant", "", None, (call,))], tools)
+            asked = [Message("user", "question"), Message("assistant", "", None, (call,))]
+            text = self.text(asked, tools, generate=False)
         except Unrenderable:
             return False
         return call.name in text.rpartition("question")[2]
@@ -86,14 +87,16 @@ class ScriptedModel:
             return self._by_form(answer), answer
         own, opened = self._written(messages, tools, answer)
         own = self._with_stop(own, messages, tools, answer)
+        if any(call.name not in own for call in answer.tool_calls):
+            raise Unrenderable("the chat template leaves out these calls")
         reasoning = answer.reasoning
         if reasoning is not None and reasoning not in own:
             if self.grammar.reasoning is None:
                 reasoning = None
             else:
-                own = self._thought(reasoning, opened=opened) + own.lstrip()
+                own = self._thought(reasoning, opened=opened) + self._without_thought(own)
         elif reasoning is None and opened:
-            own = self._thought("", opened=True) + own.lstrip()
+            own = self._thought("", opened=True) + self._without_thought(own)
         content = answer.content if answer.content in own else ""
         return own, Message("assistant", content, reasoning, answer.tool_calls)
 
@@ -122,6 +125,11 @@ class ScriptedModel:
         between = "" if marks.close.strip() != marks.close or not marks.close.startswith("</") else "\n"
         opening = "" if opened else marks.open + between
         return opening + reasoning + between + marks.close + between * 2
+
+    def _without_thought(self, own: str) -> str:
+        """An answer's text without the empty thought that the template writes before it, or the end of one."""
+        marks, text = self.grammar.reasoning or THINK, own.lstrip()
+        return text.removeprefix(marks.open.strip()).lstrip().removeprefix(marks.close.strip()).lstrip()
 
     def _by_form(self, answer: Message) -> str:
         """An answer where no template shows how it is written."""
@@ -152,9 +160,12 @@ class ScriptedModel:
         given = to_dict(message)
         if message.role == "assistant" and message.reasoning is not None:
             given |= dict.fromkeys(REASONING_FIELDS, message.reasoning)
-        for call in given.get("tool_calls", ()):
+        for number, call in enumerate(given.get("tool_calls", ())):
+            name = call["function"]["name"]
             if self._quirks.ids == "short":
                 call["id"] = short_id(call["id"])
+            elif self._quirks.ids and name not in call["id"]:
+                call["id"] = self._quirks.ids.replace("{name}", name).replace("{id}", str(number))
             if self._quirks.text_arguments:
                 call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
         if self._quirks.ids == "short" and "tool_call_id" in given:
