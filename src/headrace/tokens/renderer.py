@@ -151,7 +151,7 @@ class GrammarStream:
         new_id: NewId,
         stop: Sequence[str],
     ) -> None:
-        self._detokenizer = Detokenizer(vocabulary, keep=marker_ids(vocabulary, grammar))
+        self._detokenizer = Detokenizer(vocabulary, keep=marker_ids(vocabulary, grammar), prompt=prompt)
         self._stop_ids = stop_ids
         self._cut = StopCut(stop)
         thinking = grammar.reasoning is not None and opens_reasoning(vocabulary, prompt, grammar.reasoning)

@@ -125,11 +125,11 @@ class ManagedServer(ManagedSession):
         ids = plan.ids.tolist()
         written = self._written(ids)
         prompt, *answers = await self._sample(ids, written, given)
-        choices, sampled = [], []
+        choices, sampled, special = [], [], bool(tools) and self._parses_tools
         for at, (ids, log_probs, reason) in enumerate(zip(*answers, strict=True)):
             offered = request.tools if tool_choice != "none" else ()
             message, text = self._parsed(vocabulary, plan, ids, offered)
-            sampled.append(self._answer(ids, log_probs, reason, special=bool(tools) and self._parses_tools))
+            sampled.append(self._answer(prompt, ids, log_probs, reason, special=special))
             self._remember(request, message, plan, ids)
             whole = any(call.whole for call in message.tool_calls)
             ended = "tool_calls" if whole and reason == "stop" else reason
@@ -207,7 +207,7 @@ class ManagedServer(ManagedSession):
         if not fits:
             return self._tokenizing.prompt_ids(prompt, self.tokenizer)
         text, node = max(fits, key=lambda fit: len(fit[0]))
-        return node.tokens + self._vocabulary.encode(prompt[len(text) :])
+        return node.tokens + self._vocabulary.encode_after(prompt[len(text) :])
 
     def _is_current(self, node: SequenceNode) -> bool:
         return any(current is node for current in self.recorded.nodes)
@@ -225,7 +225,7 @@ class ManagedServer(ManagedSession):
         before = self.recorded.continued_by(ids)
         if before is None:
             return self._vocabulary.decode(ids)
-        return before.written + self._vocabulary.decode(ids[len(before.tokens) :])
+        return before.written + self._vocabulary.decode_after(before.tokens, ids[len(before.tokens) :])
 
     async def _sample(self, ids: list[int], written: str, given: dict[str, Any]) -> TokensAndLogprobs:
         """Samples. The prompt is sent as ids, which count, and as text, for an environment's own server class."""
@@ -236,12 +236,14 @@ class ManagedServer(ManagedSession):
     ) -> tuple[list[SessionAnswer], list[SequenceNode]]:
         """The answers to a prompt, and the sequences recorded for them."""
         prompt, *answers = await self._sample(ids, written, given)
-        sampled = [self._answer(*one) for one in zip(*answers, strict=True)]
+        sampled = [self._answer(prompt, *one) for one in zip(*answers, strict=True)]
         return sampled, self.recorded.add(prompt, sampled, written)
 
-    def _answer(self, ids: list[int], log_probs: list[float], reason: str, *, special: bool = False) -> SessionAnswer:
-        written = self._vocabulary.decode(ids)
-        text = written if special else self._vocabulary.decode(ids, skip_special=True)
+    def _answer(
+        self, prompt: list[int], ids: list[int], log_probs: list[float], reason: str, *, special: bool = False
+    ) -> SessionAnswer:
+        written = self._vocabulary.decode_after(prompt, ids)
+        text = written if special else self._vocabulary.decode_after(prompt, ids, skip_special=True)
         return SessionAnswer(ids, log_probs, text, written, {"finish_reason": reason})
 
     # Answers.
@@ -250,7 +252,8 @@ class ManagedServer(ManagedSession):
         """An answer's message and text as the environment gets them: with its reasoning, without its tool calls."""
         renderer = self._tokenizing.renderer(vocabulary)
         marks = marker_ids(vocabulary, renderer.grammar)
-        text = text_of(vocabulary, [i for i in ids if i not in renderer.stop_ids], keep=marks)
+        said = [i for i in ids if i not in renderer.stop_ids]
+        text = text_of(vocabulary, said, keep=marks, prompt=plan.ids)
         calls = renderer.parse(plan.ids[-PROMPT_TAIL_TOKENS:].tolist(), ids, tools=tools).tool_calls if tools else ()
         if calls:
             opener = renderer.grammar.calls.opener if renderer.grammar.calls is not None else ""
