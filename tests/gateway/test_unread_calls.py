@@ -55,7 +55,7 @@ def test_it_is_said_at_the_start_and_to_agents_with_tools(
     assert ready["status"] == "ready"
     (warning,) = ready["warnings"]
     assert warning.startswith(WARNING)
-    assert [record.getMessage() for record in caplog.records if WARNING in record.getMessage()] == [warning]
+    assert [record.getMessage() for record in caplog.get_records("setup")] == [warning]
     assert "headrace_gateway_calls_unread 1.0" in gateway.get("/metrics").text
     assert WARNING in gateway.get("/").text
 
