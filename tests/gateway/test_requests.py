@@ -188,7 +188,9 @@ def test_with_parallel_calls_off_one_call_is_shown(gateway: Running, rollout: Ro
     asked = {"tools": [LOOK_UP], "parallel_tool_calls": False}
     assert len(told(chat(gateway, base, "hi", **asked))["choices"][0]["message"]["tool_calls"]) == 1
     chunks = events_of(chat(gateway, base, "ho", stream=True, **asked).text)
-    assert sum(len(c["choices"][0]["delta"].get("tool_calls", ())) for c in chunks if c["choices"]) == 1
+    new = [call for c in chunks if c["choices"] for call in c["choices"][0]["delta"].get("tool_calls", ())]
+    assert [call["index"] for call in new if "id" in call] == [0]
+    assert "".join(call["function"]["arguments"] for call in new) == '{"q": "a"}'
     assert len(told(chat(gateway, base, "hi", tools=[LOOK_UP]))["choices"][0]["message"]["tool_calls"]) == 2
 
 

@@ -44,7 +44,7 @@ def forced_tool_call(grammar: Grammar, tools: Sequence[Mapping[str, Any]], names
     if form is None:
         why = f": {grammar.unread}" if grammar.unread else ""
         raise BadField(
-            f"tool_choice: how this model writes tool calls is not known, so none can be enforced{why}; use auto or none",
+            f"tool_choice: how this model writes tool calls is not known, so none is enforced{why}; use auto or none",
             "tool_choice",
         )
     functions = [tool["function"] for tool in tools if tool["function"]["name"] in names]

@@ -199,7 +199,7 @@ def test_text_around_calls_is_streamed_block_by_block(gateway: Running, rollout:
     for event in found:
         if event["type"] == "content_block_delta":
             deltas[event["index"]] += event["delta"].get("text") or event["delta"].get("partial_json")
-    assert deltas == {0: "I will.", 1: '{"path":"a"}', 2: '{"path":"b"}', 3: "Done so."}
+    assert deltas == {0: "I will.", 1: '{"path": "a"}', 2: '{"path": "b"}', 3: "Done so."}
     content = [
         {**block, "input": json.loads(deltas[at])} if block["type"] == "tool_use" else text(deltas[at])
         for at, block in enumerate(begun)
