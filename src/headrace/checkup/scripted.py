@@ -85,7 +85,8 @@ class ScriptedModel:
         """The answer's text up to the token that ends it, and what of the answer stands in it."""
         if self._write is None:
             return self._by_form(answer), answer
-        own, opened = self._written(messages, tools, answer)
+        own, prompt = self._written(messages, tools, answer)
+        opened = self._ends(prompt, "open")
         own = self._with_stop(own, messages, tools, answer)
         if any(call.name not in own for call in answer.tool_calls):
             raise Unrenderable("the chat template leaves out these calls")
@@ -100,22 +101,26 @@ class ScriptedModel:
         content = answer.content if answer.content in own else ""
         return own, Message("assistant", content, reasoning, answer.tool_calls)
 
-    def _written(self, messages: Sequence[Message], tools: Tools, answer: Message) -> tuple[str, bool]:
-        """What the template writes of an answer after the prompt, and whether the prompt opened reasoning that the
-        template then leaves out. A template that writes earlier turns otherwise is asked with fewer of them."""
+    def _written(self, messages: Sequence[Message], tools: Tools, answer: Message) -> tuple[str, str]:
+        """What the template writes of an answer after a prompt, and that prompt. A template that writes earlier turns
+        otherwise is asked with fewer of them."""
         question = Message("user", "question")
         for before, offered in ((messages, tools), ([question], tools), ([question], ())):
             prompt = self.text(before, offered)
             base, whole = (self.text(each, offered, generate=False) for each in (before, [*before, answer]))
             if whole.startswith(prompt):
-                return whole[len(prompt) :], self._opens(prompt)
-            shared = _shared(prompt, whole)
-            if len(shared) >= len(base.rstrip()) > 0:
-                return whole[len(shared) :], self._opens(prompt) and not self._opens(shared)
+                return whole[len(prompt) :], prompt
+            shared, asked = _shared(prompt, whole), before[-1].content
+            if len(shared) >= len(base.rstrip()) or (asked and asked in prompt[: len(shared)][prompt.rfind(asked) :]):
+                own = whole[len(shared) :]
+                return (self._without_thought(own) if self._ends(prompt, "close") else own), prompt
         raise Unrenderable("what the chat template writes of an answer cannot be told from what it writes before")
 
-    def _opens(self, text: str) -> bool:
-        return self.grammar.reasoning is not None and text.rstrip().endswith(self.grammar.reasoning.open.strip())
+    def _ends(self, prompt: str, mark: str) -> bool:
+        """Whether a prompt ends with the mark that opens or closes reasoning."""
+        return self.grammar.reasoning is not None and prompt.rstrip().endswith(
+            getattr(self.grammar.reasoning, mark).strip()
+        )
 
     def _thought(self, reasoning: str, *, opened: bool) -> str:
         if self.grammar.calls is not None and isinstance(form := self.grammar.calls.body, Channels):
