@@ -16,6 +16,7 @@ from headrace.tokens.forms import THINK, Channels, Grammar
 from headrace.tokens.grammars import learned, writer
 from headrace.tokens.infer import REASONING_FIELDS, Quirks
 from headrace.tokens.messages import to_dict
+from headrace.tokens.named import NamedTemplates
 from headrace.tokens.template import PINNED_OPTIONS, short_id
 
 Tools = Sequence[Mapping[str, Any]]
@@ -42,7 +43,7 @@ class ScriptedModel:
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
         self.vocabulary: Vocabulary = renderer.vocabulary
-        template = chat_template(self.vocabulary)
+        template = chat_template(renderer)
         self.grammar: Grammar = renderer.grammar
         self._write = writer(self.vocabulary, template, PINNED_OPTIONS) if template else None
         self._quirks = learned(self.vocabulary, template, PINNED_OPTIONS).quirks if template else Quirks()
@@ -180,12 +181,10 @@ class ScriptedModel:
         return given
 
 
-def chat_template(vocabulary: Vocabulary) -> str:
-    """A tokenizer's chat template; of several the one for tools; "" where there is none."""
-    template = vocabulary.hf.chat_template
-    if isinstance(template, Mapping):
-        return str(template.get("tool_use") or template.get("default") or next(iter(template.values())))
-    return template or ""
+def chat_template(renderer: Renderer) -> str:
+    """The chat template by which a renderer writes; of several the one for tools; "" where there is none."""
+    used = renderer.tooled if isinstance(renderer, NamedTemplates) else renderer
+    return str(used.vocabulary.hf.chat_template or "")
 
 
 def _shared(one: str, other: str) -> str:

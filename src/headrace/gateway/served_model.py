@@ -35,20 +35,21 @@ log = logging.getLogger("headrace.gateway")
 
 
 class RendererCache:
-    """Loads renderers; models that name the same folder and family share one."""
+    """Loads renderers; models that name the same folder, family and template share one."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], asyncio.Future[Renderer]] = {}
+        self._known: dict[tuple[str, str, str | None], asyncio.Future[Renderer]] = {}
 
     def prepare(self) -> None:
         """Begins to import what any tokenizer needs, before it is known which one; what fails here fails in `load`."""
         threading.Thread(target=_import_libraries, name="headrace-import", daemon=True).start()
 
-    async def load(self, path: str, family: str) -> Renderer:
+    async def load(self, path: str, family: str, chat_template: str | None = None) -> Renderer:
         """The renderer of the tokenizer in a folder; raises what `load_renderer` raises."""
-        found = self._known.get((path, family))
+        asked = (path, family, chat_template)
+        found = self._known.get(asked)
         if found is None:
-            found = self._known[path, family] = _load_in_thread(path, family)
+            found = self._known[asked] = _load_in_thread(*asked)
         return await asyncio.shield(found)
 
 
@@ -57,7 +58,7 @@ def _import_libraries() -> None:
         from transformers import AutoTokenizer  # noqa: F401 - for those who import it next
 
 
-def _load_in_thread(path: str, family: str) -> asyncio.Future[Renderer]:
+def _load_in_thread(path: str, family: str, chat_template: str | None) -> asyncio.Future[Renderer]:
     loop = asyncio.get_running_loop()
     loaded: asyncio.Future[Renderer] = loop.create_future()
 
@@ -71,7 +72,7 @@ def _load_in_thread(path: str, family: str) -> asyncio.Future[Renderer]:
 
     def load() -> None:
         try:
-            outcome: Renderer | BaseException = load_renderer(path, family)
+            outcome: Renderer | BaseException = load_renderer(path, family, chat_template)
         except BaseException as error:
             outcome = error
         if not loop.is_closed():
@@ -191,13 +192,13 @@ class ServedModel:
         """Loads its tokenizer and template, from the folder that was given or that its server tells."""
         given, load = self._settings.tokenizer_path, self._shared.renderers.load
         if given is not None:
-            return await load(given, self._settings.renderer)
+            return await load(given, self._settings.renderer, self._settings.chat_template)
         self._shared.renderers.prepare()
         address, root = await self.upstream.root()
         self._tokenizer = f"{root} (the root of the model at {address})"
         self._stage = LOADING_TOKENIZER
         try:
-            return await load(root, self._settings.renderer)
+            return await load(root, self._settings.renderer, self._settings.chat_template)
         except InvalidInput as error:
             raise InvalidInput(
                 f"rollout server {address} says that its model's root is {root!r}, where there is no tokenizer on this "

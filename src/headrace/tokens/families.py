@@ -7,8 +7,9 @@ same ids as the model's own template, over conversations with every kind of turn
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +19,9 @@ from headrace.data.errors import InvalidInput
 from headrace.files import cache_folder
 from headrace.tokens.forms import Grammar
 from headrace.tokens.grammars import learned
+from headrace.tokens.harmony import HARMONY_FAMILY, own_harmony_vocabulary
 from headrace.tokens.messages import Message, ToolCall, Unrenderable, read_arguments, to_dict
+from headrace.tokens.named import NamedTemplates, template_renderer, with_template
 from headrace.tokens.parse import AnswerDelta, CallDelta, NewId, Parsed, StopCut, is_portable_json
 from headrace.tokens.probe import proofs
 from headrace.tokens.renderer import (
@@ -34,27 +37,56 @@ from headrace.tokens.template import PINNED_OPTIONS, TemplateRenderer
 from headrace.tokens.vision import PROCESSOR_CONFIG, Vision
 from headrace.tokens.vocabulary import Vocabulary, load_vocabulary
 
+log = logging.getLogger("headrace.tokens")
+
 #: The placeholder token of the families that write images as one kind of it.
 IMAGE_PLACEHOLDERS = {family: "<|image_pad|>" for family in ("qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8")}
 #: The template option under which a number is written before each image.
 IMAGE_NUMBERS_OPTION = "add_vision_id"
 #: A token without which a family need not be tried: building it would look for files on the network.
 REQUIRED_TOKENS = {"gpt-oss": "<|channel|>"}
+#: Special tokens that tell a family without a template: models of these come with code in place of one.
+TELLING_TOKENS = {
+    "deepseek-v4": ("｜DSML｜", "<｜begin▁sys｜>", "<｜action｜>", "<think>"),
+    "gpt-oss": ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>", "<|return|>"),
+}
 
 
-def load_renderer(source: str | Path | Vocabulary, family: str = "auto") -> Renderer:
+def load_renderer(source: str | Path | Vocabulary, family: str = "auto", chat_template: str | None = None) -> Renderer:
     """The renderer for the tokenizer in a folder.
 
     `auto` takes the family of `renderers` that is proven to write what the model's template writes, and the template
     itself where none is; `template` takes the template; anything else is the name of a family, taken on trust.
+    `chat_template` is the name of one of the tokenizer's templates, or a file to take instead. A tokenizer without any
+    is of the family that its special tokens tell, where they do; else InvalidInput says what to give.
     """
-    vocabulary = source if isinstance(source, Vocabulary) else load_vocabulary(source)
+    vocabulary = with_template(source if isinstance(source, Vocabulary) else load_vocabulary(source), chat_template)
     if family not in ("auto", "template"):
         return named_family(family, vocabulary)
-    template = TemplateRenderer(vocabulary)
+    if not vocabulary.hf.chat_template:
+        assumed = assumed_family(vocabulary) if family == "auto" else None
+        if assumed is None:
+            raise Unrenderable(
+                f"the tokenizer in {vocabulary.hf.name_or_path} has no chat template; give one as a file with "
+                f"--chat-template FILE, or name the model's family with --renderer: {', '.join(families())}"
+            )
+        log.warning(
+            "%s has no chat template: its family is assumed to be %s, by its special tokens; --renderer names another",
+            *(vocabulary.hf.name_or_path, assumed),
+        )
+        return named_family(assumed, vocabulary)
+    template = template_renderer(vocabulary)
     if family == "template":
         return template
     return proven_family(template) or template
+
+
+def assumed_family(vocabulary: Vocabulary) -> str | None:
+    """The family of a tokenizer without a template, by special tokens that no other has; None where they do not tell."""
+    for family, tokens in TELLING_TOKENS.items():
+        if all(vocabulary.id_of(token) in vocabulary.added for token in tokens):
+            return family
+    return None
 
 
 class FamilyRenderer(GrammarParsing):
@@ -265,10 +297,11 @@ def _create(family: str, vocabulary: Vocabulary, options: Mapping[str, Any]) -> 
         raise InvalidInput(
             f"template options {dict(options)} do not fit {family}: {error.errors()[0]['msg']}"
         ) from None
-    return create_renderer(CachingTokenizer(vocabulary), config)
+    with own_harmony_vocabulary(vocabulary) if family == HARMONY_FAMILY else nullcontext():
+        return create_renderer(CachingTokenizer(vocabulary), config)
 
 
-def proven_family(template: TemplateRenderer) -> FamilyRenderer | None:
+def proven_family(template: TemplateRenderer | NamedTemplates) -> FamilyRenderer | None:
     """The family that writes the same ids as the model's own template; None where there is none, which is kept in the
     user's cache: the next to ask need not import the library, which takes longer than all else at a start."""
     disproven = cache_folder() / "no-family" / _proof_key(template)
@@ -293,10 +326,15 @@ def proven_family(template: TemplateRenderer) -> FamilyRenderer | None:
     return None
 
 
-def _proof_key(template: TemplateRenderer) -> str:
+def _proof_key(template: TemplateRenderer | NamedTemplates) -> str:
     """A digest of all that a proof depends on: tokenizer, template, whether it sees, and the code that compares."""
     vocabulary = template.vocabulary
-    parts = [vocabulary.serialised(), str(vocabulary.hf.chat_template), repr(vocabulary.hf.special_tokens_map)]
+    templates = [template.plain, template.tooled] if isinstance(template, NamedTemplates) else [template]
+    parts = [
+        vocabulary.serialised(),
+        *(one.vocabulary.hf.chat_template for one in templates),
+        repr(vocabulary.hf.special_tokens_map),
+    ]
     parts += ["sees" if _sees(vocabulary) else "reads"]
     parts += [f"{name} {version(name)}" for name in ("renderers", "transformers", "jinja2")]
     parts += [Path(__file__).with_name(name).read_text() for name in ("families.py", "template.py", "probe.py")]
@@ -318,7 +356,7 @@ def named_family(family: str, vocabulary: Vocabulary) -> FamilyRenderer:
     return FamilyRenderer(family, vocabulary, looks_back=_safe_tail(FamilyRenderer(family, vocabulary)))
 
 
-def _same_ids(renderer: FamilyRenderer, template: TemplateRenderer) -> bool:
+def _same_ids(renderer: FamilyRenderer, template: TemplateRenderer | NamedTemplates) -> bool:
     compared = 0
     for messages, tools in proofs():
         try:

@@ -23,6 +23,8 @@ from headrace.tokens.tails import (
     after_mark,
     first_token,
     kind_of,
+    leading_tokens,
+    own_end,
     stand_in,
     stand_in_tools,
 )
@@ -144,7 +146,9 @@ def _set(renderer: Probed, **found: Any) -> TemplateTraits:
 def _find_what_it_takes(renderer: Probed) -> None:
     """How messages must be given to the template."""
     asked = stand_in(())
-    needs = text_or_none(renderer, asked[:1]) is None and text_or_none(renderer, asked[:1], stand_in_tools()) is not None
+    needs = (
+        text_or_none(renderer, asked[:1]) is None and text_or_none(renderer, asked[:1], stand_in_tools()) is not None
+    )
     _set(renderer, needs_tools=needs)
     ids = "call_0123456789abcdef"
     for found in (
@@ -177,7 +181,11 @@ def _find_ends(renderer: Probed, alone: str, followed: str, eos: str) -> None:
         openers = tuple(dict.fromkeys(filter(None, (after, first_token(result.lstrip(), added)))))
         _set(renderer, stop=eos or after, openers=openers)
         return
-    stop = before or after or eos
+    shared = own_end([alone, followed], added) if before == after else ""
+    # Where several tokens end an answer, as Command R's, the turn's end is the one that ends texts.
+    last = eos if eos in (token for _, token in leading_tokens(shared, added)) else ""
+    stop = last or before or after or eos
+    after = last or after
     _set(renderer, stop=stop, closers=tuple(dict.fromkeys(filter(None, (stop, after)))))
 
 
@@ -196,7 +204,8 @@ def _find_call_ends(renderer: Probed) -> None:
         return
     answer, rest = (first or "").rpartition("question")[2], tail.rest.lstrip()
     both = written(one, other)
-    between = "" if both is None else both.rpartition("question")[2].partition(ANSWER_MARK)[0]
+    between, told, _ = (both or "").rpartition("question")[2].partition(ANSWER_MARK)
+    between = between if told else ""  # of several calls, it writes the first alone
     follows = first_token(rest, tuple(renderer.vocabulary.added.values()))
     # A token that also stands between calls, or before an opener, ends a call and not the turn.
     if answer.count(tail.token) == 1 and tail.token not in between and follows not in renderer.traits.openers:
@@ -213,6 +222,9 @@ def _find_kinds(renderer: Probed) -> TemplateTraits:
     for kind, tried in pairs.items():
         written = [(history, new, _whole(renderer, history, new)) for history, new in tried]
         known = [(history, new, whole) for history, new, whole in written if isinstance(whole, str)]
+        moved = [pair for pair in known if _moves_text(renderer, *pair)]
+        known = [pair for pair in known if pair not in moved]
+        rewritten = rewritten or bool(moved)
         if not known:
             refused[kind] = f"{REFUSES}: {next(str(why) for *_, why in written)}"
             continue
@@ -221,10 +233,11 @@ def _find_kinds(renderer: Probed) -> TemplateTraits:
         if fits == {""}:
             if _differs_with_tools(renderer, *known[0][:2]):
                 tooled.add(kind)
-        elif {_fits(renderer, history, new, whole, deep=True) for history, new, whole in known} == {""}:
+            continue
+        if {_fits(renderer, history, new, whole, deep=True) for history, new, whole in known} == {""}:
             deep.add(kind)
-        else:
-            refused[kind] = "; ".join(sorted(fits - {""}))
+            continue
+        refused[kind] = "; ".join(sorted(fits - {""}))
     overrides = {*_overrides(renderer), *(("turns",) if rewritten else ())}
     return _set(
         renderer,
@@ -253,12 +266,25 @@ def _rewrites(renderer: Probed, history: list[Message], whole: str) -> bool:
     return not any(text is not None and whole.startswith(text) for text in asked) and any(asked)
 
 
+def _moves_text(renderer: Probed, history: list[Message], new: list[Message], whole: str) -> bool:
+    """Whether a template writes text beside calls elsewhere than before them, or for them: what follows such an answer
+    is then no longer what follows its calls, as it was when the answer was sampled."""
+    answer = history[-1]
+    if not (answer.content and answer.tool_calls) or not _fits(renderer, history, new, whole, deep=True):
+        return False
+    bare = [*history[:-1], msgspec.structs.replace(answer, content="")]
+    alone = _whole(renderer, bare, new)
+    return isinstance(alone, str) and not _fits(renderer, bare, new, alone, deep=True)
+
+
 def _fits(renderer: Probed, history: list[Message], new: list[Message], whole: str, *, deep: bool) -> str:
     """Why what would be appended is not what the template writes at the end of `whole`; "" where it is."""
     tail = renderer.tail(history[-1].tool_calls, new, history[:-1], deep=deep)
     if tail is None:
         return UNCLEAR
-    return "" if whole.endswith(tail.text) else DEPENDS
+    # A token that ends a call is the model's own, also where the template does not write calls beside text.
+    ends_call = history[-1].tool_calls and tail.token not in renderer.traits.closers
+    return "" if whole.endswith(tail.rest if ends_call else tail.text) else DEPENDS
 
 
 def _differs_with_tools(renderer: Probed, history: list[Message], new: list[Message]) -> bool:

@@ -23,7 +23,7 @@ STAND_IN_TOOL = "headracestandintool"
 class TemplateTail(msgspec.Struct, frozen=True):
     """What a template writes after an answer: what ends the answer's turn, then the new messages."""
 
-    gap: str  # white space between the answer and the token
+    gap: str  # what stands between the answer and the token: white space, as a rule
     token: str  # the added token that ends the turn, "" where none does
     rest: str
     opens: bool = False  # the token does not end this turn but begins the next, as GLM's roles do
@@ -36,16 +36,20 @@ class TemplateTail(msgspec.Struct, frozen=True):
 
 def stand_in(calls: Sequence[ToolCall]) -> list[Message]:
     """A short conversation that ends with an answer that is, or whose last call ends with, the mark."""
-    return [Message("user", "question"), marked_answer(calls)]
+    return [Message("user", "question"), marked_answers(calls)[0]]
 
 
-def marked_answer(calls: Sequence[ToolCall]) -> Message:
-    """An answer that is, or whose last call ends with, the mark."""
+def marked_answers(calls: Sequence[ToolCall]) -> list[Message]:
+    """Answers that are, or whose last call ends with, the mark; behind the first, those for templates that do not write
+    it so: with the mark in the first call, where only one is written, and as text, where none is."""
+    text = Message("assistant", ANSWER_MARK)
     if not calls:
-        return Message("assistant", ANSWER_MARK)
-    made = [ToolCall(call.name, {}, call.id) for call in calls[:-1]]
-    made.append(ToolCall(calls[-1].name, {"mark": ANSWER_MARK}, calls[-1].id))
-    return Message("assistant", "", None, tuple(made))
+        return [text]
+    marked = [
+        tuple(ToolCall(call.name, {"mark": ANSWER_MARK} if n == at else {}, call.id) for n, call in enumerate(calls))
+        for at in dict.fromkeys((len(calls) - 1, 0))
+    ]
+    return [*(Message("assistant", "", None, made) for made in marked), text]
 
 
 def stand_in_tools(calls: Sequence[ToolCall] = ()) -> list[dict[str, Any]]:
@@ -97,13 +101,26 @@ def tail_after_calls(after: str, own: str, closers: Sequence[str], added: Iterab
     return TemplateTail("", token, after[at:])
 
 
-def tail_after_text(after: str, openers: Sequence[str], added: Iterable[str]) -> TemplateTail:
+def tail_after_text(after: str, closers: Sequence[str], openers: Sequence[str], added: Sequence[str]) -> TemplateTail:
     """The tail of an answer without calls: all that follows the mark."""
-    bare = after.lstrip()
-    token = first_token(bare, added)
-    if not token:
+    tokens = leading_tokens(after, added)
+    if not tokens:
         return TemplateTail("", "", after)
-    return TemplateTail(after[: len(after) - len(bare)], token, bare[len(token) :], token in openers)
+    at, token = next((item for item in tokens if item[1] in closers), tokens[0])
+    return TemplateTail(after[:at], token, after[at + len(token) :], token in openers)
+
+
+def leading_tokens(text: str, added: Sequence[str]) -> list[tuple[int, str]]:
+    """The added tokens that a text begins with, with nothing but white space around them, and where they stand."""
+    found: list[tuple[int, str]] = []
+    at = 0
+    while True:
+        at = len(text) - len(text[at:].lstrip())
+        token = first_token(text[at:], added)
+        if not token:
+            return found
+        found.append((at, token))
+        at += len(token)
 
 
 def first_token(text: str, added: Iterable[str]) -> str:

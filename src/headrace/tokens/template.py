@@ -28,7 +28,7 @@ from headrace.tokens.tails import (
     TemplateTail,
     after_mark,
     kind_of,
-    marked_answer,
+    marked_answers,
     own_end,
     stand_in,
     stand_in_tools,
@@ -186,36 +186,43 @@ class TemplateRenderer(GrammarParsing):
         decides). `tools` says whether the conversation has any.
         """
         kind = kind_of(calls, new)
-        marked = stand_in(calls)
+        before = stand_in(())[:1]
         if kind in self.traits.deep if deep is None else deep:
             before = [_without_reasoning(message) for message in earlier if message.role != "system"]
-            if not before:
-                return None
-            marked = [*before, marked_answer(calls)]
         offer = self.traits.needs_tools or (tools and kind in self.traits.tooled)
-        made = [call for message in marked for call in message.tool_calls]
-        after = after_mark(text_or_none(self, [*marked, *new], stand_in_tools(made) if offer else ()))
-        if after is None or (offer and STAND_IN_TOOL in after):
-            return None
-        if not calls:
-            return tail_after_text(after, self.traits.openers, self._added)
-        own = self._own_end(calls)
-        if own is None:
-            return None
-        return tail_after_calls(after, own, self.traits.closers, self._added)
+        made = [
+            call for message in (*before, Message("assistant", "", None, tuple(calls))) for call in message.tool_calls
+        ]
+        offered = stand_in_tools(made) if offer else ()
+        for answer in marked_answers(calls) if before else ():
+            after = after_mark(text_or_none(self, [*before, answer, *new], offered))
+            if after is None:
+                continue
+            if offer and STAND_IN_TOOL in after:
+                return None
+            if not answer.tool_calls:
+                return tail_after_text(after, self.traits.closers, self.traits.openers, self._added)
+            own = self._own_end(answer)
+            return None if own is None else tail_after_calls(after, own, self.traits.closers, self._added)
+        return None
 
-    def _own_end(self, calls: Sequence[ToolCall]) -> str | None:
+    def _own_end(self, answer: Message) -> str | None:
         """What is written between the mark in a call and whatever follows the turn; None where that is not clear."""
-        key = tuple((call.name, call.id if self.traits.late_ids else "") for call in calls)
+        calls = answer.tool_calls
+        key = tuple((call.name, bool(call.arguments), call.id if self.traits.late_ids else "") for call in calls)
         if key in self._own_ends:
             return self._own_ends[key]
-        marked, offered = stand_in(calls), stand_in_tools(calls) if self.traits.needs_tools else ()
+        marked, offered = [*stand_in(())[:1], answer], stand_in_tools(calls) if self.traits.needs_tools else ()
         results = [Message("tool", "found", None, (), call.id, call.name) for call in calls]
         texts = [text_or_none(self, marked, offered, generate=False)]
         texts += [text_or_none(self, [*marked, *new], offered) for new in (results, [Message("user", "more")])]
-        ends = [after for after in map(after_mark, texts) if after is not None]
-        clear = len(ends) > 1 or after_mark(texts[0]) is not None
-        found = own_end(ends, self._added) if clear else None
+        alone, *followed = map(after_mark, texts)
+        ends = [after for after in (alone, *followed) if after is not None]
+        found = own_end(ends, self._added) if len(ends) > 1 or alone is not None else None
+        if found is not None and None not in followed and not any(token in found for token in self.traits.closers):
+            # An answer that nothing follows may be left open; two that something follows share their end.
+            closed = own_end([after for after in followed if after is not None], self._added)
+            found = closed if any(token in closed for token in self.traits.closers) else found
         if len(self._own_ends) < MAX_OWN_ENDS:
             self._own_ends[key] = found
         return found
