@@ -16,7 +16,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ class Family:
 
     `vocabulary` is a package of npm without its prefix, or a name of `tests.tokens.models`. `template` is PACKAGE:FILE,
     with "own" for this folder's; "" is the template that comes with the vocabulary, "none" is no template at all.
-    `special` and `plain` are tokens added to the vocabulary; `bos` and `eos` replace the vocabulary's own. `tools`,
+    `tool_template` is the one for tools, where a model names two. `special` and `plain` are tokens added to the vocabulary; `bos` and `eos` replace the vocabulary's own. `tools`,
     `reasoning`: whether the template writes them.
     """
 
@@ -53,6 +53,7 @@ class Family:
     plain: tuple[str, ...] = ()
     bos: str = ""
     eos: str = ""
+    tool_template: str = ""
     tools: bool = True
     reasoning: bool = False
     borrowed: bool = False
@@ -119,8 +120,8 @@ FAMILIES: dict[str, Family] = {
     "llama3.3": Family("llama3_1", _llama_cpp("meta-llama-Llama-3.3-70B-Instruct")),
     "gemma2": Family("gemma2", _llama_cpp("google-gemma-2-2b-it"), eos="<end_of_turn>", tools=False),
     "gemma3": Family("gemma3", tools=False),
-    "command-r-plus": Family("command_r_plus"),
-    "aya-expanse": Family("aya_expanse"),
+    "command-r-plus": Family("command_r_plus", tool_template=_llama_cpp("CohereForAI-c4ai-command-r-plus-tool_use")),
+    "aya-expanse": Family("aya_expanse", tool_template=_llama_cpp("CohereForAI-c4ai-command-r-plus-tool_use")),
     "yi": Family("yi", "own:yi.jinja", special=_CHATML, eos="<|im_end|>", tools=False),
     "internlm2": Family("internlm2", special=_CHATML, eos="<|im_end|>", tools=False),
     "baichuan2": Family(
@@ -364,6 +365,10 @@ def _make(family: Family, made: Path) -> None:
         config.pop("chat_template", None)
     elif family.template:
         config["chat_template"] = _template(family)
+    elif family.tool_template:
+        named = {each["name"]: each["template"] for each in config["chat_template"]}
+        named["tool_use"] = _template(replace(family, template=family.tool_template))
+        config["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
     (made / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False, separators=(",", ":")))
     (made / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False))
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from headrace.checkup.kept import kept
-from headrace.checkup.scripted import Sampled, ScriptedModel
+from headrace.checkup.scripted import Sampled, ScriptedModel, chat_templates
 from headrace.tokens import (
     AnswerDelta,
     Cause,
@@ -128,17 +128,13 @@ def check_renderer(renderer: Renderer, folder: str = "") -> ModelReport:
     try:
         scripted.text([SYSTEM, Message("user", "Hello?")], tools)
     except Unrenderable:
-        report.system = REFUSED if chat_has_template(scripted) else report.system
+        report.system = REFUSED if any(chat_templates(renderer)) else report.system
     talk.messages = [SYSTEM] if report.system == "written" else []
     _play(talk, report)
     report.kept = sorted(talk.kept)
     report.turns = talk.turns
     report.trouble += [f"another text than the template's, without a name: {each}" for each in talk.unnamed]
     return report
-
-
-def chat_has_template(scripted: ScriptedModel) -> bool:
-    return bool(scripted.vocabulary.hf.chat_template)
 
 
 def _play(talk: ScriptedTalk, report: ModelReport) -> None:
@@ -319,24 +315,26 @@ class ScriptedTalk:
         """Notes in what a continued prompt is not what the template would write."""
         if not plan.bridged:
             return
-        decode = self.renderer.vocabulary.decode
         try:
-            template = decode(self.renderer.render(conversation.messages, self.tools))
+            template = self._rendered(conversation.messages, self.tools)
         except Unrenderable:
             return
-        ours, grammar = decode(plan.ids.tolist()), self.renderer.grammar
+        ours, grammar = self.renderer.vocabulary.decode(plan.ids.tolist()), self.renderer.grammar
         names = kept(ours, template, conversation.messages, self.tools, grammar, self._movable(conversation))
         self.kept |= {name for name in names if " for " not in name}
         self.unnamed += [name for name in names if " for " in name and name not in self.unnamed]
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> str:
+        return self.renderer.vocabulary.decode(self.renderer.render(messages, tools))
 
     def _movable(self, conversation: Conversation) -> dict[str, str]:
         """What the template writes of the tools and of the system message."""
         question = [Message("user", "question")]
         systems = [message for message in conversation.messages[:1] if message.role == "system"]
         try:
-            bare = self.scripted.text(question)
-            tools = inserted(bare, self.scripted.text(question, self.tools)) if self.tools else ""
-            system = inserted(bare, self.scripted.text([*systems, *question])) if systems else ""
+            bare = self._rendered(question)
+            tools = inserted(bare, self._rendered(question, self.tools)) if self.tools else ""
+            system = inserted(bare, self._rendered([*systems, *question])) if systems else ""
         except Unrenderable:
             return {}
         return {"tools": tools, "system": system}

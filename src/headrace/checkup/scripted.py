@@ -43,24 +43,29 @@ class ScriptedModel:
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
         self.vocabulary: Vocabulary = renderer.vocabulary
-        template = chat_template(renderer)
+        plain, tooled = chat_templates(renderer)
         self.grammar: Grammar = renderer.grammar
-        self._write = writer(self.vocabulary, template, PINNED_OPTIONS) if template else None
-        self._quirks = learned(self.vocabulary, template, PINNED_OPTIONS).quirks if template else Quirks()
+        self._write = {
+            with_tools: writer(self.vocabulary, template, PINNED_OPTIONS)
+            for with_tools, template in ((False, plain), (True, tooled))
+            if template
+        }
+        self._quirks = learned(self.vocabulary, tooled, PINNED_OPTIONS).quirks if tooled else Quirks()
         self._stops = [self.vocabulary.added[i] for i in renderer.stop_ids if i in self.vocabulary.added]
 
     def text(self, messages: Sequence[Message], tools: Tools = (), *, generate: bool = True) -> str:
         """A conversation as the template writes it. Raises `Unrenderable` where it refuses to."""
-        if self._write is None:
+        if not self._write:
             raise Unrenderable("there is no chat template")
+        offered = [dict(tool) for tool in tools] or None
         try:
-            return self._write([self._given(m) for m in messages], [dict(tool) for tool in tools] or None, generate)
+            return self._write[bool(tools)]([self._given(message) for message in messages], offered, generate)
         except Exception as error:  # templates are programs of strangers and may raise anything
             raise Unrenderable(f"the chat template refuses these messages: {error}") from error
 
     def writes_calls(self, tools: Tools, call: ToolCall) -> bool:
         """Whether the template writes tool calls at all."""
-        if self._write is None:
+        if not self._write:
             return self.grammar.calls is not None
         try:
             asked = [Message("user", "question"), Message("assistant", "", None, (call,))]
@@ -84,7 +89,7 @@ class ScriptedModel:
 
     def _answer(self, messages: Sequence[Message], tools: Tools, answer: Message) -> tuple[str, Message]:
         """The answer's text up to the token that ends it, and what of the answer stands in it."""
-        if self._write is None:
+        if not self._write:
             return self._by_form(answer), answer
         own, prompt = self._written(messages, tools, answer)
         opened = self._ends(prompt, "open")
@@ -107,15 +112,29 @@ class ScriptedModel:
         otherwise is asked with fewer of them."""
         question = Message("user", "question")
         for before, offered in ((messages, tools), ([question], tools), ([question], ())):
-            prompt = self.text(before, offered)
-            base, whole = (self.text(each, offered, generate=False) for each in (before, [*before, answer]))
+            prompt, whole = self.text(before, offered), self.text([*before, answer], offered, generate=False)
             if whole.startswith(prompt):
                 return whole[len(prompt) :], prompt
-            shared, asked = _shared(prompt, whole), before[-1].content
-            if len(shared) >= len(base.rstrip()) or (asked and asked in prompt[: len(shared)][prompt.rfind(asked) :]):
-                own = whole[len(shared) :]
-                return (self._without_thought(own) if self._ends(prompt, "close") else own), prompt
+            shared = _shared(prompt, whole)
+            if len(shared) < len(self._before_answer(prompt, before, offered)):
+                continue
+            own = whole[len(shared) :]
+            if self._ends(prompt, "close"):  # a thought that the prompt ended
+                own = self._without_thought(own) if not self._ends(shared, "open") else self._opener + own
+            return own, prompt
         raise Unrenderable("what the chat template writes of an answer cannot be told from what it writes before")
+
+    @property
+    def _opener(self) -> str:
+        return (self.grammar.reasoning or THINK).open
+
+    def _before_answer(self, prompt: str, messages: Sequence[Message], tools: Tools) -> str:
+        """The part of a prompt that stands before anything of an answer."""
+        try:
+            other = self.text([*messages, Message("user", "more")], tools, generate=False)
+        except Unrenderable:
+            other = self.text(messages, tools, generate=False)
+        return _shared(prompt, other).rstrip()
 
     def _ends(self, prompt: str, mark: str) -> bool:
         """Whether a prompt ends with the mark that opens or closes reasoning."""
@@ -181,10 +200,11 @@ class ScriptedModel:
         return given
 
 
-def chat_template(renderer: Renderer) -> str:
-    """The chat template by which a renderer writes; of several the one for tools; "" where there is none."""
-    used = renderer.tooled if isinstance(renderer, NamedTemplates) else renderer
-    return str(used.vocabulary.hf.chat_template or "")
+def chat_templates(renderer: Renderer) -> tuple[str, str]:
+    """The chat templates by which a renderer writes without tools and with them; "" where there is none."""
+    plain = renderer.plain if isinstance(renderer, NamedTemplates) else renderer
+    tooled = renderer.tooled if isinstance(renderer, NamedTemplates) else renderer
+    return str(plain.vocabulary.hf.chat_template or ""), str(tooled.vocabulary.hf.chat_template or "")
 
 
 def _shared(one: str, other: str) -> str:

@@ -99,7 +99,9 @@ def _histories() -> list[list[Message]]:
     asks = [Message("assistant", "", None, (_CALL,)), Message("assistant", "Let me see.", None, (_CALL,))]
     plain = [[_user(0), answers[0]], [_user(0), answers[1], _user(2), answers[2]]]
     tooled = [[_user(0), asks[0]], [_user(2), answers[0], _user(0), asks[1]]]
-    tooled.append([_user(0), asks[0], _result(_CALL, "found"), answers[0], _user(3), asks[0]])
+    first = ToolCall(_CALL.name, _CALL.arguments, "firstid12")  # some number calls by where their ids stood first
+    asked_first = [_user(0), Message("assistant", "", None, (first,)), _result(first, "found")]
+    tooled.append([*asked_first, answers[0], _user(3), asks[0]])
     plain.append([_user(0), asks[1], _result(_CALL, ""), answers[2]])
     both = Message("assistant", "", None, (_CALL, _OTHER))
     return [*plain, *tooled, [_user(0), both]]
