@@ -148,7 +148,7 @@ class ChannelParser:
         if self._state == "call":
             self._take_arguments("")
             self._scanner.finish()
-        if not self._opened and not "".join(self._raw[2:]).strip():
+        if not last and not self._opened and not "".join(self._raw[2:]).strip():
             self._opened = True
             self._answer.open_call(self._name, "")
             self._answer.add_arguments(["{}"])
