@@ -424,6 +424,8 @@ def typed(raw: str, kinds: frozenset[str]) -> str:
         if kinds == {"json"} or not isinstance(value, str):
             if "string" not in kinds or _type_names(value) & kinds:
                 return text
+    if kinds and "string" not in kinds and (literal := python_literal(text)) is not None:
+        return literal  # templates write what is no string in Python's way, too
     return json.dumps(raw, ensure_ascii=False)
 
 
@@ -539,6 +541,8 @@ def python_literal(text: str) -> str | None:
     """The JSON text of a Python literal, or of JSON; None where it is neither."""
     if is_json(text):
         return text
+    if len(text) > 1 and text[0] in "'\"" and text.find(text[0], 1) == len(text) - 1:
+        text = text.replace("\n", "\\n").replace("\r", "\\r")  # quoted, but for line breaks
     try:
         value = ast.literal_eval(text)
         written = json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from headrace.tokens.forms import CallForm, Channels, Grammar, JsonObject, KeyValues, Parameters, Reasoning
+from headrace.tokens.forms import CallForm, Channels, Grammar, JsonObject, KeyValues, NamedArguments, Parameters, Reasoning
 
 #: Marks around reasoning, for templates that leave reasoning out of the past or take it in no field of its own.
 KNOWN_REASONING = (
@@ -67,6 +67,8 @@ def _dsml(block: str) -> Grammar:
     )
 
 
+_HERMES = CallForm(JsonObject(), open="<tool_call>\n", close="\n</tool_call>", between="\n")
+
 DECLARED: tuple[Declared, ...] = (
     Declared(
         "harmony",
@@ -79,8 +81,35 @@ DECLARED: tuple[Declared, ...] = (
         _calls(CallForm(KeyValues('<|"|>'), open="<|tool_call>call:", close="<tool_call|>")),
         tokens=("<|tool_call>", "<tool_call|>", '<|"|>'),
     ),
-    Declared("dsml-calls", _dsml("tool_calls"), tokens=(_DSML,), words=("tool_calls>",)),
+    Declared("dsml of V4", _dsml("tool_calls"), tokens=(_DSML, "<｜action｜>")),
     Declared("dsml", _dsml("function_calls"), tokens=(_DSML,)),
+    Declared(
+        "command-r",
+        _calls(
+            CallForm(
+                JsonObject("tool_name", "parameters"), begin="Action: ```json\n[\n", end="\n]```", between=",\n"
+            )
+        ),
+        words=("Action:", "tool_name", "```json"),
+    ),
+    Declared(
+        "granite",
+        _calls(CallForm(JsonObject(), begin="<|tool_call|>[", end="]", between=", ")),
+        words=("<|tool_call|>", "JSON list"),
+    ),
+    Declared(
+        "kimi",
+        _calls(
+            CallForm(
+                NamedArguments(":", "<|tool_call_argument_begin|>", "functions.{name}:{id}"),
+                begin="<|tool_calls_section_begin|>",
+                end="<|tool_calls_section_end|>",
+                open="<|tool_call_begin|>functions.",
+                close="<|tool_call_end|>",
+            )
+        ),
+        words=("<|tool_call_argument_begin|>",),
+    ),
     Declared(
         "phi4-mini",
         _calls(CallForm(JsonObject(), begin="<|tool_call|>[", end="]<|/tool_call|>", between=", ")),
@@ -95,14 +124,6 @@ DECLARED: tuple[Declared, ...] = (
         ),
         tokens=("<|action_start|>", "<|action_end|>", "<|plugin|>"),
     ),
-    Declared(
-        "hermes",
-        _calls(CallForm(JsonObject(), open="<tool_call>\n", close="\n</tool_call>", between="\n")),
-        tokens=("<tool_call>", "</tool_call>"),
-    ),
-    Declared(
-        "hermes in the prompt",
-        _calls(CallForm(JsonObject(), open="<tool_call>\n", close="\n</tool_call>", between="\n")),
-        words=("<tool_call>", "</tool_call>"),
-    ),
+    Declared("hermes in the prompt", _calls(_HERMES), words=("<tool_call>", "</tool_call>")),
+    Declared("hermes", _calls(_HERMES), tokens=("<tool_call>", "</tool_call>")),
 )

@@ -21,7 +21,6 @@ from headrace.tokens.declared import DECLARED, KNOWN_REASONING, Declared
 from headrace.tokens.forms import (
     Body,
     CallForm,
-    Channels,
     Grammar,
     JsonObject,
     KeyValues,
@@ -42,6 +41,8 @@ _CONTENT, _THOUGHT = "headracecontentmark", "headracethoughtmark"
 REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking", "thought")
 #: A token that some models write before a bare call.
 LEAD = "<|python_tag|>"
+#: Tokens that end a turn with calls although another ends a plain answer.
+CALL_ENDS = ("<|eom_id|>", "<|tool_response>")
 _UNWRITTEN = "its chat template writes no tool calls"
 
 _STRING = {"type": "string"}
@@ -54,8 +55,7 @@ _PROPERTIES: dict[str, Any] = {
     "share": {"type": "number"},
     "flag": {"type": "boolean"},
     "nested": {"type": "object"},
-    "items": {"type": "array"},
-    "nothing": {"type": "null"},
+    "items": {"type": "array", "items": _STRING},
 }
 TOOLS: list[dict[str, Any]] = [
     {
@@ -78,7 +78,7 @@ class Quirks(msgspec.Struct, frozen=True, omit_defaults=True):
     text_arguments: bool = False  # arguments as JSON text, not as an object
     null_content: bool = False  # content that is null, not empty, beside calls
     ids: str = ""  # the form of ids: "" for any; "short" for nine letters and digits; "{name}" and "{id}" as written
-    several: bool = True  # whether it writes more than one call
+    most_calls: int = 0  # how many calls it writes in one answer; 0 for any number
 
 
 class Inference(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -107,8 +107,9 @@ class Written(NamedTuple):
 class Author:
     """A template that is asked to write answers, with what it needs for that."""
 
-    def __init__(self, write: Write, tokens: Collection[str]) -> None:
+    def __init__(self, write: Write, tokens: Collection[str], template: str) -> None:
         self._write = write
+        self._template = template
         self._tokens = tokens
         self._user = [{"role": "user", "content": "question"}]
         self.tools: list[dict[str, Any]] | None = TOOLS
@@ -120,6 +121,11 @@ class Author:
             whole = self._try([*self._user, plain])
         self.before, _, self.tail = (whole or "").partition(_CONTENT)
         self.prompt = self._try(self._user, generate=True) or self.before
+        self._stops = tuple(atom for atom in _atoms(self.tail) if atom.strip() and (atom in tokens or atom[0] in "<["))
+
+    def knows(self, mark: str) -> bool:
+        """Whether the vocabulary or the template has a mark."""
+        return mark in self._tokens or mark in self._template
 
     def _try(self, messages: list[dict[str, Any]], *, generate: bool = False) -> str | None:
         try:
@@ -134,19 +140,17 @@ class Author:
             return None
         prompt = self.prompt
         if not whole.startswith(prompt):
-            prompt = _common_prefix(self.before, whole)
-        return Written(prompt, self._without_end(whole[len(prompt) :]))
+            prompt = "".join(_common_atoms(_atoms(self.before), _atoms(whole)))
+        text = self._first_turn(whole[len(prompt) :])
+        last = sample.calls[-1].name if sample.calls else sample.content
+        # What a template spreads over several turns is no answer that could be sampled.
+        return Written(prompt, text) if last in text or last not in whole[len(prompt) :] else None
 
-    def _without_end(self, text: str) -> str:
+    def _first_turn(self, text: str) -> str:
         if self.tail and text.endswith(self.tail):
-            return text[: len(text) - len(self.tail)]
-        last = text.rstrip()
-        ends = [token for token in self._tokens if token and last.endswith(token)]
-        stop = next(iter(self.tail.split()), "")
-        if stop and stop in last and not last.endswith(tuple(ends)):
-            return last[: last.rindex(stop)]
-        # Another token than after a plain answer may end a turn with calls, or the last marker of the calls does.
-        return last
+            text = text[: len(text) - len(self.tail)]
+        ends = [at for stop in (*self._stops, *CALL_ENDS) if (at := text.find(stop)) >= 0]
+        return text[: min(ends, default=len(text))]
 
     def _message(self, sample: Sample) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": sample.content}
@@ -178,7 +182,7 @@ class Author:
 
 def infer(write: Write, tokens: Collection[str], template: str) -> Inference:
     """How a template writes answers. `tokens` are the vocabulary's added tokens."""
-    author = Author(write, tokens)
+    author = Author(write, tokens, template)
     reasoning = _reasoning(author, tokens, template)
     content_open, content_close = _around_content(author, reasoning)
     base = Grammar(reasoning, None, "", content_open, content_close)
@@ -188,7 +192,7 @@ def infer(write: Write, tokens: Collection[str], template: str) -> Inference:
             return Inference(declared.grammar, author.quirks, declared.name)
     troubles = []
     if writes:
-        for form in _forms(author, tokens):
+        for form in _forms(author):
             grammar = msgspec.structs.replace(base, calls=form)
             trouble = _trouble(author, grammar)
             if not trouble:
@@ -223,12 +227,20 @@ def _find_quirks(author: Author) -> bool:
                     continue
                 if '\\"key_one\\"' in written.text:
                     continue  # JSON within a JSON string: it wants the object
-                both = author.written(Sample("", None, (*one.calls, ToolCall("count_beta", {"count": 3}))))
-                several = both is not None and "count_beta" in both.text and "fetch_alpha" in both.text
-                author.quirks = msgspec.structs.replace(author.quirks, several=several)
+                author.quirks = msgspec.structs.replace(author.quirks, most_calls=_most_calls(author))
                 return True
     author.quirks = Quirks()
     return False
+
+
+def _most_calls(author: Author) -> int:
+    """How many calls the template writes in one answer, of up to three; 0 where all of them."""
+    calls = tuple(ToolCall("fetch_alpha", {"key_one": f"value_number_{n}"}) for n in range(3))
+    for most in (3, 2):
+        written = author.written(Sample("", None, calls[:most]))
+        if written is not None and all(call.arguments["key_one"] in written.text for call in calls[:most]):
+            return 0 if most == 3 else most
+    return 1
 
 
 # Where a call stands in a text, by how its body may be written.
@@ -290,16 +302,14 @@ def _in_named_arguments(text: str, call: ToolCall, call_id: str, start: int) -> 
     if value != call.arguments:
         return None
     between = text[at + len(call.name) : brace]
-    own, _, rest = call_id.partition(call.name)
     if call_id in between:  # a name, its id, its arguments
         after, _, until = between.partition(call_id)
         return Found(NamedArguments(after, until, "{id}"), at, end) if after.strip() and until.strip() else None
-    if rest and text[:at].endswith(own) and between.startswith(rest):  # an id that holds the name
-        number = rest.lstrip(":-_./#")
-        after, until = rest[: len(rest) - len(number)], between[len(rest) :]
-        if after and until.strip():
-            return Found(NamedArguments(after, until, f"{own}{{name}}{after}{{id}}"), at, end)
-        return None
+    numbered = re.match(r"([:#_-])(\d+)(\D.*)", between, re.DOTALL)
+    if numbered and numbered[3].strip():  # an id that is made of the name and a number
+        own = re.search(r"[\w.]*$", text[:at])
+        form = f"{own[0] if own else ''}{{name}}{numbered[1]}{{id}}"
+        return Found(NamedArguments(numbered[1], numbered[3], form), at, end)
     return Found(NamedArguments(between), at, end)
 
 
@@ -328,17 +338,17 @@ def _read_to_its_end(body: Body, text: str, at: int) -> Found | None:
     return Found(body, at, end) if reader.done else None
 
 
-def _forms(author: Author, tokens: Collection[str]) -> Iterator[CallForm]:
+def _forms(author: Author) -> Iterator[CallForm]:
     """Forms that what the template writes may be, the likelier first."""
     first, second = ToolCall("fetch_alpha", _TWO_STRINGS), ToolCall("count_beta", _TWO_STRINGS)
     one = author.written(Sample("", None, (first,)))
-    two = author.written(Sample("", None, (first, second))) if author.quirks.several else None
+    two = author.written(Sample("", None, (first, second))) if author.quirks.most_calls != 1 else None
     if one is None:
         return
     for locate in (_in_json, _in_named_arguments, _in_python, _in_key_values):
         form = _framed(author, locate, one.text, two.text if two else None, (first, second))
         if form is not None:
-            yield msgspec.structs.replace(form, lead=LEAD) if form.bare and LEAD in tokens else form
+            yield msgspec.structs.replace(form, lead=LEAD) if form.bare and author.knows(LEAD) else form
     yield from _parameter_forms(author, one.text, two.text if two else None)
 
 
@@ -356,12 +366,8 @@ def _framed(
         if first is not None and second is not None:
             middle = two[first.end : second.start]
             return _around(found.body, _after_thought(two[: first.start]), middle, two[second.end :])
-    form = CallForm(found.body, open=_own_prefix(found.body, before), close=after.rstrip())
+    form = CallForm(found.body, open=before.lstrip(), close=after.rstrip())
     return form if not form.bare or isinstance(found.body, JsonObject) else None
-
-
-def _own_prefix(body: Body, before: str) -> str:
-    return before.lstrip()
 
 
 def _around(body: Body, before: str, middle: str, after: str) -> CallForm:
@@ -517,10 +523,12 @@ def _trouble(author: Author, grammar: Grammar) -> str:
     """What speaks against a grammar: the first answer that is not read back as it was meant; "" for nothing."""
     proven = 0
     for sample in held_out():
-        if len(sample.calls) > 1 and not author.quirks.several:
+        if len(sample.calls) > (author.quirks.most_calls or len(sample.calls)):
             continue
+        if grammar.calls is not None and grammar.calls.bare and sample.calls and sample.content:
+            continue  # a bare call is all of an answer
         written = author.written(sample)
-        if written is None:
+        if written is None or not all(call.name in written.text for call in sample.calls):
             continue
         problem = _not_as_meant(author, grammar, sample, written)
         if problem:
@@ -541,12 +549,13 @@ def _not_as_meant(author: Author, grammar: Grammar, sample: Sample, written: Wri
     read = whole[1]
     if [(call.name, call.arguments) for call in read.tool_calls] != [(c.name, c.arguments) for c in sample.calls]:
         return f"the calls are read as {[(call.name, call.arguments) for call in read.tool_calls]!r}"
-    if _writes_ids(grammar.calls):
-        ids = [author.call_id(call, n) for n, call in enumerate(sample.calls)]
+    ids = [author.call_id(call, n) for n, call in enumerate(sample.calls)]
+    if _writes_ids(grammar.calls) and all(each in text for each in ids):
         if [call.id for call in read.tool_calls] != ids:
             return "ids are read differently"
     expected = sample.content.strip() if sample.content.strip() in text else ""
-    if read.content.strip() != expected:
+    as_thought = not read.content and expected == (read.reasoning or "").strip()
+    if read.content.strip() != expected and not as_thought:  # some templates write text beside calls as reasoning
         return f"the content is read as {read.content!r}"
     if sample.reasoning is not None and sample.reasoning in text and (read.reasoning or "").strip() != sample.reasoning:
         return f"the reasoning is read as {read.reasoning!r}"
@@ -586,11 +595,6 @@ def _common_atoms(first: Sequence[str], second: Sequence[str]) -> list[str]:
     while count < min(len(first), len(second)) and first[count] == second[count]:
         count += 1
     return list(first[:count])
-
-
-def _common_prefix(first: str, second: str) -> str:
-    size = min(len(first), len(second))
-    return first[: next((n for n in range(size) if first[n] != second[n]), size)]
 
 
 def _json(value: Any) -> str:
