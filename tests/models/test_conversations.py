@@ -17,8 +17,8 @@ PROPERTIES: dict[str, Any] = {
     "n": {"type": "integer", "description": "a count"},
     "share": {"type": "number", "description": "a share"},
     "deep": {"type": "boolean", "description": "whether"},
-    "items": {"type": "array", "items": {}, "description": "some"},
-    "about": {"type": "object", "properties": {}, "description": "what about"},
+    "items": {"type": "array", "items": {"type": "string"}, "description": "some"},
+    "about": {"type": "object", "properties": {}, "additionalProperties": {"type": "string"}, "description": "more"},
 }
 TOOLS: list[dict[str, Any]] = [
     {

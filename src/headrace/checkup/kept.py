@@ -16,10 +16,11 @@ KINDS = {
     "reasoning": "earlier reasoning, which the template strips",
     "white space": "the white space that was sampled or written first",
     "system": "the system message where it stood first",
+    "instructions": "the instructions that the template writes before the last answer only, before every one",
     "tools": "the tools where they stood first",
     "ids": "the ids of calls as they were sampled",
     "markers": "the markers that were sampled or written first",
-    "turns": "where earlier turns stood",
+    "text beside calls": "where the text beside calls stood",
 }
 
 
@@ -37,7 +38,7 @@ def kept(
     """
     moved = {name for name, text in movable.items() if text and ours.find(text) != template.find(text)}
     for name in moved:
-        ours, template = ours.replace(movable[name], "", 1), template.replace(movable[name], "", 1)
+        ours, template = ours.replace(movable[name], ""), template.replace(movable[name], "")
     return moved | _differences(ours, template, messages, tools, grammar)
 
 
@@ -72,6 +73,9 @@ def _name(
         return "tools"
     if any(message.content and message.content in both for message in messages if message.role == "system"):
         return "system"
+    spoken = re.sub(r"<[^<>\s]+>|\[/?[A-Z_]+\]", "", both).strip()
+    if spoken and any(spoken == message.content.strip() for message in messages if message.tool_calls):
+        return "text beside calls"
     if not re.sub(r"<[^<>\s]+>|\[/?[A-Z_]+\]|\s+", "", both):
         return "markers"
     return f"{ours!r} for {template!r}"

@@ -60,7 +60,12 @@ TOOLS: list[dict[str, Any]] = [
                 "type": "object",
                 "properties": {
                     "to": {"type": "array", "items": {"type": "string"}, "description": "to whom"},
-                    "about": {"type": "object", "properties": {}, "description": "what it is about"},
+                    "about": {
+                        "type": "object",
+                        "description": "what it is about",
+                        "properties": {},
+                        "additionalProperties": {"type": "array", "items": {"type": "number"}},
+                    },
                 },
                 "required": ["to"],
             },
@@ -73,6 +78,8 @@ SEVERAL = (
     ToolCall("look_up", {"q": "東京 🙂"}, "ghijkl456"),
     ToolCall("send_mail", {"to": ["a@b.c", "d"], "about": {"x": [1, 2.5, None]}}, "mnopqr789"),
 )
+#: Letters from which on a text is no marker.
+INSTRUCTION_LETTERS = 40
 READ, NONE, REFUSED = "read", "none", "refused by the template"
 BRIDGED = "yes"
 
@@ -337,7 +344,19 @@ class ScriptedTalk:
             system = inserted(bare, self._rendered([*systems, *question])) if systems else ""
         except Unrenderable:
             return {}
-        return {"tools": tools, "system": system}
+        return {"tools": tools, "system": system, "instructions": self._instructions()}
+
+    def _instructions(self) -> str:
+        """What the template writes before an answer that is still to come, and not before one that has followers."""
+        asked, said = Message("user", "question"), Message("assistant", "answered")
+        try:
+            now = self._rendered([asked], self.tools).rpartition("question")[2]
+            then = self._rendered([asked, said, Message("user", "more")], self.tools)
+        except Unrenderable:
+            return ""
+        before = then.partition("answered")[0].rpartition("question")[2]
+        found = inserted(before, now)
+        return found if sum(map(str.isalpha, found)) >= INSTRUCTION_LETTERS else ""
 
 
 def inserted(one: str, other: str) -> str:

@@ -118,7 +118,7 @@ class ScriptedModel:
             shared = _shared(prompt, whole)
             if len(shared) < len(self._before_answer(prompt, before, offered)):
                 continue
-            own = whole[len(shared) :]
+            own = _without_header(whole[len(shared) :], prompt)
             if self._ends(prompt, "close"):  # a thought that the prompt ended
                 own = self._without_thought(own) if not self._ends(shared, "open") else self._opener + own
             return own, prompt
@@ -169,7 +169,12 @@ class ScriptedModel:
         turn's first."""
         last = answer.tool_calls[-1].name if answer.tool_calls else answer.content
         said = max(own.rfind(last), 0) + len(last)
+        if any(token in own[:said] for token in self._stops):
+            raise Unrenderable("the chat template writes this answer as several turns")
         ends = [own.index(token, said) + len(token) for token in self._stops if token in own[said:]]
+        opener = self._turn_opener(messages, tools)
+        if opener and opener in own[said : min(ends, default=len(own))]:
+            return own[: own.index(opener, said)].rstrip()
         if ends:
             return own[: min(ends)]
         results = [Message("tool", "found", None, (), call.id, call.name) for call in answer.tool_calls]
@@ -180,6 +185,13 @@ class ScriptedModel:
         _, _, after = followed.rpartition(own.rstrip())
         opener = next((token for token in self._stops if after.lstrip().startswith(token)), "")
         return own.rstrip() + opener
+
+    def _turn_opener(self, messages: Sequence[Message], tools: Tools) -> str:
+        """The marker with which any turn begins; "" where turns have none in common."""
+        before = self._before_answer(self.text(messages, tools), messages, tools)
+        found = _PIECES.findall(before[-JOINT_CHARACTERS * 2 :])
+        last = found[-1] if found else ""
+        return last if last in self.vocabulary.added.values() and last not in self._stops else ""
 
     def _given(self, message: Message) -> dict[str, Any]:
         given = to_dict(message)
@@ -205,6 +217,16 @@ def chat_templates(renderer: Renderer) -> tuple[str, str]:
     plain = renderer.plain if isinstance(renderer, NamedTemplates) else renderer
     tooled = renderer.tooled if isinstance(renderer, NamedTemplates) else renderer
     return str(plain.vocabulary.hf.chat_template or ""), str(tooled.vocabulary.hf.chat_template or "")
+
+
+def _without_header(own: str, prompt: str) -> str:
+    """An answer's text without the markers by which the prompt has opened its turn already."""
+    pieces = _PIECES.findall(own[: JOINT_CHARACTERS * 4])
+    for n in range(len(pieces), 0, -1):
+        header = "".join(pieces[:n])
+        if header.strip() and prompt.endswith(header):
+            return own[len(header) :]
+    return own
 
 
 def _shared(one: str, other: str) -> str:

@@ -181,11 +181,29 @@ class FamilyRenderer(GrammarParsing):
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
         if bridged is None:
-            return None
+            return self._after_several(sampled, calls, given)
         ids, kept = bridged.token_ids, len(before) + len(sampled)
         if len(ids) <= kept or ids[:kept] != before + sampled:
             return None
         return [int(i) for i in ids[kept:]]
+
+    def _after_several(
+        self, response: list[int], calls: Sequence[ToolCall], new: list[dict[str, Any]]
+    ) -> list[int] | None:
+        """What follows several calls, for a family that sorts their results by the calls, which its library's bridge is
+        not told: what the library writes after a stand-in that made them."""
+        if len(calls) < 2 or not response:
+            return None
+        made = tuple(ToolCall(call.name, {}, call.id) for call in calls)
+        before = [to_dict(Message("user", "question")), to_dict(Message("assistant", "", None, made))]
+        try:
+            own = self._library.render_ids(before, add_generation_prompt=False)
+            whole = self._library.render_ids([*before, *new], add_generation_prompt=True)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+        if response[-1] not in self.stop_ids or response[-1] != own[-1] or whole[: len(own)] != own:
+            return None
+        return [int(i) for i in whole[len(own) :]]
 
     def stream(
         self, prompt: Sequence[int], *, tools: bool | Tools, new_id: NewId | None = None, stop: Sequence[str] = ()
