@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from headrace.engine.sequence import OutputText
 from headrace.tokens import Detokenizer, Vocabulary, same_text, text_of
-from headrace.tokens.decoding import ContinuedText, prompt_tail, token_text, whole_characters
+from headrace.tokens.decoding import prompt_tail, token_text, whole_characters
 from headrace.tokens.server_text import server_pieces
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -24,8 +22,6 @@ WORDS = ["▁", "▁▁", "▁the", "▁cat", "s", ".", "日", "▁a", "\n"]
 MARKS = ["<s>", "</s>", "<|user|>"]
 PIECES = [*MARKS, *WORDS, *BYTES]
 FIRST_BYTE = len(MARKS) + len(WORDS)
-#: What vLLM's own detokenizers said for ids behind prompts, recorded by `tests/vllm/record_texts.py`.
-RECORDED = Path(__file__).parent / "vllm_texts.json"
 
 
 def _sentencepiece(strip: bool, prepend: bool) -> Tokenizer:
@@ -239,12 +235,3 @@ def test_real_vocabularies_are_decoded_as_a_server_does(name: str, texts: list[s
         assert vocab.decode_after(prompt, answer).startswith(said)
         assert same_text(vocab, answer, said, prompt=prompt)
     assert vocab.decode_after(prompt, vocab.encode_after(texts[1])) == texts[1]
-
-
-@pytest.mark.parametrize("name", SENTENCEPIECE)
-def test_the_check_agrees_with_what_vllm_said(name: str) -> None:
-    vocab = vocabulary(name)
-    for prompt, ids, texts in json.loads(RECORDED.read_text())[name]:
-        assert [same_text(vocab, ids, text, prompt=prompt) for text in texts] == [True] * len(texts), (prompt, ids)
-        stream = ContinuedText(vocab.decode, prompt_tail(vocab.decode, prompt))
-        assert "".join(map(stream.add, ids)) == texts[0]

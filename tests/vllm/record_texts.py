@@ -37,9 +37,9 @@ def said(kind: str, tokenizer: Any, prompt: list[int], ids: list[int], asked: di
     return str(found.get_next_output_text(True, False))
 
 
-def some_ids(tokenizer: Any, dice: random.Random) -> list[int]:
+def some_ids(tokenizer: Any, vocabulary: dict[str, int], dice: random.Random) -> list[int]:
     """A few ids: of a text, of the bytes of characters whole and broken, of special tokens, any."""
-    vocabulary, kind = tokenizer.get_vocab(), dice.randrange(4)
+    kind = dice.randrange(4)
     if kind == 0:
         return list(tokenizer.encode(dice.choice(TEXTS), add_special_tokens=False))
     if kind == 1 and "<0x00>" in vocabulary:
@@ -55,9 +55,13 @@ def recorded(folder: str, count: int) -> list[Any]:
     from transformers import AutoTokenizer
 
     tokenizer, dice, found = AutoTokenizer.from_pretrained(folder), random.Random(7), []
+    vocabulary = tokenizer.get_vocab()
+
+    def several() -> list[int]:
+        return [token for _ in range(dice.randrange(1, 6)) for token in some_ids(tokenizer, vocabulary, dice)]
+
     for _ in range(count):
-        prompt, ids = ([id_ for _ in range(dice.randrange(1, 6)) for id_ in some_ids(tokenizer, dice)] for _ in "ab")
-        prompt, ids = prompt or [5], ids or [6]
+        prompt, ids = several() or [5], several() or [6]
         found.append([prompt, ids, [said(kind, tokenizer, prompt, ids, asked) for kind, asked in WAYS]])
     return found
 

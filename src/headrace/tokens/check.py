@@ -15,7 +15,7 @@ import numpy as np
 
 from headrace.data.errors import shown
 from headrace.data.step import FloatArray, IntArray
-from headrace.tokens.decoding import PromptIds
+from headrace.tokens.decoding import PromptIds, prompt_tail
 from headrace.tokens.history import Node
 from headrace.tokens.server_text import server_pieces
 from headrace.tokens.vocabulary import Vocabulary
@@ -102,8 +102,12 @@ def same_text(
 
 
 def _decoded(vocabulary: Vocabulary, ids: list[int], prompt: PromptIds) -> Iterator[str]:
-    """The text of ids in the ways that are quick to find, the likeliest first."""
+    """The text of ids at once, the likeliest way first."""
     if not vocabulary.bytewise and len(prompt):
+        tail = prompt_tail(vocabulary.decode, prompt)
+        before, whole = vocabulary.decode(tail), vocabulary.decode([*tail, *ids])
+        if whole.startswith(before):
+            yield whole[len(before) :]
         yield vocabulary.decode_after(prompt, ids)
     for skip in (True, False):
         yield vocabulary.decode(ids, skip_special=skip)
