@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.models import page
 
@@ -54,7 +54,19 @@ answers = st.builds(
 turns = st.lists(st.tuples(words, answers, st.lists(texts, min_size=2, max_size=2)), min_size=2, max_size=4)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+#: Without shrinking: it would take minutes, and a conversation that fails is short already.
+PHASES = (Phase.explicit, Phase.generate)
+
+
+@settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=PHASES,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
 @given(script=turns, system=st.one_of(st.none(), words), cuts=st.lists(st.integers(0, 200), max_size=6))
 def test_a_conversation(renderer: Renderer, name: str, script: list[Any], system: str | None, cuts: list[int]) -> None:
     scripted = ScriptedModel(renderer)

@@ -224,7 +224,7 @@ def _without_header(own: str, prompt: str) -> str:
     pieces = _PIECES.findall(own[: JOINT_CHARACTERS * 4])
     for n in range(len(pieces), 0, -1):
         header = "".join(pieces[:n])
-        if header.strip() and prompt.endswith(header):
+        if header.strip() and prompt.endswith(header.lstrip()):
             return own[len(header) :]
     return own
 
