@@ -14,9 +14,7 @@ RECIPIENT = re.compile(r"to=([^\s<]+)")
 MAX_HEADER_CHARS = 512
 
 
-def parser_of(
-    grammar: Grammar, *, tools: bool | Tools, thinking: bool, new_id: NewId
-) -> AnswerParser | ChannelParser:
+def parser_of(grammar: Grammar, *, tools: bool | Tools, thinking: bool, new_id: NewId) -> AnswerParser | ChannelParser:
     """The parser for a family's answers."""
     if grammar.calls is not None and isinstance(grammar.calls.body, Channels):
         return ChannelParser(grammar.calls.body, tools=bool(tools), new_id=new_id)

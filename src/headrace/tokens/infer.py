@@ -501,7 +501,7 @@ def held_out() -> list[Sample]:
     """Answers of every kind that play no part in finding a form."""
     odd = {"text": 'He said "hi" \\ and\n\tleft: {x} é 日本 🙂 & <b>', "other": ""}
     typed = {"count": -3, "share": 2.5, "flag": True, "text": "yes"}
-    deep = {"nested": {"a": [1, {"b": None}], "c": "d \"e\""}, "items": ["x", 2, False]}
+    deep = {"nested": {"a": [1, {"b": None}], "c": 'd "e"'}, "items": ["x", 2, False]}
     one = ToolCall("fetch_alpha", {"text": "plain words, and more"})
     calls = [
         (one,),

@@ -139,9 +139,7 @@ class AnswerParser:
     are strings, in a form that does not.
     """
 
-    def __init__(
-        self, grammar: Grammar, *, tools: bool | Tools, thinking: bool = False, new_id: NewId
-    ) -> None:
+    def __init__(self, grammar: Grammar, *, tools: bool | Tools, thinking: bool = False, new_id: NewId) -> None:
         form = grammar.calls if tools else None
         self._answer = AnswerSoFar(new_id)
         self._answer.thought = thinking
