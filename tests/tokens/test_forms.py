@@ -246,7 +246,8 @@ def test_a_call_whose_arguments_leave_json_keeps_what_was_valid(
     (call,) = parsed.tool_calls
     assert (call.arguments, parsed.content) == expected
     assert not call.whole
-    assert parsed.malformed and parsed.malformed[0] in text
+    assert len(parsed.malformed) == 1
+    assert parsed.malformed[0] in text
 
 
 def test_what_comes_before_the_arguments_decides_whether_it_is_a_call() -> None:

@@ -1,4 +1,4 @@
-"""Answers in channels (Harmony, gpt-oss): messages with a header each, of which some are reasoning and some are calls."""
+"""Answers in channels (Harmony, gpt-oss): messages with headers, of which some are reasoning and some are calls."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class ChannelParser:
 
     def _begin(self, header: str) -> None:
         form = self._form
-        before, _, after = header.partition(form.channel)
+        _, _, after = header.partition(form.channel)
         words = after.split(form.constrain)[0].split()
         channel = words[0] if words else ""
         recipient = RECIPIENT.search(header)
