@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
+from headrace.tokens.answer import AnswerDelta, AnswerSoFar, NewId, Parsed
 from headrace.tokens.bodies import held_back
 from headrace.tokens.forms import Channels, Grammar
 from headrace.tokens.jsontext import JsonScanner
-from headrace.tokens.parse import AnswerDelta, AnswerParser, AnswerSoFar, NewId, Parsed, Tools
+from headrace.tokens.parse import AnswerParser, Tools
 
 RECIPIENT = re.compile(r"to=([^\s<]+)")
 #: Characters of the longest header; a text that goes on without its end is content.
