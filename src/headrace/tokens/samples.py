@@ -88,7 +88,8 @@ class Author:
             whole = self._try([*self._user, plain])
         self.before, _, self.tail = (whole or "").partition(CONTENT)
         self.prompt = self._try(self._user, generate=True) or self.before
-        self._stops = tuple(atom for atom in atoms(self.tail) if atom in tokens and atom.strip() or (len(atom) > 3 and atom[0] in "<["))
+        ends = (atom for atom in atoms(self.tail) if atom.strip())
+        self._stops = tuple(atom for atom in ends if atom in tokens or (len(atom) > 3 and atom[0] in "<["))
 
     def knows(self, mark: str) -> bool:
         """Whether the vocabulary or the template has a mark."""
