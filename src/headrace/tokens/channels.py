@@ -1,13 +1,14 @@
-"""Answers in channels (Harmony, gpt-oss): messages with a header each, of which some are reasoning and some are calls."""
+"""Answers in channels (Harmony, gpt-oss): messages with headers, of which some are reasoning and some are calls."""
 
 from __future__ import annotations
 
 import re
 
+from headrace.tokens.answer import AnswerDelta, AnswerSoFar, NewId, Parsed
 from headrace.tokens.bodies import held_back
 from headrace.tokens.forms import Channels, Grammar
 from headrace.tokens.jsontext import JsonScanner
-from headrace.tokens.parse import AnswerDelta, AnswerParser, AnswerSoFar, NewId, Parsed, Tools
+from headrace.tokens.parse import AnswerParser, Tools
 
 RECIPIENT = re.compile(r"to=([^\s<]+)")
 #: Characters of the longest header; a text that goes on without its end is content.
@@ -100,7 +101,7 @@ class ChannelParser:
 
     def _begin(self, header: str) -> None:
         form = self._form
-        before, _, after = header.partition(form.channel)
+        _, _, after = header.partition(form.channel)
         words = after.split(form.constrain)[0].split()
         channel = words[0] if words else ""
         recipient = RECIPIENT.search(header)

@@ -9,126 +9,20 @@ named in `malformed`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
-from headrace.tokens.bodies import MORE, NO, BodyReader, Words, held_back, match_words, parameter_types, reader_of
-from headrace.tokens.forms import CallForm, Channels, CutPart, Grammar, JsonObject, Reasoning
+from headrace.tokens.answer import AnswerDelta, AnswerSoFar, CallDelta, NewId, Parsed
+from headrace.tokens.bodies import MORE, NO, BodyReader, Words, held_back, match_words
+from headrace.tokens.forms import CallForm, Channels, Grammar, JsonObject, Reasoning
 from headrace.tokens.jsontext import is_portable_json
-from headrace.tokens.messages import Message, ToolCall
+from headrace.tokens.values import parameter_types, reader_of
 
 __all__ = ["AnswerDelta", "AnswerParser", "CallDelta", "Grammar", "NewId", "Parsed", "StopCut", "is_portable_json"]
 
-NewId = Callable[[int], str]
 Tools = Sequence[Mapping[str, Any]]
 #: Separators that a model may put between bare calls although its template writes one call only.
 BARE_SEPARATORS: tuple[Words, ...] = ((";",), (",",))
-
-
-class CallDelta(msgspec.Struct, frozen=True):
-    """What is new of one tool call. `id` and `name` come once, in the call's first delta; `arguments` is JSON text to
-    append."""
-
-    index: int
-    id: str = ""
-    name: str = ""
-    arguments: str = ""
-
-
-class AnswerDelta(msgspec.Struct, frozen=True):
-    """What is new of an answer: text to append, and what is new of its calls."""
-
-    content: str = ""
-    reasoning: str = ""
-    tool_calls: tuple[CallDelta, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.content or self.reasoning or self.tool_calls)
-
-
-class Parsed(msgspec.Struct, frozen=True):
-    """A whole answer. `cut` names what was still open at its end; `malformed` holds the text of calls that could not be
-    read to their end."""
-
-    content: str = ""
-    reasoning: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-    malformed: tuple[str, ...] = ()
-    cut: CutPart = ""
-
-    @property
-    def message(self) -> Message:
-        """The answer as a message."""
-        return Message("assistant", self.content, self.reasoning, self.tool_calls)
-
-
-class AnswerSoFar:
-    """What was read of an answer, and what of it is new since the last delta."""
-
-    def __init__(self, new_id: NewId) -> None:
-        self.content: list[str] = []
-        self.reasoning: list[str] = []
-        self.thought = False
-        self.calls: list[ToolCall] = []
-        self.malformed: list[str] = []
-        self.cut: CutPart = ""
-        self._new_id = new_id
-        self._written: list[str] = []  # the arguments of the call that is being read
-        self._new: list[CallDelta] = []
-        self._sent = (0, 0)
-
-    def open_call(self, name: str, call_id: str) -> None:
-        """Begins a call; it is the last until `close_call`."""
-        call = ToolCall(name, {}, call_id or self._new_id(len(self.calls)))
-        self._new.append(CallDelta(len(self.calls), call.id, name))
-        self.calls.append(call)
-        self._written.clear()
-
-    def add_arguments(self, pieces: Sequence[str]) -> None:
-        """More of the last call's arguments."""
-        self._written += pieces
-        self._new.append(CallDelta(len(self.calls) - 1, arguments="".join(pieces)))
-
-    def close_call(self, *, whole: bool) -> None:
-        """Ends the last call; one that is not whole keeps the text of its arguments."""
-        call, written = self.calls[-1], "".join(self._written)
-        arguments = json.loads(written) if whole else written
-        self.calls[-1] = ToolCall(call.name, arguments, call.id, written)
-
-    def delta(self) -> AnswerDelta:
-        """What is new."""
-        content, reasoning = self._sent
-        self._sent = (len(self.content), len(self.reasoning))
-        calls: tuple[CallDelta, ...] = ()
-        if self._new:
-            calls = tuple(_joined(self._new))
-            self._new = []
-        return AnswerDelta("".join(self.content[content:]), "".join(self.reasoning[reasoning:]), calls)
-
-    def parsed(self) -> Parsed:
-        """All that was read."""
-        return Parsed(
-            "".join(self.content),
-            "".join(self.reasoning) if self.thought else None,
-            tuple(self.calls),
-            tuple(self.malformed),
-            self.cut,
-        )
-
-
-def _joined(deltas: Sequence[CallDelta]) -> list[CallDelta]:
-    """Deltas of which those of one call are one."""
-    found: list[CallDelta] = []
-    for delta in deltas:
-        if found and found[-1].index == delta.index:
-            last = found[-1]
-            found[-1] = CallDelta(last.index, last.id, last.name, last.arguments + delta.arguments)
-        else:
-            found.append(delta)
-    return found
 
 
 class AnswerParser:
@@ -143,7 +37,8 @@ class AnswerParser:
         form = grammar.calls if tools else None
         self._answer = AnswerSoFar(new_id)
         self._answer.thought = thinking
-        self._reasoning = grammar.reasoning or Reasoning("", "")
+        reasoning = grammar.reasoning or Reasoning("", "")
+        self._thought_open, self._thought_close = reasoning.open.strip(), reasoning.close.strip()
         self._wrappers = tuple(text.strip() for text in (grammar.content_open, grammar.content_close) if text.strip())
         self._buffer = ""
         self._trim = "\n" if thinking else ""  # what is dropped before the next visible character
@@ -192,6 +87,7 @@ class AnswerParser:
         self._closers = tuple(words[0] for words in (self._close, self._end) if words)
         self._goes_on = bool(self._begin or self._bare or self._separators)
         self._marks = (*self._openers, *self._wrappers)
+        self._thought_marks = (self._thought_close, *self._openers)
 
     def feed(self, text: str) -> AnswerDelta:
         """Takes the next text; what is new of the answer. A text that may still become a marker is held back."""
@@ -218,7 +114,7 @@ class AnswerParser:
 
     def _in_start(self, last: bool) -> bool:
         """Before the first visible character: only here may reasoning begin."""
-        begun, opener = self._buffer.lstrip(), self._reasoning.open.strip()
+        begun, opener = self._buffer.lstrip(), self._thought_open
         if begun.startswith(opener):
             self._buffer, self._state, self._trim = begun[len(opener) :], "reasoning", "\n"
             self._answer.thought = True
@@ -229,25 +125,25 @@ class AnswerParser:
         return True
 
     def _in_reasoning(self, last: bool) -> bool:
-        close = self._reasoning.close.strip()
-        end = self._buffer.find(close, max(0, self._seen - len(close)))
+        close, buffer = self._thought_close, self._buffer
+        end = buffer.find(close, max(0, self._seen - len(close)) if self._seen else 0)
         if end >= 0:
             self._think(self._buffer[:end])
             self._buffer, self._seen = self._buffer[end + len(close) :], 0
             self._state, self._trim, self._space = "first", "\n", ""
             return True
         # A call that begins while reasoning is open ends it, but only if nothing else does.
-        at = 0 if self._seen else min((n for n in map(self._buffer.find, self._openers) if n >= 0), default=-1)
+        at = 0 if self._seen else _first(buffer, self._openers)
         if at >= 0:
-            self._think(self._buffer[:at])
-            self._buffer = self._buffer[at:]
+            self._think(buffer[:at])
+            self._buffer = buffer[at:]
             self._seen = len(self._buffer)
             if last:
                 self._state, self._trim, self._space, self._seen = "content", "", "", 0
             return last
-        keep = 0 if last else held_back(self._buffer, (close, *self._openers))
-        self._think(self._buffer[: len(self._buffer) - keep])
-        self._buffer = self._buffer[len(self._buffer) - keep :]
+        keep = 0 if last else held_back(buffer, self._thought_marks)
+        self._think(buffer[: len(buffer) - keep] if keep else buffer)
+        self._buffer = buffer[len(buffer) - keep :] if keep else ""
         if last:
             self._answer.cut, self._state, self._space = "reasoning", "done", ""
         return last
@@ -277,10 +173,10 @@ class AnswerParser:
         return True
 
     def _in_content(self, last: bool) -> bool:
-        places = [(at, mark) for mark in self._marks if (at := self._buffer.find(mark)) >= 0]
-        if places:
-            at, mark = min(places)
-            self._say(self._buffer[:at])
+        buffer = self._buffer
+        if _first(buffer, self._marks) >= 0:
+            at, mark = min((at, mark) for mark in self._marks if (at := buffer.find(mark)) >= 0)
+            self._say(buffer[:at])
             self._buffer = self._buffer[at:]
             if mark in self._wrappers:
                 self._buffer, self._trim = self._buffer[len(mark) :], " \t\r\n"
@@ -289,9 +185,9 @@ class AnswerParser:
                 self._stage = "begin" if self._begin and mark == self._begin[0] else "open"
                 self._state = "opening"
             return True
-        keep = 0 if last else held_back(self._buffer, self._marks)
-        self._say(self._buffer[: len(self._buffer) - keep])
-        self._buffer = self._buffer[len(self._buffer) - keep :]
+        keep = 0 if last else held_back(buffer, self._marks)
+        self._say(buffer[: len(buffer) - keep] if keep else buffer)
+        self._buffer = buffer[len(buffer) - keep :] if keep else ""
         if last:
             self._state = "done"
         return last
@@ -479,6 +375,16 @@ class AnswerParser:
         if count and not self._opened:
             self._answer.content.append(self._buffer[:count])
         self._pass(count)
+
+
+def _first(text: str, marks: Words) -> int:
+    """Where the first of some marks stands in a text; -1 where none does."""
+    found = -1
+    for mark in marks:
+        at = text.find(mark)
+        if at >= 0 and (found < 0 or at < found):
+            found = at
+    return found
 
 
 def is_marker(words: Words) -> bool:
