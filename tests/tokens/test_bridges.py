@@ -9,12 +9,24 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from headrace.data.errors import InvalidInput
-from headrace.tokens import Conversation, History, Message, ToolCall, Unrenderable, Vocabulary, load_renderer, plan_prompt
+from headrace.gateway.config_files import ModelSpec
+from headrace.tokens import (
+    Conversation,
+    History,
+    Message,
+    ToolCall,
+    Unrenderable,
+    Vocabulary,
+    load_renderer,
+    plan_prompt,
+)
 from headrace.tokens.families import assumed_family
 from headrace.tokens.named import NamedTemplates, with_template
 from headrace.tokens.template import TemplateRenderer
@@ -35,7 +47,8 @@ STYLES: dict[str, tuple[str, set[str]]] = {
     "fails without tools, as Hermes": ("{{tools[0].function.name}}\n" + TURNS + PROMPT, set()),
     "has no end of a turn, as GLM": ("{% for m in messages %}" + TURN + "{% endfor %}" + PROMPT, set()),
     "leaves the last answer open, as Nemotron Nano": (
-        "{% for m in messages %}" + TURN + "{% if not loop.last %}\n<|end|>\n{% endif %}{% endfor %}" + PROMPT,
+        "{% for m in messages %}" + TURN + "{% if not (loop.last and m.role == 'assistant') %}\n<|end|>\n"
+        "{% endif %}{% endfor %}" + PROMPT,
         set(),
     ),
     "ends an answer otherwise where nothing follows, as gpt-oss": (
@@ -55,7 +68,9 @@ STYLES: dict[str, tuple[str, set[str]]] = {
         {"system"},
     ),
     "moves the tools to the last turn": (
-        "{% for m in messages %}{% if loop.last and tools %}{{tools | tojson}}{% endif %}" + TURN + "<|end|>\n{% endfor %}"
+        "{% for m in messages %}{% if loop.last and tools %}{{tools | tojson}}{% endif %}"
+        + TURN
+        + "<|end|>\n{% endfor %}"
         + PROMPT,
         {"tools"},
     ),
@@ -78,7 +93,13 @@ def bytes_vocabulary() -> Vocabulary:
     tokenizer = Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    marks = ["</s>", "<|end|>", *(f"<|{role}|>" for role in ("system", "user", "assistant", "tool")), "<call>", "</call>"]
+    marks = [
+        "</s>",
+        "<|end|>",
+        *(f"<|{role}|>" for role in ("system", "user", "assistant", "tool")),
+        "<call>",
+        "</call>",
+    ]
     tokenizer.add_special_tokens([AddedToken(mark, normalized=False, special=True) for mark in marks])
     return Vocabulary(PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>"))
 
@@ -124,13 +145,13 @@ def test_every_turn_is_bridged_and_says_what_the_template_writes(style: str) -> 
             assert (plan.cause, plan.bridged) == ("extended", True)
             before = history.nodes[-1].whole().tolist()
             assert plan.ids.tolist()[: len(before)] == before
-            fresh = render.text([m for m in messages if m.role != "system" or "system" not in overrides],
-                                () if "tools" in overrides else tools)
+            fresh = render.text(
+                [m for m in messages if m.role != "system" or "system" not in overrides],
+                () if "tools" in overrides else tools,
+            )
             assert fresh.endswith(render.vocabulary.decode(plan.ids.tolist()[len(before) :]).lstrip()), "the template's"
         answer = Message("assistant", "" if calls else said, None, tuple(calls))
         response = encode(said + sampled_end(render, tuple(calls), new))
-        import numpy as np
-
         record = history.record(conversation, answer, plan.parent)
         history.add(record, plan.ids, np.array(response), plan.parent)
         messages += [answer, new]
@@ -144,11 +165,15 @@ def test_every_turn_is_bridged_and_says_what_the_template_writes(style: str) -> 
 
 
 def test_an_answer_that_was_cut_is_closed_as_the_template_closes_it() -> None:
-    for style, closed in (("appends", "<|end|>\n<|user|>\nmore<|end|>\n<|assistant|>\n"),
-                          ("has no end of a turn, as GLM", "<|user|>\nmore<|assistant|>\n"),
-                          ("leaves the last answer open, as Nemotron Nano", "\n<|end|>\n<|user|>\nmore<|assistant|>\n")):
+    for style, closed in (
+        ("appends", "<|end|>\n<|user|>\nmore<|end|>\n<|assistant|>\n"),
+        ("has no end of a turn, as GLM", "<|user|>\nmore<|assistant|>\n"),
+        ("leaves the last answer open, as Nemotron Nano", "\n<|end|>\n<|user|>\nmore\n<|end|>\n<|assistant|>\n"),
+    ):
         render = TemplateRenderer(with_style(STYLES[style][0]))
-        ids = render.bridge(render.render([Message("user", "x")]), render.vocabulary.encode("so"), (), [Message("user", "more")])
+        ids = render.bridge(
+            render.render([Message("user", "x")]), render.vocabulary.encode("so"), (), [Message("user", "more")]
+        )
         assert render.vocabulary.decode(ids or ()) == closed
 
 
@@ -209,9 +234,5 @@ def test_a_family_is_assumed_by_tokens_that_no_other_has() -> None:
 
 
 def test_the_settings_hand_a_template_on() -> None:
-    from headrace.gateway.config_files import ModelSpec
-
     spec = json.dumps({"tokenizer": "/m", "chat_template": "rag"})
-    import msgspec
-
     assert msgspec.json.decode(spec, type=ModelSpec).chat_template == "rag"

@@ -52,9 +52,7 @@ TELLING_TOKENS = {
 }
 
 
-def load_renderer(
-    source: str | Path | Vocabulary, family: str = "auto", chat_template: str | None = None
-) -> Renderer:
+def load_renderer(source: str | Path | Vocabulary, family: str = "auto", chat_template: str | None = None) -> Renderer:
     """The renderer for the tokenizer in a folder.
 
     `auto` takes the family of `renderers` that is proven to write what the model's template writes, and the template
@@ -130,9 +128,7 @@ class FamilyRenderer(GrammarParsing):
         template = self._bridging and self._bridging.with_options(options)
         return self._variants.get(
             options,
-            lambda: FamilyRenderer(
-                self.name, self.vocabulary, options, looks_back=self.looks_back, bridging=template
-            ),
+            lambda: FamilyRenderer(self.name, self.vocabulary, options, looks_back=self.looks_back, bridging=template),
         )
 
     def has_option(self, name: str) -> bool:
@@ -334,7 +330,11 @@ def _proof_key(template: TemplateRenderer | NamedTemplates) -> str:
     """A digest of all that a proof depends on: tokenizer, template, whether it sees, and the code that compares."""
     vocabulary = template.vocabulary
     templates = [template.plain, template.tooled] if isinstance(template, NamedTemplates) else [template]
-    parts = [vocabulary.serialised(), *(one.vocabulary.hf.chat_template for one in templates), repr(vocabulary.hf.special_tokens_map)]
+    parts = [
+        vocabulary.serialised(),
+        *(one.vocabulary.hf.chat_template for one in templates),
+        repr(vocabulary.hf.special_tokens_map),
+    ]
     parts += ["sees" if _sees(vocabulary) else "reads"]
     parts += [f"{name} {version(name)}" for name in ("renderers", "transformers", "jinja2")]
     parts += [Path(__file__).with_name(name).read_text() for name in ("families.py", "template.py", "probe.py")]

@@ -146,7 +146,9 @@ def _set(renderer: Probed, **found: Any) -> TemplateTraits:
 def _find_what_it_takes(renderer: Probed) -> None:
     """How messages must be given to the template."""
     asked = stand_in(())
-    needs = text_or_none(renderer, asked[:1]) is None and text_or_none(renderer, asked[:1], stand_in_tools()) is not None
+    needs = (
+        text_or_none(renderer, asked[:1]) is None and text_or_none(renderer, asked[:1], stand_in_tools()) is not None
+    )
     _set(renderer, needs_tools=needs)
     ids = "call_0123456789abcdef"
     for found in (

@@ -101,9 +101,7 @@ def tail_after_calls(after: str, own: str, closers: Sequence[str], added: Iterab
     return TemplateTail("", token, after[at:])
 
 
-def tail_after_text(
-    after: str, closers: Sequence[str], openers: Sequence[str], added: Sequence[str]
-) -> TemplateTail:
+def tail_after_text(after: str, closers: Sequence[str], openers: Sequence[str], added: Sequence[str]) -> TemplateTail:
     """The tail of an answer without calls: all that follows the mark."""
     tokens = leading_tokens(after, added)
     if not tokens:

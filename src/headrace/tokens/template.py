@@ -186,9 +186,12 @@ class TemplateRenderer(GrammarParsing):
         kind = kind_of(calls, new)
         before = stand_in(())[:1]
         if kind in self.traits.deep if deep is None else deep:
-            before = [_without_reasoning(message) for message in earlier if message.role != "system"]
+            moved = "system" in self.traits.overrides
+            before = [_without_reasoning(message) for message in earlier if not (moved and message.role == "system")]
         offer = self.traits.needs_tools or (tools and kind in self.traits.tooled)
-        made = [call for message in (*before, Message("assistant", "", None, tuple(calls))) for call in message.tool_calls]
+        made = [
+            call for message in (*before, Message("assistant", "", None, tuple(calls))) for call in message.tool_calls
+        ]
         offered = stand_in_tools(made) if offer else ()
         for answer in marked_answers(calls) if before else ():
             after = after_mark(text_or_none(self, [*before, answer, *new], offered))
@@ -279,4 +282,3 @@ def grammar_of(template: str, vocabulary: Vocabulary) -> Grammar:
     if "<|start_header_id|>" in template and '"parameters": ' in template:
         return Grammar(reasoning, "llama")
     return Grammar(reasoning, "none")
-
