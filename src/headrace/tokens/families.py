@@ -104,8 +104,11 @@ class FamilyRenderer(GrammarParsing):
         *,
         looks_back: int | None = None,
         grammar: Grammar | None = None,
+        bridging: TemplateRenderer | None = None,
     ) -> None:
+        """`bridging` is the model's template, where the library would append other ids than that writes."""
         self.name = family
+        self._bridging = bridging
         self.vocabulary = vocabulary
         self.options = dict(options or {})
         self.looks_back = looks_back
@@ -117,15 +120,22 @@ class FamilyRenderer(GrammarParsing):
 
     @property
     def overrides(self) -> frozenset[str]:
-        return frozenset() if self._library.is_prefix_stable else frozenset({"reasoning"})
+        kept = frozenset() if self._library.is_prefix_stable else frozenset({"reasoning"})
+        return kept if self._bridging is None else kept | self._bridging.overrides
 
     def with_options(self, options: Mapping[str, Any] | None) -> FamilyRenderer:
         if not options:
             return self
+        template = self._bridging and self._bridging.with_options(options)
         return self._variants.get(
             options,
             lambda: FamilyRenderer(
-                self.name, self.vocabulary, options, looks_back=self.looks_back, grammar=self.grammar
+                self.name,
+                self.vocabulary,
+                options,
+                looks_back=self.looks_back,
+                grammar=self.grammar,
+                bridging=template,
             ),
         )
 
@@ -161,6 +171,8 @@ class FamilyRenderer(GrammarParsing):
     ) -> list[int] | None:
         if not new or any(message.role == "assistant" for message in new):
             return None
+        if self._bridging is not None and not any(message.parts for message in new):
+            return self._bridging.bridge(prompt, response, calls, new, earlier, tools=tools)
         if self.options.get(IMAGE_NUMBERS_OPTION) and any(message.parts for message in new):
             return None  # how many images came before cannot be told from the last few ids
         before = [int(i) for i in (prompt if self.looks_back is None else prompt[-self.looks_back :])]
@@ -335,8 +347,16 @@ def proven_family(template: TemplateRenderer | NamedTemplates) -> FamilyRenderer
             certain = certain and not isinstance(error, OSError | ImportError | MemoryError)
             continue
         if _same_ids(renderer, template):
-            tail = _safe_tail(renderer)
-            return FamilyRenderer(family, template.vocabulary, looks_back=tail, grammar=template.grammar)
+            bridging = None
+            if isinstance(template, TemplateRenderer) and not _same_bridges(renderer, template):
+                bridging = template
+            return FamilyRenderer(
+                family,
+                template.vocabulary,
+                looks_back=_safe_tail(renderer),
+                grammar=template.grammar,
+                bridging=bridging,
+            )
     if certain:
         with suppress(OSError):
             disproven.parent.mkdir(parents=True, exist_ok=True)
@@ -388,6 +408,23 @@ def _same_ids(renderer: FamilyRenderer, template: TemplateRenderer | NamedTempla
             return False
         compared += 1
     return compared > 0
+
+
+def _same_bridges(renderer: FamilyRenderer, template: TemplateRenderer) -> bool:
+    """Whether a family appends what the template writes after an answer, wherever both append something."""
+    question, call = Message("user", "and?"), ToolCall("look_up", {}, "abcdef123")
+    result = Message("tool", "42", None, (), call.id, call.name)
+    try:
+        prompt = template.render([question])
+    except Unrenderable:
+        return True
+    stop = template.vocabulary.id_of(template.traits.stop)
+    response = [*template.vocabulary.encode("so"), *([] if stop is None else [stop])]
+    for calls, new in (((), [question]), ((call,), [result]), ((call,), [result, question])):
+        written = template.bridge(prompt, response, calls, new, [question])
+        if written is not None and renderer.bridge(prompt, response, calls, new) not in (None, written):
+            return False
+    return True
 
 
 def _safe_tail(renderer: FamilyRenderer) -> int | None:

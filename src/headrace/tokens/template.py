@@ -188,7 +188,8 @@ class TemplateRenderer(GrammarParsing):
         kind = kind_of(calls, new)
         before = stand_in(())[:1]
         if kind in self.traits.deep if deep is None else deep:
-            before = [_without_reasoning(message) for message in earlier if message.role != "system"]
+            moved = "system" in self.traits.overrides
+            before = [_without_reasoning(message) for message in earlier if not (moved and message.role == "system")]
         offer = self.traits.needs_tools or (tools and kind in self.traits.tooled)
         made = [
             call for message in (*before, Message("assistant", "", None, tuple(calls))) for call in message.tool_calls
