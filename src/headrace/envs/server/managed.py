@@ -127,7 +127,8 @@ class ManagedServer(ManagedSession):
         ids = plan.ids.tolist()
         written = self._written(ids)
         prompt, *answers = await self._sample(ids, written, given)
-        choices, sampled, special = [], [], bool(tools) and self._parses_tools
+        special = bool(tools) and self._parses_tools
+        choices, sampled = [], []
         for at, (ids, log_probs, reason) in enumerate(zip(*answers, strict=True)):
             message, text = self._parsed(vocabulary, plan, ids, tools=bool(tools) and tool_choice != "none")
             sampled.append(self._answer(prompt, ids, log_probs, reason, special=special))
