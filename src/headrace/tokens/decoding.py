@@ -23,8 +23,10 @@ REPLACEMENT_CHARACTER = "\ufffd"
 
 #: Ids of a prompt that are decoded before an answer's. One with visible text would do; more, because some show nothing.
 TAIL_TOKENS = 16
-#: As many where those show nothing, or are the bytes of a character whose first ones stand before them.
+#: As many where those show nothing.
 LONG_TAIL_TOKENS = 256
+#: Bytes of a character at most: so many places may be tried for the beginning of one.
+CHARACTER_BYTES = 4
 
 
 class ContinuedText:
@@ -73,9 +75,10 @@ class ContinuedText:
         return text[len(given) :]
 
     def rest(self) -> str:
-        """What is held back: bytes that did not become a character, as U+FFFD."""
-        text = self._decode(self._ids)
-        return text[len(self._given) :] if text.startswith(self._given) else REPLACEMENT_CHARACTER
+        """What is held back: bytes that did not become a character, as U+FFFD. Nothing may be added afterwards."""
+        text, given = self._decode(self._ids), self._given
+        self._ids, self._given, self._read = [], "", 0
+        return text[len(given) :] if text.startswith(given) else REPLACEMENT_CHARACTER
 
 
 def prompt_tail(decode: Decode, prompt: PromptIds) -> list[int]:
@@ -85,9 +88,10 @@ def prompt_tail(decode: Decode, prompt: PromptIds) -> list[int]:
         if len(prompt) <= size:
             break
         ids = [int(token) for token in prompt[-size:]]
-        text = decode(ids)
-        if text and not text.endswith(REPLACEMENT_CHARACTER):
-            return ids
+        for start in range(CHARACTER_BYTES):  # the first ids may be the last bytes of a character
+            text = decode(ids[start:])
+            if text and not text.endswith(REPLACEMENT_CHARACTER):
+                return ids[start:]
     return [int(token) for token in prompt]
 
 

@@ -125,7 +125,8 @@ class ManagedServer(ManagedSession):
         ids = plan.ids.tolist()
         written = self._written(ids)
         prompt, *answers = await self._sample(ids, written, given)
-        choices, sampled, special = [], [], bool(tools) and self._parses_tools
+        special = bool(tools) and self._parses_tools
+        choices, sampled = [], []
         for at, (ids, log_probs, reason) in enumerate(zip(*answers, strict=True)):
             offered = request.tools if tool_choice != "none" else ()
             message, text = self._parsed(vocabulary, plan, ids, offered)
