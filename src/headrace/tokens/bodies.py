@@ -41,12 +41,15 @@ def match_words(words: Words, text: str, at: int) -> int:
 
 def held_back(text: str, markers: Sequence[str]) -> int:
     """How many characters at the end of `text` may be the beginning of a marker."""
-    most = 0
+    most, size = 0, len(text)
     for marker in markers:
-        for n in range(min(len(marker) - 1, len(text)), most, -1):
-            if text.endswith(marker[:n]):
-                most = n
+        first = marker[:1]
+        at = text.find(first, max(0, size - len(marker) + 1)) if first else -1
+        while at >= 0:
+            if marker.startswith(text[at:]):
+                most = max(most, size - at)
                 break
+            at = text.find(first, at + 1)
     return most
 
 
@@ -421,9 +424,9 @@ def typed(raw: str, kinds: frozenset[str]) -> str:
     text = PYTHON_WORDS.get(text, text)
     if kinds != {"string"} and is_json(text):
         value = json.loads(text)
-        if kinds == {"json"} or not isinstance(value, str):
-            if "string" not in kinds or _type_names(value) & kinds:
-                return text
+        is_allowed = "string" not in kinds or bool(_type_names(value) & kinds)
+        if is_allowed and (kinds == {"json"} or not isinstance(value, str)):
+            return text
     if kinds and "string" not in kinds and (literal := python_literal(text)) is not None:
         return literal  # templates write what is no string in Python's way, too
     return json.dumps(raw, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Answers in channels (Harmony, gpt-oss): messages with a header each, of which some are reasoning and some are calls."""
+"""Answers in channels (Harmony, gpt-oss): messages with headers, of which some are reasoning and some are calls."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ RECIPIENT = re.compile(r"to=([^\s<]+)")
 MAX_HEADER_CHARS = 512
 
 
-def parser_of(
-    grammar: Grammar, *, tools: bool | Tools, thinking: bool, new_id: NewId
-) -> AnswerParser | ChannelParser:
+def parser_of(grammar: Grammar, *, tools: bool | Tools, thinking: bool, new_id: NewId) -> AnswerParser | ChannelParser:
     """The parser for a family's answers."""
     if grammar.calls is not None and isinstance(grammar.calls.body, Channels):
         return ChannelParser(grammar.calls.body, tools=bool(tools), new_id=new_id)
@@ -102,7 +100,7 @@ class ChannelParser:
 
     def _begin(self, header: str) -> None:
         form = self._form
-        before, _, after = header.partition(form.channel)
+        _, _, after = header.partition(form.channel)
         words = after.split(form.constrain)[0].split()
         channel = words[0] if words else ""
         recipient = RECIPIENT.search(header)
@@ -150,7 +148,7 @@ class ChannelParser:
         if self._state == "call":
             self._take_arguments("")
             self._scanner.finish()
-        if not self._opened and not "".join(self._raw[2:]).strip():
+        if not last and not self._opened and not "".join(self._raw[2:]).strip():
             self._opened = True
             self._answer.open_call(self._name, "")
             self._answer.add_arguments(["{}"])

@@ -10,7 +10,16 @@ from collections.abc import Collection
 
 import msgspec
 
-from headrace.tokens.forms import CallForm, Channels, Grammar, JsonObject, KeyValues, NamedArguments, Parameters, Reasoning
+from headrace.tokens.forms import (
+    CallForm,
+    Channels,
+    Grammar,
+    JsonObject,
+    KeyValues,
+    NamedArguments,
+    Parameters,
+    Reasoning,
+)
 
 #: Marks around reasoning, for templates that leave reasoning out of the past or take it in no field of its own.
 KNOWN_REASONING = (
@@ -86,9 +95,7 @@ DECLARED: tuple[Declared, ...] = (
     Declared(
         "command-r",
         _calls(
-            CallForm(
-                JsonObject("tool_name", "parameters"), begin="Action: ```json\n[\n", end="\n]```", between=",\n"
-            )
+            CallForm(JsonObject("tool_name", "parameters"), begin="Action: ```json\n[\n", end="\n]```", between=",\n")
         ),
         words=("Action:", "tool_name", "```json"),
     ),
@@ -118,9 +125,7 @@ DECLARED: tuple[Declared, ...] = (
     Declared(
         "internlm2",
         _calls(
-            CallForm(
-                JsonObject(arguments="parameters"), open="<|action_start|><|plugin|>\n", close="<|action_end|>"
-            )
+            CallForm(JsonObject(arguments="parameters"), open="<|action_start|><|plugin|>\n", close="<|action_end|>")
         ),
         tokens=("<|action_start|>", "<|action_end|>", "<|plugin|>"),
     ),

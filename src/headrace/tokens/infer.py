@@ -501,7 +501,7 @@ def held_out() -> list[Sample]:
     """Answers of every kind that play no part in finding a form."""
     odd = {"text": 'He said "hi" \\ and\n\tleft: {x} é 日本 🙂 & <b>', "other": ""}
     typed = {"count": -3, "share": 2.5, "flag": True, "text": "yes"}
-    deep = {"nested": {"a": [1, {"b": None}], "c": "d \"e\""}, "items": ["x", 2, False]}
+    deep = {"nested": {"a": [1, {"b": None}], "c": 'd "e"'}, "items": ["x", 2, False]}
     one = ToolCall("fetch_alpha", {"text": "plain words, and more"})
     calls = [
         (one,),
@@ -550,9 +550,9 @@ def _not_as_meant(author: Author, grammar: Grammar, sample: Sample, written: Wri
     if [(call.name, call.arguments) for call in read.tool_calls] != [(c.name, c.arguments) for c in sample.calls]:
         return f"the calls are read as {[(call.name, call.arguments) for call in read.tool_calls]!r}"
     ids = [author.call_id(call, n) for n, call in enumerate(sample.calls)]
-    if _writes_ids(grammar.calls) and all(each in text for each in ids):
-        if [call.id for call in read.tool_calls] != ids:
-            return "ids are read differently"
+    written_ids = _writes_ids(grammar.calls) and all(each in text for each in ids)
+    if written_ids and [call.id for call in read.tool_calls] != ids:
+        return "ids are read differently"
     expected = sample.content.strip() if sample.content.strip() in text else ""
     as_thought = not read.content and expected == (read.reasoning or "").strip()
     if read.content.strip() != expected and not as_thought:  # some templates write text beside calls as reasoning

@@ -17,9 +17,7 @@ PLAIN = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]*')
 WORD = re.compile(r"[-+.0-9A-Za-z]*")
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 HEX = "[0-9a-fA-F]"
-ESCAPE = re.compile(
-    rf'\\(["\\/bfnrt]|u(?![dD][89a-fA-F]){HEX}{{4}}|u[dD][89abAB]{HEX}{{2}}\\u[dD][c-fC-F]{HEX}{{2}})'
-)
+ESCAPE = re.compile(rf'\\(["\\/bfnrt]|u(?![dD][89a-fA-F]){HEX}{{4}}|u[dD][89abAB]{HEX}{{2}}\\u[dD][c-fC-F]{HEX}{{2}})')
 ESCAPE_BEGUN = re.compile(rf"\\(u({HEX}{{0,3}}|[dD][89abAB]{HEX}{{2}}(\\(u([dD]([c-fC-F]{HEX}?)?)?)?)?)?)?")
 
 _VALUE, _FIRST_VALUE, _FIRST_KEY, _KEY, _COLON, _NEXT, _STRING, _ESCAPE, _WORD = range(9)

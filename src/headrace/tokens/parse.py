@@ -49,6 +49,9 @@ class AnswerDelta(msgspec.Struct, frozen=True):
         return bool(self.content or self.reasoning or self.tool_calls)
 
 
+NOTHING = AnswerDelta()
+
+
 class Parsed(msgspec.Struct, frozen=True):
     """A whole answer. `cut` names what was still open at its end; `malformed` holds the text of calls that could not be
     read to their end."""
@@ -106,6 +109,8 @@ class AnswerSoFar:
         if self._new:
             calls = tuple(_joined(self._new))
             self._new = []
+        if content == len(self.content) and reasoning == len(self.reasoning) and not calls:
+            return NOTHING
         return AnswerDelta("".join(self.content[content:]), "".join(self.reasoning[reasoning:]), calls)
 
     def parsed(self) -> Parsed:
@@ -139,13 +144,12 @@ class AnswerParser:
     are strings, in a form that does not.
     """
 
-    def __init__(
-        self, grammar: Grammar, *, tools: bool | Tools, thinking: bool = False, new_id: NewId
-    ) -> None:
+    def __init__(self, grammar: Grammar, *, tools: bool | Tools, thinking: bool = False, new_id: NewId) -> None:
         form = grammar.calls if tools else None
         self._answer = AnswerSoFar(new_id)
         self._answer.thought = thinking
-        self._reasoning = grammar.reasoning or Reasoning("", "")
+        reasoning = grammar.reasoning or Reasoning("", "")
+        self._thought_open, self._thought_close = reasoning.open.strip(), reasoning.close.strip()
         self._wrappers = tuple(text.strip() for text in (grammar.content_open, grammar.content_close) if text.strip())
         self._buffer = ""
         self._trim = "\n" if thinking else ""  # what is dropped before the next visible character
@@ -194,6 +198,7 @@ class AnswerParser:
         self._closers = tuple(words[0] for words in (self._close, self._end) if words)
         self._goes_on = bool(self._begin or self._bare or self._separators)
         self._marks = (*self._openers, *self._wrappers)
+        self._thought_marks = (self._thought_close, *self._openers)
 
     def feed(self, text: str) -> AnswerDelta:
         """Takes the next text; what is new of the answer. A text that may still become a marker is held back."""
@@ -220,7 +225,7 @@ class AnswerParser:
 
     def _in_start(self, last: bool) -> bool:
         """Before the first visible character: only here may reasoning begin."""
-        begun, opener = self._buffer.lstrip(), self._reasoning.open.strip()
+        begun, opener = self._buffer.lstrip(), self._thought_open
         if begun.startswith(opener):
             self._buffer, self._state, self._trim = begun[len(opener) :], "reasoning", "\n"
             self._answer.thought = True
@@ -231,25 +236,25 @@ class AnswerParser:
         return True
 
     def _in_reasoning(self, last: bool) -> bool:
-        close = self._reasoning.close.strip()
-        end = self._buffer.find(close, max(0, self._seen - len(close)))
+        close, buffer = self._thought_close, self._buffer
+        end = buffer.find(close, max(0, self._seen - len(close)) if self._seen else 0)
         if end >= 0:
             self._think(self._buffer[:end])
             self._buffer, self._seen = self._buffer[end + len(close) :], 0
             self._state, self._trim, self._space = "first", "\n", ""
             return True
         # A call that begins while reasoning is open ends it, but only if nothing else does.
-        at = 0 if self._seen else min((n for n in map(self._buffer.find, self._openers) if n >= 0), default=-1)
+        at = 0 if self._seen else _first(buffer, self._openers)
         if at >= 0:
-            self._think(self._buffer[:at])
-            self._buffer = self._buffer[at:]
+            self._think(buffer[:at])
+            self._buffer = buffer[at:]
             self._seen = len(self._buffer)
             if last:
                 self._state, self._trim, self._space, self._seen = "content", "", "", 0
             return last
-        keep = 0 if last else held_back(self._buffer, (close, *self._openers))
-        self._think(self._buffer[: len(self._buffer) - keep])
-        self._buffer = self._buffer[len(self._buffer) - keep :]
+        keep = 0 if last else held_back(buffer, self._thought_marks)
+        self._think(buffer[: len(buffer) - keep] if keep else buffer)
+        self._buffer = buffer[len(buffer) - keep :] if keep else ""
         if last:
             self._answer.cut, self._state, self._space = "reasoning", "done", ""
         return last
@@ -279,10 +284,10 @@ class AnswerParser:
         return True
 
     def _in_content(self, last: bool) -> bool:
-        places = [(at, mark) for mark in self._marks if (at := self._buffer.find(mark)) >= 0]
-        if places:
-            at, mark = min(places)
-            self._say(self._buffer[:at])
+        buffer = self._buffer
+        if _first(buffer, self._marks) >= 0:
+            at, mark = min((at, mark) for mark in self._marks if (at := buffer.find(mark)) >= 0)
+            self._say(buffer[:at])
             self._buffer = self._buffer[at:]
             if mark in self._wrappers:
                 self._buffer, self._trim = self._buffer[len(mark) :], " \t\r\n"
@@ -291,9 +296,9 @@ class AnswerParser:
                 self._stage = "begin" if self._begin and mark == self._begin[0] else "open"
                 self._state = "opening"
             return True
-        keep = 0 if last else held_back(self._buffer, self._marks)
-        self._say(self._buffer[: len(self._buffer) - keep])
-        self._buffer = self._buffer[len(self._buffer) - keep :]
+        keep = 0 if last else held_back(buffer, self._marks)
+        self._say(buffer[: len(buffer) - keep] if keep else buffer)
+        self._buffer = buffer[len(buffer) - keep :] if keep else ""
         if last:
             self._state = "done"
         return last
@@ -481,6 +486,16 @@ class AnswerParser:
         if count and not self._opened:
             self._answer.content.append(self._buffer[:count])
         self._pass(count)
+
+
+def _first(text: str, marks: Words) -> int:
+    """Where the first of some marks stands in a text; -1 where none does."""
+    found = -1
+    for mark in marks:
+        at = text.find(mark)
+        if at >= 0 and (found < 0 or at < found):
+            found = at
+    return found
 
 
 def is_marker(words: Words) -> bool:
