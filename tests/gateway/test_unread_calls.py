@@ -57,7 +57,7 @@ def test_it_is_said_at_the_start_and_to_agents_with_tools(
     assert warning.startswith(WARNING)
     assert [record.getMessage() for record in caplog.get_records("setup")] == [warning]
     assert "headrace_gateway_calls_unread 1.0" in gateway.get("/metrics").text
-    assert WARNING in gateway.get("/").text
+    assert WARNING in gateway.get("/", headers={"accept": "text/html"}).text
 
     base = gateway.init()["base_url"]
     written = '<tool_call>\n{"name": "look_up", "arguments": {}}\n</tool_call>'
