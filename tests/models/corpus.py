@@ -43,8 +43,8 @@ class Family:
 
     `vocabulary` is a package of npm without its prefix, or a name of `tests.tokens.models`. `template` is PACKAGE:FILE,
     with "own" for this folder's; "" is the template that comes with the vocabulary, "none" is no template at all.
-    `tool_template` is the one for tools, where a model names two. `special` and `plain` are tokens added to the vocabulary; `bos` and `eos` replace the vocabulary's own. `tools`,
-    `reasoning`: whether the template writes them.
+    `tool_template` is the one for tools, where a model names two. `special` and `plain` are tokens added to the
+    vocabulary; `bos` and `eos` replace the vocabulary's own. `tools`, `reasoning`: whether the template writes them.
     """
 
     vocabulary: str
@@ -78,6 +78,8 @@ _COHERE_ACTION = _words(
     "<|START_RESPONSE|> <|END_RESPONSE|> <|START_TEXT|> <|END_TEXT|> <|START_THINKING|> <|END_THINKING|>"
     " <|START_ACTION|> <|END_ACTION|> <|START_TOOL_RESULT|> <|END_TOOL_RESULT|>"
 )
+#: What the package's vocabulary, of the first Llama 3, does not have.
+_LLAMA_3_1 = _words("<|eom_id|> <|python_tag|>")
 _KIMI = _words(
     "<|im_user|> <|im_assistant|> <|im_system|> <|im_middle|> <|im_end|> <|tool_calls_section_begin|>"
     " <|tool_calls_section_end|> <|tool_call_begin|> <|tool_call_argument_begin|> <|tool_call_end|>"
@@ -115,9 +117,9 @@ FAMILIES: dict[str, Family] = {
     "gpt-oss": Family("gptoss", _llama_cpp("openai-gpt-oss-120b"), reasoning=True),
     "llama2": Family("llama2", "own:llama2.jinja", tools=False),
     "llama3": Family("llama3", tools=False, eos="<|eot_id|>"),
-    "llama3.1": Family("llama3_1", _llama_cpp("meta-llama-Llama-3.1-8B-Instruct")),
+    "llama3.1": Family("llama3_1", _llama_cpp("meta-llama-Llama-3.1-8B-Instruct"), special=_LLAMA_3_1),
     "llama3.2": Family("llama3_2"),
-    "llama3.3": Family("llama3_1", _llama_cpp("meta-llama-Llama-3.3-70B-Instruct")),
+    "llama3.3": Family("llama3_1", _llama_cpp("meta-llama-Llama-3.3-70B-Instruct"), special=_LLAMA_3_1),
     "gemma2": Family("gemma2", _llama_cpp("google-gemma-2-2b-it"), eos="<end_of_turn>", tools=False),
     "gemma3": Family("gemma3", tools=False),
     "command-r-plus": Family("command_r_plus", tool_template=_llama_cpp("CohereForAI-c4ai-command-r-plus-tool_use")),
@@ -273,8 +275,9 @@ FAMILIES: dict[str, Family] = {
         eos="<|im_end|>",
         borrowed=True,
     ),
-    "functionary-3.1": Family("llama3_1", _llama_cpp("meetkai-functionary-medium-v3.1"), borrowed=True),
-    "functionary-3.2": Family("llama3_1", _llama_cpp("meetkai-functionary-medium-v3.2"), borrowed=True),
+    "functionary-3.1": Family(
+        "llama3_1", _llama_cpp("meetkai-functionary-medium-v3.1"), special=_LLAMA_3_1, borrowed=True
+    ),
     "gemma4": Family(
         "gemma3", _llama_cpp("google-gemma-4-31B-it"), special=_GEMMA4, eos="<turn|>", reasoning=True, borrowed=True
     ),
@@ -293,13 +296,6 @@ FAMILIES: dict[str, Family] = {
         bos="<｜begin▁of▁sentence｜>",
         eos="<｜end▁of▁sentence｜>",
         reasoning=True,
-        borrowed=True,
-    ),
-    "llama4": Family(
-        "llama3_1",
-        "axolotl:llama4.jinja",
-        special=_words("<|header_start|> <|header_end|> <|eot|> <|eom|> <|python_start|> <|python_end|>"),
-        eos="<|eot|>",
         borrowed=True,
     ),
     "exaone4": Family(

@@ -14,9 +14,9 @@ from typing import Any
 from headrace.tokens import Message, Renderer, ToolCall, Unrenderable, Vocabulary
 from headrace.tokens.forms import THINK, Channels, Grammar
 from headrace.tokens.grammars import learned, writer
-from headrace.tokens.infer import REASONING_FIELDS, Quirks
 from headrace.tokens.messages import to_dict
 from headrace.tokens.named import NamedTemplates
+from headrace.tokens.samples import REASONING_FIELDS, Quirks
 from headrace.tokens.template import PINNED_OPTIONS, short_id
 
 Tools = Sequence[Mapping[str, Any]]
