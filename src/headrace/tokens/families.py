@@ -19,8 +19,8 @@ from headrace.data.errors import InvalidInput
 from headrace.files import cache_folder
 from headrace.tokens.harmony import HARMONY_FAMILY, own_harmony_vocabulary
 from headrace.tokens.messages import Message, ToolCall, Unrenderable, read_arguments, to_dict
-from headrace.tokens.parse import AnswerDelta, Grammar, NewId, Parsed, StopCut, is_portable_json
 from headrace.tokens.named import NamedTemplates, template_renderer, with_template
+from headrace.tokens.parse import AnswerDelta, Grammar, NewId, Parsed, StopCut, is_portable_json
 from headrace.tokens.probe import proofs
 from headrace.tokens.renderer import (
     PROMPT_TAIL_TOKENS,
