@@ -1,4 +1,4 @@
-"""Bridges by templates that do more than append: what was sampled stays, and what is new is what the template writes."""
+"""Bridges by templates that do more than append: what was sampled stays, what is new is the template's."""
 
 from __future__ import annotations
 
