@@ -1,4 +1,4 @@
-"""Bridges by templates that do more than append: what was sampled stays, and what is new is what the template writes."""
+"""Bridges by templates that do more than append: what was sampled stays, what is new is the template's."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ STYLES: dict[str, tuple[str, set[str]]] = {
         + PROMPT,
         {"tools"},
     ),
-    "forgets": ("{% for m in messages[-3:] %}" + TURN + "<|end|>\n{% endfor %}" + PROMPT, {"turns", "system"}),
+    "forgets": ("{% for m in messages[-6:] %}" + TURN + "<|end|>\n{% endfor %}" + PROMPT, {"turns"}),
     "numbers turns": (
         "{% for m in messages %}{{loop.index}}." + TURN + "<|end|>\n{% endfor %}" + PROMPT,
         set(),
@@ -159,7 +159,8 @@ def test_every_turn_is_bridged_and_says_what_the_template_writes(style: str) -> 
     written = render.vocabulary.decode(plan.ids.tolist())
     assert plan.bridged
     for said, _, new in turns():
-        assert said in written and new.content in written
+        assert said in written
+        assert new.content in written
     assert written.count("Be brief.") == 1
     assert not re.search(r"headrace", written), "nothing of a stand-in"
 

@@ -82,7 +82,7 @@ def load_renderer(source: str | Path | Vocabulary, family: str = "auto", chat_te
 
 
 def assumed_family(vocabulary: Vocabulary) -> str | None:
-    """The family of a tokenizer without a template, by special tokens that no other has; None where they do not tell."""
+    """The family of a tokenizer without a template, by special tokens of its own; None where they do not tell."""
     for family, tokens in TELLING_TOKENS.items():
         if all(vocabulary.id_of(token) in vocabulary.added for token in tokens):
             return family

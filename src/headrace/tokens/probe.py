@@ -314,9 +314,8 @@ def _overrides(renderer: Probed) -> set[str]:
         if whole is None or not any(asked):
             continue  # what it does not write, it does not move either
         kept = any(text is not None and whole.startswith(text) for text in asked)
-        if name == "reasoning":
-            kept = asked[0] is not None and whole.startswith(asked[0])
-            kept = kept and (not renderer.thinks or "because of this" in whole)
+        if name == "reasoning" and renderer.thinks:
+            kept = asked[0] is not None and whole.startswith(asked[0]) and "because of this" in whole
         if not kept:
             found.add(name)
     return found

@@ -6,7 +6,6 @@ tool call (closing quotes and brackets) is the model's own; the rest is a tail: 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -81,7 +80,9 @@ def own_end(texts: Sequence[str], added: Iterable[str]) -> str:
 
     Where the texts part in the middle of a token, that token is not part of it.
     """
-    shared = os.path.commonprefix(list(texts))
+    first, last = min(texts), max(texts)
+    same = (a == b for a, b in zip(first, last, strict=False))
+    shared = first[: next((n for n, equal in enumerate(same) if not equal), min(len(first), len(last)))]
     if shared in texts:
         return shared
     ends = [shared.rfind(token) + len(token) for token in added if token in shared]
