@@ -23,8 +23,8 @@ from headrace.tokens.forms import (
     Parameters,
     PythonCall,
 )
-from headrace.tokens.infer import summed
 from headrace.tokens.jsontext import JsonScanner, is_json
+from headrace.tokens.proof import summed
 
 FORMS = {
     "tags": CallForm(JsonObject(), open="<tool_call>\n", close="\n</tool_call>", between="\n"),

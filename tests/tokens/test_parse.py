@@ -14,8 +14,8 @@ from tests.tokens.models import NAMES, renderer, vocabulary
 from headrace.tokens import AnswerDelta, Detokenizer, Grammar, Parsed, ToolCall, Vocabulary, text_of
 from headrace.tokens.channels import parser_of
 from headrace.tokens.forms import THINK, CallForm, JsonObject
-from headrace.tokens.infer import summed
 from headrace.tokens.parse import AnswerParser, CallDelta, StopCut
+from headrace.tokens.proof import summed
 
 IN_TAGS = CallForm(JsonObject(), open="<tool_call>\n", close="\n</tool_call>", between="\n")
 IN_A_LIST = CallForm(JsonObject(id="id"), begin="[TOOL_CALLS][", between=", ", end="]")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
+from headrace.tokens.answer import AnswerDelta, AnswerSoFar, NewId, Parsed
 from headrace.tokens.bodies import held_back
 from headrace.tokens.forms import Channels, Grammar
 from headrace.tokens.jsontext import JsonScanner
-from headrace.tokens.parse import AnswerDelta, AnswerParser, AnswerSoFar, NewId, Parsed, Tools
+from headrace.tokens.parse import AnswerParser, Tools
 
 RECIPIENT = re.compile(r"to=([^\s<]+)")
 #: Characters of the longest header; a text that goes on without its end is content.
@@ -79,24 +80,28 @@ class ChannelParser:
 
     def _in_header(self, last: bool) -> bool:
         """Reads up to the mark that ends a header; a text that cannot be one is content."""
-        form = self._form
-        end = self._buffer.find(form.message)
-        if end >= 0 and end <= MAX_HEADER_CHARS:
+        form, known = self._form, self._buffer.lstrip()
+        starts = (form.channel, form.start, "to=", form.end)
+        begun = next((start for start in starts if known.startswith(start)), "")
+        if not begun:
+            if any(start.startswith(known) for start in starts) and not last:
+                return False
+            self._state = "text"
+            return bool(known)
+        longest = MAX_HEADER_CHARS + len(form.message)
+        end = self._buffer.find(form.message, 0, longest)
+        if end >= 0:
             header, self._buffer = self._buffer[:end], self._buffer[end + len(form.message) :]
             self._begin(header)
             return True
-        known = self._buffer.lstrip()
-        starts = (form.channel, form.start, "to=", form.end)
-        fits = any(known.startswith(start) or start.startswith(known) for start in starts)
-        if fits and len(self._buffer) <= MAX_HEADER_CHARS and not last:
+        if len(self._buffer) < longest and not last:
             return False
-        if last and not known:
-            self._buffer = ""
-            return False
+        # No header after all: its first mark is text, and so is what follows up to the next.
+        count = len(self._buffer) - len(known) + len(begun)
         self._state = "text"
-        self._take(self._buffer)
-        self._buffer = ""
-        return False
+        self._take(self._buffer[:count])
+        self._buffer = self._buffer[count:]
+        return True
 
     def _begin(self, header: str) -> None:
         form = self._form

@@ -328,9 +328,7 @@ def _same_ids(renderer: FamilyRenderer, template: TemplateRenderer) -> bool:
 
 def _safe_tail(renderer: FamilyRenderer) -> int | None:
     """How few of a prompt's ids suffice to bridge; None where fewer than all made a difference."""
-    short = FamilyRenderer(
-        renderer.name, renderer.vocabulary, looks_back=PROMPT_TAIL_TOKENS, grammar=renderer.grammar
-    )
+    short = FamilyRenderer(renderer.name, renderer.vocabulary, looks_back=PROMPT_TAIL_TOKENS, grammar=renderer.grammar)
     for messages, tools in proofs():
         try:
             prompt = renderer.render(

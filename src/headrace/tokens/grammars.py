@@ -12,11 +12,15 @@ from typing import Any
 import msgspec
 
 from headrace.files import cache_folder, write_whole
-from headrace.tokens.infer import Inference, Write, infer
+from headrace.tokens.infer import Inference, infer
+from headrace.tokens.samples import Write
 from headrace.tokens.vocabulary import Vocabulary
 
 #: The files whose code decides what is learned.
-CODE = ("forms.py", "declared.py", "infer.py", "bodies.py", "channels.py", "jsontext.py", "parse.py", "grammars.py")
+CODE = (
+    *("forms.py", "declared.py", "infer.py", "samples.py", "proof.py", "grammars.py"),
+    *("parse.py", "answer.py", "bodies.py", "values.py", "channels.py", "jsontext.py"),
+)
 
 
 def learned(vocabulary: Vocabulary, template: str, options: Mapping[str, Any]) -> Inference:

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
 
-from headrace.tokens.bodies import ParameterTypes, parameter_types, reader_of
-from headrace.tokens.channels import parser_of
 from headrace.tokens.declared import DECLARED, KNOWN_REASONING, Declared
 from headrace.tokens.forms import (
     Body,
@@ -30,55 +28,24 @@ from headrace.tokens.forms import (
     Reasoning,
 )
 from headrace.tokens.messages import ToolCall
-from headrace.tokens.parse import AnswerDelta, CallDelta, Parsed
+from headrace.tokens.proof import trouble
+from headrace.tokens.samples import (
+    CONTENT,
+    THOUGHT,
+    Author,
+    Quirks,
+    Sample,
+    Write,
+    atoms,
+    common_atoms,
+    json_text,
+)
+from headrace.tokens.values import reader_of
 
-#: Messages, tools and whether an answer is to follow; the text of a prompt. May raise anything.
-Write = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None, bool], str]
-
-_ATOM = re.compile(r"<[^<>\s]*>?|\[[^\[\]\s]*\]?|\s+|[^<\[\s]+")
-_CONTENT, _THOUGHT = "headracecontentmark", "headracethoughtmark"
-#: Fields in which templates look for an answer's reasoning.
-REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking", "thought")
 #: A token that some models write before a bare call.
 LEAD = "<|python_tag|>"
-#: Tokens that end a turn with calls although another ends a plain answer.
-CALL_ENDS = ("<|eom_id|>", "<|tool_response>")
 _UNWRITTEN = "its chat template writes no tool calls"
-
-_STRING = {"type": "string"}
-_PROPERTIES: dict[str, Any] = {
-    "key_one": _STRING,
-    "key_two": _STRING,
-    "text": _STRING,
-    "other": _STRING,
-    "count": {"type": "integer"},
-    "share": {"type": "number"},
-    "flag": {"type": "boolean"},
-    "nested": {"type": "object"},
-    "items": {"type": "array", "items": _STRING},
-}
-TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": "Does what it is asked to do.",
-            "parameters": {"type": "object", "properties": _PROPERTIES, "required": []},
-        },
-    }
-    for name in ("fetch_alpha", "count_beta")
-]
-_TYPES: ParameterTypes = parameter_types(TOOLS)
 _TWO_STRINGS = {"key_one": "first_value", "key_two": "second_value"}
-
-
-class Quirks(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a template needs to write calls at all, against what most take."""
-
-    text_arguments: bool = False  # arguments as JSON text, not as an object
-    null_content: bool = False  # content that is null, not empty, beside calls
-    ids: str = ""  # the form of ids: "" for any; "short" for nine letters and digits; "{name}" and "{id}" as written
-    most_calls: int = 0  # how many calls it writes in one answer; 0 for any number
 
 
 class Inference(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,97 +56,6 @@ class Inference(msgspec.Struct, frozen=True, omit_defaults=True):
     found: str = ""
 
 
-class Sample(NamedTuple):
-    """An answer whose parts are known."""
-
-    content: str
-    reasoning: str | None
-    calls: tuple[ToolCall, ...]
-
-
-class Written(NamedTuple):
-    """An answer as a template writes it: the prompt before it, its text, and what ends its turn."""
-
-    prompt: str
-    text: str
-
-
-class Author:
-    """A template that is asked to write answers, with what it needs for that."""
-
-    def __init__(self, write: Write, tokens: Collection[str], template: str) -> None:
-        self._write = write
-        self._template = template
-        self._tokens = tokens
-        self._user = [{"role": "user", "content": "question"}]
-        self.tools: list[dict[str, Any]] | None = TOOLS
-        self.quirks = Quirks()
-        plain = {"role": "assistant", "content": _CONTENT}
-        whole = self._try([*self._user, plain])
-        if whole is None or _CONTENT not in whole:
-            self.tools = None
-            whole = self._try([*self._user, plain])
-        self.before, _, self.tail = (whole or "").partition(_CONTENT)
-        self.prompt = self._try(self._user, generate=True) or self.before
-        self._stops = tuple(atom for atom in _atoms(self.tail) if atom.strip() and (atom in tokens or atom[0] in "<["))
-
-    def knows(self, mark: str) -> bool:
-        """Whether the vocabulary or the template has a mark."""
-        return mark in self._tokens or mark in self._template
-
-    def _try(self, messages: list[dict[str, Any]], *, generate: bool = False) -> str | None:
-        try:
-            return str(self._write(messages, self.tools, generate))
-        except Exception:  # templates are programs of strangers and may raise anything
-            return None
-
-    def written(self, sample: Sample) -> Written | None:
-        """An answer's text after its prompt, without what ends a turn; None where the template refuses it."""
-        whole = self._try([*self._user, self._message(sample)])
-        if whole is None:
-            return None
-        prompt = self.prompt
-        if not whole.startswith(prompt):
-            prompt = "".join(_common_atoms(_atoms(self.before), _atoms(whole)))
-        text = self._first_turn(whole[len(prompt) :])
-        last = sample.calls[-1].name if sample.calls else sample.content
-        # What a template spreads over several turns is no answer that could be sampled.
-        return Written(prompt, text) if last in text or last not in whole[len(prompt) :] else None
-
-    def _first_turn(self, text: str) -> str:
-        if self.tail and text.endswith(self.tail):
-            text = text[: len(text) - len(self.tail)]
-        ends = [at for stop in (*self._stops, *CALL_ENDS) if (at := text.find(stop)) >= 0]
-        return text[: min(ends, default=len(text))]
-
-    def _message(self, sample: Sample) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": sample.content}
-        if sample.reasoning is not None:
-            message |= dict.fromkeys(REASONING_FIELDS, sample.reasoning)
-        if sample.calls:
-            if self.quirks.null_content and not sample.content:
-                message["content"] = None
-            message["tool_calls"] = [
-                {
-                    "type": "function",
-                    "id": self.call_id(call, n),
-                    "function": {
-                        "name": call.name,
-                        "arguments": _json(call.arguments) if self.quirks.text_arguments else call.arguments,
-                    },
-                }
-                for n, call in enumerate(sample.calls)
-            ]
-        return message
-
-    def call_id(self, call: ToolCall, number: int) -> str:
-        """The id of a sample's call."""
-        form = self.quirks.ids
-        if form == "short":
-            return f"abcDEF12{number}"
-        return form.replace("{name}", call.name).replace("{id}", str(number)) if form else f"call_id_number_{number}"
-
-
 def infer(write: Write, tokens: Collection[str], template: str) -> Inference:
     """How a template writes answers. `tokens` are the vocabulary's added tokens."""
     author = Author(write, tokens, template)
@@ -188,21 +64,21 @@ def infer(write: Write, tokens: Collection[str], template: str) -> Inference:
     base = Grammar(reasoning, None, "", content_open, content_close)
     writes = _find_quirks(author)
     for declared in DECLARED:
-        if declared.first and declared.fits(tokens, template) and not _trouble(author, declared.grammar):
+        if declared.first and declared.fits(tokens, template) and not trouble(author, declared.grammar):
             return Inference(declared.grammar, author.quirks, declared.name)
     troubles = []
     if writes:
         for form in _forms(author):
             grammar = msgspec.structs.replace(base, calls=form)
-            trouble = _trouble(author, grammar)
-            if not trouble:
+            problem = trouble(author, grammar)
+            if not problem:
                 return Inference(grammar, author.quirks, "inferred")
-            troubles.append(trouble)
+            troubles.append(problem)
     for declared in DECLARED:
         if not declared.fits(tokens, template) or declared.first:
             continue
         grammar = _with_declared(base, declared)
-        if not writes or not _trouble(author, grammar):
+        if not writes or not trouble(author, grammar):
             return Inference(grammar, author.quirks, declared.name)
     unread = _UNWRITTEN if not writes else "its chat template writes tool calls in a way that could not be read back"
     if troubles:
@@ -278,7 +154,7 @@ def _json_body(value: Any, call: ToolCall, call_id: str) -> JsonObject | None:
     if list(value) == [call.name] and value[call.name] == call.arguments:
         return JsonObject("")
     names = [key for key, item in value.items() if item == call.name]
-    given = [key for key, item in value.items() if item in (call.arguments, _json(call.arguments))]
+    given = [key for key, item in value.items() if item in (call.arguments, json_text(call.arguments))]
     ids = [key for key, item in value.items() if item == call_id]
     if names and given:
         return JsonObject(names[0], given[0], ids[0] if ids else "")
@@ -374,10 +250,10 @@ def _around(body: Body, before: str, middle: str, after: str) -> CallForm:
     """A form by what stands before the first of two bodies, between them, and after the last."""
     if not any(char.isalpha() for char in middle):  # layout, or the comma of a list
         return CallForm(body, begin=before.lstrip(), end=after.rstrip(), between=middle)
-    opened = _common_atoms(_atoms(before)[::-1], _atoms(middle)[::-1])[::-1]
-    rest = _atoms(middle)[: len(_atoms(middle)) - len(opened)]
-    closed = _common_atoms(rest, _atoms(after))
-    begin, end = _atoms(before)[: len(_atoms(before)) - len(opened)], _atoms(after)[len(closed) :]
+    opened = common_atoms(atoms(before)[::-1], atoms(middle)[::-1])[::-1]
+    rest = atoms(middle)[: len(atoms(middle)) - len(opened)]
+    closed = common_atoms(rest, atoms(after))
+    begin, end = atoms(before)[: len(atoms(before)) - len(opened)], atoms(after)[len(closed) :]
     return CallForm(
         body,
         begin="".join(begin).lstrip(),
@@ -420,16 +296,16 @@ def _parameters(author: Author, text: str, call: ToolCall, start: int) -> Found 
     (first_key, first_key_end, first_value, first_value_end), (next_key, _, _, last_end) = places
     head = text[at + len(call.name) : first_key]
     middle = text[first_key_end:first_value]
-    parting = _atoms(text[first_value_end:next_key])
-    opened = _common_atoms(_atoms(head)[::-1], parting[::-1])[::-1]
+    parting = atoms(text[first_value_end:next_key])
+    opened = common_atoms(atoms(head)[::-1], parting[::-1])[::-1]
     none = author.written(Sample("", None, (ToolCall(call.name, {}),)))
     if none is not None and call.name in none.text:  # what a call without arguments has after its name, ends the name
-        bare_head = _atoms(none.text[none.text.find(call.name) + len(call.name) :])
-        after_name = _common_atoms(_atoms(head), bare_head)
-        opened = opened if len(opened) + len(after_name) <= len(_atoms(head)) else _atoms(head)[len(after_name) :]
-    after = "".join(_atoms(head)[: len(_atoms(head)) - len(opened)])
+        bare_head = atoms(none.text[none.text.find(call.name) + len(call.name) :])
+        after_name = common_atoms(atoms(head), bare_head)
+        opened = opened if len(opened) + len(after_name) <= len(atoms(head)) else atoms(head)[len(after_name) :]
+    after = "".join(atoms(head)[: len(atoms(head)) - len(opened)])
     closed = parting[: len(parting) - len(opened)]
-    closed = _common_atoms(closed, _atoms(text[last_end:]))
+    closed = common_atoms(closed, atoms(text[last_end:]))
     close = "".join(closed).rstrip()
     between = "".join(parting[len(closed) : len(parting) - len(opened)])
     if not "".join(opened).strip() or not middle.strip() or not close.strip():
@@ -459,15 +335,15 @@ def _after_thought(text: str) -> str:
 
 def _reasoning(author: Author, tokens: Collection[str], template: str) -> Reasoning | None:
     """What stands around reasoning: as the template writes it, else a pair of marks that is known and there."""
-    written = author.written(Sample(_CONTENT, _THOUGHT, ()))
-    if written is not None and _THOUGHT in written.text:
-        before, _, after = written.text.partition(_THOUGHT)
-        close = after.partition(_CONTENT)[0].strip()
+    written = author.written(Sample(CONTENT, THOUGHT, ()))
+    if written is not None and THOUGHT in written.text:
+        before, _, after = written.text.partition(THOUGHT)
+        close = after.partition(CONTENT)[0].strip()
         opener = before.strip() or next(iter(written.prompt.split()[-1:]), "")
         known = [pair for pair in KNOWN_REASONING if opener.endswith(pair.open) and close.startswith(pair.close)]
         if known:
             return known[0]
-        opened, closed = _atoms(opener), _atoms(close)
+        opened, closed = atoms(opener), atoms(close)
         if opened and closed and opened[-1] != closed[0]:
             # A marker and a word that goes with it, as in `<|channel>thought`.
             place = max((n for n, atom in enumerate(opened) if atom[0] in "<["), default=None)
@@ -481,121 +357,14 @@ def _reasoning(author: Author, tokens: Collection[str], template: str) -> Reason
 
 def _around_content(author: Author, reasoning: Reasoning | None) -> tuple[str, str]:
     """What a template writes around an answer's text, where that is more than the turn's own marks."""
-    written = author.written(Sample(_CONTENT, None, ()))
-    if written is None or _CONTENT not in written.text + author.tail:
+    written = author.written(Sample(CONTENT, None, ()))
+    if written is None or CONTENT not in written.text + author.tail:
         return "", ""
-    before = written.text.partition(_CONTENT)[0]
+    before = written.text.partition(CONTENT)[0]
     if reasoning is not None and reasoning.close.strip() in before:
         before = before[before.rindex(reasoning.close.strip()) + len(reasoning.close.strip()) :]
     opener = before.strip()
     if not opener or (reasoning is not None and opener.startswith(reasoning.open.strip())):
         return "", ""
-    ends = _atoms(author.tail.strip())
+    ends = atoms(author.tail.strip())
     return (opener, ends[0]) if len(ends) > 1 and opener[0] in "<[" else ("", "")
-
-
-# The proof.
-
-
-def held_out() -> list[Sample]:
-    """Answers of every kind that play no part in finding a form."""
-    odd = {"text": 'He said "hi" \\ and\n\tleft: {x} é 日本 🙂 & <b>', "other": ""}
-    typed = {"count": -3, "share": 2.5, "flag": True, "text": "yes"}
-    deep = {"nested": {"a": [1, {"b": None}], "c": 'd "e"'}, "items": ["x", 2, False]}
-    one = ToolCall("fetch_alpha", {"text": "plain words, and more"})
-    calls = [
-        (one,),
-        (ToolCall("fetch_alpha", odd),),
-        (ToolCall("count_beta", typed),),
-        (ToolCall("fetch_alpha", {"text": "12", "other": "true"}),),
-        (ToolCall("count_beta", deep),),
-        (ToolCall("count_beta", {}),),
-        (one, ToolCall("count_beta", typed)),
-        (ToolCall("count_beta", {"count": 1}), one, ToolCall("fetch_alpha", odd)),
-    ]
-    found = [Sample("", None, made) for made in calls]
-    found += [Sample("Let me see.", None, made) for made in (calls[0], calls[6])]
-    found += [Sample("", "It must be\n\nlooked up.", calls[0]), Sample("Well, 日本.", "Because.", calls[6])]
-    return [*found, Sample("Just text.\n\nOf two lines.", None, ()), Sample("So.", "Since\nit is.", ())]
-
-
-def _trouble(author: Author, grammar: Grammar) -> str:
-    """What speaks against a grammar: the first answer that is not read back as it was meant; "" for nothing."""
-    proven = 0
-    for sample in held_out():
-        if len(sample.calls) > (author.quirks.most_calls or len(sample.calls)):
-            continue
-        if grammar.calls is not None and grammar.calls.bare and sample.calls and sample.content:
-            continue  # a bare call is all of an answer
-        written = author.written(sample)
-        if written is None or not all(call.name in written.text for call in sample.calls):
-            continue
-        problem = _not_as_meant(author, grammar, sample, written)
-        if problem:
-            return f"{problem} in {written.text[:300]!r}"
-        proven += bool(sample.calls)
-    return "" if proven >= 4 else "it refuses to write most calls"
-
-
-def _not_as_meant(author: Author, grammar: Grammar, sample: Sample, written: Written) -> str:
-    reasoning = grammar.reasoning
-    thinking = reasoning is not None and written.prompt.rstrip().endswith(reasoning.open.strip())
-    text = written.text
-    if thinking and reasoning is not None and reasoning.close.strip() not in text:
-        thinking = False  # a template that leaves reasoning out of the past
-    whole, parsed = _read(grammar, [text], thinking), _read(grammar, list(text), thinking)
-    if whole != parsed:
-        return "it is read differently as it streams"
-    read = whole[1]
-    if [(call.name, call.arguments) for call in read.tool_calls] != [(c.name, c.arguments) for c in sample.calls]:
-        return f"the calls are read as {[(call.name, call.arguments) for call in read.tool_calls]!r}"
-    ids = [author.call_id(call, n) for n, call in enumerate(sample.calls)]
-    written_ids = _writes_ids(grammar.calls) and all(each in text for each in ids)
-    if written_ids and [call.id for call in read.tool_calls] != ids:
-        return "ids are read differently"
-    expected = sample.content.strip() if sample.content.strip() in text else ""
-    as_thought = not read.content and expected == (read.reasoning or "").strip()
-    if read.content.strip() != expected and not as_thought:  # some templates write text beside calls as reasoning
-        return f"the content is read as {read.content!r}"
-    if sample.reasoning is not None and sample.reasoning in text and (read.reasoning or "").strip() != sample.reasoning:
-        return f"the reasoning is read as {read.reasoning!r}"
-    return ""
-
-
-def _writes_ids(form: CallForm | None) -> bool:
-    return form is not None and isinstance(form.body, JsonObject | NamedArguments) and bool(form.body.id)
-
-
-def _read(grammar: Grammar, pieces: Sequence[str], thinking: bool) -> tuple[AnswerDelta, Parsed]:
-    """All deltas as one, and the whole."""
-    parser = parser_of(grammar, tools=TOOLS, thinking=thinking, new_id=lambda n: f"new{n}")
-    deltas = [*(parser.feed(piece) for piece in pieces), parser.finish()]
-    return summed(deltas), parser.parsed
-
-
-def summed(deltas: Sequence[AnswerDelta]) -> AnswerDelta:
-    """What deltas add up to, with one delta a call."""
-    calls: list[CallDelta] = []
-    for delta in (call for each in deltas for call in each.tool_calls):
-        if delta.index == len(calls):
-            calls.append(delta)
-        else:
-            last = calls[delta.index]
-            calls[delta.index] = CallDelta(last.index, last.id, last.name, last.arguments + delta.arguments)
-    return AnswerDelta("".join(d.content for d in deltas), "".join(d.reasoning for d in deltas), tuple(calls))
-
-
-def _atoms(text: str) -> list[str]:
-    """A text in pieces that belong together: marks, words, white space."""
-    return _ATOM.findall(text)
-
-
-def _common_atoms(first: Sequence[str], second: Sequence[str]) -> list[str]:
-    count = 0
-    while count < min(len(first), len(second)) and first[count] == second[count]:
-        count += 1
-    return list(first[:count])
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
