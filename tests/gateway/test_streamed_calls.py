@@ -66,11 +66,12 @@ def chat(base: str, *, stream: bool, **more: Any) -> Told:
     with openai.OpenAI(base_url=base, api_key="none", max_retries=0) as client:
         tools: Any = [{"type": "function", "function": WRITE}]
         messages: Any = [{"role": "user", "content": QUESTION}]
+        whole: Any
+        pieces: list[str] = []
         if not stream:
             whole = client.chat.completions.create(model="any", messages=messages, tools=tools, **more)
-            (choice,), pieces = whole.choices, []
         else:
-            pieces, begun = [], 0
+            begun = 0
             with client.chat.completions.stream(model="any", messages=messages, tools=tools, **more) as events:
                 for event in events:
                     if event.type != "chunk" or not event.chunk.choices:
@@ -82,7 +83,7 @@ def chat(base: str, *, stream: bool, **more: Any) -> Told:
                         assert new.index == begun - 1
                         pieces.append(new.function.arguments or "")
                 whole = events.current_completion_snapshot
-            (choice,) = whole.choices
+        (choice,) = whole.choices
         calls: Any = choice.message.tool_calls or []
         return Told(
             whole.id.removeprefix("chatcmpl-"),
@@ -100,6 +101,7 @@ def responses(base: str, *, stream: bool, **more: Any) -> Told:
         more["max_output_tokens"] = more.pop("max_tokens")
     with openai.OpenAI(base_url=base, api_key="none", max_retries=0) as client:
         asked: Json = {"model": "any", "input": QUESTION, "tools": [{"type": "function", **WRITE}], **more}
+        whole: Any
         pieces: list[str] = []
         if stream:
             with client.responses.stream(**asked) as events:
@@ -107,7 +109,7 @@ def responses(base: str, *, stream: bool, **more: Any) -> Told:
                     if event.type == "response.function_call_arguments.delta":
                         pieces.append(event.delta)
                     if event.type in ("response.completed", "response.incomplete"):
-                        whole: Any = event.response
+                        whole = event.response
         else:
             whole = client.responses.create(**asked)
         calls = [item for item in whole.output if item.type == "function_call"]
@@ -130,6 +132,7 @@ def messages(base: str, *, stream: bool, **more: Any) -> Told:
         tool = {"name": "write", "input_schema": PARAMETERS}
         asked: Json = {"model": "any", "messages": [{"role": "user", "content": QUESTION}], "tools": [tool]}
         asked |= {"max_tokens": 1000, **more}
+        whole: Any
         pieces: list[str] = []
         if stream:
             with client.messages.stream(**asked) as events:
@@ -251,6 +254,7 @@ def test_a_conversation_goes_on_from_a_call_that_was_cut(common: Running, rollou
         tool: Any = {"name": "write", "input_schema": PARAMETERS}
         given: list[Any] = [{"role": "user", "content": QUESTION}]
         asked: Any = {"model": "any", "max_tokens": 1000, "tools": [tool]}
+        first: Any
         if stream:
             with client.messages.stream(**asked, messages=given) as events:
                 first = events.get_final_message()

@@ -94,7 +94,8 @@ class ScriptedModel:
         own, prompt = self._written(messages, tools, answer)
         opened = self._ends(prompt, "open")
         own = self._with_stop(own, messages, tools, answer)
-        if any(call.name not in own for call in answer.tool_calls):
+        names = [call.name for call in answer.tool_calls]
+        if any(own.count(name) < names.count(name) for name in names):
             raise Unrenderable("the chat template leaves out these calls")
         reasoning = answer.reasoning
         if reasoning is not None and reasoning not in own:
