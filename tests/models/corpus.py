@@ -45,6 +45,7 @@ class Family:
     with "own" for this folder's; "" is the template that comes with the vocabulary, "none" is no template at all.
     `tool_template` is the one for tools, where a model names two. `special` and `plain` are tokens added to the
     vocabulary; `bos` and `eos` replace the vocabulary's own. `tools`, `reasoning`: whether the template writes them.
+    `unescaped`: it writes strings in quotes and leaves quotes within them as they are, which nobody could read.
     """
 
     vocabulary: str
@@ -57,6 +58,7 @@ class Family:
     tools: bool = True
     reasoning: bool = False
     borrowed: bool = False
+    unescaped: bool = False
 
 
 def _llama_cpp(name: str) -> str:
@@ -257,6 +259,7 @@ FAMILIES: dict[str, Family] = {
         eos="<|im_end|>",
         reasoning=True,
         borrowed=True,
+        unescaped=True,
     ),
     "smollm3": Family("qwen3", _llama_cpp("HuggingFaceTB-SmolLM3-3B"), tools=False, reasoning=True, borrowed=True),
     "hermes-2-pro": Family(

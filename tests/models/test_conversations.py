@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.models import page
+from tests.models import corpus, page
 
 from headrace.checkup.model import ONE, ScriptedTalk, whole_as_delta
 from headrace.checkup.scripted import ScriptedModel
@@ -31,6 +32,7 @@ TOOLS: list[dict[str, Any]] = [
     }
     for name in ("look_up", "send-mail")
 ]
+QUOTES = re.compile(r"['\"\\]")
 LETTERS = "abcXYZ 0159.,;:!?'\"\\/(){}=-_#*\n\tüéß日本語🙂\u200d"
 
 texts = st.text(LETTERS, min_size=1, max_size=40).map(lambda text: " ".join(text.split(" ")).strip()).filter(bool)
@@ -74,6 +76,8 @@ def test_a_conversation(renderer: Renderer, name: str, script: list[Any], system
     if system is not None:
         talk.messages = [Message("system", system)]
     for question, answer, results in script:
+        if corpus.FAMILIES[name].unescaped:
+            answer = _without_quotes(answer)
         answer = _numbered(answer, talk) if talk.tools else Message("assistant", answer.content or "Well.")
         new = _results(talk, results) or [Message("user", question)]
         try:
@@ -91,6 +95,16 @@ def test_a_conversation(renderer: Renderer, name: str, script: list[Any], system
         assert not done.quarantine
     assert talk.unnamed == []
     assert talk.kept <= page.kept_by(name)
+
+
+def _without_quotes(answer: Message) -> Message:
+    made = []
+    for call in answer.tool_calls:
+        given = {
+            key: QUOTES.sub("", value) if isinstance(value, str) else value for key, value in call.arguments.items()
+        }
+        made.append(ToolCall(call.name, given))
+    return Message("assistant", answer.content, answer.reasoning, tuple(made))
 
 
 def _numbered(answer: Message, talk: ScriptedTalk) -> Message:
