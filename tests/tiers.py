@@ -65,6 +65,7 @@ TIERS = (
     Tier("atropos", "needs the real atroposlib", ("atropos", "compat"), frozenset({"fresh", "atropos"})),
     Tier("agents", "runs command-line agents from npm", ("agents",)),
     Tier("install", "installs a built wheel into clean environments", ("install",), frozenset({"built", "uv"})),
+    Tier("models", "fetches some sixty models' tokenizers and chat templates", ("models",)),
     Tier("gym", "needs the real reasoning-gym"),
     LONG,
 )

@@ -42,6 +42,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "gateway --reward-worker-name": ("ray",),
     "serve": ("tokens",),
     "env": ("tokens",),
+    "check-model": ("tokens",),
     "engine": ("train",),
     "train": ("train",),
     "train --workers": ("train", "ray-train"),

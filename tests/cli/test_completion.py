@@ -34,7 +34,9 @@ def test_a_shell_is_told_every_command_and_flag(headrace: Command, home: Path, s
     assert done.code == 0, done.err
     assert str(script) in done.out
     told = script.read_text()
-    assert all(word in told for word in ("check-gateway", "verify", "durability", "fsync", "vllm-addresses"))
+    assert all(
+        word in told for word in ("check-gateway", "check-model", "verify", "durability", "fsync", "vllm-addresses")
+    )
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")

@@ -5,6 +5,7 @@ Nothing here asks the gateway what was sampled: `Evidence` holds recorded steps 
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -78,6 +79,13 @@ class Running:
     def counted(self, name: str) -> Any:
         """One of the gateway's counters, or None."""
         return told(self.get("/stats"))["gateway"].get(name)
+
+
+def forced_calls(order: Json) -> list[str]:
+    """How each call begins that the structural tag of an order to a rollout server lets pass."""
+    form = json.loads(order["structured_outputs"]["structural_tag"])["format"]
+    ways = form["elements"] if form["type"] == "or" else [form]
+    return [way["elements"][0]["value"] for way in ways]
 
 
 def told(answer: httpx.Response) -> Any:

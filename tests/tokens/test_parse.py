@@ -12,10 +12,16 @@ from tests.tokens.kit import FORMATS, spoken
 from tests.tokens.models import NAMES, renderer, vocabulary
 
 from headrace.tokens import AnswerDelta, Detokenizer, Grammar, Parsed, ToolCall, Vocabulary, text_of
-from headrace.tokens.parse import AnswerParser, StopCut
+from headrace.tokens.channels import parser_of
+from headrace.tokens.forms import THINK, CallForm, JsonObject
+from headrace.tokens.parse import AnswerParser, CallDelta, StopCut
+from headrace.tokens.proof import summed
 
-GRAMMARS = [Grammar(thinks, calls) for thinks in (True, False) for calls in ("none", "hermes", "mistral", "llama")]
-HERMES = Grammar(True, "hermes")
+IN_TAGS = CallForm(JsonObject(), open="<tool_call>\n", close="\n</tool_call>", between="\n")
+IN_A_LIST = CallForm(JsonObject(id="id"), begin="[TOOL_CALLS][", between=", ", end="]")
+BARE = CallForm(JsonObject(arguments="parameters"), lead="<|python_tag|>")
+GRAMMARS = [Grammar(thinks, calls) for thinks in (THINK, None) for calls in (None, IN_TAGS, IN_A_LIST, BARE)]
+HERMES = Grammar(THINK, IN_TAGS)
 PIECES = [
     "<think>",
     "</think>",
@@ -43,14 +49,15 @@ def fed(
     grammar: Grammar, pieces: list[str], *, tools: bool = True, thinking: bool = False
 ) -> tuple[AnswerDelta, Parsed]:
     """The sum of all deltas, and the whole."""
-    parser = AnswerParser(grammar, tools=tools, thinking=thinking, new_id=lambda n: f"id{n}")
+    parser = parser_of(grammar, tools=tools, thinking=thinking, new_id=lambda n: f"id{n}")
     deltas = [*(parser.feed(piece) for piece in pieces), parser.finish()]
-    total = AnswerDelta(
-        "".join(delta.content for delta in deltas),
-        "".join(delta.reasoning for delta in deltas),
-        tuple(call for delta in deltas for call in delta.tool_calls),
-    )
-    return total, parser.parsed
+    return summed(deltas), parser.parsed
+
+
+def expected_sum(whole: Parsed) -> AnswerDelta:
+    """What the deltas of an answer add up to."""
+    calls = (CallDelta(n, call.id, call.name, call.written) for n, call in enumerate(whole.tool_calls))
+    return AnswerDelta(whole.content, whole.reasoning or "", tuple(calls))
 
 
 def parse(grammar: Grammar, text: str, **given: Any) -> Parsed:
@@ -65,17 +72,13 @@ def test_deltas_add_up_to_the_whole_however_the_text_is_cut(
     grammar: Grammar, pieces: list[str], tools: bool, thinking: bool, data: st.DataObject
 ) -> None:
     text = "".join(pieces)
-    thinking = thinking and grammar.reasoning
+    thinking = thinking and grammar.reasoning is not None
     whole = parse(grammar, text, tools=tools, thinking=thinking)
     places = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=8))})
     cut = [text[a:b] for a, b in pairwise(places)]
     total, parsed = fed(grammar, cut, tools=tools, thinking=thinking)
     assert parsed == whole
-    assert (total.content, total.reasoning, total.tool_calls) == (
-        whole.content,
-        whole.reasoning or "",
-        whole.tool_calls,
-    )
+    assert total == expected_sum(whole)
 
 
 @given(st.sampled_from(GRAMMARS), st.text("ab <>{}[]\né", max_size=40))
@@ -83,7 +86,7 @@ def test_an_answer_without_marks_is_its_content(grammar: Grammar, text: str) -> 
     assert parse(grammar, text, tools=False).content == text
 
 
-MISTRAL, LLAMA = Grammar(False, "mistral"), Grammar(False, "llama")
+MISTRAL, LLAMA = Grammar(None, IN_A_LIST), Grammar(None, BARE)
 F, G = ToolCall("f", {}, "id0"), ToolCall("g", {}, "id1")
 F_A = ToolCall("f", {"a": 1}, "id0")
 NOT_JSON = '<tool_call>{"name": "f", "arguments": NaN}</tool_call>'
@@ -133,7 +136,7 @@ def test_answers_are_read_as_their_family_writes_them(grammar: Grammar, text: st
 def test_without_tools_nothing_is_a_call() -> None:
     text = '<tool_call>{"name": "f"}</tool_call>'
     assert parse(HERMES, text, tools=False) == Parsed(text)
-    assert parse(Grammar(False, "llama"), '{"name": "f", "parameters": {}}', tools=False).tool_calls == ()
+    assert parse(LLAMA, '{"name": "f", "parameters": {}}', tools=False).tool_calls == ()
 
 
 def test_content_streams_before_the_answer_is_whole() -> None:

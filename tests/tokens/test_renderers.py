@@ -88,7 +88,10 @@ def _unreachable(*_: Any) -> None:
             KINDS | {"calls>tool+user", "calls>user", "answer>system+user", "calls>system+user", "answer>tool"},
         ),
         ("mistral-nemo", KINDS | {"answer>tool"}),
-        ("smollm2", {"answer>user", "answer>system+user", "answer>tool"}),
+        (
+            "smollm2",
+            KINDS | {"calls>tool+user", "calls>user", "answer>system+user", "calls>system+user", "answer>tool"},
+        ),
     ],
 )
 def test_the_probe_allows_the_kinds_of_turn_that_a_template_only_appends(name: str, kinds: set[str]) -> None:
@@ -106,26 +109,19 @@ PROMPT = "{% if add_generation_prompt %}{{'<|im_start|>assistant\\n'}}{% endif %
     ("template", "why"),
     [
         (
-            "{% for m in messages %}{{'<|im_start|>' ~ loop.index ~ m['role']}}"
-            "{{m['content'] + '<|im_end|>'}}{% endfor %}",
+            "{% for m in messages %}" + CHATML + "{% endfor %}"
+            "{{(messages | selectattr('role', 'eq', 'assistant') | list | last).content | length}}" + PROMPT,
             "depends on the turns before",
         ),
-        ("{% for m in messages[-3:] %}" + CHATML + "{% endfor %}" + PROMPT, "written differently"),
-        ("{{messages | length}}{% for m in messages %}" + CHATML + "{% endfor %}" + PROMPT, "written differently"),
-        (
-            "{% for m in messages %}{{'<|im_start|>' + m['role'] + m['content']}}"
-            "{% if not loop.last %}{{'<|im_end|>'}}{% endif %}{% endfor %}",
-            "no token ends",
-        ),
         ("{% for m in messages if m['role'] != 'assistant' %}" + CHATML + "{% endfor %}", "does not write answers"),
+        ("{% for m in messages %}{{raise_exception('no ' + m['role'])}}{% endfor %}", "does not write answers"),
     ],
 )
-def test_a_template_that_does_more_than_append_is_not_bridged(template: str, why: str) -> None:
+def test_a_template_of_which_nothing_can_be_told_is_not_bridged(template: str, why: str) -> None:
     render = with_template(template)
     assert "answer>user" not in render.traits.bridged
     assert any(why in reason for reason in render.traits.refused.values()), render.traits.refused
-    prompt = render.render([USER])
-    assert render.bridge(prompt, render.vocabulary.encode("so<|im_end|>"), (), [USER]) is None
+    assert render.bridge([1], render.vocabulary.encode("so<|im_end|>"), (), [USER], [USER]) is None
 
 
 def test_a_template_that_only_appends_is_bridged() -> None:

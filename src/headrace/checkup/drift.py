@@ -146,6 +146,8 @@ async def check_tools(on: Subject) -> list[Finding]:
     if not on.dialect.turns:
         return []
     name, asked = on.dialect.name, on.dialect.question(TOOL_QUESTION)
+    if on.target.warnings:
+        return [note(TOOLS, name, "calls_unread", said) for said in on.target.warnings]
     conversation = await on.target.begin(on.dialect)
     try:
         (answer,) = await conversation.ask(CheckRequest(asked, max_tokens=TOOL_MAX_TOKENS, tool=True))
@@ -154,6 +156,9 @@ async def check_tools(on: Subject) -> list[Finding]:
     if not answer.calls:
         await conversation.end()
         return [note(TOOLS, name, "no_call", "the model called no tool; nothing was sent back")]
+    if answer.finish == "length" and not isinstance(answer.calls[-1].arguments, dict):
+        await conversation.end()
+        return [note(TOOLS, name, "cut_call", f"the call was cut at {TOOL_MAX_TOKENS} tokens; nothing was sent back")]
     wrong = [said for call in answer.calls if (said := _call_trouble(call)) is not None]
     if wrong:
         await conversation.end()

@@ -111,6 +111,8 @@ class CheckTarget:
         self.gateway = False
         #: Whether answers may be asked for their ids; a server that refuses unknown fields is not asked again.
         self.asks_ids = True
+        #: What the gateway says that agents miss.
+        self.warnings: list[str] = []
         #: Why the gateway's trajectories cannot be read; empty while they can.
         self.closed = ""
         self._channel = channel
@@ -129,6 +131,8 @@ class CheckTarget:
             self.gateway = isinstance(begun, dict) and isinstance(begun.get("base_url"), str)
             if self.gateway:
                 base, self._begun = begun["base_url"], begun
+                ready = await self.told("/ready")
+                self.warnings = [str(each) for each in ready.get("warnings", ())] if isinstance(ready, dict) else []
         except CallRefused as error:
             if error.status not in (400, 422, *NO_ROUTE_STATUSES):
                 raise OutOfReach(f"{self.url}/init_trajectory answers {error}") from error

@@ -29,6 +29,10 @@ headrace_app = group(
             "headrace.cli.check_gateway:check_gateway_app",
             "can what a server samples be trained on?",
         ),
+        "check-model": (
+            "headrace.cli.check_model:check_model_app",
+            "are a model's turns continued exactly, its calls and reasoning read?",
+        ),
         "rollout": ("headrace.cli.rollout:rollout_app", "play a dataset with an agent, through a gateway"),
         "reward": ("headrace.cli.reward:reward_app", "score what agents did: start, stop, try"),
         "train": ("headrace.cli.train:train_app", "train a model from a pool"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from headrace.engine.http import EngineRequestError
+from headrace.tokens.decoding import REPLACEMENT_CHARACTER, ContinuedText, prompt_tail, whole_characters
 
 #: vLLM's own limits: log-probs of one token, choices of one request, and the temperature below which it is greedy.
 MAX_LOGPROBS = 20
@@ -110,8 +112,6 @@ def _within(name: str, value: float, good: bool, says: str) -> None:
         raise EngineRequestError(f"{says}, got {value}. (parameter={name}, value={value})", param=name)
 
 
-#: What a tokenizer writes for bytes that are no character (yet).
-REPLACEMENT_CHARACTER = "\ufffd"
 #: Ids of the prompt that stand before the first one, so that it gets the space it has in a text.
 TEXT_CONTEXT_TOKENS = 5
 
@@ -121,14 +121,19 @@ class OutputText:
 
     Text is taken only when it can no longer change: bytes that do not yet make a character are held back, and what
     never becomes one is never text (as in vLLM, where the text of an answer cut inside a character lacks its last
-    bytes). Taking ids one by one or all at once gives the same text.
+    bytes). Taking ids one by one or all at once gives the same text: that of a continuation, with the space that a
+    SentencePiece model leaves out at the beginning of a text.
     """
 
-    __slots__ = ("_decode", "_ids", "_known", "_read", "_searched", "_skip", "value")
+    __slots__ = ("_continued", "_decode", "_ids", "_known", "_read", "_searched", "_skip", "value")
 
     def __init__(self, tokenizer: Any, prompt: list[int], *, skip_special_tokens: bool = True) -> None:
         self._decode = tokenizer.decode
         self._skip = skip_special_tokens
+        self._continued: ContinuedText | None = None
+        if type(getattr(tokenizer, "decoder", None)).__name__ != "ByteLevel":
+            decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
+            self._continued = ContinuedText(decode, whole_characters(decode, prompt_tail(decode, prompt)))
         self._ids = prompt[-TEXT_CONTEXT_TOKENS:]
         self._read = len(self._ids)
         self._known = 0
@@ -139,7 +144,9 @@ class OutputText:
         """Adds the text of what is new in `output`, which only ever grows."""
         new = output[self._known :]
         self._known = len(output)
-        if new and not self._push(new):
+        if self._continued is not None:
+            self.value += "".join(map(self._continued.add, new))
+        elif new and not self._push(new):
             for token in new:
                 self._push([token])
 

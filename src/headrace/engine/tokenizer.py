@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.engine.http import EngineRequestError
+from headrace.tokens.decoding import space_marker, token_text
 
 
 class EngineTokenizer:
@@ -21,13 +22,14 @@ class EngineTokenizer:
 
         self.hf_tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self.inner: Any = getattr(self.hf_tokenizer, "backend_tokenizer", self.hf_tokenizer)
+        self._space_marker = space_marker(self.inner)
         self._texts: dict[int, str] = {}
 
     def text(self, token: int) -> str:
-        """The text of one token, special ones included."""
+        """The text of one token, special ones included, with the space that it has in a text."""
         found = self._texts.get(token)
         if found is None:
-            found = self._texts[token] = str(self.inner.decode([token], skip_special_tokens=False))
+            found = self._texts[token] = token_text(self.inner, self._space_marker, token)
         return found
 
     def encode(self, text: str, *, special: bool) -> list[int]:

@@ -30,13 +30,14 @@ from headrace.gateway.served_model import ServedModel
 from headrace.gateway.sessions import Session
 from headrace.gateway.turn import Turn, completion_tokens, digest_of, prompt_tokens
 from headrace.net.connection import delivered
-from headrace.tokens import AnswerDelta
 
 log = logging.getLogger("headrace.gateway")
 
 CALL_HEADER, VERSION_HEADER = "x-headrace-call", "x-headrace-policy-version"
 #: `off`: this call is answered, and makes no step.
 RECORD_HEADER = "x-headrace-record"
+#: What the agent misses in this answer although it asked for it.
+WARNING_HEADER = "x-headrace-warning"
 
 
 class CallTarget(Protocol):
@@ -122,6 +123,7 @@ class Call:
         self._events: AnswerEvents | None = None  # once the answer is to be a stream
         self._recording: tuple[Session, RunningCall] | None = None  # where its steps go; None: they are not recorded
         self._answered: tuple[ExpectedRetries, str, str] | None = None  # once there is one: its digest, its call's id
+        self._warning: str | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway = self._gateway
@@ -193,6 +195,8 @@ class Call:
         request, digest = await gateway.reader.read(body, self._dialect.read, self._mark.digest)
         model = gateway.models.resolve(request.model)
         model.calls.planner.apply_thinking(request)  # raises while the tokenizer loads
+        if request.allow_tool_calls:
+            self._warning = model.tools_offered()
         recorded = _is_recorded(self._request)
         try:
             session = await self._target.session(request, model, digest, recorded=recorded)
@@ -269,9 +273,7 @@ class Call:
         await writer.event(events.opening())
         for turn in turns:
             for choice in turn.choices:
-                message = choice.message(single_tool_call=turn.request.single_tool_call)
-                delta = AnswerDelta(message.content, message.reasoning or "", message.tool_calls)
-                await writer.event(events.delta(turn, choice, delta, replay.whole_piece(choice)))
+                await writer.event(events.delta(turn, choice, choice.whole(), replay.whole_piece(choice)))
         await writer.last(events.closing())
 
     def _vendor_path(self) -> str:
@@ -286,7 +288,10 @@ class Call:
         """`version` is the one that is about to sample, where nothing is sampled yet."""
         call_id = turns[0].call_id
         told = min(turn.version for turn in turns) if version is None else version
-        return {CALL_HEADER: call_id, VERSION_HEADER: str(told), **self._dialect.headers(call_id)}
+        headers = {CALL_HEADER: call_id, VERSION_HEADER: str(told), **self._dialect.headers(call_id)}
+        if self._warning is not None:
+            headers[WARNING_HEADER] = " ".join(self._warning.encode("ascii", "backslashreplace").decode().split())
+        return headers
 
 
 class CountTokensCall(Call):

@@ -94,6 +94,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     response_length: Length | None = None
     history: Literal["bridge", "template"] | None = None
     renderer: str | None = None
+    chat_template: str | None = None
     balance: Balancing | None = None
     wire: WireAsked | None = None
     logprobs_mode: LogProbModeAsked | None = None
@@ -138,7 +139,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 #: Settings that a model may have of its own, under their own names.
-_FLAGS = ("prompt_length", "response_length", "history", "renderer", "balance", "wire", "logprobs_mode")
+_FLAGS = (
+    *("prompt_length", "response_length", "history", "renderer", "chat_template", "balance", "wire", "logprobs_mode"),
+)
 #: What says nothing of a model that is only passed on to.
 _RECORDED_ONLY = ("tokenizer", "channel", *_FLAGS)
 

@@ -120,12 +120,12 @@ class CallExecutor:
         record = self._record(session, turn, choice)
         metadata: dict[str, Any] = {**self._about(turn, choice), RECORD: record.to_metadata()}
         if turn.text is not None:
-            key = TextKey.of(turn.text + text_of(renderer.vocabulary, choice.ids))
+            key = TextKey.of(turn.text + text_of(renderer.vocabulary, choice.ids, prompt=plan.ids))
             turn.text_keys.append(key)
             metadata[TEXT_FIELD] = asdict(key)
         parent = plan.parent
         if request.store:
-            stored = session.stored.share(request, choice.message(single_tool_call=request.single_tool_call), parent)
+            stored = session.stored.share(request, choice.message(), parent)
             metadata[STORED_FIELD] = stored.to_metadata()
             session.stored.add(turn.call_id, stored)
         builds_on = (parent.step, plan.kept) if first and parent is not None and isinstance(parent.step, int) else None
@@ -177,7 +177,7 @@ class CallExecutor:
     def _record(self, session: Session, turn: Turn, choice: Choice) -> NodeRecord:
         if turn.request.conversation is None:
             return NodeRecord.opaque(f"{turn.call_id}-{choice.index}", turn.plan.parent)
-        message = choice.message(single_tool_call=turn.request.single_tool_call)
+        message = choice.message()
         return session.history.record(turn.request.conversation, message, turn.plan.parent)
 
     def _about(self, turn: Turn, choice: Choice) -> dict[str, object]:

@@ -180,6 +180,11 @@ class Gateway:
         return next((why for model in self.models if (why := model.why_not_ready) is not None), None)
 
     @property
+    def warnings(self) -> list[str]:
+        """What agents miss although calls are taken, as `/ready` says it."""
+        return [warning for model in self.models if (warning := model.warning) is not None]
+
+    @property
     def waits_for(self) -> str | None:
         """What the start waits for; None once calls are taken."""
         if self._pool_away is not None:

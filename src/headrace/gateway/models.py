@@ -143,17 +143,19 @@ class Models:
 
     def gauges(self) -> dict[str, tuple[str, list[tuple[dict[str, str], float]]]]:
         """Prometheus gauges of the recorded models; where there are several, labelled by model."""
-        up, events, versions = [], [], []
+        up, events, versions, unread = [], [], [], []
         for model in self:
             own = {"model": model.name} if self._listed else {}
             upstream = model.upstream
             versions.append((own, float(upstream.version)))
+            unread.append((own, float(model.warning is not None)))
             up += [({**own, "server": s["address"]}, float(s["state"] == "up")) for s in upstream.describe()]
             events += [({**own, "event": name}, float(n)) for name, n in sorted(upstream.counters.items())]
         return {
             "policy_version": ("the newest policy version", versions),
             "server_up": ("1 where a rollout server takes calls", up),
             "upstream": ("what happened on the way to rollout servers", events),
+            "calls_unread": ("1 where tool calls in the model's answers are not read", unread),
         }
 
     def check(self, uid: str) -> None:

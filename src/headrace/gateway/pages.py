@@ -143,6 +143,8 @@ async def gateway_page(gateway: Gateway, request: Request) -> bytes:
     """What runs here. Readiness is for everyone, as `/ready` and `/health` are; servers and the pool for the admin."""
     waits, trouble = gateway.why_not_ready, gateway.trouble
     state = waits or (f"Ready, but degraded: {trouble}" if trouble else "Ready: calls are taken.")
+    if waits is None and gateway.warnings:
+        state = f"{state} {'; '.join(gateway.warnings)}"
     own = " and pool" if isinstance(gateway.pool, DataPool) else ""
     origin = str(request.base_url).rstrip("/")
     agents = {

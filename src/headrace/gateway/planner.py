@@ -21,8 +21,9 @@ from headrace.data.errors import InvalidInput
 from headrace.data.step import IntArray, check_depth
 from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import RETRY_AFTER_S, Refusal
-from headrace.gateway.request import BadField, CallRequest, References, SamplingRules, forced_tool_call, tools_bytes
+from headrace.gateway.request import BadField, CallRequest, References, SamplingRules, tools_bytes
 from headrace.gateway.sessions import Session, Sessions
+from headrace.gateway.tool_choice import forced_tool_call
 from headrace.gateway.turn import Choice, TextAnswerStream, Turn, tool_call_ids
 from headrace.gateway.upstream.types import UpstreamRequest
 from headrace.pool.errors import PoolUnreachable
@@ -39,7 +40,6 @@ from headrace.tokens import (
 )
 from headrace.tokens.images import check_pixels
 from headrace.tokens.messages import images_of
-from headrace.tokens.parse import THINK_CLOSE
 from headrace.tokens.renderer import PROMPT_TAIL_TOKENS
 
 log = logging.getLogger("headrace.gateway")
@@ -229,17 +229,21 @@ class Planner:
 
     def choices(self, request: CallRequest, plan: PromptPlan, call_id: str) -> list[Choice]:
         """Choices for the answers to a prompt, of which nothing is sampled yet."""
-        thought = self.renderer.vocabulary.id_of(THINK_CLOSE) if self.renderer.grammar.reasoning else None
-        return [Choice(index, self._reader(request, plan, call_id, index), thought) for index in range(request.n)]
+        reasoning = self.renderer.grammar.reasoning
+        thought = self.renderer.vocabulary.id_of(reasoning.close.strip()) if reasoning is not None else None
+        single = request.single_tool_call
+        return [
+            Choice(index, self._reader(request, plan, call_id, index), thought, single_tool_call=single)
+            for index in range(request.n)
+        ]
 
     def _reader(self, request: CallRequest, plan: PromptPlan, call_id: str, index: int) -> AnswerStream:
-        if request.conversation is None:
-            return TextAnswerStream(self.renderer.vocabulary, request.cut)
-        renderer = self.renderer.with_options(request.conversation.options)
         tail = plan.ids[-PROMPT_TAIL_TOKENS:].tolist()
-        return renderer.stream(
-            tail, tools=request.allow_tool_calls, new_id=tool_call_ids(call_id, index), stop=request.cut
-        )
+        if request.conversation is None:
+            return TextAnswerStream(self.renderer.vocabulary, request.cut, tail)
+        renderer = self.renderer.with_options(request.conversation.options)
+        tools = request.conversation.tools if request.allow_tool_calls else ()
+        return renderer.stream(tail, tools=tools, new_id=tool_call_ids(call_id, index), stop=request.cut)
 
     async def conversation(
         self,
@@ -360,7 +364,7 @@ class Planner:
         return PromptPlan(self.checked(np.asarray(ids, np.int32)), cause)
 
     async def _encoded(self, text: str, *, special: bool) -> list[int]:
-        encode = self.renderer.vocabulary.encode_prompt if special else self.renderer.vocabulary.encode
+        encode = self.renderer.vocabulary.encode_prompt if special else self.renderer.vocabulary.encode_after
         if len(text) < INLINE_CHARACTERS:
             return encode(text)
         return await asyncio.get_running_loop().run_in_executor(self._threads_for(len(text)), encode, text)

@@ -129,5 +129,5 @@ def _sampled(planner: Planner, index: int, step: Step) -> SampledChoice:
         step.finish_reason,
         step.metadata.get("stop_reason"),
         spans=step.version_spans or ((0, step.policy_version or 0),),
-        tokens=[vocabulary.decode([token]) for token in ids],
+        tokens=[vocabulary.token_text(token) for token in ids],
     )

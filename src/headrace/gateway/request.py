@@ -4,14 +4,13 @@ A dialect turns its wire into a `CallRequest`, by the fields that it takes out o
 only this. What a body becomes in memory is bounded before it is parsed: its text takes as much as it has bytes, but an
 object of two bytes takes a hundred. Text that no context holds is refused later, by its length.
 
-Every parameter that shapes the distribution is explicit, so that no server's default changes it behind our back. vLLM's
-completions know no tools, so `tool_choice` becomes a structural tag that only well-formed tool calls pass.
+Every parameter that shapes the distribution is explicit, so that no server's default changes it behind our back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,7 +21,7 @@ from headrace.data.errors import InvalidInput, shown
 from headrace.data.step import IntArray
 from headrace.gateway.errors import Refusal
 from headrace.gateway.settings import GatewaySettings, channel_values
-from headrace.tokens import Conversation, Grammar, Message
+from headrace.tokens import Conversation, Message
 
 
 class References(msgspec.Struct, frozen=True, eq=False):
@@ -329,13 +328,6 @@ EXPLICIT_DEFAULTS: dict[str, Any] = {
 #: Tokens that an answer may have where neither a flag nor the server says.
 DEFAULT_MAX_TOKENS = 4096
 
-#: How each family writes one call: what stands before the name, between name and arguments, behind them.
-TOOL_CALL_SYNTAX = {
-    "hermes": ('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>"),
-    "mistral": ('[TOOL_CALLS] [{"name": "', '", "arguments": ', "}]"),
-    "llama": ('{"name": "', '", "parameters": ', "}"),
-}
-
 
 class SamplingRules:
     """What one gateway's flags say of parameters: bounds of length, and what each channel forces or refuses."""
@@ -403,25 +395,3 @@ def _by_channel(specs: Iterable[str]) -> dict[str, dict[str, Any]]:
         channel, values = channel_values(spec)
         found.setdefault(channel, {}).update(values)
     return found
-
-
-def forced_tool_call(grammar: Grammar, tools: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
-    """`structured_outputs` under which an answer is exactly one call of one of the named tools."""
-    if grammar.calls not in TOOL_CALL_SYNTAX:
-        raise BadField(
-            "tool_choice: this model's tool calls have no grammar that could be enforced; use auto", "tool_choice"
-        )
-    before, between, behind = TOOL_CALL_SYNTAX[grammar.calls]
-    tags = [
-        {
-            "type": "tag",
-            "begin": f"{before}{tool['function']['name']}{between}",
-            "content": {"type": "json_schema", "json_schema": tool["function"].get("parameters") or {"type": "object"}},
-            "end": behind,
-        }
-        for tool in tools
-        if tool["function"]["name"] in names
-    ]
-    calls = {"type": "tags_with_separator", "separator": "\n", "tags": tags}
-    form = {"type": "structural_tag", "format": {**calls, "at_least_one": True, "stop_after_first": True}}
-    return {"structural_tag": orjson.dumps(form).decode()}

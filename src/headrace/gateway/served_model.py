@@ -35,20 +35,21 @@ log = logging.getLogger("headrace.gateway")
 
 
 class RendererCache:
-    """Loads renderers; models that name the same folder and family share one."""
+    """Loads renderers; models that name the same folder, family and template share one."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str], asyncio.Future[Renderer]] = {}
+        self._known: dict[tuple[str, str, str | None], asyncio.Future[Renderer]] = {}
 
     def prepare(self) -> None:
         """Begins to import what any tokenizer needs, before it is known which one; what fails here fails in `load`."""
         threading.Thread(target=_import_libraries, name="headrace-import", daemon=True).start()
 
-    async def load(self, path: str, family: str) -> Renderer:
+    async def load(self, path: str, family: str, chat_template: str | None = None) -> Renderer:
         """The renderer of the tokenizer in a folder; raises what `load_renderer` raises."""
-        found = self._known.get((path, family))
+        asked = (path, family, chat_template)
+        found = self._known.get(asked)
         if found is None:
-            found = self._known[path, family] = _load_in_thread(path, family)
+            found = self._known[asked] = _load_in_thread(*asked)
         return await asyncio.shield(found)
 
 
@@ -57,7 +58,7 @@ def _import_libraries() -> None:
         from transformers import AutoTokenizer  # noqa: F401 - for those who import it next
 
 
-def _load_in_thread(path: str, family: str) -> asyncio.Future[Renderer]:
+def _load_in_thread(path: str, family: str, chat_template: str | None) -> asyncio.Future[Renderer]:
     loop = asyncio.get_running_loop()
     loaded: asyncio.Future[Renderer] = loop.create_future()
 
@@ -71,7 +72,7 @@ def _load_in_thread(path: str, family: str) -> asyncio.Future[Renderer]:
 
     def load() -> None:
         try:
-            outcome: Renderer | BaseException = load_renderer(path, family)
+            outcome: Renderer | BaseException = load_renderer(path, family, chat_template)
         except BaseException as error:
             outcome = error
         if not loop.is_closed():
@@ -81,6 +82,8 @@ def _load_in_thread(path: str, family: str) -> asyncio.Future[Renderer]:
     return loaded
 
 
+#: The name of the renderer that reads calls by the grammar alone; the others have a library's parser beside it.
+TEMPLATE = "template"
 #: What is waited for before a model takes calls, as `/ready` says it.
 WAITING_FOR_SERVER = "waiting for a rollout server"
 LOADING_TOKENIZER = "tokenizer still loading"
@@ -145,6 +148,7 @@ class ServedModel:
         self._loaded: Renderer | None = None
         self._stage = LOADING_TOKENIZER if settings.tokenizer_path is not None else WAITING_FOR_SERVER
         self._tokenizer = settings.tokenizer_path or ""  # where it lies, and who said so
+        self._tools_warned = False
         #: Why it will never take calls.
         self.failure: Exception | None = None
 
@@ -181,18 +185,20 @@ class ServedModel:
             *(planner, self.upstream, shared.sessions, shared.recorder, shared.counters, shared.redaction),
             trained=self.trained,
         )
+        if self.warning is not None:
+            log.warning("%s", self.warning)
 
     async def _renderer(self) -> Renderer:
         """Loads its tokenizer and template, from the folder that was given or that its server tells."""
         given, load = self._settings.tokenizer_path, self._shared.renderers.load
         if given is not None:
-            return await load(given, self._settings.renderer)
+            return await load(given, self._settings.renderer, self._settings.chat_template)
         self._shared.renderers.prepare()
         address, root = await self.upstream.root()
         self._tokenizer = f"{root} (the root of the model at {address})"
         self._stage = LOADING_TOKENIZER
         try:
-            return await load(root, self._settings.renderer)
+            return await load(root, self._settings.renderer, self._settings.chat_template)
         except InvalidInput as error:
             raise InvalidInput(
                 f"rollout server {address} says that its model's root is {root!r}, where there is no tokenizer on this "
@@ -247,6 +253,22 @@ class ServedModel:
         if why is not None or self._calls is None:
             raise not_ready(why or f"Gateway not ready ({self._stage})")
         return self._calls
+
+    @property
+    def warning(self) -> str | None:
+        """What an agent misses although calls are taken: its tools, where this model's calls are not read."""
+        renderer = self._loaded
+        if renderer is None or renderer.name != TEMPLATE or not renderer.grammar.unread:
+            return None
+        return self._own(f"tool calls in answers are not read, and come back as text: {renderer.grammar.unread}")
+
+    def tools_offered(self) -> str | None:
+        """The warning for a call that offers tools; the first one is in the log too."""
+        warning = self.warning
+        if warning is not None and not self._tools_warned:
+            self._tools_warned = True
+            log.warning("an agent offers tools, but %s", warning)
+        return warning
 
     @property
     def renderer(self) -> Renderer:

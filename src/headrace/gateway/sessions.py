@@ -100,6 +100,8 @@ class StoredResponses:
         """What a call is to store: of a conversation that goes on from a stored one, only what is new."""
         assert request.conversation is not None
         messages = request.conversation.messages
+        calls = tuple(replace(call, written="") for call in answer.tool_calls)  # it says nothing more
+        answer = replace(answer, tool_calls=calls)
         known = self._by_call.get(parent.call) if parent is not None else None
         if parent is None or known is None or known.opening != request.opening:
             return StoredResponse(None, request.opening, (*messages[request.opening :], answer))

@@ -43,6 +43,9 @@ class GatewaySettings(BaseModel):
         description="a continued conversation keeps its exact tokens (bridge), or is rendered as the template would",
     )
     renderer: str = Field("auto", description="auto: proven against the template; template; or a family by name")
+    chat_template: str | None = Field(
+        None, description="which of the tokenizer's templates, by name, or a file (default: the tokenizer's own)"
+    )
     open: bool = Field(
         False, description="accept calls for trajectories that nobody began, and for a live service under root /v1"
     )

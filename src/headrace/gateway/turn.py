@@ -16,7 +16,17 @@ import numpy as np
 from headrace.data.step import FloatArray, IntArray
 from headrace.gateway.request import CallRequest
 from headrace.gateway.upstream.types import SampledChoice, UpstreamRequest
-from headrace.tokens import AnswerDelta, AnswerStream, Detokenizer, Message, Parsed, PromptPlan, Vocabulary
+from headrace.tokens import (
+    AnswerDelta,
+    AnswerStream,
+    CallDelta,
+    Detokenizer,
+    Message,
+    Parsed,
+    PromptPlan,
+    ToolCall,
+    Vocabulary,
+)
 from headrace.tokens.conversation import DIGEST_BYTES
 from headrace.tokens.parse import StopCut
 
@@ -67,8 +77,8 @@ class TextKey(msgspec.Struct, frozen=True):
 class TextAnswerStream:
     """Reads the answer to a text completion: no reasoning, no calls, only text up to a stop string."""
 
-    def __init__(self, vocabulary: Vocabulary, stop: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(vocabulary)
+    def __init__(self, vocabulary: Vocabulary, stop: Sequence[str], prompt: Sequence[int] = ()) -> None:
+        self._detokenizer = Detokenizer(vocabulary, prompt=prompt)
         self._cut = StopCut(stop)
         self._text: list[str] = []
 
@@ -91,11 +101,15 @@ class TextAnswerStream:
 class Choice:
     """One of the answers to a turn's prompt, as far as it has been sampled."""
 
-    def __init__(self, index: int, reader: AnswerStream, thought: int | None = None) -> None:
-        """`thought` is the id that ends reasoning, where there is one."""
+    def __init__(
+        self, index: int, reader: AnswerStream, thought: int | None = None, *, single_tool_call: bool = False
+    ) -> None:
+        """`thought` is the id that ends reasoning, where there is one. With `single_tool_call` agents see no call but
+        the first."""
         self.index = index
         self.reader = reader
         self._thought = thought
+        self._single_tool_call = single_tool_call
         self.ids: list[int] = []
         self.log_probs: list[float] | None = []
         self.text: str | None = ""
@@ -121,25 +135,51 @@ class Choice:
         if piece.consumed is not None:
             self.consumed = piece.consumed
         self.sampled = piece
-        return self.reader.feed(piece.ids)
+        return self._shown(self.reader.feed(piece.ids))
 
     def finish(self) -> AnswerDelta:
         """Ends the answer; what was held back of it. `parsed` is complete from here on."""
         last = self.reader.finish()
         self.parsed = self.reader.parsed
-        return last
+        return self._shown(last)
 
-    def message(self, *, single_tool_call: bool) -> Message:
+    def _shown(self, delta: AnswerDelta) -> AnswerDelta:
+        """What agents see of a delta: the calls that are shown, what is new of each in one."""
+        if not delta.tool_calls:
+            return delta
+        by_call: dict[int, CallDelta] = {}
+        for new in delta.tool_calls:
+            if new.index and self._single_tool_call:
+                continue
+            had = by_call.get(new.index)
+            by_call[new.index] = (
+                new
+                if had is None
+                else CallDelta(new.index, had.id or new.id, had.name or new.name, had.arguments + new.arguments)
+            )
+        return AnswerDelta(delta.content, delta.reasoning, tuple(by_call.values()))
+
+    def message(self) -> Message:
         """The answer as the agent sees it, and will send it back."""
         parsed = self.parsed
-        calls = parsed.tool_calls[:1] if single_tool_call else parsed.tool_calls
+        calls = parsed.tool_calls[:1] if self._single_tool_call else parsed.tool_calls
         return Message("assistant", parsed.content, parsed.reasoning, calls)
+
+    def whole(self) -> AnswerDelta:
+        """All of an answer that has ended as one delta."""
+        said = self.message()
+        calls = (CallDelta(at, call.id, call.name, call.arguments_text) for at, call in enumerate(said.tool_calls))
+        return AnswerDelta(said.content, said.reasoning or "", tuple(calls))
+
+    def call(self, number: int) -> ToolCall:
+        """One of its calls, as far as it was read."""
+        return self.reader.parsed.tool_calls[number]
 
     @property
     def finish_reason(self) -> str:
-        """OpenAI's word for how it ended."""
+        """OpenAI's word for how it ended. Agents are told to carry calls out where one of them is whole."""
         said = (self.sampled.finish_reason if self.sampled else None) or "stop"
-        return "tool_calls" if said == "stop" and self.parsed.tool_calls else said
+        return "tool_calls" if said == "stop" and any(call.whole for call in self.message().tool_calls) else said
 
     @property
     def reasoning_tokens(self) -> int:

@@ -7,7 +7,6 @@ template, it is one message of the user's, as text; nothing is left out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from headrace.data.sequence import Sequence as TokenSequence
 from headrace.data.trajectory import Trajectory
 from headrace.rewards.sample import RewardFailure, Sample
 from headrace.tokens import Message, Renderer, text_of
+from headrace.tokens.renderer import marker_ids
 from headrace.tokens.split import PromptSplitter
 
 
@@ -29,8 +29,7 @@ class SampleReader:
         self._vocabulary = renderer.vocabulary
         self._splitter = PromptSplitter(renderer)
         self._ground_truth = ground_truth
-        marks = (self._vocabulary.id_of(mark) for mark in renderer.grammar.markers)
-        self._kept = frozenset(mark for mark in marks if mark is not None)
+        self._kept = marker_ids(self._vocabulary, renderer.grammar)
 
     def outcome(self, trajectory: Trajectory) -> Sample | None:
         """A whole trajectory: its last path from beginning to end. None where nothing of it may be trained on."""
@@ -42,7 +41,7 @@ class SampleReader:
         return self._sample(
             trajectory,
             messages=self._conversation(last),
-            text=self.text(last.tokens[final.start : final.end].tolist()),
+            text=self.text(last.tokens[final.start : final.end].tolist(), last.tokens[: final.start].tolist()),
             prompt_ids=last.tokens[:begin].tolist(),
             response_ids=last.tokens[begin:].tolist(),
             num_turns=len(last.spans),
@@ -58,7 +57,7 @@ class SampleReader:
                     self._sample(
                         trajectory,
                         messages=self.messages(prompt, [(len(prompt), len(prompt) + len(response))], prompt + response),
-                        text=self.text(response),
+                        text=self.text(response, prompt),
                         prompt_ids=prompt,
                         response_ids=response,
                         step_index=step.step_index,
@@ -86,7 +85,7 @@ class SampleReader:
             row,
             ground_truth=self._ground_truth,
             messages=self.messages(prompt, spans, prompt + response),
-            text=self.text(response),
+            text=self.text(response, prompt),
             prompt_ids=prompt,
             response_ids=response,
             **fields,
@@ -102,9 +101,9 @@ class SampleReader:
             return []
         return found[int(others[0]) :] if left else found[: int(others[-1]) + 1]
 
-    def text(self, ids: Sequence[int]) -> str:
+    def text(self, ids: Sequence[int], prompt: Sequence[int] = ()) -> str:
         """The text of an answer as it was written, reasoning and tool calls included, without the end of the turn."""
-        return text_of(self._vocabulary, list(ids), keep=self._kept)
+        return text_of(self._vocabulary, list(ids), keep=self._kept, prompt=prompt)
 
     def messages(
         self, prompt: Sequence[int], spans: Sequence[tuple[int, int]], ids: Sequence[int]
@@ -165,10 +164,7 @@ def _openai(message: Message) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments),
-                },
+                "function": {"name": call.name, "arguments": call.arguments_text},
             }
             for call in message.tool_calls
         ]

@@ -20,6 +20,7 @@ from headrace.tokens.check import (
 )
 from headrace.tokens.conversation import Conversation
 from headrace.tokens.families import load_renderer
+from headrace.tokens.forms import CallForm, Grammar, Reasoning
 from headrace.tokens.history import (
     RECORD,
     RECORD_ONLY,
@@ -34,8 +35,8 @@ from headrace.tokens.history import (
 )
 from headrace.tokens.images import Image, PlacedImage
 from headrace.tokens.messages import Message, ToolCall, Unrenderable, read_message, read_messages
-from headrace.tokens.parse import AnswerDelta, Grammar, Parsed
-from headrace.tokens.renderer import AnswerStream, Renderer
+from headrace.tokens.parse import AnswerDelta, CallDelta, Parsed
+from headrace.tokens.renderer import AnswerStream, Renderer, marker_ids
 from headrace.tokens.vocabulary import Detokenizer, Vocabulary, do_without_torch, load_vocabulary, text_of
 
 __all__ = [
@@ -64,6 +65,10 @@ __all__ = [
     "HistoryMode",
     "Parsed",
     "AnswerDelta",
+    "CallDelta",
+    "CallForm",
+    "Reasoning",
+    "marker_ids",
     "Grammar",
     "AnswerStream",
     "Detokenizer",

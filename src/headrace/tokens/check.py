@@ -7,7 +7,7 @@ repaired. No I/O: the caller asks the server what `SAMPLE` becomes, and hands th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Literal
 
@@ -15,7 +15,9 @@ import numpy as np
 
 from headrace.data.errors import shown
 from headrace.data.step import FloatArray, IntArray
+from headrace.tokens.decoding import PromptIds, prompt_tail
 from headrace.tokens.history import Node
+from headrace.tokens.server_text import server_pieces
 from headrace.tokens.vocabulary import Vocabulary
 
 
@@ -64,7 +66,7 @@ def check_step(
         before = parent.whole()
         if len(prompt) <= len(before) or not np.array_equal(prompt[: len(before)], before):
             return Quarantine.PARENT_NOT_EXTENDED
-    if text is not None and not same_text(vocabulary, response.tolist(), text, stop, stop_ids):
+    if text is not None and not same_text(vocabulary, response.tolist(), text, stop, stop_ids, prompt):
         return Quarantine.TEXT_DIFFERS
     return None
 
@@ -75,27 +77,61 @@ def same_text(
     text: str,
     stop: Sequence[str] = (),
     stop_ids: frozenset[int] = frozenset(),
+    prompt: PromptIds = (),
 ) -> bool:
-    """Whether ids decode to a server's raw text: special tokens shown or not, an end that the server cuts off allowed.
+    """Whether ids decode to a server's raw text: behind their prompt or alone, special tokens shown or not, an end that
+    the server cuts off allowed.
 
-    A server leaves out the id that ended the turn, the stop string and what was sampled behind it, and the bytes of a
-    character that never became whole.
+    A server leaves out the id that ended the turn (unless it was asked to show what stopped it), the stop string and
+    what was sampled behind it, and the last tokens where they end in the bytes of a character that never became whole.
     """
     ids = list(response)
-    if ids and ids[-1] in stop_ids:
-        ids = ids[:-1]
-    plain = vocabulary.bytewise and vocabulary.special.isdisjoint(ids)
-    if plain and vocabulary.bytes_of(ids) == text.encode("utf-8", "surrogatepass"):
+    ended = bool(ids) and ids[-1] in stop_ids
+    said = ids[:-1] if ended else ids
+    plain = vocabulary.bytewise and vocabulary.special.isdisjoint(said)
+    if plain and vocabulary.bytes_of(said) == text.encode("utf-8", "surrogatepass"):
         return True
+    for whole in _decoded(vocabulary, said, prompt):
+        if text == whole.rstrip("\ufffd") or _is_cut(whole, text, stop):
+            return True
+    return any(
+        _adds_up(pieces, text, stop)
+        for shown in ([said, ids] if ended else [said])
+        for pieces in server_pieces(vocabulary, shown, prompt)
+    )
+
+
+def _decoded(vocabulary: Vocabulary, ids: list[int], prompt: PromptIds) -> Iterator[str]:
+    """The text of ids at once, the likeliest way first."""
+    if not vocabulary.bytewise and len(prompt):
+        tail = prompt_tail(vocabulary.decode, prompt)
+        before, whole = vocabulary.decode(tail), vocabulary.decode([*tail, *ids])
+        if whole.startswith(before):
+            yield whole[len(before) :]
+        yield vocabulary.decode_after(prompt, ids)
     for skip in (True, False):
-        whole = vocabulary.decode(ids, skip_special=skip)
-        if text in (whole, whole.rstrip("\ufffd")):
-            return True
-        if whole.startswith(text) and any(whole.startswith(end, len(text)) for end in stop if end):
-            return True
-        if any(end and text.endswith(end) and whole.startswith(text) for end in stop):
-            return True  # the server was asked to show the stop string
-    return False
+        yield vocabulary.decode(ids, skip_special=skip)
+
+
+def _adds_up(pieces: Iterable[str], text: str, stop: Sequence[str]) -> bool:
+    """Whether pieces are a server's text; no more of them are asked for than it takes to see that they are not."""
+    said: list[str] = []
+    at = 0
+    for piece in pieces:
+        if not piece.startswith(text[at : at + len(piece)]):
+            return False
+        said.append(piece)
+        at += len(piece)
+    return _is_cut("".join(said), text, stop)
+
+
+def _is_cut(whole: str, text: str, stop: Sequence[str]) -> bool:
+    """Whether a text is a whole one, or what is left of that when it is cut at a stop string, before or behind it."""
+    if text == whole:
+        return True
+    if not whole.startswith(text):
+        return False
+    return any(end and (whole.startswith(end, len(text)) or text.endswith(end)) for end in stop)
 
 
 #: Text in which tokenizers of different models differ: cases, digits, spaces, scripts, marks, control tokens.

@@ -19,6 +19,7 @@ from typing import Any
 
 from headrace.tokens.images import Image
 from headrace.tokens.messages import Message, ToolCall
+from headrace.tokens.partial_json import begun_object
 
 #: Bytes of a digest: a trajectory has thousands of messages, not billions.
 DIGEST_BYTES = 16
@@ -152,8 +153,10 @@ def strict(message: Message, schemas: Schemas) -> bytes:
 
 
 def _compared_arguments(call: ToolCall, schemas: Schemas) -> Any:
-    """A call's arguments as they are compared: without declared defaults, numbers as doubles."""
-    return portable(without_defaults(call.arguments, schemas.get(call.name)))
+    """A call's arguments as they are compared: without declared defaults, numbers as doubles. Of those that break off,
+    only what is whole: some dialects' agents keep no more."""
+    begun = begun_object(call.arguments) if isinstance(call.arguments, str) else None
+    return portable(without_defaults(call.arguments if begun is None else begun, schemas.get(call.name)))
 
 
 def answer_text(content: str) -> str:

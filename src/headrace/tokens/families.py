@@ -7,8 +7,9 @@ same ids as the model's own template, over conversations with every kind of turn
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import cache, lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -16,8 +17,13 @@ from typing import Any
 
 from headrace.data.errors import InvalidInput
 from headrace.files import cache_folder
+from headrace.tokens.forms import Grammar
+from headrace.tokens.grammars import learned
+from headrace.tokens.harmony import HARMONY_FAMILY, own_harmony_vocabulary
 from headrace.tokens.messages import Message, ToolCall, Unrenderable, read_arguments, to_dict
-from headrace.tokens.parse import AnswerDelta, Grammar, NewId, Parsed, StopCut, is_portable_json
+from headrace.tokens.named import NamedTemplates, template_renderer, with_template
+from headrace.tokens.parse import AnswerDelta, CallDelta, NewId, Parsed, StopCut, is_portable_json
+from headrace.tokens.probe import proofs
 from headrace.tokens.renderer import (
     PROMPT_TAIL_TOKENS,
     AnswerStream,
@@ -27,33 +33,60 @@ from headrace.tokens.renderer import (
     Tools,
     default_call_id,
 )
-from headrace.tokens.template import TemplateRenderer, proofs
+from headrace.tokens.template import PINNED_OPTIONS, TemplateRenderer
 from headrace.tokens.vision import PROCESSOR_CONFIG, Vision
 from headrace.tokens.vocabulary import Vocabulary, load_vocabulary
 
-#: The families whose answers are parsed as they stream. The others are parsed by the library, at their end.
-GRAMMARS = {"qwen3": Grammar(True, "hermes"), "llama-3": Grammar(False, "llama")}
+log = logging.getLogger("headrace.tokens")
+
 #: The placeholder token of the families that write images as one kind of it.
 IMAGE_PLACEHOLDERS = {family: "<|image_pad|>" for family in ("qwen3-vl", "qwen3.5", "qwen3.6", "qwen3.8")}
 #: The template option under which a number is written before each image.
 IMAGE_NUMBERS_OPTION = "add_vision_id"
 #: A token without which a family need not be tried: building it would look for files on the network.
 REQUIRED_TOKENS = {"gpt-oss": "<|channel|>"}
+#: Special tokens that tell a family without a template: models of these come with code in place of one.
+TELLING_TOKENS = {
+    "deepseek-v4": ("｜DSML｜", "<｜begin▁sys｜>", "<｜action｜>", "<think>"),
+    "gpt-oss": ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|call|>", "<|return|>"),
+}
 
 
-def load_renderer(source: str | Path | Vocabulary, family: str = "auto") -> Renderer:
+def load_renderer(source: str | Path | Vocabulary, family: str = "auto", chat_template: str | None = None) -> Renderer:
     """The renderer for the tokenizer in a folder.
 
     `auto` takes the family of `renderers` that is proven to write what the model's template writes, and the template
     itself where none is; `template` takes the template; anything else is the name of a family, taken on trust.
+    `chat_template` is the name of one of the tokenizer's templates, or a file to take instead. A tokenizer without any
+    is of the family that its special tokens tell, where they do; else InvalidInput says what to give.
     """
-    vocabulary = source if isinstance(source, Vocabulary) else load_vocabulary(source)
+    vocabulary = with_template(source if isinstance(source, Vocabulary) else load_vocabulary(source), chat_template)
     if family not in ("auto", "template"):
         return named_family(family, vocabulary)
-    template = TemplateRenderer(vocabulary)
+    if not vocabulary.hf.chat_template:
+        assumed = assumed_family(vocabulary) if family == "auto" else None
+        if assumed is None:
+            raise Unrenderable(
+                f"the tokenizer in {vocabulary.hf.name_or_path} has no chat template; give one as a file with "
+                f"--chat-template FILE, or name the model's family with --renderer: {', '.join(families())}"
+            )
+        log.warning(
+            "%s has no chat template: its family is assumed to be %s, by its special tokens; --renderer names another",
+            *(vocabulary.hf.name_or_path, assumed),
+        )
+        return named_family(assumed, vocabulary)
+    template = template_renderer(vocabulary)
     if family == "template":
         return template
     return proven_family(template) or template
+
+
+def assumed_family(vocabulary: Vocabulary) -> str | None:
+    """The family of a tokenizer without a template, by special tokens of its own; None where they do not tell."""
+    for family, tokens in TELLING_TOKENS.items():
+        if all(vocabulary.id_of(token) in vocabulary.added for token in tokens):
+            return family
+    return None
 
 
 class FamilyRenderer(GrammarParsing):
@@ -70,26 +103,40 @@ class FamilyRenderer(GrammarParsing):
         options: Mapping[str, Any] | None = None,
         *,
         looks_back: int | None = None,
+        grammar: Grammar | None = None,
+        bridging: TemplateRenderer | None = None,
     ) -> None:
+        """`bridging` is the model's template, where the library would append other ids than that writes."""
         self.name = family
+        self._bridging = bridging
         self.vocabulary = vocabulary
         self.options = dict(options or {})
         self.looks_back = looks_back
         self._library = _create(family, vocabulary, self.options)
         self.stop_ids = frozenset(int(i) for i in self._library.get_stop_token_ids())
-        self.grammar = GRAMMARS.get(family, Grammar())
+        self.grammar = grammar or _grammar(vocabulary)
         self.vision = _vision(family, vocabulary)
         self._variants: RendererVariants[FamilyRenderer] = RendererVariants()
 
     @property
     def overrides(self) -> frozenset[str]:
-        return frozenset() if self._library.is_prefix_stable else frozenset({"reasoning"})
+        kept = frozenset() if self._library.is_prefix_stable else frozenset({"reasoning"})
+        return kept if self._bridging is None else kept | self._bridging.overrides
 
     def with_options(self, options: Mapping[str, Any] | None) -> FamilyRenderer:
         if not options:
             return self
+        template = self._bridging and self._bridging.with_options(options)
         return self._variants.get(
-            options, lambda: FamilyRenderer(self.name, self.vocabulary, options, looks_back=self.looks_back)
+            options,
+            lambda: FamilyRenderer(
+                self.name,
+                self.vocabulary,
+                options,
+                looks_back=self.looks_back,
+                grammar=self.grammar,
+                bridging=template,
+            ),
         )
 
     def has_option(self, name: str) -> bool:
@@ -113,10 +160,19 @@ class FamilyRenderer(GrammarParsing):
         return written
 
     def bridge(
-        self, prompt: Sequence[int], response: Sequence[int], calls: Sequence[ToolCall], new: Sequence[Message]
+        self,
+        prompt: Sequence[int],
+        response: Sequence[int],
+        calls: Sequence[ToolCall],
+        new: Sequence[Message],
+        earlier: Sequence[Message] = (),
+        *,
+        tools: bool = False,
     ) -> list[int] | None:
         if not new or any(message.role == "assistant" for message in new):
             return None
+        if self._bridging is not None and not any(message.parts for message in new):
+            return self._bridging.bridge(prompt, response, calls, new, earlier, tools=tools)
         if self.options.get(IMAGE_NUMBERS_OPTION) and any(message.parts for message in new):
             return None  # how many images came before cannot be told from the last few ids
         before = [int(i) for i in (prompt if self.looks_back is None else prompt[-self.looks_back :])]
@@ -137,19 +193,37 @@ class FamilyRenderer(GrammarParsing):
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
         if bridged is None:
-            return None
+            return self._after_several(sampled, calls, given)
         ids, kept = bridged.token_ids, len(before) + len(sampled)
         if len(ids) <= kept or ids[:kept] != before + sampled:
             return None
         return [int(i) for i in ids[kept:]]
 
+    def _after_several(
+        self, response: list[int], calls: Sequence[ToolCall], new: list[dict[str, Any]]
+    ) -> list[int] | None:
+        """What follows several calls, for a family that sorts their results by the calls, which its library's bridge is
+        not told: what the library writes after a stand-in that made them."""
+        if len(calls) < 2 or not response:
+            return None
+        made = tuple(ToolCall(call.name, {}, call.id) for call in calls)
+        before = [to_dict(Message("user", "question")), to_dict(Message("assistant", "", None, made))]
+        try:
+            own = self._library.render_ids(before, add_generation_prompt=False)
+            whole = self._library.render_ids([*before, *new], add_generation_prompt=True)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+        if response[-1] not in self.stop_ids or response[-1] != own[-1] or whole[: len(own)] != own:
+            return None
+        return [int(i) for i in whole[len(own) :]]
+
     def stream(
-        self, prompt: Sequence[int], *, tools: bool, new_id: NewId | None = None, stop: Sequence[str] = ()
+        self, prompt: Sequence[int], *, tools: bool | Tools, new_id: NewId | None = None, stop: Sequence[str] = ()
     ) -> AnswerStream:
-        if self.name in GRAMMARS:
+        if self.grammar.calls is not None:
             return super().stream(prompt, tools=tools, new_id=new_id, stop=stop)
         return LibraryStream(
-            self._library, self.vocabulary, prompt, tools=tools, new_id=new_id or default_call_id, stop=stop
+            self._library, self.vocabulary, prompt, tools=bool(tools), new_id=new_id or default_call_id, stop=stop
         )
 
 
@@ -197,7 +271,8 @@ class LibraryStream:
         self._parsed = Parsed(
             content, found.reasoning_content, tuple(made), tuple(malformed), "reasoning" if open_end else ""
         )
-        return AnswerDelta(content, found.reasoning_content or "", tuple(made))
+        calls = (CallDelta(n, call.id, call.name, call.arguments_text) for n, call in enumerate(made))
+        return AnswerDelta(content, found.reasoning_content or "", tuple(calls))
 
     @property
     def parsed(self) -> Parsed:
@@ -210,6 +285,11 @@ def families() -> list[str]:
 
     base._populate_registry()
     return [name for name in base.RENDERER_REGISTRY if name != "default"]
+
+
+def _grammar(vocabulary: Vocabulary) -> Grammar:
+    template = vocabulary.hf.chat_template
+    return learned(vocabulary, template if isinstance(template, str) else "", PINNED_OPTIONS).grammar
 
 
 def _vision(family: str, vocabulary: Vocabulary) -> Vision | str:
@@ -247,10 +327,11 @@ def _create(family: str, vocabulary: Vocabulary, options: Mapping[str, Any]) -> 
         raise InvalidInput(
             f"template options {dict(options)} do not fit {family}: {error.errors()[0]['msg']}"
         ) from None
-    return create_renderer(CachingTokenizer(vocabulary), config)
+    with own_harmony_vocabulary(vocabulary) if family == HARMONY_FAMILY else nullcontext():
+        return create_renderer(CachingTokenizer(vocabulary), config)
 
 
-def proven_family(template: TemplateRenderer) -> FamilyRenderer | None:
+def proven_family(template: TemplateRenderer | NamedTemplates) -> FamilyRenderer | None:
     """The family that writes the same ids as the model's own template; None where there is none, which is kept in the
     user's cache: the next to ask need not import the library, which takes longer than all else at a start."""
     disproven = cache_folder() / "no-family" / _proof_key(template)
@@ -261,12 +342,21 @@ def proven_family(template: TemplateRenderer) -> FamilyRenderer | None:
         if family in REQUIRED_TOKENS and template.vocabulary.id_of(REQUIRED_TOKENS[family]) is None:
             continue
         try:
-            renderer = FamilyRenderer(family, template.vocabulary)
+            renderer = FamilyRenderer(family, template.vocabulary, grammar=template.grammar)
         except Exception as error:  # each family says in its own way that its tokens are not in this vocabulary
             certain = certain and not isinstance(error, OSError | ImportError | MemoryError)
             continue
         if _same_ids(renderer, template):
-            return FamilyRenderer(family, template.vocabulary, looks_back=_safe_tail(renderer))
+            bridging = None
+            if isinstance(template, TemplateRenderer) and not _same_bridges(renderer, template):
+                bridging = template
+            return FamilyRenderer(
+                family,
+                template.vocabulary,
+                looks_back=_safe_tail(renderer),
+                grammar=template.grammar,
+                bridging=bridging,
+            )
     if certain:
         with suppress(OSError):
             disproven.parent.mkdir(parents=True, exist_ok=True)
@@ -274,13 +364,18 @@ def proven_family(template: TemplateRenderer) -> FamilyRenderer | None:
     return None
 
 
-def _proof_key(template: TemplateRenderer) -> str:
+def _proof_key(template: TemplateRenderer | NamedTemplates) -> str:
     """A digest of all that a proof depends on: tokenizer, template, whether it sees, and the code that compares."""
     vocabulary = template.vocabulary
-    parts = [vocabulary.serialised(), str(vocabulary.hf.chat_template), repr(vocabulary.hf.special_tokens_map)]
+    templates = [template.plain, template.tooled] if isinstance(template, NamedTemplates) else [template]
+    parts = [
+        vocabulary.serialised(),
+        *(one.vocabulary.hf.chat_template for one in templates),
+        repr(vocabulary.hf.special_tokens_map),
+    ]
     parts += ["sees" if _sees(vocabulary) else "reads"]
     parts += [f"{name} {version(name)}" for name in ("renderers", "transformers", "jinja2")]
-    parts += [Path(__file__).with_name(name).read_text() for name in ("families.py", "template.py")]
+    parts += [Path(__file__).with_name(name).read_text() for name in ("families.py", "template.py", "probe.py")]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
@@ -299,7 +394,7 @@ def named_family(family: str, vocabulary: Vocabulary) -> FamilyRenderer:
     return FamilyRenderer(family, vocabulary, looks_back=_safe_tail(FamilyRenderer(family, vocabulary)))
 
 
-def _same_ids(renderer: FamilyRenderer, template: TemplateRenderer) -> bool:
+def _same_ids(renderer: FamilyRenderer, template: TemplateRenderer | NamedTemplates) -> bool:
     compared = 0
     for messages, tools in proofs():
         try:
@@ -315,9 +410,26 @@ def _same_ids(renderer: FamilyRenderer, template: TemplateRenderer) -> bool:
     return compared > 0
 
 
+def _same_bridges(renderer: FamilyRenderer, template: TemplateRenderer) -> bool:
+    """Whether a family appends what the template writes after an answer, wherever both append something."""
+    question, call = Message("user", "and?"), ToolCall("look_up", {}, "abcdef123")
+    result = Message("tool", "42", None, (), call.id, call.name)
+    try:
+        prompt = template.render([question])
+    except Unrenderable:
+        return True
+    stop = template.vocabulary.id_of(template.traits.stop)
+    response = [*template.vocabulary.encode("so"), *([] if stop is None else [stop])]
+    for calls, new in (((), [question]), ((call,), [result]), ((call,), [result, question])):
+        written = template.bridge(prompt, response, calls, new, [question])
+        if written is not None and renderer.bridge(prompt, response, calls, new) not in (None, written):
+            return False
+    return True
+
+
 def _safe_tail(renderer: FamilyRenderer) -> int | None:
     """How few of a prompt's ids suffice to bridge; None where fewer than all made a difference."""
-    short = FamilyRenderer(renderer.name, renderer.vocabulary, looks_back=PROMPT_TAIL_TOKENS)
+    short = FamilyRenderer(renderer.name, renderer.vocabulary, looks_back=PROMPT_TAIL_TOKENS, grammar=renderer.grammar)
     for messages, tools in proofs():
         try:
             prompt = renderer.render(

@@ -333,7 +333,7 @@ def _planned(renderer: Renderer, conversation: Conversation, mode: HistoryMode, 
     if match.node is None:
         return PromptPlan(_render(renderer, conversation), match.cause)
     if mode == "bridge":
-        plan = _bridge(renderer, match, match.node)
+        plan = _bridge(renderer, conversation, match, match.node)
         if plan is not None:
             return plan
     ids = _render(renderer, conversation)
@@ -343,9 +343,14 @@ def _planned(renderer: Renderer, conversation: Conversation, mode: HistoryMode, 
     return PromptPlan(ids, Cause.BRIDGE_REFUSED if mode == "bridge" else Cause.TEMPLATE_DIFFERS)
 
 
-def _bridge(renderer: Renderer, match: Match, node: Node) -> PromptPlan | None:
+def _bridge(renderer: Renderer, conversation: Conversation, match: Match, node: Node) -> PromptPlan | None:
     ext = renderer.bridge(
-        node.prompt_tail(renderer.looks_back or node.n_prompt).tolist(), node.response.tolist(), node.calls, match.new
+        node.prompt_tail(renderer.looks_back or node.n_prompt).tolist(),
+        node.response.tolist(),
+        node.calls,
+        match.new,
+        conversation.messages[: len(conversation.messages) - len(match.new) - 1],
+        tools=bool(conversation.tools),
     )
     if not ext:
         return None

@@ -22,12 +22,36 @@ IMAGE_ROLES = ("user", "tool")
 IMAGE_PARTS = ("image_url", "input_image")
 
 
-class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One call that the model asked for. `arguments` is parsed JSON, or the raw text of what is no JSON."""
+class ToolCall(msgspec.Struct, frozen=True, omit_defaults=True, eq=False):
+    """One call that the model asked for. `arguments` is parsed JSON, or the raw text of what is no JSON.
+
+    `written` is the arguments' JSON text as it was streamed, "" where they came from elsewhere. Two calls are the same
+    whatever they were written like."""
 
     name: str
     arguments: Any = {}
     id: str = ""
+    written: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ToolCall):
+            return NotImplemented
+        return (self.name, self.arguments, self.id) == (other.name, other.arguments, other.id)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.id))
+
+    @property
+    def whole(self) -> bool:
+        """Whether its arguments are JSON: a call that was cut short or left JSON cannot be carried out."""
+        return not isinstance(self.arguments, str)
+
+    @property
+    def arguments_text(self) -> str:
+        """The arguments as JSON text, as it was streamed where it was."""
+        if self.written or isinstance(self.arguments, str):
+            return self.written or str(self.arguments)
+        return json.dumps(self.arguments, ensure_ascii=False)
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,200 +1,193 @@
 """A sampled answer's text into content, reasoning and tool calls, as it arrives.
 
 There is one parser, and it streams: a whole answer is parsed by feeding it at once. So what a streaming agent puts
-together from the deltas is what the others get. Nothing sampled disappears: a tool call that cannot be read is content,
-as it was written, and is named in `malformed`.
+together from the deltas is what the others get. Nothing sampled disappears: a text that is no call after all is
+content, as it was written. Once a call's name was read and its arguments begun it stays a call, and its arguments go
+out as they come; where they then leave JSON, or the answer ends inside, the call keeps what was valid of them. Both are
+named in `malformed`.
 """
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import msgspec
+from headrace.tokens.answer import AnswerDelta, AnswerSoFar, CallDelta, NewId, Parsed
+from headrace.tokens.bodies import MORE, NO, BodyReader, Words, held_back, match_words
+from headrace.tokens.forms import CallForm, Channels, Grammar, JsonObject, Reasoning
+from headrace.tokens.jsontext import is_portable_json
+from headrace.tokens.values import parameter_types, reader_of
 
-from headrace.tokens.messages import Message, ToolCall, read_arguments
+__all__ = ["AnswerDelta", "AnswerParser", "CallDelta", "Grammar", "NewId", "Parsed", "StopCut", "is_portable_json"]
 
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-CallFormat = Literal["none", "hermes", "mistral", "llama"]
-#: What opens a call and, where there is such a thing, closes it.
-CALL_OPENERS: dict[str, str] = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama": "<|python_tag|>"}
-HERMES_END = "</tool_call>"
-
-NewId = Callable[[int], str]
-
-
-class Grammar(msgspec.Struct, frozen=True):
-    """How a family writes reasoning and tool calls."""
-
-    reasoning: bool = False
-    calls: CallFormat = "none"
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """What must be visible in the text even where the vocabulary calls it special."""
-        thought = (THINK_OPEN, THINK_CLOSE) if self.reasoning else ()
-        made = (CALL_OPENERS[self.calls],) if self.calls != "none" else ()
-        return thought + made + ((HERMES_END,) if self.calls == "hermes" else ())
-
-
-class AnswerDelta(msgspec.Struct, frozen=True):
-    """What is new of an answer: text to append, calls to add."""
-
-    content: str = ""
-    reasoning: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.content or self.reasoning or self.tool_calls)
-
-
-class Parsed(msgspec.Struct, frozen=True):
-    """A whole answer. `cut` names what was still open at its end; `malformed` holds calls that could not be read."""
-
-    content: str = ""
-    reasoning: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-    malformed: tuple[str, ...] = ()
-    cut: Literal["", "reasoning", "tool_call"] = ""
-
-    @property
-    def message(self) -> Message:
-        """The answer as a message."""
-        return Message("assistant", self.content, self.reasoning, self.tool_calls)
+Tools = Sequence[Mapping[str, Any]]
+#: Separators that a model may put between bare calls although its template writes one call only.
+BARE_SEPARATORS: tuple[Words, ...] = ((";",), (",",))
 
 
 class AnswerParser:
     """Text in, deltas out; `finish` gives the last delta, then `parsed` is the whole.
 
     `thinking`: the prompt already opened the reasoning. Without `tools` nothing is a call: an answer in JSON to an
-    agent that offered no tools is its content.
+    agent that offered no tools is its content. Where the tools themselves are given, their schemas say which arguments
+    are strings, in a form that does not.
     """
 
-    def __init__(self, grammar: Grammar, *, tools: bool, thinking: bool = False, new_id: NewId) -> None:
-        self._calls: CallFormat = grammar.calls if tools else "none"
-        self._opener = CALL_OPENERS.get(self._calls, "")
-        self._new_id = new_id
+    def __init__(self, grammar: Grammar, *, tools: bool | Tools, thinking: bool = False, new_id: NewId) -> None:
+        form = grammar.calls if tools else None
+        self._answer = AnswerSoFar(new_id)
+        self._answer.thought = thinking
+        reasoning = grammar.reasoning or Reasoning("", "")
+        self._thought_open, self._thought_close = reasoning.open.strip(), reasoning.close.strip()
+        self._wrappers = tuple(text.strip() for text in (grammar.content_open, grammar.content_close) if text.strip())
         self._buffer = ""
-        self._state = "reasoning" if thinking else "start" if grammar.reasoning else "first"
         self._trim = "\n" if thinking else ""  # what is dropped before the next visible character
         self._space = ""  # white space that only counts if text follows
-        self._open = ""  # the call being read, opener included
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
-        self._thought = thinking
-        self._made: list[ToolCall] = []
-        self._malformed: list[str] = []
-        self._cut: Literal["", "reasoning", "tool_call"] = ""
-        self._sent = (0, 0, 0)
+        self._raw: list[str] = []  # the call being read, from its opener on
+        self._seen = 0  # characters of held reasoning in which its end was looked for
+        self._set_form(form)
+        self._states: dict[str, Callable[[bool], bool]] = {
+            "start": self._in_start,
+            "reasoning": self._in_reasoning,
+            "first": self._in_first,
+            "content": self._in_content,
+            "opening": self._in_opening,
+            "body": self._in_body,
+            "closing": self._in_closing,
+            "between": self._in_between,
+            "ending": self._in_ending,
+            "junk": self._in_junk,
+            "done": lambda last: False,
+        }
+        self._state = "reasoning" if thinking else "start" if grammar.reasoning is not None else "first"
+        if isinstance(form, CallForm) and isinstance(form.body, Channels):
+            raise ValueError("an answer in channels is read by a ChannelParser")
+        self._make = reader_of(form, parameter_types(tools) if not isinstance(tools, bool) else {}) if form else None
+
+    def _set_form(self, form: CallForm | None) -> None:
+        begin, end = (form.begin.strip(), form.end.strip()) if form is not None else ("", "")
+        # A list of one call may stand there without its brackets.
+        self._listed = form is not None and isinstance(form.body, JsonObject) and begin.endswith("[")
+        if self._listed:
+            begin, end = begin[:-1], end.removeprefix("]")
+        self._begin: Words = tuple(begin.split())
+        self._end: Words = tuple(end.split())
+        self._open: Words = tuple(form.open.split()) if form is not None else ()
+        self._close: Words = tuple(form.close.split()) if form is not None else ()
+        self._lead: Words = tuple(form.lead.split()) if form is not None else ()
+        self._bare = form is not None and form.bare
+        between = tuple(form.between.split()) if form is not None else ()
+        self._separators = [between] if between else list(BARE_SEPARATORS) if self._bare else []
+        if self._listed and not between:
+            self._separators = [(",",)]
+        self._openers: Words = ()
+        if form is not None and not self._bare:
+            words = self._begin[:1] + (self._open[:1] if not self._begin or is_marker(self._open) else ())
+            self._openers = words
+        self._closers = tuple(words[0] for words in (self._close, self._end) if words)
+        self._goes_on = bool(self._begin or self._bare or self._separators)
+        self._marks = (*self._openers, *self._wrappers)
+        self._thought_marks = (self._thought_close, *self._openers)
 
     def feed(self, text: str) -> AnswerDelta:
         """Takes the next text; what is new of the answer. A text that may still become a marker is held back."""
         self._buffer += text
-        while self._advance(last=False):
+        while self._states[self._state](False):
             pass
-        return self._delta()
+        return self._answer.delta()
 
     def finish(self) -> AnswerDelta:
         """Ends the answer; what was held back of it, and what was left open."""
-        while self._advance(last=True):
+        while self._states[self._state](True):
             pass
-        self._finish_open()
         if self._space:
-            self._content.append(self._space)
+            self._answer.content.append(self._space)
             self._space = ""
-        return self._delta()
+        return self._answer.delta()
 
     @property
     def parsed(self) -> Parsed:
         """The answer as far as it was read; whole after `finish`."""
-        return Parsed(
-            "".join(self._content),
-            "".join(self._reasoning) if self._thought else None,
-            tuple(self._made),
-            tuple(self._malformed),
-            self._cut,
-        )
+        return self._answer.parsed()
 
-    def _delta(self) -> AnswerDelta:
-        content, reasoning, made = self._sent
-        self._sent = (len(self._content), len(self._reasoning), len(self._made))
-        return AnswerDelta(
-            "".join(self._content[content:]), "".join(self._reasoning[reasoning:]), tuple(self._made[made:])
-        )
-
-    def _advance(self, *, last: bool) -> bool:
-        """One step of the state machine; False where it needs more text, or at the `last` is done."""
-        return bool(getattr(self, "_in_" + self._state)(last))
+    # Each state takes a step; False where it needs more text, or at the `last` is done.
 
     def _in_start(self, last: bool) -> bool:
         """Before the first visible character: only here may reasoning begin."""
-        begun = self._buffer.lstrip()
-        if begun.startswith(THINK_OPEN):
-            self._buffer, self._state, self._trim, self._thought = begun[len(THINK_OPEN) :], "reasoning", "\n", True
+        begun, opener = self._buffer.lstrip(), self._thought_open
+        if begun.startswith(opener):
+            self._buffer, self._state, self._trim = begun[len(opener) :], "reasoning", "\n"
+            self._answer.thought = True
             return True
-        if THINK_OPEN.startswith(begun) and not last:
+        if opener.startswith(begun) and not last:
             return False
         self._state = "first"
         return True
 
     def _in_reasoning(self, last: bool) -> bool:
-        end = self._buffer.find(THINK_CLOSE)
-        # A call that begins while reasoning is open ends it, but only if nothing else does.
-        call = self._buffer.find(self._opener) if self._calls == "hermes" else -1
+        close, buffer = self._thought_close, self._buffer
+        end = buffer.find(close, max(0, self._seen - len(close)) if self._seen else 0)
         if end >= 0:
             self._think(self._buffer[:end])
-            self._buffer, self._state, self._trim, self._space = (
-                self._buffer[end + len(THINK_CLOSE) :],
-                "first",
-                "\n",
-                "",
-            )
+            self._buffer, self._seen = self._buffer[end + len(close) :], 0
+            self._state, self._trim, self._space = "first", "\n", ""
             return True
-        if call >= 0:
-            self._think(self._buffer[:call])
-            self._buffer = self._buffer[call:]
+        # A call that begins while reasoning is open ends it, but only if nothing else does.
+        at = 0 if self._seen else _first(buffer, self._openers)
+        if at >= 0:
+            self._think(buffer[:at])
+            self._buffer = buffer[at:]
+            self._seen = len(self._buffer)
             if last:
-                self._state, self._trim, self._space = "content", "", ""
+                self._state, self._trim, self._space, self._seen = "content", "", "", 0
             return last
-        keep = 0 if last else _partial(self._buffer, (THINK_CLOSE, self._opener if self._calls == "hermes" else ""))
-        self._think(self._buffer[: len(self._buffer) - keep])
-        self._buffer = self._buffer[len(self._buffer) - keep :]
+        keep = 0 if last else held_back(buffer, self._thought_marks)
+        self._think(buffer[: len(buffer) - keep] if keep else buffer)
+        self._buffer = buffer[len(buffer) - keep :] if keep else ""
         if last:
-            self._cut, self._state, self._space = "reasoning", "done", ""
+            self._answer.cut, self._state, self._space = "reasoning", "done", ""
         return last
 
     def _think(self, text: str) -> None:
         text = self._trimmed(text)
         body = text.rstrip("\n")
         if body:
-            self._reasoning.append(self._space + body)
+            self._answer.reasoning.append(self._space + body)
             self._space = ""
         self._space += text[len(body) :]
 
     def _in_first(self, last: bool) -> bool:
-        """The content's beginning: only here does a bare JSON object mean a call (Llama)."""
-        if self._calls == "llama":
-            begun = self._buffer.lstrip()
-            if begun.startswith(("{", self._opener)):
-                self._state = "held"
-                return True
-            if self._opener.startswith(begun) and not last:
+        """The content's beginning: only here may a bare call stand."""
+        if self._bare:
+            led = match_words(self._lead, self._buffer, 0) if self._lead else 0
+            if led == MORE and not last:
                 return False
-        self._state = "content"
+            if not self._buffer.strip():
+                self._state = "content" if last else "first"
+                return last
+            self._raw = []
+            self._pass(led if led > 0 else 0)
+            self._stage, self._state = "begin", "opening"
+        else:
+            self._state = "content"
         return True
 
     def _in_content(self, last: bool) -> bool:
-        at = self._buffer.find(self._opener) if self._opener and self._calls != "llama" else -1
-        if at >= 0:
-            self._say(self._buffer[:at])
-            self._open, self._buffer = self._opener, self._buffer[at + len(self._opener) :]
-            self._state = "call" if self._calls == "hermes" else "held"
+        buffer = self._buffer
+        if _first(buffer, self._marks) >= 0:
+            at, mark = min((at, mark) for mark in self._marks if (at := buffer.find(mark)) >= 0)
+            self._say(buffer[:at])
+            self._buffer = self._buffer[at:]
+            if mark in self._wrappers:
+                self._buffer, self._trim = self._buffer[len(mark) :], " \t\r\n"
+            else:
+                self._raw = []
+                self._stage = "begin" if self._begin and mark == self._begin[0] else "open"
+                self._state = "opening"
             return True
-        keep = 0 if last else _partial(self._buffer, (self._opener,))
-        self._say(self._buffer[: len(self._buffer) - keep])
-        self._buffer = self._buffer[len(self._buffer) - keep :]
+        keep = 0 if last else held_back(buffer, self._marks)
+        self._say(buffer[: len(buffer) - keep] if keep else buffer)
+        self._buffer = buffer[len(buffer) - keep :] if keep else ""
         if last:
             self._state = "done"
         return last
@@ -202,9 +195,9 @@ class AnswerParser:
     def _say(self, text: str) -> None:
         text = self._trimmed(text)
         # White space before a call is layout; whether a call follows is not known yet.
-        body = text.rstrip() if self._calls in ("hermes", "mistral") else text
+        body = text.rstrip() if self._marks else text
         if body:
-            self._content.append(self._space + body)
+            self._answer.content.append(self._space + body)
             self._space = ""
         self._space += text[len(body) :]
 
@@ -215,115 +208,188 @@ class AnswerParser:
                 self._trim = ""
         return text
 
-    def _in_call(self, last: bool) -> bool:
-        end = self._buffer.find(HERMES_END)
-        if end < 0:
+    def _pass(self, count: int) -> None:
+        """Moves text from the buffer to the call that is being read."""
+        if count:
+            self._raw.append(self._buffer[:count])
+            self._buffer = self._buffer[count:]
+
+    def _in_opening(self, last: bool) -> bool:
+        """What stands before a call's body: `begin`, the bracket of a list, `open`."""
+        if self._stage == "list":
+            visible = self._buffer.lstrip()
+            if not visible and not last:
+                return False
+            if visible.startswith("["):
+                self._pass(len(self._buffer) - len(visible) + 1)
+            self._stage = "open"
+        end = match_words(self._begin if self._stage == "begin" else self._open, self._buffer, 0)
+        if end == MORE and not last:
             return False
-        body, self._buffer = self._buffer[:end], self._buffer[end + len(HERMES_END) :]
-        call = _hermes(body)
-        if call is None:
-            self._unread(self._open + body + HERMES_END)
+        if end < 0:
+            self._give_up()
+            return True
+        self._pass(end)
+        if self._stage == "begin":
+            self._stage = "list" if self._listed else "open"
         else:
-            self._add(call)
-            self._space, self._trim = "", " \t\r\n"
-        self._open, self._state = "", "content"
+            self._start_body()
         return True
 
-    def _in_held(self, last: bool) -> bool:
-        return False  # such a call has no end but the answer's
+    def _start_body(self) -> None:
+        assert self._make is not None
+        self._reader: BodyReader = self._make()
+        self._opened = False
+        self._state = "body"
 
-    def _in_done(self, last: bool) -> bool:
-        return False
-
-    def _finish_open(self) -> None:
-        """A call that is still open when the answer ends: read if it can be read, else content."""
-        if self._state == "call":
-            call = _hermes(self._buffer)
-            made = None if call is None else [call]
-        elif self._state == "held":
-            made = _mistral(self._buffer) if self._calls == "mistral" else _llama(self._buffer)
+    def _in_body(self, last: bool) -> bool:
+        reader = self._reader
+        self._pass(reader.feed(self._buffer))
+        if last and not reader.done and not reader.failed:
+            reader.finish()
+        if reader.begun and not self._opened:
+            self._opened = True
+            self._answer.open_call(reader.name, reader.id)
+        if self._opened and reader.pieces:
+            self._answer.add_arguments(reader.pieces)
+            reader.pieces.clear()
+        if reader.done:
+            self._answer.close_call(whole=True)
+            self._state = "closing"
+        elif reader.failed or last:
+            if self._opened:
+                self._answer.close_call(whole=False)
+                self._state = "junk"
+            else:
+                self._give_up()
         else:
+            return False
+        return True
+
+    def _in_closing(self, last: bool) -> bool:
+        end = match_words(self._close, self._buffer, 0)
+        if end == MORE:
+            if not last:
+                return False
+            self._buffer, end = "", 0  # the answer's end closes a call as well
+        if end < 0:
+            # So does what can only come after it.
+            visible = self._buffer.lstrip()
+            after = [words for words in (*((word,) for word in self._openers), self._end) if words]
+            ends = [match_words(words, visible, 0) for words in after]
+            if MORE in ends and max(ends) < 0 and not last:
+                return False
+            if max(ends, default=NO) >= 0:
+                self._end_call()
+            else:
+                self._state = "junk"
+            return True
+        self._pass(end)
+        self._end_call()
+        return True
+
+    def _end_call(self) -> None:
+        self._raw = []
+        self._space, self._trim = "", " \t\r\n"
+        self._state = "between" if self._goes_on else "content"
+
+    def _in_between(self, last: bool) -> bool:
+        """After a call of several: another, or the end of all."""
+        visible = self._buffer.lstrip()
+        if not visible and not last:
+            return False
+        end = match_words(self._end, visible, 0) if self._end else NO
+        opened = match_words(self._open, visible, 0) if self._open else NO
+        parts = [match_words(words, visible, 0) for words in self._separators]
+        if self._listed and visible.startswith("]"):
+            self._buffer, self._state = visible[1:], "ending"
+        elif end >= 0:
+            self._state = "ending"
+        elif opened >= 0:
+            self._stage, self._state = "open", "opening"
+        elif max(parts, default=NO) >= 0:
+            self._pass(len(self._buffer) - len(visible) + max(parts))
+            self._stage, self._state = "open", "opening"
+        elif MORE in (end, opened, *parts) and not last:
+            return False
+        elif visible.startswith("{") and not self._open and not self._listed:
+            self._stage, self._state = "open", "opening"
+        else:
+            self._state = "content"
+        return True
+
+    def _in_ending(self, last: bool) -> bool:
+        """What stands after all calls."""
+        end = match_words(self._end, self._buffer, 0)
+        if end == MORE and not last:
+            return False
+        if end == MORE:
+            self._buffer = ""
+        self._buffer, self._state = self._buffer[max(end, 0) :], "content"
+        return True
+
+    def _give_up(self) -> None:
+        """A text that is no call after all is content, as it was written."""
+        text = "".join(self._raw)
+        if self._bare and not (self._lead and match_words(self._lead, text, 0) >= 0):
+            self._say(text)  # an answer in JSON that is no call
+            self._state = "content"
             return
-        text, self._buffer = self._open + self._buffer, ""
-        if made is not None:
-            for call in made:
-                self._add(call)
-            self._space = ""
-        elif self._calls == "llama" and not text.lstrip().startswith(self._opener):
-            self._say(text)  # JSON that is no call is an answer
-        else:
-            self._unread(text)
-            self._cut = "tool_call"
-        self._state = "done"
-
-    def _add(self, call: ToolCall) -> None:
-        number = len(self._made)
-        self._made.append(call if call.id else ToolCall(call.name, call.arguments, self._new_id(number)))
-
-    def _unread(self, text: str) -> None:
-        self._malformed.append(text)
-        self._content.append(self._space + text)
+        if self._state == "opening" and not is_marker(self._openers) and not self._bare:
+            # A word that means a call only with what the form writes after it.
+            self._pass(0 if text else len(self._openers[0]))
+            self._say("".join(self._raw))
+            self._state = "content"
+            return
+        self._opened = False
+        self._answer.content.append(self._space + text)
         self._space = ""
+        self._state = "junk"
+
+    def _in_junk(self, last: bool) -> bool:
+        """The rest of a call that does not follow its form, up to what would close it, or else to the next."""
+        places = [(at, mark) for mark in self._closers if (at := self._buffer.find(mark)) >= 0]
+        if not self._closers:  # the opener of the junk itself is in the buffer still where nothing of it was read
+            places = [(at, "") for mark in self._openers if (at := self._buffer.find(mark, not self._raw)) >= 0]
+        if places:
+            at, mark = min(places)
+            self._drop(at + len(mark))
+            self._answer.malformed.append("".join(self._raw))
+            if self._opened:
+                self._end_call()
+            else:
+                self._raw, self._state = [], "content"
+            return True
+        marks = self._closers or self._openers
+        keep = 0 if last else held_back(self._buffer, marks)
+        self._drop(len(self._buffer) - keep)
+        if last:
+            self._answer.malformed.append("".join(self._raw))
+            whole = self._opened and self._answer.calls[-1].whole
+            self._answer.cut = self._answer.cut if whole else "tool_call"
+            self._state = "done"
+        return last
+
+    def _drop(self, count: int) -> None:
+        """Text of a call that cannot be read: content too, unless the call was handed out."""
+        if count and not self._opened:
+            self._answer.content.append(self._buffer[:count])
+        self._pass(count)
 
 
-def _partial(text: str, markers: Sequence[str]) -> int:
-    """How many characters at the end of `text` may be the beginning of a marker."""
-    most = 0
-    for marker in markers:
-        for n in range(min(len(marker) - 1, len(text)), most, -1):
-            if text.endswith(marker[:n]):
-                most = n
-                break
-    return most
+def _first(text: str, marks: Words) -> int:
+    """Where the first of some marks stands in a text; -1 where none does."""
+    found = -1
+    for mark in marks:
+        at = text.find(mark)
+        if at >= 0 and (found < 0 or at < found):
+            found = at
+    return found
 
 
-def _load(text: str) -> Any:
-    """JSON, or None; NaN and Infinity are no JSON."""
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)
-
-
-def _as_call(value: Any, *names: str) -> ToolCall | None:
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
-        return None
-    arguments: Any = read_arguments(next((value[name] for name in names if name in value), {}))
-    call_id = value.get("id")
-    if not is_portable_json([value["name"], arguments, call_id]):
-        return None
-    return ToolCall(value["name"], arguments, call_id if isinstance(call_id, str) else "")
-
-
-def _hermes(body: str) -> ToolCall | None:
-    return _as_call(_load(body.strip()), "arguments", "parameters")
-
-
-def _mistral(body: str) -> list[ToolCall] | None:
-    value = _load(body.strip())
-    calls = [_as_call(item, "arguments", "parameters") for item in (value if isinstance(value, list) else [value])]
-    return None if not calls or None in calls else [call for call in calls if call is not None]
-
-
-def _llama(body: str) -> list[ToolCall] | None:
-    text = body.strip().removeprefix(CALL_OPENERS["llama"]).strip()
-    decoder = json.JSONDecoder(parse_constant=_refuse)
-    calls: list[ToolCall] = []
-    while text:
-        try:
-            value, end = decoder.raw_decode(text)
-        except (ValueError, RecursionError):
-            return None
-        call = _as_call(value, "parameters", "arguments")
-        if call is None or not ({"parameters", "arguments"} & value.keys()):
-            return None
-        calls.append(call)
-        text = text[end:].lstrip(" \t\r\n;")
-    return calls or None
+def is_marker(words: Words) -> bool:
+    """Whether a text is unlikely to stand in an answer for any other reason."""
+    return bool(words) and len(words[0]) >= 4 and words[0][0] in "<[" and any(char.isalpha() for char in words[0])
 
 
 class StopCut:
@@ -346,7 +412,7 @@ class StopCut:
             self.stopped = True
             out, self._buffer = self._buffer[: min(found)], ""
             return out
-        keep = _partial(self._buffer, self._stops)
+        keep = held_back(self._buffer, self._stops)
         out, self._buffer = self._buffer[: len(self._buffer) - keep], self._buffer[len(self._buffer) - keep :]
         return out
 
@@ -354,28 +420,3 @@ class StopCut:
         """What was held back, once nothing follows."""
         out, self._buffer = self._buffer, ""
         return out
-
-
-#: Levels that a call's arguments may nest: JSON libraries recurse, and give up at some hundreds.
-MAX_NESTING = 100
-
-
-def is_portable_json(value: Any) -> bool:
-    """Whether a value can be passed on as JSON by everybody: nothing infinite, no lone surrogate, not nested too deep.
-
-    A model writes other values too; a call with one of those is no call."""
-    left: list[tuple[Any, int]] = [(value, 0)]
-    while left:
-        item, depth = left.pop()
-        if isinstance(item, str):
-            if not item.isascii() and any("\ud800" <= letter <= "\udfff" for letter in item):
-                return False
-        elif isinstance(item, float):
-            if not math.isfinite(item):
-                return False
-        elif isinstance(item, dict | list):
-            if depth == MAX_NESTING:
-                return False
-            inner = (*item, *item.values()) if isinstance(item, dict) else item
-            left += [(each, depth + 1) for each in inner]
-    return True

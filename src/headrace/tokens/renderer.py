@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
+from headrace.tokens.channels import parser_of
+from headrace.tokens.forms import THINK, Grammar, Reasoning
 from headrace.tokens.messages import Message, ToolCall
-from headrace.tokens.parse import THINK_CLOSE, THINK_OPEN, AnswerDelta, AnswerParser, Grammar, NewId, Parsed, StopCut
+from headrace.tokens.parse import AnswerDelta, NewId, Parsed, StopCut
 from headrace.tokens.vision import Vision
 from headrace.tokens.vocabulary import Detokenizer, Vocabulary
 
@@ -57,7 +60,8 @@ class Renderer(Protocol):
 
     @property
     def overrides(self) -> frozenset[str]:
-        """In which ways this bridge keeps what the template would move or strip: reasoning, system, tools."""
+        """In which ways this bridge keeps what the template would move or strip: reasoning, system, tools,
+        turns."""
         ...
 
     def with_options(self, options: Mapping[str, Any] | None) -> Renderer:
@@ -73,19 +77,29 @@ class Renderer(Protocol):
         ...
 
     def bridge(
-        self, prompt: Sequence[int], response: Sequence[int], calls: Sequence[ToolCall], new: Sequence[Message]
+        self,
+        prompt: Sequence[int],
+        response: Sequence[int],
+        calls: Sequence[ToolCall],
+        new: Sequence[Message],
+        earlier: Sequence[Message] = (),
+        *,
+        tools: bool = False,
     ) -> list[int] | None:
         """The ids that follow `prompt` + `response` when `new` messages come in; `prompt` may be its
         last `looks_back` ids alone.
 
-        `calls` are those that the response made. What the model left unclosed is closed first: that is context.
+        `calls` are those that the response made, `earlier` the messages that it answered, and `tools` says whether any
+        were offered. What the model left unclosed is closed first: that is context.
         """
         ...
 
     def stream(
-        self, prompt: Sequence[int], *, tools: bool, new_id: NewId | None = None, stop: Sequence[str] = ()
+        self, prompt: Sequence[int], *, tools: bool | Tools, new_id: NewId | None = None, stop: Sequence[str] = ()
     ) -> AnswerStream:
-        """Reads the answer to a prompt as it is sampled. `new_id` makes its tool calls' ids, `stop` ends its text."""
+        """Reads the answer to a prompt as it is sampled. `new_id` makes its tool calls' ids, `stop` ends its text.
+
+        `tools` are those that were offered, or whether there were any; with none, nothing is a call."""
         ...
 
     def parse(
@@ -93,7 +107,7 @@ class Renderer(Protocol):
         prompt: Sequence[int],
         response: Sequence[int],
         *,
-        tools: bool,
+        tools: bool | Tools,
         new_id: NewId | None = None,
         stop: Sequence[str] = (),
     ) -> Parsed:
@@ -133,16 +147,15 @@ class GrammarStream:
         stop_ids: frozenset[int],
         prompt: Sequence[int],
         *,
-        tools: bool,
+        tools: bool | Tools,
         new_id: NewId,
         stop: Sequence[str],
     ) -> None:
-        ids = (vocabulary.id_of(marker) for marker in grammar.markers)
-        self._detokenizer = Detokenizer(vocabulary, keep=frozenset(i for i in ids if i is not None))
+        self._detokenizer = Detokenizer(vocabulary, keep=marker_ids(vocabulary, grammar), prompt=prompt)
         self._stop_ids = stop_ids
         self._cut = StopCut(stop)
-        thinking = grammar.reasoning and opens_reasoning(vocabulary, prompt)
-        self._parser = AnswerParser(grammar, tools=tools, thinking=thinking, new_id=new_id)
+        thinking = grammar.reasoning is not None and opens_reasoning(vocabulary, prompt, grammar.reasoning)
+        self._parser = parser_of(grammar, tools=tools, thinking=thinking, new_id=new_id)
 
     def feed(self, ids: Sequence[int]) -> AnswerDelta:
         kept = ids if self._stop_ids.isdisjoint(ids) else [i for i in ids if i not in self._stop_ids]
@@ -166,7 +179,7 @@ class GrammarParsing:
     stop_ids: frozenset[int]
 
     def stream(
-        self, prompt: Sequence[int], *, tools: bool, new_id: NewId | None = None, stop: Sequence[str] = ()
+        self, prompt: Sequence[int], *, tools: bool | Tools, new_id: NewId | None = None, stop: Sequence[str] = ()
     ) -> AnswerStream:
         return GrammarStream(
             self.vocabulary,
@@ -183,7 +196,7 @@ class GrammarParsing:
         prompt: Sequence[int],
         response: Sequence[int],
         *,
-        tools: bool,
+        tools: bool | Tools,
         new_id: NewId | None = None,
         stop: Sequence[str] = (),
     ) -> Parsed:
@@ -200,21 +213,34 @@ def join_deltas(first: AnswerDelta, second: AnswerDelta) -> AnswerDelta:
     )
 
 
-def opens_reasoning(vocabulary: Vocabulary, prompt: Sequence[int]) -> bool:
+@lru_cache(64)
+def marker_ids(vocabulary: Vocabulary, grammar: Grammar) -> frozenset[int]:
+    """The special tokens that must stay visible in an answer's text for its grammar to be read."""
+    markers = grammar.markers
+    return frozenset(i for i in vocabulary.special if any(vocabulary.added[i] in marker for marker in markers))
+
+
+def opens_reasoning(vocabulary: Vocabulary, prompt: Sequence[int], reasoning: Reasoning = THINK) -> bool:
     """Whether a prompt ends inside a reasoning block that it opened itself."""
     text = vocabulary.decode(prompt[-OPENING_TAIL_TOKENS:]).rstrip()
-    return text.endswith(THINK_OPEN)
+    return text.endswith(reasoning.open.strip())
 
 
-def reasoning_is_open(vocabulary: Vocabulary, prompt: Sequence[int], response: Sequence[int]) -> bool:
+def reasoning_is_open(
+    vocabulary: Vocabulary,
+    prompt: Sequence[int],
+    response: Sequence[int],
+    reasoning: Reasoning = THINK,
+) -> bool:
     """Whether a response ended in the middle of its reasoning."""
-    thought = vocabulary.id_of(THINK_CLOSE)
+    opener, closer = reasoning.open.strip(), reasoning.close.strip()
+    thought = vocabulary.id_of(closer)
     if thought is not None and thought in response:
         return False
     text = vocabulary.decode(response)
-    if not opens_reasoning(vocabulary, prompt) and not text.lstrip().startswith(THINK_OPEN):
+    if not opens_reasoning(vocabulary, prompt, reasoning) and not text.lstrip().startswith(opener):
         return False
-    return THINK_CLOSE not in text
+    return closer not in text
 
 
 #: Renderers kept per model. Options come from agents, so their number must not be an agent's to choose.

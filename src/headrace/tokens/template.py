@@ -1,52 +1,47 @@
-"""Any chat template: rendered as it is, bridged only as far as a probe proves that it appends.
+"""Any chat template: rendered as it is, bridged by asking it what it writes after an answer.
 
-The bridge asks the template itself what follows an answer: it renders a small stand-in conversation whose answer is a
-mark, with the new messages after it, and takes what comes after the mark. That is right only if what a template writes
-for new messages does not depend on what came long before, and if it leaves what it wrote before alone. `probe` tries
-both on conversations with every kind of turn; a kind that fails is never bridged.
+The bridge renders a small stand-in conversation whose answer is a mark, with the new messages after it, and takes what
+comes after the mark (`tails`). `probe` tries on conversations with every kind of turn whether that is what the template
+writes at the end of a whole conversation; a kind for which it is not is never bridged.
 
-System messages, tools and reasoning are a matter of their own, since templates move or strip them: there the bridge
-keeps what was sent, and `overrides` says so.
+What the template would do to the past (strip reasoning, move the system message or the tools, leave turns out) is not
+done: the bridge keeps what was sampled and sent, and `overrides` says so.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from headrace.tokens.forms import Grammar
+from headrace.tokens.grammars import compiled, learned
 from headrace.tokens.messages import Message, ToolCall, Unrenderable, to_dict
-from headrace.tokens.parse import THINK_CLOSE, Grammar
+from headrace.tokens.probe import TemplateTraits, probe, text_or_none
 from headrace.tokens.renderer import PROMPT_TAIL_TOKENS, GrammarParsing, RendererVariants, Tools, reasoning_is_open
+from headrace.tokens.tails import (
+    STAND_IN_TOOL,
+    TemplateTail,
+    after_mark,
+    kind_of,
+    marked_answers,
+    own_end,
+    stand_in,
+    stand_in_tools,
+    tail_after_calls,
+    tail_after_text,
+)
 from headrace.tokens.vocabulary import Vocabulary
 
-#: Stands for what the model sampled. No template writes it of its own, and it survives any JSON encoding.
-ANSWER_MARK = "headraceanswermark"
 #: Options under which templates render the same on every day.
 PINNED_OPTIONS = {"date_string": "26 Jul 2024"}
-#: Stand-in conversations whose text is kept: one for each combination of tool names that a model called.
-MAX_STAND_INS = 1024
+#: Ends of calls that are kept: one for each combination of tool names that a model called.
+MAX_OWN_ENDS = 1024
 ALPHANUMERIC = string.digits + string.ascii_letters
-
-
-class TemplateTail(msgspec.Struct, frozen=True):
-    """What a template writes after an answer: the rest of the answer's own turn, then the new messages."""
-
-    close: str
-    rest: str
-
-
-class TemplateTraits(msgspec.Struct, frozen=True):
-    """What a probe found out about a template."""
-
-    stop: str = ""  # the token that ends an assistant's turn
-    short_ids: bool = False  # tool call ids must be nine letters or digits (Mistral)
-    bridged: frozenset[str] = frozenset()  # the kinds of turn that only append
-    refused: Mapping[str, str] = {}  # the other kinds, and why
-    overrides: frozenset[str] = frozenset()  # what the template moves or strips and the bridge keeps
 
 
 class TemplateRenderer(GrammarParsing):
@@ -63,22 +58,23 @@ class TemplateRenderer(GrammarParsing):
         traits: TemplateTraits | None = None,
     ) -> None:
         template = vocabulary.hf.chat_template
-        if not isinstance(template, str):
+        if not isinstance(template, str) or not template:
             found = "several chat templates" if template else "no chat template"
             raise Unrenderable(f"the tokenizer in {vocabulary.hf.name_or_path} has {found}; it must have one")
         self.name = "template"
         self.looks_back = PROMPT_TAIL_TOKENS
         self.vocabulary = vocabulary
         self.options = {**PINNED_OPTIONS, **(options or {})}
-        self.grammar = grammar or grammar_of(template, vocabulary)
-        self._alone: dict[tuple[Any, ...], str] = {}
+        self.grammar = grammar or learned(vocabulary, template, self.options).grammar
+        self._added = tuple(token for token in vocabulary.added.values() if token)
+        self._own_ends: dict[tuple[Any, ...], str | None] = {}
         self._compiled = compiled(template)
         self._special = dict(vocabulary.hf.special_tokens_map)
+        eos = str(vocabulary.hf.eos_token or "")
         self.traits = TemplateTraits()
-        self.traits = traits if traits is not None else probe(self)
-        eos = vocabulary.hf.eos_token_id
-        stop = vocabulary.id_of(self.traits.stop) if self.traits.stop else None
-        self.stop_ids = frozenset(i for i in (eos, stop, vocabulary.id_of("<|endoftext|>")) if i is not None)
+        self.traits = traits if traits is not None else probe(self, eos)
+        ends = (eos, self.traits.stop, *self.traits.openers, *self.traits.call_stops, "<|endoftext|>")
+        self.stop_ids = frozenset(i for i in map(vocabulary.id_of, filter(None, ends)) if i is not None)
         self._variants: RendererVariants[TemplateRenderer] = RendererVariants()
 
     @property
@@ -99,7 +95,7 @@ class TemplateRenderer(GrammarParsing):
 
     def text(self, messages: Sequence[Message], tools: Tools = (), *, generate: bool = True) -> str:
         """The prompt as text. Raises Unrenderable with the template's own words."""
-        given = [to_dict(self._with_short_ids(message)) for message in messages]
+        given = [self._given(message) for message in messages]
         try:
             text = self._written(given, [dict(tool) for tool in tools] or None, generate)
         except Exception as error:  # templates are programs of strangers and may raise anything
@@ -119,96 +115,145 @@ class TemplateRenderer(GrammarParsing):
             **{**self._special, **self.options},
         )
 
+    @property
+    def thinks(self) -> bool:
+        """Whether its answers have reasoning in a form that is known."""
+        return bool(self.grammar.reasoning)
+
     def bridge(
-        self, prompt: Sequence[int], response: Sequence[int], calls: Sequence[ToolCall], new: Sequence[Message]
+        self,
+        prompt: Sequence[int],
+        response: Sequence[int],
+        calls: Sequence[ToolCall],
+        new: Sequence[Message],
+        earlier: Sequence[Message] = (),
+        *,
+        tools: bool = False,
     ) -> list[int] | None:
         if not new or any(message.role == "assistant" for message in new):
             return None
         if kind_of(calls, new) not in self.traits.bridged:
             return None
-        tail = self.tail(calls, new)
-        if tail is None or not tail.close.startswith(self.traits.stop):
+        tail = self.tail(calls, new, earlier, tools=tools)
+        if tail is None:
             return None
-        # The stop token is encoded with what follows it and then taken off: what a tokenizer does at a text's very
-        # beginning is not what it does after a token.
-        ids = self.vocabulary.encode(tail.close + tail.rest)
-        stop = self.vocabulary.id_of(self.traits.stop)
-        if not ids or ids[0] != stop:
-            return None
-        if response and response[-1] in self.stop_ids:
-            return ids[1:]
+        end = self.vocabulary.id_of(tail.token) if tail.token else None
+        last = response[-1] if response else None
+        if last is not None and last == end:
+            return self._behind(tail.token, tail.rest)
+        if last in self.stop_ids:
+            return self._behind_stop(last, tail)
         if not self.stop_ids.isdisjoint(response):
             return None  # it went on after its end: where the turn closed cannot be said
-        if self.grammar.reasoning and reasoning_is_open(self.vocabulary, prompt, response):
-            return self.vocabulary.encode(THINK_CLOSE) + ids
+        closed = calls and end in response and tail.token not in self.traits.closers  # as a call ends, not a turn
+        ids = self._behind(self.traits.stop, tail.rest if closed else tail.gap + tail.text)
+        thought = self._thought_end(prompt, response)
+        return ids if ids is None or ids[: len(thought)] == thought else thought + ids
+
+    def _thought_end(self, prompt: Sequence[int], response: Sequence[int]) -> list[int]:
+        """What ends the reasoning that a response was cut in; nothing where it was not."""
+        thought = self.grammar.reasoning
+        if thought is not None and reasoning_is_open(self.vocabulary, prompt, response, thought):
+            return self.vocabulary.encode(thought.close)
+        return []
+
+    def _behind(self, token: str, text: str) -> list[int] | None:
+        """The ids of a text that stands behind a token. What a tokenizer does at a text's very beginning is not what it
+        does after a token, so both are encoded and the token is taken off."""
+        ids = self.vocabulary.encode(token + text)
+        return ids[1:] if ids and ids[0] == self.vocabulary.id_of(token) else None
+
+    def _behind_stop(self, stop: int, tail: TemplateTail) -> list[int] | None:
+        """What follows an answer that ended with another token than the template writes there."""
+        token = self.vocabulary.added.get(stop, self.traits.stop)
+        ids = self._behind(token, tail.text if tail.opens else tail.rest)
+        if ids and ids[0] == stop and token in self.traits.openers:
+            return ids[1:]  # it is the new turn's first token that ended the answer
         return ids
 
-    def tail(self, calls: Sequence[ToolCall], new: Sequence[Message]) -> TemplateTail | None:
-        """What follows an answer that made `calls`, when `new` comes in; None where that is not clear."""
-        try:
-            marked = stand_in(calls)
-            alone, followed = self._closed(calls, marked), self.text([*marked, *new])
-        except Unrenderable:
-            return None
-        own, after = _after_mark(alone), _after_mark(followed)
-        if own is None or after is None or not after.startswith(own):
-            return None
-        # After a marked argument come the call's own closing quotes and brackets, which the model wrote itself.
-        at = own.find(self.traits.stop) if self.traits.stop else 0
-        return TemplateTail(own[at:], after[len(own) :]) if at >= 0 else None
+    def tail(
+        self,
+        calls: Sequence[ToolCall],
+        new: Sequence[Message],
+        earlier: Sequence[Message] = (),
+        *,
+        tools: bool = False,
+        deep: bool | None = None,
+    ) -> TemplateTail | None:
+        """What follows an answer that made `calls`, when `new` comes in; None where that is not clear.
 
-    def _closed(self, calls: Sequence[ToolCall], marked: Sequence[Message]) -> str:
-        """A stand-in with nothing after it; the same few come again and again."""
-        key = (self.traits.short_ids, *((call.name, call.id) for call in calls))
-        known = self._alone.get(key)
-        if known is None:
-            known = self.text(marked, generate=False)
-            if len(self._alone) < MAX_STAND_INS:
-                self._alone[key] = known
-        return known
-
-    def _with_short_ids(self, message: Message) -> Message:
-        if not self.traits.short_ids or not (message.tool_calls or message.tool_call_id):
-            return message
-        return msgspec.structs.replace(
-            message,
-            tool_calls=tuple(ToolCall(call.name, call.arguments, short_id(call.id)) for call in message.tool_calls),
-            tool_call_id=None if message.tool_call_id is None else short_id(message.tool_call_id),
-        )
-
-
-def compiled(template: str) -> Any:
-    """The template as transformers compiles it, to call it without what it does around; None where that has moved."""
-    try:
-        from transformers.utils.chat_template_utils import _compile_jinja_template
-
-        return _compile_jinja_template(template)
-    except ImportError:
+        `earlier` is what came before the answer, which counts for the kinds that depend on it (`deep`; given, it
+        decides). `tools` says whether the conversation has any.
+        """
+        kind = kind_of(calls, new)
+        before = stand_in(())[:1]
+        if kind in self.traits.deep if deep is None else deep:
+            moved = "system" in self.traits.overrides
+            before = [_without_reasoning(message) for message in earlier if not (moved and message.role == "system")]
+        offer = self.traits.needs_tools or (tools and kind in self.traits.tooled)
+        made = [
+            call for message in (*before, Message("assistant", "", None, tuple(calls))) for call in message.tool_calls
+        ]
+        offered = stand_in_tools(made) if offer else ()
+        for answer in marked_answers(calls) if before else ():
+            after = after_mark(text_or_none(self, [*before, answer, *new], offered))
+            if after is None:
+                continue
+            if offer and STAND_IN_TOOL in after:
+                return None
+            if not answer.tool_calls:
+                return tail_after_text(after, self.traits.closers, self.traits.openers, self._added)
+            own = self._own_end(answer)
+            return None if own is None else tail_after_calls(after, own, self.traits.closers, self._added)
         return None
 
+    def _own_end(self, answer: Message) -> str | None:
+        """What is written between the mark in a call and whatever follows the turn; None where that is not clear."""
+        calls = answer.tool_calls
+        key = tuple((call.name, bool(call.arguments), call.id if self.traits.late_ids else "") for call in calls)
+        if key in self._own_ends:
+            return self._own_ends[key]
+        marked, offered = [*stand_in(())[:1], answer], stand_in_tools(calls) if self.traits.needs_tools else ()
+        results = [Message("tool", "found", None, (), call.id, call.name) for call in calls]
+        texts = [text_or_none(self, marked, offered, generate=False)]
+        texts += [text_or_none(self, [*marked, *new], offered) for new in (results, [Message("user", "more")])]
+        alone, *followed = map(after_mark, texts)
+        ends = [after for after in (alone, *followed) if after is not None]
+        found = own_end(ends, self._added) if len(ends) > 1 or alone is not None else None
+        if found is not None and None not in followed and not any(token in found for token in self.traits.closers):
+            # An answer that nothing follows may be left open; two that something follows share their end.
+            closed = own_end([after for after in followed if after is not None], self._added)
+            found = closed if any(token in closed for token in self.traits.closers) else found
+        if len(self._own_ends) < MAX_OWN_ENDS:
+            self._own_ends[key] = found
+        return found
 
-def kind_of(calls: Sequence[ToolCall], new: Sequence[Message]) -> str:
-    """The kind of a turn: what came after what."""
-    roles: list[str] = []
-    for message in new:
-        if not roles or roles[-1] != message.role:
-            roles.append(message.role)
-    return ("calls>" if calls else "answer>") + "+".join(roles)
+    def _given(self, message: Message) -> dict[str, Any]:
+        """A message as this template takes it."""
+        traits = self.traits
+        if traits.short_ids and (message.tool_calls or message.tool_call_id):
+            message = _with_short_ids(message)
+        given = to_dict(message)
+        if traits.text_arguments:
+            for call in given.get("tool_calls", ()):
+                function = call["function"]
+                if not isinstance(function["arguments"], str):
+                    function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+        if traits.null_content and message.tool_calls and not message.content:
+            given["content"] = None
+        return given
 
 
-def stand_in(calls: Sequence[ToolCall]) -> list[Message]:
-    """A short conversation that ends with an answer that is, or whose last call ends with, the mark."""
-    question = Message("user", "question")
-    if not calls:
-        return [question, Message("assistant", ANSWER_MARK)]
-    made = [ToolCall(call.name, {}, call.id) for call in calls[:-1]]
-    made.append(ToolCall(calls[-1].name, {"mark": ANSWER_MARK}, calls[-1].id))
-    return [question, Message("assistant", "", None, tuple(made))]
+def _without_reasoning(message: Message) -> Message:
+    return message if message.reasoning is None else msgspec.structs.replace(message, reasoning=None)
 
 
-def _after_mark(text: str) -> str | None:
-    _, found, after = text.partition(ANSWER_MARK)
-    return after if found else None
+def _with_short_ids(message: Message) -> Message:
+    return msgspec.structs.replace(
+        message,
+        tool_calls=tuple(ToolCall(call.name, call.arguments, short_id(call.id)) for call in message.tool_calls),
+        tool_call_id=None if message.tool_call_id is None else short_id(message.tool_call_id),
+    )
 
 
 def short_id(call_id: str) -> str:
@@ -217,162 +262,3 @@ def short_id(call_id: str) -> str:
         return call_id
     digest = hashlib.blake2b(call_id.encode(errors="surrogatepass"), digest_size=9).digest()
     return "".join(ALPHANUMERIC[byte % len(ALPHANUMERIC)] for byte in digest)
-
-
-def grammar_of(template: str, vocabulary: Vocabulary) -> Grammar:
-    """How a template's family writes calls and reasoning, by the marks in it."""
-    reasoning = THINK_CLOSE in template or vocabulary.id_of(THINK_CLOSE) is not None
-    if "[TOOL_CALLS]" in template:
-        return Grammar(reasoning, "mistral")
-    if "<tool_call>" in template and "<function=" not in template:
-        return Grammar(reasoning, "hermes")
-    if "<|start_header_id|>" in template and '"parameters": ' in template:
-        return Grammar(reasoning, "llama")
-    return Grammar(reasoning, "none")
-
-
-# The probe.
-
-_CALL = ToolCall("look_up", {"flag": True, "q": 'naïve 日本 "x"', "n": 2}, "abcdef123")
-_OTHER = ToolCall("sum", {"values": [1, None, 2.5]}, "xyz987ABC")
-_TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Looks things up.",
-        "parameters": {"type": "object", "properties": {"q": {"type": "string"}}},
-    },
-}
-_TEXTS = ("How are you?", "", "Grüße,\n\n日本 🙂 ", "  two  spaces\n")
-
-
-def _user(n: int) -> Message:
-    return Message("user", _TEXTS[n % len(_TEXTS)] or "again")
-
-
-def _result(call: ToolCall, text: str) -> Message:
-    return Message("tool", text, None, (), call.id, call.name)
-
-
-def _histories() -> list[list[Message]]:
-    """Conversations that end with an answer, after every kind of turn."""
-    answers = [Message("assistant", text) for text in ("Well.", "", "Ünï 🙂")]
-    asks = [Message("assistant", "", None, (_CALL,)), Message("assistant", "Let me see.", None, (_CALL,))]
-    plain = [[_user(0), answers[0]], [_user(0), answers[1], _user(2), answers[2]]]
-    tooled = [[_user(0), asks[0]], [_user(2), answers[0], _user(0), asks[1]]]
-    tooled.append([_user(0), asks[0], _result(_CALL, "found"), answers[0], _user(3), asks[0]])
-    plain.append([_user(0), asks[1], _result(_CALL, ""), answers[2]])
-    both = Message("assistant", "", None, (_CALL, _OTHER))
-    return [*plain, *tooled, [_user(0), both]]
-
-
-def _followers(calls: Sequence[ToolCall]) -> list[list[Message]]:
-    """What may come after an answer, for every kind of turn that is probed."""
-    asked = [[_user(0)], [_user(2)], [_user(0), _user(2)], [Message("system", "Be brief."), _user(0)]]
-    if not calls:  # an agent may read calls out of an answer's text itself
-        return [*asked, [_result(_CALL, "42")]]
-    results = [_result(call, text) for call, text in zip(calls, ("42", '{"a": true}'), strict=False)]
-    return [results, [_result(call, "") for call in calls], [*results, _user(0)], *asked]
-
-
-def probe(renderer: TemplateRenderer) -> TemplateTraits:
-    """Which kinds of turn a template only appends, found by trying; the renderer's own traits are not used."""
-    traits = TemplateTraits()
-    renderer.traits = traits
-    own = _after_mark(_text_or_none(renderer, stand_in(()), generate=False) or "")
-    if own is None:
-        return msgspec.structs.replace(traits, refused={"all": "the template does not write answers as they are"})
-    stop = _first_token(renderer.vocabulary, own)
-    if stop is None:
-        return msgspec.structs.replace(traits, refused={"all": "no token ends an assistant's turn"})
-    traits = renderer.traits = msgspec.structs.replace(traits, stop=stop, short_ids=_needs_short_ids(renderer))
-    found: dict[str, set[str]] = {}
-    for history in _histories():
-        calls = history[-1].tool_calls
-        for new in _followers(calls):
-            found.setdefault(kind_of(calls, new), set()).add(_trouble(renderer, history, new))
-    # What the template refuses to write says nothing about what it does write; the bridge asks it each time anyway.
-    troubles = {kind: sorted(seen - {FINE, UNRENDERABLE}) for kind, seen in found.items()}
-    bridged = frozenset(kind for kind, seen in found.items() if FINE in seen and not troubles[kind])
-    return msgspec.structs.replace(
-        traits,
-        bridged=bridged,
-        refused={kind: "; ".join(troubles[kind]) or UNRENDERABLE for kind in found if kind not in bridged},
-        overrides=_overrides(renderer),
-    )
-
-
-FINE = ""
-UNRENDERABLE = "the template refuses it"
-
-
-def _trouble(renderer: TemplateRenderer, history: list[Message], new: list[Message]) -> str:
-    """Why `new` after `history` is not just appended; FINE where it is."""
-    before, whole = _text_or_none(renderer, history[:-1], generate=False), _text_or_none(renderer, [*history, *new])
-    if before is None or whole is None:
-        return UNRENDERABLE
-    tail = renderer.tail(history[-1].tool_calls, new)
-    if tail is None:
-        return "what follows an answer cannot be told from the answer"
-    if not whole.startswith(before):
-        return "earlier turns are written differently when a new one comes in"
-    if not whole.endswith(tail.close + tail.rest):
-        return "how a turn is written depends on the turns before it"
-    return FINE
-
-
-def _overrides(renderer: TemplateRenderer) -> frozenset[str]:
-    """What a template moves or strips when the conversation goes on."""
-    found = set()
-    question, more = Message("user", "one"), Message("user", "two")
-    system = Message("system", "Be brief.")
-    thinking = Message("assistant", "so", "because of this")
-    for name, history, tools in (
-        ("system", [system, question, Message("assistant", "so")], ()),
-        ("tools", [question, Message("assistant", "so")], (_TOOL,)),
-        ("reasoning", [question, thinking], ()),
-    ):
-        before = _text_or_none(renderer, history[:-1], tools, generate=name == "reasoning")
-        whole = _text_or_none(renderer, [*history, more], tools)
-        kept = whole is not None and before is not None and whole.startswith(before)
-        if name == "reasoning" and renderer.grammar.reasoning:
-            kept = kept and "because of this" in (whole or "")
-        if not kept:
-            found.add(name)
-    return frozenset(found)
-
-
-def _needs_short_ids(renderer: TemplateRenderer) -> bool:
-    def fits(call_id: str) -> bool:
-        call = ToolCall("look_up", {}, call_id)
-        asked = [Message("user", "x"), Message("assistant", "", None, (call,)), _result(call, "y")]
-        return _text_or_none(renderer, asked) is not None
-
-    return not fits("call_0123456789abcdef") and fits("abcdef123")
-
-
-def _text_or_none(
-    renderer: TemplateRenderer, messages: Sequence[Message], tools: Tools = (), *, generate: bool = True
-) -> str | None:
-    try:
-        return renderer.text(messages, tools, generate=generate)
-    except Unrenderable:
-        return None
-
-
-def _first_token(vocabulary: Vocabulary, text: str) -> str | None:
-    """The added token that `text` begins with."""
-    fits = [token for token in vocabulary.added.values() if token and text.startswith(token)]
-    return max(fits, key=len, default=None)
-
-
-def proofs() -> list[tuple[list[Message], Tools]]:
-    """Conversations that tell one chat format from another: every kind of turn, with and without tools and system."""
-    system = Message("system", "Sei kurz.\n")
-    found: list[tuple[list[Message], Tools]] = []
-    for history in _histories():
-        for new in _followers(history[-1].tool_calls)[:3]:
-            for start in ([], [system]):
-                found.append(([*start, *history, *new], ()))
-                found.append(([*start, *history, *new], (_TOOL,)))
-    return [([_user(0)], ()), ([system, _user(2)], ()), ([_user(0)], (_TOOL,)), ([system, _user(0)], (_TOOL,)), *found]

@@ -2,7 +2,7 @@
 
 Nothing here adds or cleans up: no begin-of-text that nobody asked for, no spaces removed before a full stop. Ids that
 arrive one by one become text of which nothing is taken back: the pieces add up to the text of all the ids, however they
-were cut, and no character is given out half.
+were cut, and no character is given out half. The ids of an answer are decoded as what follows their prompt.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import codecs
 import logging
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from headrace.data.errors import InvalidInput
 from headrace.files import local_model_folder
+from headrace.tokens.decoding import ContinuedText, PromptIds, prompt_tail, space_marker, token_text, whole_characters
 
 
 class Vocabulary:
@@ -50,6 +51,15 @@ class Vocabulary:
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
+    def encode_after(self, text: str) -> list[int]:
+        """The ids of a text that goes on where another ended: a SentencePiece model puts no space before it."""
+        if not self.bytewise:
+            for before in ("\n", "x"):
+                lead, ids = self.encode(before), self.encode(before + text)
+                if ids[: len(lead)] == lead:
+                    return ids[len(lead) :]
+        return self.encode(text)
+
     def encode_prompt(self, text: str) -> list[int]:
         """A text prompt, with what the tokenizer puts around one (a begin-of-text, where it has that)."""
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=True)[0].ids
@@ -59,6 +69,28 @@ class Vocabulary:
         """The text of ids; without special tokens where these are to be skipped."""
         text: str = self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special)
         return text
+
+    def decode_after(self, prompt: PromptIds, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """The text of ids that follow a prompt; without special tokens where these are to be skipped."""
+        if self.bytewise:
+            return self.decode(ids, skip_special=skip_special)
+        text = self.text_after(prompt)
+        shown = [int(i) for i in ids if not skip_special or i not in self.special]
+        return "".join(map(text.add, shown)) + text.rest()
+
+    def text_after(self, prompt: PromptIds) -> ContinuedText:
+        """Decodes the ids that follow a prompt, special ones included. Of a character in which the prompt ends, what
+        the prompt has is left out."""
+        decode = partial(self._backend.decode, skip_special_tokens=False)
+        return ContinuedText(decode, whole_characters(decode, prompt_tail(decode, prompt)))
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token, with the space that it has in a text."""
+        return token_text(self._backend, self._space_marker, token_id)
+
+    @cached_property
+    def _space_marker(self) -> str | None:
+        return space_marker(self._backend)
 
     def id_of(self, token: str) -> int | None:
         """The id of a token by its text; None where there is no such token."""
@@ -138,44 +170,32 @@ BYTE_OF = _byte_alphabet()
 
 
 class Detokenizer:
-    """Text of one answer, piece by piece. Special tokens are left out, except those in `keep`."""
+    """Text of one answer to `prompt`, piece by piece. Special tokens are left out, except those in `keep`.
 
-    def __init__(self, vocabulary: Vocabulary, *, keep: frozenset[int] = frozenset()) -> None:
+    A byte-level vocabulary does not look at the prompt.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, keep: frozenset[int] = frozenset(), prompt: PromptIds = ()) -> None:
         self._vocabulary = vocabulary
         self._dropped = vocabulary.special - keep
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._ids: list[int] = []
-        self._prefix = 0
-        self._read = 0
+        self._text = None if vocabulary.bytewise else vocabulary.text_after(prompt)
 
     def feed(self, ids: Sequence[int]) -> str:
         """The text that is certain now."""
         kept = ids if self._dropped.isdisjoint(ids) else [i for i in ids if i not in self._dropped]
-        if self._vocabulary.bytewise:
+        if self._text is None:
             return self._utf8.decode(self._vocabulary.bytes_of(kept))
-        return "".join(self._window(i) for i in kept)
+        return "".join(self._text.add(int(i)) for i in kept)
 
     def finish(self) -> str:
         """What was held back: an incomplete character at the end, as U+FFFD."""
-        if self._vocabulary.bytewise:
-            return self._utf8.decode(b"", final=True)
-        before = self._vocabulary.decode(self._ids[self._prefix : self._read])
-        text = self._vocabulary.decode(self._ids[self._prefix :])[len(before) :]
-        self._prefix = self._read = len(self._ids)
-        return text
-
-    def _window(self, token_id: int) -> str:
-        self._ids.append(token_id)
-        before = self._vocabulary.decode(self._ids[self._prefix : self._read])
-        now = self._vocabulary.decode(self._ids[self._prefix :])
-        if len(now) <= len(before) or now.endswith("\ufffd"):
-            return ""
-        # The last piece given out stays in view: such tokenizers decide a leading space by what comes before.
-        self._prefix, self._read = self._read, len(self._ids)
-        return now[len(before) :]
+        return self._utf8.decode(b"", final=True) if self._text is None else self._text.rest()
 
 
-def text_of(vocabulary: Vocabulary, ids: Sequence[int], *, keep: frozenset[int] = frozenset()) -> str:
-    """The text of ids at once; what a `Detokenizer`'s deltas add up to."""
-    stream = Detokenizer(vocabulary, keep=keep)
+def text_of(
+    vocabulary: Vocabulary, ids: Sequence[int], *, keep: frozenset[int] = frozenset(), prompt: PromptIds = ()
+) -> str:
+    """The text of ids that follow `prompt`, at once; what a `Detokenizer`'s deltas add up to."""
+    stream = Detokenizer(vocabulary, keep=keep, prompt=prompt)
     return stream.feed(ids) + stream.finish()

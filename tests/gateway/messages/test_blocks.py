@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.gateway.kit import Json, Running, told, tree
+from tests.gateway.kit import Json, Running, forced_calls, told, tree
 from tests.gateway.rollout import Rollout, Say, in_front, scripted, uid_of
 from tests.gateway.wire import breaks
 from tests.tokens import models
@@ -143,8 +143,7 @@ def test_a_format_and_a_choice_are_enforced(gateway: Running, rollout: Rollout) 
     tools = [EDIT, {**EDIT, "name": "Other"}]
     for choice, names in (({"type": "any"}, ("Edit", "Other")), ({"type": "tool", "name": "Other"}, ("Other",))):
         ask(gateway, base, [user("b")], tools=tools, tool_choice=choice)
-        form = json.loads(rollout.orders[-1]["structured_outputs"]["structural_tag"])["format"]
-        assert [tag["begin"].split('"')[3] for tag in form["tags"]] == list(names)
+        assert [begun.split('"')[3] for begun in forced_calls(rollout.orders[-1])] == list(names)
     rollout.script.append(called("Edit", path="a"))
     answer = ask(gateway, base, [user("c")], tools=tools, tool_choice={"type": "none"})
     assert [block["type"] for block in answer["content"]] == ["text"]
@@ -200,7 +199,7 @@ def test_text_around_calls_is_streamed_block_by_block(gateway: Running, rollout:
     for event in found:
         if event["type"] == "content_block_delta":
             deltas[event["index"]] += event["delta"].get("text") or event["delta"].get("partial_json")
-    assert deltas == {0: "I will.", 1: '{"path":"a"}', 2: '{"path":"b"}', 3: "Done so."}
+    assert deltas == {0: "I will.", 1: '{"path": "a"}', 2: '{"path": "b"}', 3: "Done so."}
     content = [
         {**block, "input": json.loads(deltas[at])} if block["type"] == "tool_use" else text(deltas[at])
         for at, block in enumerate(begun)

@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 from pydantic import BaseModel
-from tests.gateway.kit import Running, told
+from tests.gateway.kit import Running, forced_calls, told
 from tests.gateway.responses.kit import ADD, Json, checked, events_of, respond, result, settled, text_of, user
 from tests.gateway.rollout import Rollout, Say, chat, error_of, in_front, log_probs_of, uid_of
 
@@ -200,8 +200,8 @@ def test_a_tool_that_must_be_called_is_a_grammar_upstream(
     found = told(respond(gateway, base, "hi", tools=[ADD, OTHER], tool_choice=choice))
     assert [item["type"] for item in found["output"]] == ["function_call"]
     assert found["tool_choice"] == choice
-    tags = json.loads(rollout.orders[0]["structured_outputs"]["structural_tag"])["format"]["tags"]
-    assert [name for tag in tags for name in ("add", "other") if f'"{name}"' in tag["begin"]] == offered
+    begun = forced_calls(rollout.orders[0])
+    assert [name for each in begun for name in ("add", "other") if f'"{name}"' in each] == offered
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
-import orjson
 
 from headrace.data.errors import InvalidInput
 from headrace.envs.server.config import APIServerConfig
@@ -42,8 +41,7 @@ from headrace.tokens import (
     text_of,
 )
 from headrace.tokens.messages import to_dict
-from headrace.tokens.parse import CALL_OPENERS
-from headrace.tokens.renderer import PROMPT_TAIL_TOKENS
+from headrace.tokens.renderer import PROMPT_TAIL_TOKENS, Tools, marker_ids
 
 
 class TokenServer(Protocol):
@@ -127,12 +125,15 @@ class ManagedServer(ManagedSession):
         ids = plan.ids.tolist()
         written = self._written(ids)
         prompt, *answers = await self._sample(ids, written, given)
+        special = bool(tools) and self._parses_tools
         choices, sampled = [], []
         for at, (ids, log_probs, reason) in enumerate(zip(*answers, strict=True)):
-            message, text = self._parsed(vocabulary, plan, ids, tools=bool(tools) and tool_choice != "none")
-            sampled.append(self._answer(ids, log_probs, reason, special=bool(tools) and self._parses_tools))
+            offered = request.tools if tool_choice != "none" else ()
+            message, text = self._parsed(vocabulary, plan, ids, offered)
+            sampled.append(self._answer(prompt, ids, log_probs, reason, special=special))
             self._remember(request, message, plan, ids)
-            ended = "tool_calls" if message.tool_calls and reason == "stop" else reason
+            whole = any(call.whole for call in message.tool_calls)
+            ended = "tool_calls" if whole and reason == "stop" else reason
             choices.append(ChatChoice(index=at, message=_shown_message(message, text), finish_reason=ended))
         self.recorded.add(prompt, sampled, written)
         return ChatCompletion(model=self.server.config.model_name, choices=choices)
@@ -207,7 +208,7 @@ class ManagedServer(ManagedSession):
         if not fits:
             return self._tokenizing.prompt_ids(prompt, self.tokenizer)
         text, node = max(fits, key=lambda fit: len(fit[0]))
-        return node.tokens + self._vocabulary.encode(prompt[len(text) :])
+        return node.tokens + self._vocabulary.encode_after(prompt[len(text) :])
 
     def _is_current(self, node: SequenceNode) -> bool:
         return any(current is node for current in self.recorded.nodes)
@@ -225,7 +226,7 @@ class ManagedServer(ManagedSession):
         before = self.recorded.continued_by(ids)
         if before is None:
             return self._vocabulary.decode(ids)
-        return before.written + self._vocabulary.decode(ids[len(before.tokens) :])
+        return before.written + self._vocabulary.decode_after(before.tokens, ids[len(before.tokens) :])
 
     async def _sample(self, ids: list[int], written: str, given: dict[str, Any]) -> TokensAndLogprobs:
         """Samples. The prompt is sent as ids, which count, and as text, for an environment's own server class."""
@@ -236,24 +237,27 @@ class ManagedServer(ManagedSession):
     ) -> tuple[list[SessionAnswer], list[SequenceNode]]:
         """The answers to a prompt, and the sequences recorded for them."""
         prompt, *answers = await self._sample(ids, written, given)
-        sampled = [self._answer(*one) for one in zip(*answers, strict=True)]
+        sampled = [self._answer(prompt, *one) for one in zip(*answers, strict=True)]
         return sampled, self.recorded.add(prompt, sampled, written)
 
-    def _answer(self, ids: list[int], log_probs: list[float], reason: str, *, special: bool = False) -> SessionAnswer:
-        written = self._vocabulary.decode(ids)
-        text = written if special else self._vocabulary.decode(ids, skip_special=True)
+    def _answer(
+        self, prompt: list[int], ids: list[int], log_probs: list[float], reason: str, *, special: bool = False
+    ) -> SessionAnswer:
+        written = self._vocabulary.decode_after(prompt, ids)
+        text = written if special else self._vocabulary.decode_after(prompt, ids, skip_special=True)
         return SessionAnswer(ids, log_probs, text, written, {"finish_reason": reason})
 
     # Answers.
 
-    def _parsed(self, vocabulary: Vocabulary, plan: PromptPlan, ids: list[int], *, tools: bool) -> tuple[Message, str]:
+    def _parsed(self, vocabulary: Vocabulary, plan: PromptPlan, ids: list[int], tools: Tools) -> tuple[Message, str]:
         """An answer's message and text as the environment gets them: with its reasoning, without its tool calls."""
         renderer = self._tokenizing.renderer(vocabulary)
-        marks = frozenset(i for mark in renderer.grammar.markers if (i := vocabulary.id_of(mark)) is not None)
-        text = text_of(vocabulary, [i for i in ids if i not in renderer.stop_ids], keep=marks)
-        calls = renderer.parse(plan.ids[-PROMPT_TAIL_TOKENS:].tolist(), ids, tools=True).tool_calls if tools else ()
+        marks = marker_ids(vocabulary, renderer.grammar)
+        said = [i for i in ids if i not in renderer.stop_ids]
+        text = text_of(vocabulary, said, keep=marks, prompt=plan.ids)
+        calls = renderer.parse(plan.ids[-PROMPT_TAIL_TOKENS:].tolist(), ids, tools=tools).tool_calls if tools else ()
         if calls:
-            opener = CALL_OPENERS.get(renderer.grammar.calls, "")
+            opener = renderer.grammar.calls.opener if renderer.grammar.calls is not None else ""
             at = text.find(opener) if opener else -1
             text = text[:at].rstrip() if at >= 0 else ""
         return Message("assistant", text, None, calls), text
@@ -285,8 +289,8 @@ def _shown_message(message: Message, text: str) -> ChatCompletionMessage:
 
 
 def _shown_call(call: ToolCall) -> ChatToolCall:
-    arguments = call.arguments if isinstance(call.arguments, str) else orjson.dumps(call.arguments).decode()
-    return ChatToolCall.model_validate({"id": call.id, "function": {"name": call.name, "arguments": arguments}})
+    function = {"name": call.name, "arguments": call.arguments_text}
+    return ChatToolCall.model_validate({"id": call.id, "function": function})
 
 
 class ChatServer(Protocol):

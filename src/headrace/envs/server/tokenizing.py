@@ -6,7 +6,7 @@ the methods of `Tokenizer` works too: its texts are encoded and decoded by those
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,6 +46,10 @@ class PlainVocabulary:
         """A text's ids, without special tokens around it."""
         return list(self.hf.encode(text, add_special_tokens=False))
 
+    def encode_after(self, text: str) -> list[int]:
+        """The ids of a text that goes on where another ended; how that differs, the methods do not say."""
+        return self.encode(text)
+
     def encode_prompt(self, text: str) -> list[int]:
         """A prompt's ids, with the special tokens that the tokenizer adds."""
         return list(self.hf.encode(text, add_special_tokens=True))
@@ -53,6 +57,10 @@ class PlainVocabulary:
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """The text of ids."""
         return str(self.hf.decode(list(ids), skip_special_tokens=skip_special))
+
+    def decode_after(self, prompt: Sequence[int], ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """The text of ids that follow a prompt; how that differs, the methods do not say."""
+        return self.decode(ids, skip_special=skip_special)
 
     def written(self, messages: list[dict[str, Any]]) -> str:
         """A conversation as the template renders it: up to the answer, or to the end of a partial one."""

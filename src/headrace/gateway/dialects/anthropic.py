@@ -17,7 +17,9 @@ from headrace.gateway.dialects.shared import seal
 from headrace.gateway.errors import Refusal
 from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream.types import SampledChoice
-from headrace.tokens import AnswerDelta, ToolCall
+from headrace.tokens import AnswerDelta, CallDelta, ToolCall
+from headrace.tokens.messages import read_arguments
+from headrace.tokens.partial_json import begun_object
 
 #: Anthropic's `type` of an error, by status. What is not here is the caller's fault below 500, and ours above.
 ERROR_TYPES = {
@@ -74,7 +76,7 @@ def message_body(turn: Turn, content: list[Json], ending: Json) -> Json:
 
 def content_of(turn: Turn, choice: Choice) -> list[Json]:
     """The content blocks of an answer; a text of nothing but white space is left out."""
-    said = choice.message(single_tool_call=turn.request.single_tool_call)
+    said = choice.message()
     blocks: list[Json] = []
     if said.reasoning:
         shown: bool = turn.request.dialect_notes.show_thinking
@@ -86,9 +88,16 @@ def content_of(turn: Turn, choice: Choice) -> list[Json]:
 
 
 def tool_use(call: ToolCall) -> Json:
-    """A call as a block. Anthropic's arguments are an object, whatever the model wrote."""
-    given = call.arguments if isinstance(call.arguments, dict) else {RAW_ARGUMENTS: call.arguments}
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
+    """A call as a block. Anthropic's arguments are an object, whatever the model wrote; of arguments that broke off,
+    what SDKs keep of them in a stream."""
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)}
+
+
+def _input(arguments: Any) -> Json:
+    if isinstance(arguments, dict):
+        return arguments
+    begun = begun_object(arguments) if isinstance(arguments, str) else None
+    return {RAW_ARGUMENTS: arguments} if begun is None else begun
 
 
 def signature(thought: str, *, shown: bool) -> str:
@@ -130,9 +139,7 @@ class MessageEvents:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self._blocks = BlockEvents(
-            show_thinking=turn.request.dialect_notes.show_thinking, single_tool_call=turn.request.single_tool_call
-        )
+        self._blocks = BlockEvents(show_thinking=turn.request.dialect_notes.show_thinking)
 
     def opening(self) -> bytes:
         begun = message_body(self._turn, [], {"stop_reason": None, "stop_sequence": None})
@@ -153,18 +160,22 @@ class MessageEvents:
 class BlockEvents:
     """Writes the blocks of one stream. White space is held back until text follows: no block is white space alone."""
 
-    def __init__(self, *, show_thinking: bool, single_tool_call: bool) -> None:
+    def __init__(self, *, show_thinking: bool) -> None:
         self._show_thinking = show_thinking
-        self._one_call = single_tool_call
         self._next = 0
         self._open = ""  # the kind of the block that is being filled
         self._space = ""
         self._thoughts: list[str] = []
-        self._called = False
+        self._call = -1  # the number of the call that is being filled, or was last
+        self._held = ""  # its arguments, until they are known to be an object
+        self._in_object = False
 
     def take(self, delta: AnswerDelta) -> bytes:
-        """The events for what is new."""
+        """The events for what is new. What is new of the open call was written before all else."""
         out: list[bytes] = []
+        calls = list(delta.tool_calls)
+        if calls and self._open == "tool_use" and calls[0].index == self._call:
+            self._grow_call(calls.pop(0).arguments, out)
         if delta.reasoning:
             self._begin("thinking", out)
             self._thoughts.append(delta.reasoning)
@@ -178,9 +189,8 @@ class BlockEvents:
                 self._space = ""
             else:
                 self._space = text
-        for call in delta.tool_calls:
-            if not (self._one_call and self._called):
-                self._call(call, out)
+        for call in calls:
+            self._begin_call(call, out)
         return b"".join(out)
 
     def close(self) -> bytes:
@@ -202,18 +212,34 @@ class BlockEvents:
             sign = signature("".join(self._thoughts), shown=self._show_thinking)
             out.append(self._delta({"type": "signature_delta", "signature": sign}))
             self._thoughts = []
+        if self._open == "tool_use":
+            self._end_call(out)
         out.append(event({"type": "content_block_stop", "index": self._next}))
         self._open = ""
         self._next += 1
 
-    def _call(self, call: ToolCall, out: list[bytes]) -> None:
-        self._called = True
+    def _begin_call(self, new: CallDelta, out: list[bytes]) -> None:
         self._end(out)
-        self._open = "tool_use"
-        block = tool_use(call)
-        out.append(self._start({**block, "input": {}}))
-        out.append(self._delta({"type": "input_json_delta", "partial_json": to_json(block["input"]).decode()}))
-        self._end(out)
+        self._open, self._call, self._held = "tool_use", new.index, ""
+        out.append(self._start({"type": "tool_use", "id": new.id, "name": new.name, "input": {}}))
+        self._grow_call(new.arguments, out)
+
+    def _grow_call(self, text: str, out: list[bytes]) -> None:
+        """Adds to the arguments. Those that are no object are held back to their end, and told as one there."""
+        self._held += text
+        if self._in_object or self._held.lstrip().startswith("{"):
+            self._in_object = True
+            self._tell_arguments(self._held, out)
+            self._held = ""
+
+    def _end_call(self, out: list[bytes]) -> None:
+        if self._held.strip():
+            self._tell_arguments(to_json(_input(read_arguments(self._held))).decode(), out)
+        self._held, self._in_object = "", False
+
+    def _tell_arguments(self, text: str, out: list[bytes]) -> None:
+        if text:
+            out.append(self._delta({"type": "input_json_delta", "partial_json": text}))
 
     def _start(self, block: dict[str, Any]) -> bytes:
         return event({"type": "content_block_start", "index": self._next, "content_block": block})

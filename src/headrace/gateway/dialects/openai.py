@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 import orjson
 
 from headrace.data.errors import InvalidInput, shown
-from headrace.gateway.dialects.shared import OfferedTools, arguments_text, check_function, conversation, offer_tools
+from headrace.gateway.dialects.shared import OfferedTools, check_function, conversation, offer_tools
 from headrace.gateway.errors import Refusal
 from headrace.gateway.request import BadField, CallRequest, read_fields, take, take_max_tokens, take_n, take_sampling
 from headrace.gateway.turn import Choice, Turn, usage
 from headrace.gateway.upstream.types import SampledChoice
-from headrace.tokens import AnswerDelta, Message, ToolCall, read_messages
+from headrace.tokens import AnswerDelta, CallDelta, Message, ToolCall, read_messages
 
 DONE = b"data: [DONE]\n\n"
 
@@ -211,7 +211,6 @@ class ChatEvents:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
-        self._called = [0] * len(turn.choices)
 
     def opening(self) -> bytes:
         turn = self._turn
@@ -226,19 +225,16 @@ class ChatEvents:
 
     def delta(self, turn: Turn, choice: Choice, delta: AnswerDelta, piece: SampledChoice | None) -> bytes:
         request = turn.request
-        made = self._called[choice.index]
-        calls = delta.tool_calls[: max(0, 1 - made)] if request.single_tool_call else delta.tool_calls
-        self._called[choice.index] += len(calls)
         shown = piece is not None and bool(piece.ids) and (request.top_logprobs is not None or request.return_token_ids)
-        if not (delta.content or delta.reasoning or calls or shown):
+        if not (delta or shown):
             return b""
         said: dict[str, Any] = {}
         if delta.reasoning:
             said["reasoning_content"] = said["reasoning"] = delta.reasoning
         if delta.content:
             said["content"] = delta.content
-        if calls:
-            said["tool_calls"] = [{"index": made + i, **_tool_call(call)} for i, call in enumerate(calls)]
+        if delta.tool_calls:
+            said["tool_calls"] = [_tool_call_delta(call) for call in delta.tool_calls]
         row: dict[str, Any] = {"index": choice.index, "delta": said, "finish_reason": None}
         if piece is not None and request.top_logprobs is not None:
             since = len(choice.ids) - len(piece.ids)
@@ -288,7 +284,7 @@ def _choice(turn: Turn, choice: Choice) -> dict[str, Any]:
     request = turn.request
     found: dict[str, Any] = {
         "index": choice.index,
-        "message": _message(choice.message(single_tool_call=request.single_tool_call)),
+        "message": _message(choice.message()),
         "logprobs": None
         if request.top_logprobs is None
         else {"content": token_entries(choice, 0, request.top_logprobs)},
@@ -310,7 +306,15 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments_text(call)}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_text}}
+
+
+def _tool_call_delta(new: CallDelta) -> dict[str, Any]:
+    """A call's id, type and name are told at its beginning, and never again: clients would append them."""
+    if not new.name:
+        return {"index": new.index, "function": {"arguments": new.arguments}}
+    function = {"name": new.name, "arguments": new.arguments}
+    return {"index": new.index, "id": new.id, "type": "function", "function": function}
 
 
 def _offer(fields: dict[str, Any]) -> OfferedTools:

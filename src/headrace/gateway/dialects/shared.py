@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 
 from headrace.data.errors import shown
-from headrace.data.json import to_json
 from headrace.gateway.request import BadField
-from headrace.tokens import Conversation, Message, ToolCall
+from headrace.tokens import Conversation, Message
 
 
 class OfferedTools(msgspec.Struct, frozen=True):
@@ -57,11 +56,6 @@ def check_function(function: Any, at: str) -> None:
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
         raise BadField(f"{at}.parameters must be a JSON schema, not {shown(parameters)}", "tools")
-
-
-def arguments_text(call: ToolCall) -> str:
-    """A call's arguments as the text that agents are shown."""
-    return call.arguments if isinstance(call.arguments, str) else to_json(call.arguments).decode()
 
 
 #: The beginning of all that is sealed here; what begins otherwise is another provider's.

@@ -286,7 +286,7 @@ class LiveConversations:
                     self._add_text(held, scope, key)
                 continue
             for choice in turn.choices:
-                answer = choice.message(single_tool_call=turn.request.single_tool_call)
+                answer = choice.message()
                 self._answers.add(held, scope, *conversation.chain.answer(answer))
 
     def _adopt(self, held: str, found: list[Trajectory]) -> None:

@@ -33,10 +33,10 @@ class ControlRoutes:
         return json_response({"status": "degraded", "detail": trouble})
 
     async def ready(self, request: Request) -> Response:
-        """200 once calls can be taken, 503 with the reason before."""
-        why = self.gateway.why_not_ready
+        """200 once calls can be taken, with what agents will miss; 503 with the reason before."""
+        why, warnings = self.gateway.why_not_ready, self.gateway.warnings
         if why is None:
-            return json_response({"status": "ready"})
+            return json_response({"status": "ready", **({"warnings": warnings} if warnings else {})})
         return json_response({"detail": why}, 503, {"retry-after": "1"})
 
     # -- weights -------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class WhiteBoxRoutes:
                 "response_ids": choice.ids,
                 "token_ids": choice.ids,
                 "log_probs": choice.log_probs,
-                "response_text": text_of(calls.planner.renderer.vocabulary, choice.ids),
+                "response_text": text_of(calls.planner.renderer.vocabulary, choice.ids, prompt=turn.plan.ids),
                 "stop_reason": choice.sampled.finish_reason,
                 "policy_version": turn.version,
                 "version_spans": [list(span) for span in choice.sampled.spans],

@@ -13,11 +13,11 @@ import msgspec
 import orjson
 
 from headrace.gateway.dialects import openai
-from headrace.gateway.dialects.shared import arguments_text, seal
+from headrace.gateway.dialects.shared import seal
 from headrace.gateway.errors import Refusal
 from headrace.gateway.turn import Choice, Turn
 from headrace.gateway.upstream.types import SampledChoice
-from headrace.tokens import AnswerDelta, ToolCall
+from headrace.tokens import AnswerDelta, CallDelta, ToolCall
 
 ItemKind = Literal["rs", "msg", "fc"]
 
@@ -102,7 +102,7 @@ def is_cut(choice: Choice) -> bool:
 def output_of(turn: Turn) -> list[Json]:
     """The output items of a whole answer: reasoning, text and calls."""
     (choice,) = turn.choices
-    message = choice.message(single_tool_call=turn.request.single_tool_call)
+    message = choice.message()
     items: list[Json] = []
     if message.reasoning:
         items.append(reasoning_item(turn, message.reasoning))
@@ -111,7 +111,10 @@ def output_of(turn: Turn) -> list[Json]:
             [] if turn.request.top_logprobs is None else openai.token_entries(choice, 0, turn.request.top_logprobs)
         )
         items.append(text_item(turn, 0, message.content, logprobs))
-    items += [call_item(turn, number, call) for number, call in enumerate(message.tool_calls)]
+    items += [
+        call_item(turn, number, call, "completed" if call.whole else "incomplete")
+        for number, call in enumerate(message.tool_calls)
+    ]
     if is_cut(choice) and not message.tool_calls:
         items[-1]["status"] = "incomplete"
     return items
@@ -145,7 +148,7 @@ def call_item(turn: Turn, number: int, call: ToolCall, status: str = "completed"
         "call_id": call.id,
         **({"namespace": space} if within else {}),
         "name": name if within else call.name,
-        "arguments": arguments_text(call) if status != "in_progress" else "",
+        "arguments": call.arguments_text if status != "in_progress" else "",
     }
 
 
@@ -178,7 +181,7 @@ class ResponseEvents:
         self._open = ""
         self._pieces: list[str] = []  # the open item's text
         self._texts = 0
-        self._calls = 0
+        self._call = -1  # the number of the call that is open, or was last
         self._told = 0  # tokens whose log-probs were said
         self._since = 0  # the first of them in the open item
 
@@ -187,15 +190,16 @@ class ResponseEvents:
         return self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
 
     def delta(self, turn: Turn, choice: Choice, delta: AnswerDelta, piece: SampledChoice | None) -> bytes:
-        out = b""
+        out, calls = b"", list(delta.tool_calls)
+        if calls and self._open == "function_call" and calls[0].index == self._call:
+            out += self._grow_call(calls.pop(0).arguments)  # it was written before all else that is new
         if delta.reasoning:
             out += self._begin("reasoning") + self._grow("response.reasoning_text.delta", delta.reasoning)
         if delta.content:
             out += self._begin("message")
             out += self._grow("response.output_text.delta", delta.content, logprobs=self._logprobs(choice))
-        calls = delta.tool_calls[: max(0, 1 - self._calls)] if turn.request.single_tool_call else delta.tool_calls
         for call in calls:
-            out += self._end() + self._call(call)
+            out += self._begin_call(call)
         return out
 
     def closing(self) -> bytes:
@@ -238,6 +242,8 @@ class ResponseEvents:
         """The events that end the open item; none where no item is open."""
         if not self._open:
             return b""
+        if self._open == "function_call":
+            return self._end_call()
         text, turn, at = "".join(self._pieces), self._turn, self._place()
         if self._open == "reasoning":
             item, part = reasoning_item(turn, text, status), reasoning_part(text)
@@ -251,25 +257,33 @@ class ResponseEvents:
         out += self._event("response.content_part.done", **at, part=part)
         return out + self._event("response.output_item.done", output_index=at["output_index"], item=item)
 
-    def _call(self, call: ToolCall) -> bytes:
-        item = call_item(self._turn, self._calls, call)
-        begun = call_item(self._turn, self._calls, call, "in_progress")
-        self._calls += 1
+    def _begin_call(self, new: CallDelta) -> bytes:
+        out = self._end()
+        item = call_item(self._turn, new.index, ToolCall(new.name, {}, new.id), "in_progress")
+        self._open, self._call = "function_call", new.index
         self._output.append(item)
-        index, written = len(self._output) - 1, item["arguments"]
-        at: Json = {"item_id": item["id"], "output_index": index}
-        return b"".join(
-            (
-                self._event("response.output_item.added", output_index=index, item=begun),
-                self._event("response.function_call_arguments.delta", **at, delta=written),
-                self._event("response.function_call_arguments.done", **at, name=item["name"], arguments=written),
-                self._event("response.output_item.done", output_index=index, item=item),
-            )
-        )
+        out += self._event("response.output_item.added", output_index=len(self._output) - 1, item=item)
+        return out + self._grow_call(new.arguments)
+
+    def _grow_call(self, text: str) -> bytes:
+        return self._event("response.function_call_arguments.delta", **self._item_place(), delta=text) if text else b""
+
+    def _end_call(self) -> bytes:
+        """The events that end the open call, whole as it was read or broken off."""
+        call, at = self._turn.choices[0].call(self._call), self._item_place()
+        item = call_item(self._turn, self._call, call, "completed" if call.whole else "incomplete")
+        self._output[-1], self._open = item, ""
+        said = {"name": item["name"], "arguments": item["arguments"]}
+        out = self._event("response.function_call_arguments.done", **at, **said)
+        return out + self._event("response.output_item.done", output_index=at["output_index"], item=item)
+
+    def _item_place(self) -> Json:
+        """The fields that name the open item in an event."""
+        return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
 
     def _place(self) -> Json:
-        """The fields that name the open item in an event."""
-        return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1, "content_index": 0}
+        """The fields that name the open item's one part in an event."""
+        return {**self._item_place(), "content_index": 0}
 
     def _logprobs(self, choice: Choice) -> list[Json]:
         entries = self._entries(choice, self._told)
