@@ -37,7 +37,7 @@ class Sampled:
     answer: Message
 
 
-class ScriptedModel:
+class TemplateSpeaker:
     """Writes answers as a renderer's model does."""
 
     def __init__(self, renderer: Renderer) -> None:
