@@ -38,5 +38,5 @@ def test_whole_json_is_read_whole(value: Any) -> None:
     "text", ["", "  ", '"open', "-", "tru", "hello", "{a", '{"a" 1', '{"a": 1 "b"', "[1 2", "{} {", "{]"]
 )
 def test_what_begins_no_value_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="JSON|key|must"):
+    with pytest.raises(ValueError, match=r"JSON|key|must"):
         partial_json(text)
