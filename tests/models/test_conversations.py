@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.models import corpus, page
 
 from headrace.checkup.model import ONE, ScriptedTalk, whole_as_delta
-from headrace.checkup.scripted import ScriptedModel
+from headrace.checkup.scripted import TemplateSpeaker
 from headrace.tokens import Cause, Message, Renderer, ToolCall, Unrenderable
 
 PROPERTIES: dict[str, Any] = {
@@ -71,7 +71,7 @@ PHASES = (Phase.explicit, Phase.generate)
 )
 @given(script=turns, system=st.one_of(st.none(), words), cuts=st.lists(st.integers(0, 200), max_size=6))
 def test_a_conversation(renderer: Renderer, name: str, script: list[Any], system: str | None, cuts: list[int]) -> None:
-    scripted = ScriptedModel(renderer)
+    scripted = TemplateSpeaker(renderer)
     talk = ScriptedTalk(scripted, TOOLS if scripted.writes_calls(TOOLS, ONE[0]) else [])
     if system is not None:
         talk.messages = [Message("system", system)]

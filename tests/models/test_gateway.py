@@ -15,7 +15,7 @@ from tests.gateway.rollout import Rollout, Say, in_front, uid_of
 from tests.models import corpus
 
 from headrace.checkup.model import ONE, SEVERAL, SYSTEM, TOOLS
-from headrace.checkup.scripted import ScriptedModel
+from headrace.checkup.scripted import TemplateSpeaker
 from headrace.tokens import Message, ToolCall, load_renderer, load_vocabulary
 
 FAMILIES = (
@@ -145,7 +145,7 @@ class Stage:
 
     def __init__(self, name: str, folder: Path, rollout: Rollout, gateway: Running) -> None:
         self.name, self.gateway, self.rollout = name, gateway, rollout
-        self.scripted = ScriptedModel(load_renderer(rollout.vocabulary))
+        self.scripted = TemplateSpeaker(load_renderer(rollout.vocabulary))
 
     def says(self, messages: Sequence[Message], answer: Message) -> Message:
         """The server's next answer; what of it the template writes."""

@@ -47,7 +47,7 @@ STYLES: dict[str, tuple[str, set[str]]] = {
     "fails without tools, as Hermes": ("{{tools[0].function.name}}\n" + TURNS + PROMPT, set()),
     "has no end of a turn, as GLM": ("{% for m in messages %}" + TURN + "{% endfor %}" + PROMPT, set()),
     "leaves the last answer open, as Nemotron Nano": (
-        "{% for m in messages %}" + TURN + "{% if not (loop.last and m.role == 'assistant') %}\n<|end|>\n"
+        "{% for m in messages %}" + TURN + "{% if not (loop.last and m.role == 'assistant') %}{{'\\n'}}<|end|>\n"
         "{% endif %}{% endfor %}" + PROMPT,
         set(),
     ),

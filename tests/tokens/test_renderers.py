@@ -71,7 +71,7 @@ def test_a_family_that_could_not_be_tried_is_not_ruled_out(tmp_path: Path, monke
     assert load_renderer(vocabulary("qwen3")).name == "qwen3"
 
 
-def _unreachable(*_: Any) -> None:
+def _unreachable(*_: Any, **__: Any) -> None:
     raise ConnectionError("a file that it needs is not here")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from headrace.checkup.kept import kept
-from headrace.checkup.scripted import Sampled, ScriptedModel, chat_templates
+from headrace.checkup.scripted import Sampled, TemplateSpeaker, chat_templates
 from headrace.tokens import (
     AnswerDelta,
     Cause,
@@ -129,7 +129,7 @@ def check_renderer(renderer: Renderer, folder: str = "") -> ModelReport:
     report.images = NONE if isinstance(renderer.vision, str) else "taken"
     if renderer.grammar.calls is not None:
         report.form = str(type(renderer.grammar.calls.body).__struct_config__.tag)
-    scripted = ScriptedModel(renderer)
+    scripted = TemplateSpeaker(renderer)
     tools = TOOLS if scripted.writes_calls(TOOLS, ONE[0]) else []
     talk = ScriptedTalk(scripted, tools)
     try:
@@ -256,7 +256,7 @@ class PlayedTurn:
 class ScriptedTalk:
     """A conversation with a scripted model through the same steps as in the gateway: plan, sample, read, check."""
 
-    def __init__(self, scripted: ScriptedModel, tools: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, scripted: TemplateSpeaker, tools: Sequence[dict[str, Any]]) -> None:
         self.scripted = scripted
         self.renderer = scripted.renderer
         self.tools = list(tools)

@@ -37,7 +37,7 @@ class Sampled:
     answer: Message
 
 
-class ScriptedModel:
+class TemplateSpeaker:
     """Writes answers as a renderer's model does."""
 
     def __init__(self, renderer: Renderer) -> None:
@@ -91,12 +91,8 @@ class ScriptedModel:
         """The answer's text up to the token that ends it, and what of the answer stands in it."""
         if not self._write:
             return self._by_form(answer), answer
-        own, prompt = self._written(messages, tools, answer)
-        opened = self._ends(prompt, "open")
-        own = self._with_stop(own, messages, tools, answer)
-        names = [call.name for call in answer.tool_calls]
-        if any(own.count(name) < names.count(name) for name in names):
-            raise Unrenderable("the chat template leaves out these calls")
+        own = self._written(messages, tools, answer)
+        opened = self._ends(self.text(messages, tools), "open")
         reasoning = answer.reasoning
         if reasoning is not None and reasoning not in own:
             if self.grammar.reasoning is None:
@@ -108,22 +104,33 @@ class ScriptedModel:
         content = answer.content if answer.content in own else ""
         return own, Message("assistant", content, reasoning, answer.tool_calls)
 
-    def _written(self, messages: Sequence[Message], tools: Tools, answer: Message) -> tuple[str, str]:
-        """What the template writes of an answer after a prompt, and that prompt. A template that writes earlier turns
-        otherwise is asked with fewer of them."""
-        question = Message("user", "question")
+    def _written(self, messages: Sequence[Message], tools: Tools, answer: Message) -> str:
+        """What the template writes of an answer after a prompt. A template that writes earlier turns otherwise, or this
+        one because of them, is asked with fewer of them."""
+        question, refusals = Message("user", "question"), []
         for before, offered in ((messages, tools), ([question], tools), ([question], ())):
-            prompt, whole = self.text(before, offered), self.text([*before, answer], offered, generate=False)
-            if whole.startswith(prompt):
-                return whole[len(prompt) :], prompt
+            try:
+                return self._written_after(before, offered, answer)
+            except Unrenderable as error:
+                refusals.append(error)
+        raise refusals[0]
+
+    def _written_after(self, before: Sequence[Message], tools: Tools, answer: Message) -> str:
+        prompt, whole = self.text(before, tools), self.text([*before, answer], tools, generate=False)
+        if whole.startswith(prompt):
+            own = whole[len(prompt) :]
+        else:
             shared = _shared(prompt, whole)
-            if len(shared) < len(self._before_answer(prompt, before, offered)):
-                continue
+            if len(shared) < len(self._before_answer(prompt, before, tools)):
+                raise Unrenderable("what the chat template writes of an answer cannot be told from what is before it")
             own = _without_header(whole[len(shared) :], prompt)
             if self._ends(prompt, "close"):  # a thought that the prompt ended
                 own = self._without_thought(own) if not self._ends(shared, "open") else self._opener + own
-            return own, prompt
-        raise Unrenderable("what the chat template writes of an answer cannot be told from what it writes before")
+        own = self._with_stop(own, before, tools, answer)
+        names = [call.name for call in answer.tool_calls]
+        if any(own.count(name) < names.count(name) for name in names):
+            raise Unrenderable("the chat template leaves out these calls")
+        return own
 
     @property
     def _opener(self) -> str:

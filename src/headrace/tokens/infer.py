@@ -34,7 +34,7 @@ from headrace.tokens.samples import (
     THOUGHT,
     Author,
     Quirks,
-    Sample,
+    SampleAnswer,
     Write,
     atoms,
     common_atoms,
@@ -93,7 +93,7 @@ def _with_declared(base: Grammar, declared: Declared) -> Grammar:
 
 def _find_quirks(author: Author) -> bool:
     """Finds what the template needs to write calls; whether it then does."""
-    one = Sample("", None, (ToolCall("fetch_alpha", _TWO_STRINGS),))
+    one = SampleAnswer("", None, (ToolCall("fetch_alpha", _TWO_STRINGS),))
     for ids in ("", "short", "functions.{name}:{id}"):
         for null_content in (False, True):
             for text_arguments in (False, True):
@@ -113,7 +113,7 @@ def _most_calls(author: Author) -> int:
     """How many calls the template writes in one answer, of up to three; 0 where all of them."""
     calls = tuple(ToolCall("fetch_alpha", {"key_one": f"value_number_{n}"}) for n in range(3))
     for most in (3, 2):
-        written = author.written(Sample("", None, calls[:most]))
+        written = author.written(SampleAnswer("", None, calls[:most]))
         if written is not None and all(call.arguments["key_one"] in written.text for call in calls[:most]):
             return 0 if most == 3 else most
     return 1
@@ -217,8 +217,8 @@ def _read_to_its_end(body: Body, text: str, at: int) -> Found | None:
 def _forms(author: Author) -> Iterator[CallForm]:
     """Forms that what the template writes may be, the likelier first."""
     first, second = ToolCall("fetch_alpha", _TWO_STRINGS), ToolCall("count_beta", _TWO_STRINGS)
-    one = author.written(Sample("", None, (first,)))
-    two = author.written(Sample("", None, (first, second))) if author.quirks.most_calls != 1 else None
+    one = author.written(SampleAnswer("", None, (first,)))
+    two = author.written(SampleAnswer("", None, (first, second))) if author.quirks.most_calls != 1 else None
     if one is None:
         return
     for locate in (_in_json, _in_named_arguments, _in_python, _in_key_values):
@@ -298,7 +298,7 @@ def _parameters(author: Author, text: str, call: ToolCall, start: int) -> Found 
     middle = text[first_key_end:first_value]
     parting = atoms(text[first_value_end:next_key])
     opened = common_atoms(atoms(head)[::-1], parting[::-1])[::-1]
-    none = author.written(Sample("", None, (ToolCall(call.name, {}),)))
+    none = author.written(SampleAnswer("", None, (ToolCall(call.name, {}),)))
     if none is not None and call.name in none.text:  # what a call without arguments has after its name, ends the name
         bare_head = atoms(none.text[none.text.find(call.name) + len(call.name) :])
         after_name = common_atoms(atoms(head), bare_head)
@@ -316,7 +316,7 @@ def _parameters(author: Author, text: str, call: ToolCall, start: int) -> Found 
 
 def _json_middle(author: Author, call: ToolCall, middle: str) -> str:
     """What stands between a key and a value that is no string, where it differs."""
-    written = author.written(Sample("", None, (ToolCall(call.name, {"count": 170017}),)))
+    written = author.written(SampleAnswer("", None, (ToolCall(call.name, {"count": 170017}),)))
     if written is None:
         return ""
     at = written.text.find("count", written.text.find(call.name) + len(call.name))
@@ -335,7 +335,7 @@ def _after_thought(text: str) -> str:
 
 def _reasoning(author: Author, tokens: Collection[str], template: str) -> Reasoning | None:
     """What stands around reasoning: as the template writes it, else a pair of marks that is known and there."""
-    written = author.written(Sample(CONTENT, THOUGHT, ()))
+    written = author.written(SampleAnswer(CONTENT, THOUGHT, ()))
     if written is not None and THOUGHT in written.text:
         before, _, after = written.text.partition(THOUGHT)
         close = after.partition(CONTENT)[0].strip()
@@ -357,7 +357,7 @@ def _reasoning(author: Author, tokens: Collection[str], template: str) -> Reason
 
 def _around_content(author: Author, reasoning: Reasoning | None) -> tuple[str, str]:
     """What a template writes around an answer's text, where that is more than the turn's own marks."""
-    written = author.written(Sample(CONTENT, None, ()))
+    written = author.written(SampleAnswer(CONTENT, None, ()))
     if written is None or CONTENT not in written.text + author.tail:
         return "", ""
     before = written.text.partition(CONTENT)[0]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from headrace.tokens.answer import AnswerDelta, CallDelta, Parsed
 from headrace.tokens.channels import parser_of
 from headrace.tokens.forms import CallForm, Grammar, JsonObject, NamedArguments
-from headrace.tokens.samples import TOOLS, Author, Sample, Written, held_out
+from headrace.tokens.samples import TOOLS, Author, SampleAnswer, Written, held_out
 
 
 def trouble(author: Author, grammar: Grammar) -> str:
@@ -28,7 +28,7 @@ def trouble(author: Author, grammar: Grammar) -> str:
     return "" if proven >= 4 else "it refuses to write most calls"
 
 
-def _not_as_meant(author: Author, grammar: Grammar, sample: Sample, written: Written) -> str:
+def _not_as_meant(author: Author, grammar: Grammar, sample: SampleAnswer, written: Written) -> str:
     reasoning = grammar.reasoning
     thinking = reasoning is not None and written.prompt.rstrip().endswith(reasoning.open.strip())
     text = written.text

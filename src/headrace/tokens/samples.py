@@ -56,7 +56,7 @@ class Quirks(msgspec.Struct, frozen=True, omit_defaults=True):
     most_calls: int = 0  # how many calls it writes in one answer; 0 for any number
 
 
-class Sample(NamedTuple):
+class SampleAnswer(NamedTuple):
     """An answer whose parts are known."""
 
     content: str
@@ -101,7 +101,7 @@ class Author:
         except Exception:  # templates are programs of strangers and may raise anything
             return None
 
-    def written(self, sample: Sample) -> Written | None:
+    def written(self, sample: SampleAnswer) -> Written | None:
         """An answer's text after its prompt, without what ends a turn; None where the template refuses it."""
         whole = self._try([*self._user, self._message(sample)])
         if whole is None:
@@ -120,7 +120,7 @@ class Author:
         ends = [at for stop in (*self._stops, *CALL_ENDS) if (at := text.find(stop)) >= 0]
         return text[: min(ends, default=len(text))]
 
-    def _message(self, sample: Sample) -> dict[str, Any]:
+    def _message(self, sample: SampleAnswer) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": sample.content}
         if sample.reasoning is not None:
             message |= dict.fromkeys(REASONING_FIELDS, sample.reasoning)
@@ -148,7 +148,7 @@ class Author:
         return form.replace("{name}", call.name).replace("{id}", str(number)) if form else f"call_id_number_{number}"
 
 
-def held_out() -> list[Sample]:
+def held_out() -> list[SampleAnswer]:
     """Answers of every kind that play no part in finding a form."""
     odd = {"text": 'He said "hi" \\ and\n\tleft: {x} é 日本 🙂 & <b>', "other": ""}
     typed = {"count": -3, "share": 2.5, "flag": True, "text": "yes"}
@@ -164,10 +164,10 @@ def held_out() -> list[Sample]:
         (one, ToolCall("count_beta", typed)),
         (ToolCall("count_beta", {"count": 1}), one, ToolCall("fetch_alpha", odd)),
     ]
-    found = [Sample("", None, made) for made in calls]
-    found += [Sample("Let me see.", None, made) for made in (calls[0], calls[6])]
-    found += [Sample("", "It must be\n\nlooked up.", calls[0]), Sample("Well, 日本.", "Because.", calls[6])]
-    return [*found, Sample("Just text.\n\nOf two lines.", None, ()), Sample("So.", "Since\nit is.", ())]
+    found = [SampleAnswer("", None, made) for made in calls]
+    found += [SampleAnswer("Let me see.", None, made) for made in (calls[0], calls[6])]
+    found += [SampleAnswer("", "It must be\n\nlooked up.", calls[0]), SampleAnswer("Well, 日本.", "Because.", calls[6])]
+    return [*found, SampleAnswer("Just text.\n\nOf two lines.", None, ()), SampleAnswer("So.", "Since\nit is.", ())]
 
 
 def atoms(text: str) -> list[str]:
