@@ -62,7 +62,7 @@ def test_openai_async(gateway: Running, evidence: Evidence) -> None:
 
 def test_openai_with_tools(agency: Running, witness: Evidence) -> None:
     lines = run("gateway_openai_tools.py", agency)
-    assert lines == ['add({"a":2,"b":3}) = 5', "answer: 'It is 5.'", "{'status': 'ok', 'steps': 2}"]
+    assert lines == ['add({"a": 2, "b": 3}) = 5', "answer: 'It is 5.'", "{'status': 'ok', 'steps': 2}"]
     (steps,) = recorded(agency)
     witness.holds(steps)
     assert tree(steps) == [None, 0]
@@ -80,7 +80,7 @@ def test_langchain(agency: Running, witness: Evidence) -> None:
 
 def test_openai_responses(agency: Running, witness: Evidence) -> None:
     lines = run("gateway_openai_responses.py", agency)
-    assert lines == ['add({"a":2,"b":3}) = 5', "answer: 'It is 5.'", "{'status': 'ok', 'steps': 2}"]
+    assert lines == ['add({"a": 2, "b": 3}) = 5', "answer: 'It is 5.'", "{'status': 'ok', 'steps': 2}"]
     (steps,) = recorded(agency)
     witness.holds(steps)
     assert tree(steps) == [None, 0]

@@ -236,7 +236,7 @@ async def test_tools_are_called_in_openai_s_words_and_answered(make: Make, one: 
         assert (asked.finish_reason, asked.message.content) == ("tool_calls", "Let me see.")
         assert asked.message.tool_calls is not None
         (made,) = asked.message.tool_calls
-        assert (made.function.name, made["function"]["arguments"]) == ("add", '{"a":1}')
+        assert (made.function.name, made["function"]["arguments"]) == ("add", '{"a": 1}')
         messages += [asked.message, {"role": "tool", "tool_call_id": made.id, "content": "3"}]
         await managed.chat_completion(messages=messages, tools=tools, max_tokens=99)
         (node,) = managed.get_state()["nodes"]
