@@ -85,8 +85,11 @@ def assembled(text: str) -> Json:
         if "reasoning_content" in delta:
             found["reasoning_content"] = found.get("reasoning_content", "") + delta["reasoning_content"]
         for call in delta.get("tool_calls", ()):
-            assert call.pop("index") == len(found["tool_calls"])
-            found["tool_calls"].append(call)
+            if (at := call.pop("index")) == len(found["tool_calls"]):
+                found["tool_calls"].append(call)
+            else:
+                assert set(call) == {"function"}
+                found["tool_calls"][at]["function"]["arguments"] += call["function"]["arguments"]
     if not found["tool_calls"]:
         del found["tool_calls"]
     return found
