@@ -238,8 +238,8 @@ def _forgotten(state: State, channel: Channel, fact: f.Forgotten, block: Block |
 
 
 def _clock_moved(state: State, channel: None, fact: f.ClockMoved, block: Block | None) -> None:
-    for each in state.channels.values():
-        each.move_deadlines(fact.by)
+    for name in list(state.channels):
+        state.channel(name).move_deadlines(fact.by)
     state.scored.move_deadlines(fact.by)
     state.record("clock", "", fact.at, by=fact.by)
 

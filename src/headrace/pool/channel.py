@@ -292,6 +292,7 @@ class Channel(Dropping):
     def _join(self, uid: str, group: GroupState) -> TrajectoryState:
         trajectory = TrajectoryState(uid, group)
         self.trajectories[uid] = group.trajectories[uid] = trajectory
+        self.known_in.add(uid, self)
         group.seen += 1
         return trajectory
 

@@ -27,6 +27,7 @@ from headrace.pool.groups import (
     TrajectoryState,
     fingerprint,
 )
+from headrace.pool.trajectory_channels import TrajectoryChannels
 
 Key = TypeVar("Key", int, str)
 
@@ -39,8 +40,13 @@ REPLIES_KEPT = 1024
 class ChannelIndex:
     """The containers of a channel, and the ways in which a group moves between them."""
 
-    def __init__(self, name: str, config: ChannelConfig) -> None:
+    def __init__(
+        self, name: str, config: ChannelConfig, number: int = 0, known_in: TrajectoryChannels | None = None
+    ) -> None:
         self.name = name
+        self.number = number  # of its pool's channels, in the order in which they were begun
+        # Of all channels of its pool: who knows which trajectory.
+        self.known_in = known_in if known_in is not None else TrajectoryChannels()
         self.config = config
         self.by_default = True  # its options are the pool's defaults
         self.version = 0
@@ -240,6 +246,8 @@ class ChannelIndex:
 
     def _release_trajectory(self, trajectory: TrajectoryState) -> None:
         if self.trajectories.pop(trajectory.uid, None) is not None:
+            if trajectory.uid not in self.tombstones:
+                self.known_in.discard(trajectory.uid, self)
             for record in trajectory.tree.records.values():
                 for blob in record.blobs:
                     blob.uses -= 1
@@ -258,6 +266,8 @@ class ChannelIndex:
         config = self.config
         while len(self.tombstones) > config.tombstones:
             uid, tomb = self.tombstones.popitem(last=False)
+            if uid not in self.trajectories:
+                self.known_in.discard(uid, self)
             self.failed.pop(uid, None)
             self.expected_late.cancel(tomb.prompt)
         while len(self.history) > config.history_size:

@@ -87,6 +87,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on what one call may bring in, and on what a pool keeps for readers.
 
     desk_memory_mb    scored groups kept in memory; the newest beyond that wait in scratch files
+    max_channels      channels that a pool may have: one stays once it was begun. A journal with more opens, and takes
+                      no other
     """
 
     max_step_tokens: int = 4_000_000
@@ -95,9 +97,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_submit_mb: float = 512.0
     events_kept: int = 10_000
     desk_memory_mb: float = 1024.0
+    max_channels: int = 10_000
 
     def __post_init__(self) -> None:
-        for name in ("max_step_tokens", "max_trajectory_steps", "max_submit_steps", "events_kept"):
+        for name in ("max_step_tokens", "max_trajectory_steps", "max_submit_steps", "events_kept", "max_channels"):
             _check(self, name, int, 1)
         _check(self, "max_submit_mb", float, 0, above=True)
         _check(self, "desk_memory_mb", float, 0)

@@ -80,6 +80,7 @@ class Dropping(Scoring):
         self.ledger.dropped[reason] += steps
         if uid not in self.tombstones and uid not in self.trajectories:
             self.tombstones[uid] = Tombstone(reason, prompt, b"")
+            self.known_in.add(uid, self)
             self.expected_late.arrived(prompt)
             self._enforce_limits()
 
@@ -112,6 +113,7 @@ class Dropping(Scoring):
         self.tombstones[uid] = Tombstone(
             "forgotten", self.tombstones[uid].prompt if uid in self.tombstones else "", b""
         )
+        self.known_in.add(uid, self)
         self.failed.pop(uid, None)
 
     def _leave(self, trajectory: TrajectoryState) -> None:

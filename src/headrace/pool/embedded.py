@@ -201,6 +201,7 @@ class DataPool(JournaledState, BlockingPool):
                 raise PoolClosed(self._closed)
             now = self._now()
             concerned = operation.concerned(self._state)
+            self._state.touch(concerned)
             self._settle(concerned, now, late=isinstance(operation, Read))
             try:
                 if isinstance(operation, Change):
@@ -238,11 +239,12 @@ class DataPool(JournaledState, BlockingPool):
     # -- waiting -------------------------------------------------------------------------------------------------------
 
     def _notify(self) -> None:
-        for name, channel in self._state.channels.items():
+        for name, channel in self._state.touched.items():
             if channel.changed:
                 channel.changed = False
                 for wake in self._waiters.pop(name, ()):
                     wake()
+        self._state.touched.clear()
         if self._state.closed:
             self._wake_all()  # also those who wait for a channel that never came to be
 
@@ -254,7 +256,10 @@ class DataPool(JournaledState, BlockingPool):
 
     def _forget_waiter(self, operation: Any, wake: Callable[[], None]) -> None:
         with self._lock:
-            self._waiters.get(operation.channel, set()).discard(wake)
+            waiters = self._waiters.get(operation.channel, set())
+            waiters.discard(wake)
+            if not waiters:
+                self._waiters.pop(operation.channel, None)  # names that nobody waits for would add up
 
     def _made_safe(self, loop: asyncio.AbstractEventLoop, serial: int) -> asyncio.Future[None]:
         """Done once the commit is as safe as promised; a thread of the pool's own waits for the disk."""

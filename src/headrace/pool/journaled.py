@@ -128,6 +128,7 @@ class JournaledState:
                     f"({error!r}). Nothing was changed"
                 ) from error
             self._state.sweep()
+            self._state.touched.clear()
             self._last_channels = dict.fromkeys([fact.channel for fact in facts])
             self._time.after(max((fact.at for fact in facts), default=0.0))
 
@@ -190,7 +191,7 @@ class JournaledState:
     def _commit(self, facts: Sequence[f.Fact], block: Block | None) -> None:
         if not facts:
             return
-        facts = [*self._state.begun_by(facts), *facts]
+        facts = [*self._state.begun_by(facts), *facts]  # refuses one channel too many before anything is written
         try:
             if self._journal is not None:
                 channels = dict.fromkeys([fact.channel for fact in facts])

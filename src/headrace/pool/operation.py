@@ -19,7 +19,7 @@ import msgspec
 
 from headrace.data.block import Block
 from headrace.data.step import check_uid
-from headrace.pool.config import MAX_CHANNEL_NAME
+from headrace.pool.config import DEFAULT_CHANNEL, MAX_CHANNEL_NAME
 from headrace.pool.facts import Fact
 from headrace.pool.scored.types import read as as_record
 from headrace.pool.state import State
@@ -70,10 +70,11 @@ class Operation(msgspec.Struct, Generic[Answer], frozen=True, forbid_unknown_fie
     def concerned(self, state: State) -> list[str]:
         """The channels that the call may look at; the empty name stands for the scored groups."""
         serving = state.scored.serving
-        name = getattr(self, "channel", None)
-        if name is None:
+        name, uid = getattr(self, "channel", None), getattr(self, "trajectory_uid", None)
+        if name is None and uid is None:
             return ["", *state.channels]
-        return ["", name] if name == serving else [name]
+        names = [name] if name is not None else state.known_in.names(uid) or [DEFAULT_CHANNEL]
+        return ["", *names] if serving in names else names
 
 
 @cache

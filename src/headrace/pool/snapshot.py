@@ -165,6 +165,7 @@ def _channel_image(state: State, channel: Channel, fact: f.ChannelImage, block: 
     channel.by_default = fact.by_default
     for uid, reason, prompt, digests in fact.tombstones:
         channel.tombstones[uid] = Tombstone(reason, prompt, digests)
+        channel.known_in.add(uid, channel)
     for uid, number, reason, steps, at, quarantined in fact.failed:
         channel.failed[uid] = FailedTrajectory(number, reason, steps, at, quarantined)
     state.version, state.closed = fact.pool_version, fact.pool_closed
@@ -239,6 +240,8 @@ def _restore_group(channel: Channel, group: GroupState, counted: tuple[str, ...]
         channel.restoring[group.seq] = group
         return
     channel.trajectories.update(group.trajectories)
+    for uid in group.trajectories:
+        channel.known_in.add(uid, channel)
     channel.insert_group(group, opened=opened)
     channel.update_ready(group, end_empty=False)  # it may be under a lease that is yet to be read
     channel.note_version(group, group.oldest)

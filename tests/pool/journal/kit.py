@@ -166,6 +166,11 @@ def check_rules(state: State) -> None:
     """What holds in every state, counted anew from what is there."""
     for channel in state.channels.values():
         _check_channel(channel)
+    known = {uid for channel in state.channels.values() for uid in (*channel.trajectories, *channel.tombstones)}
+    assert len(state.known_in) == len(known)
+    for uid in known:
+        there = [name for name, c in state.channels.items() if uid in c.trajectories or uid in c.tombstones]
+        assert state.known_in.names(uid) == there
     _check_desk(state.scored)
 
 

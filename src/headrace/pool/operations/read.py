@@ -179,7 +179,9 @@ def _events(state: State, cursor: int, limit: int) -> list[Event]:
 
 def _trajectory(state: State, uid: str, channel: str | None) -> Trajectory:
     """A trajectory in a channel, or in any; `Gone` where it was there, `NotFound` where not."""
-    names = [channel] if channel is not None else list(state.channels)
+    known = state.known_in.names(uid)
+    # One that no channel knows any more may still be in the history of one that remembers few.
+    names = [channel] if channel is not None else known or list(state.channels)
     for name in names:
         there = state.look(name)
         found = there.trajectories.get(uid) or next(
