@@ -22,7 +22,10 @@ from headrace.pool.state import State
 
 def apply(state: State, facts: Sequence[f.Fact], block: Block | None) -> None:
     """Changes the state by facts that were decided on; `block` holds the steps that go with them."""
+    capture = state.capture
     for fact in facts:
+        if capture is not None:
+            capture.before(fact, block)
         if not fact.channel:
             _APPLY[type(fact)](state, None, fact, block)
             continue

@@ -156,6 +156,8 @@ class Channel(Dropping):
             trajectory = self.trajectories.get(uid)
             # One that ended anew has a later entry: each comes in its own time.
             if trajectory is not None and deadline >= trajectory.completed_at + self.config.grace_s:
+                if self.before_change is not None:
+                    self.before_change(self, trajectory.group)
                 self.count_if_complete(trajectory, now)
 
     def amend(

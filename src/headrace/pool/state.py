@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -17,6 +17,9 @@ from headrace.pool.errors import PoolFull
 from headrace.pool.groups import TrajectoryState
 from headrace.pool.scored.groups import ScoredGroups
 from headrace.pool.trajectory_channels import TrajectoryChannels
+
+if TYPE_CHECKING:
+    from headrace.pool.capture import Capture
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -46,6 +49,7 @@ class State:
         self.version = 0
         self.closed = False
         self.orphans: Counter[str] = Counter()
+        self.capture: Capture | None = None  # the snapshot that is being taken
         self.unerased = False  # something that was forgotten still stands in the journal
 
     def channel(self, name: str) -> Channel:
