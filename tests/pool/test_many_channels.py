@@ -1,4 +1,4 @@
-"""Channels are many: a call looks at its own, finds a trajectory without being told where, and their number is bounded."""
+"""Channels are many: a call looks at its own, finds a trajectory wherever it is, and their number is bounded."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def _appended(state: State, channel: Channel, fact: f.Appended, block: Block | N
     assert block is not None
     numbers: Sequence[int | None] = fact.groups or [None] * len(block.heads)
     known = {number for number in fact.groups if number in channel.groups}
-    for record, number in zip(block.records(), numbers, strict=True):
+    for (record, ids_at, log_probs_at), number in zip(block.placed_records(), numbers, strict=True):
         head = record.head
         if (head.base >= 0 or head.trajectory_uid in channel.trajectories) and not _fits(channel, head):
             channel.ledger.submitted += 1
@@ -80,10 +80,11 @@ def _appended(state: State, channel: Channel, fact: f.Appended, block: Block | N
             state.orphan(fact)
             continue
         if head.blobs:
-            state.attach_blobs(record, block.blobs)
+            state.attach_blobs(record, block)
         if number in known and number not in channel.groups:
             number = None  # an earlier step of this submit was the last that its group waited for
         channel.append(record, fact.at, number)
+        state.memory.keep(record, block.place, ids_at, log_probs_at)
         if head.extra:
             reason = head.peek().quarantined
             if reason is not None:

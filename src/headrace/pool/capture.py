@@ -16,12 +16,13 @@ from itertools import islice
 
 import msgspec
 
-from headrace.data.block import Block, Record, block_layout
+from headrace.data.block import Blob, Block, BlockHeader, Record, ids_bytes, log_probs_bytes
 from headrace.data.frame import Buffer
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.channel_index import ChannelIndex
 from headrace.pool.groups import GroupState, Lease, Tombstone
+from headrace.pool.journal.payloads import ArraysInFile, BodyPlace, BytesInFile
 from headrace.pool.journal.records import Captured, Commit, encode
 from headrace.pool.scored import snapshot as scored_snapshot
 from headrace.pool.scored.snapshot import Image
@@ -42,21 +43,18 @@ def capture(state: State, now: float) -> list[Captured]:
 
 def live_bytes(state: State) -> int:
     """Bytes of ids, log-probs, blobs and scored groups that a snapshot would hold, about: calls may go on meanwhile."""
-    total = sum(len(blob.data) for blob in list(state.blobs.values()))
+    total = sum(blob.size for ref in state.blobs.valuerefs() if (blob := ref()) is not None)
     total += state.scored.pieces.memory + state.scored.pieces.spilled
     for channel in list(state.channels.values()):
         groups = {id(group): group for group in (*channel.groups.values(), *_handed_out(channel))}
         for group in groups.values():
             for trajectory in list(group.trajectories.values()):
-                total += sum(
-                    len(r.ids) + len(r.log_probs) + 64 + len(r.head.extra)
-                    for r in list(trajectory.tree.records.values())
-                )
+                total += sum(r.array_bytes + 64 + len(r.head.extra) for r in list(trajectory.tree.records.values()))
     return total
 
 
 class Capture:
-    """`begin` it with the state held still; then `take` slices, each with the state held still, until it is `done`; then
+    """`begin` it with the state held still; then `take` slices, each with the state held still, until the last; then
     `records` has everything. It is `spoiled` where it must be begun anew, and of no use then."""
 
     def __init__(self, state: State, now: float) -> None:
@@ -101,7 +99,7 @@ class Capture:
         for channel in self._channels.values():
             yield from channel.records()
         for fact, header, body in self._scored or ():
-            yield encode(Commit([fact], header)), body
+            yield Captured(encode(Commit([fact], header)), body)
 
     # -- what a call is about to change --------------------------------------------------------------------------------
 
@@ -194,18 +192,16 @@ class _ChannelCapture:
         tombs = iter([(uid, tomb) for page in self._tombstones for uid, tomb in page.items()])
         first = True
         while (some := list(islice(tombs, TOMBSTONES_A_RECORD))) or first:
-            yield encode(Commit([self._with_tombstones(some)])), []
+            yield Captured(encode(Commit([self._with_tombstones(some)])), [])
             first = False
         yield from self._groups
-        yield encode(Commit([self._end])), []
+        yield Captured(encode(Commit([self._end])), [])
 
     def _with_tombstones(self, some: list[tuple[str, Tombstone]]) -> f.ChannelImage:
         return msgspec.structs.replace(
             self._image,
             tombstones=tuple((uid, tomb.reason, tomb.prompt, tomb.digests) for uid, tomb in some),
-            failed=tuple(
-                (uid, *msgspec.structs.astuple(self._failed[uid])) for uid, _ in some if uid in self._failed
-            ),
+            failed=tuple((uid, *msgspec.structs.astuple(self._failed[uid])) for uid, _ in some if uid in self._failed),
         )
 
     def _capture(self, group: GroupState) -> None:
@@ -273,9 +269,7 @@ def _group(channel: Channel, group: GroupState, now: float, written_blobs: set[b
                 tuple((trajectory.deliveries or {}).items()),
             )
         )
-    blobs: dict[bytes, Buffer] = {
-        blob.digest: blob.data for record in records for blob in record.blobs if blob.digest not in written_blobs
-    }
+    blobs = {blob.digest: blob for record in records for blob in record.blobs if blob.digest not in written_blobs}
     written_blobs.update(blobs)
     image = f.GroupImage(
         channel.name,
@@ -294,8 +288,45 @@ def _group(channel: Channel, group: GroupState, now: float, written_blobs: set[b
         group.oldest,
         channel.open_groups.get(group.uid) is group,
     )
-    header, body = block_layout(records, blobs)
-    return encode(Commit([image], header)), body
+    payloads = _Payloads(records, list(blobs.values()))
+    return Captured(encode(Commit([image], payloads.header())), payloads.body, payloads.moved)
+
+
+class _Payloads:
+    """The arrays and blobs of a group: read when the snapshot is written, and read from there once it is in place."""
+
+    __slots__ = ("_blobs", "_records")
+
+    def __init__(self, records: list[Record], blobs: list[Blob]) -> None:
+        self._records = records
+        self._blobs = blobs
+
+    def header(self) -> BlockHeader:
+        """How `body` is laid out. Heads may change afterwards: it must be encoded at once."""
+        heads = [record.head for record in self._records]
+        sizes = [(blob.digest, blob.size) for blob in self._blobs]
+        return BlockHeader(heads, sum(map(ids_bytes, heads)), sum(map(log_probs_bytes, heads)), sizes)
+
+    def body(self) -> list[Buffer]:
+        """Raises `JournalDamaged` where a payload does not read back."""
+        arrays = [record.arrays() for record in self._records]
+        log_probs = [each for _, each in arrays if each]
+        return [*(ids for ids, _ in arrays), *log_probs, *(blob.data for blob in self._blobs)]
+
+    def moved(self, place: BodyPlace) -> None:
+        """The body lies there now. Readers that took the old place before this still find it."""
+        at = 0
+        log_probs_at = sum(ids_bytes(record.head) for record in self._records)
+        for record in self._records:
+            if isinstance(record.stored, ArraysInFile):
+                record.stored = place.moved(at, log_probs_at, record.stored)
+            at += ids_bytes(record.head)
+            log_probs_at += log_probs_bytes(record.head)
+        at = log_probs_at
+        for blob in self._blobs:
+            if isinstance(blob.stored, BytesInFile):
+                blob.stored = place.moved_blob(at, blob.stored)
+            at += blob.size
 
 
 # -- what facts change -------------------------------------------------------------------------------------------------

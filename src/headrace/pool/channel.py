@@ -236,6 +236,7 @@ class Channel(Dropping):
             self.consume(group)
         for trajectory, index in lease.steps:
             self._consume_step(trajectory, index)
+        self.gone += (*lease.replayed, *(trajectory.group for trajectory, _ in lease.steps))
         self._enforce_limits()
 
     def give_back(self, lease: Lease) -> None:
@@ -268,6 +269,7 @@ class Channel(Dropping):
             self._offer(trajectory, index)
             self.update_unscored(trajectory, (index,))
             self._rejoin(trajectory.group)
+        self.gone += lease.replayed
         self.ledger.counts["redelivered"] += len(lease.groups) + len(lease.steps)
         self.changed = True
 

@@ -27,6 +27,7 @@ from headrace.pool.groups import (
     TrajectoryState,
     fingerprint,
 )
+from headrace.pool.payload_memory import PayloadMemory
 from headrace.pool.tombstones import Tombstones
 from headrace.pool.trajectory_channels import TrajectoryChannels
 
@@ -42,12 +43,18 @@ class ChannelIndex:
     """The containers of a channel, and the ways in which a group moves between them."""
 
     def __init__(
-        self, name: str, config: ChannelConfig, number: int = 0, known_in: TrajectoryChannels | None = None
+        self,
+        name: str,
+        config: ChannelConfig,
+        number: int = 0,
+        known_in: TrajectoryChannels | None = None,
+        memory: PayloadMemory | None = None,
     ) -> None:
         self.name = name
         self.number = number  # of its pool's channels, in the order in which they were begun
         # Of all channels of its pool: who knows which trajectory.
         self.known_in = known_in if known_in is not None else TrajectoryChannels()
+        self.memory = memory if memory is not None else PayloadMemory()
         self.config = config
         self.by_default = True  # its options are the pool's defaults
         self.version = 0
@@ -305,6 +312,8 @@ class ChannelIndex:
             if group.seq not in held and group.seq not in self.history and group.seq not in self.groups:
                 if self.before_change is not None:
                     self.before_change(self, group)
+                for trajectory in group.trajectories.values():
+                    self.memory.release(trajectory.tree)
                 group.trajectories.clear()
         self.gone.clear()
 

@@ -42,7 +42,7 @@ log = logging.getLogger("headrace.pool")
 COMPACT_FROM_BYTES = 64_000_000
 #: A journal that is full is rewritten where it holds so many times the bytes of what lives in it.
 COMPACT_RATIO = 1.15
-#: Seconds for which a snapshot that is being taken holds the lock at a time: calls that come meanwhile wait for as long.
+#: Seconds for which a snapshot that is being taken holds the lock at a time: who calls meanwhile waits for as long.
 SLICE_S = 0.004
 #: Seconds in which those calls get the lock: who lets go of it and takes it again at once leaves nobody else a chance.
 BETWEEN_SLICES_S = 0.0005
@@ -128,6 +128,8 @@ class JournaledState:
 
         def take(found: Frame) -> None:
             facts, block = decode_commit(found)
+            if block is not None and found.path is not None:
+                block.place = journal.place(found.path, found.body_at)
             try:
                 apply(self._state, self._replayed(facts), block)
             except Exception as error:
@@ -205,6 +207,8 @@ class JournaledState:
                 channels = dict.fromkeys([fact.channel for fact in facts])
                 self._journal.append(facts, block, self._state.tallies(self._last_channels | channels))
                 self._last_channels = channels
+                if block is not None:
+                    block.place = self._journal.last_place()
             apply(self._state, facts, block)
         except JournalError:
             raise  # nothing of it was written, and nothing changed

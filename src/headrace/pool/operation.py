@@ -105,7 +105,8 @@ class Change(Operation[Answer], frozen=True):
     """An operation that may change the pool."""
 
     def plan(self, state: State, now: float) -> Plan:
-        """What to do, decided by reading the state; `MustWait` where nothing can be done yet."""
+        """What to do, decided by reading the state; `MustWait` where nothing can be done yet, `MustLoad` where payloads
+        are to be read first."""
         raise NotImplementedError
 
     def gave_up(self) -> Any:

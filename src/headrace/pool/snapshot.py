@@ -55,11 +55,11 @@ def _group_image(state: State, channel: Channel, fact: f.GroupImage, block: Bloc
         trajectory.deliveries = dict(image.deliveries) or None
         group.trajectories[image.uid] = trajectory
     group.seen, group.n, group.oldest = fact.seen, fact.n, fact.oldest
-    records = block.records()
-    for record in records:
+    for record, ids_at, log_probs_at in block.placed_records():
         if record.head.blobs:
-            state.attach_blobs(record, block.blobs)
+            state.attach_blobs(record, block)
         _restore_step(channel, group.trajectories[record.head.trajectory_uid], record)
+        state.memory.keep(record, block.place, ids_at, log_probs_at)
     _restore_group(channel, group, fact.counted, opened=fact.open)
 
 
@@ -80,6 +80,7 @@ def _leases_image(state: State, channel: Channel, fact: f.LeasesImage, block: Bl
     for seq in fact.history:
         if seq in channel.restoring:
             channel.history[seq] = channel.restoring[seq]
+    channel.gone += channel.restoring.values()  # what nothing above refers to is let go of
     channel.restoring.clear()
 
 

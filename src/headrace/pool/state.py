@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from headrace.data.block import Blob, Record, pack_extra
+from headrace.data.block import Blob, Block, Record, pack_extra
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.config import DEFAULT_CHANNEL, ChannelConfig, Limits
 from headrace.pool.errors import PoolFull
 from headrace.pool.groups import TrajectoryState
+from headrace.pool.payload_memory import PayloadMemory
 from headrace.pool.scored.groups import ScoredGroups
 from headrace.pool.trajectory_channels import TrajectoryChannels
 
-if TYPE_CHECKING:
-    from headrace.pool.capture import Capture
+
+class ChangeListener(Protocol):
+    """Hears of every fact before it is applied."""
+
+    def before(self, fact: f.Fact, block: Block | None) -> None: ...
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -40,6 +44,7 @@ class State:
         self.limits = limits
         self.channels: dict[str, Channel] = {}
         self.known_in = TrajectoryChannels()
+        self.memory = PayloadMemory()
         self.touched: dict[str, Channel] = {}  # channels that facts were about, by the call that is under way
         self.scored = ScoredGroups(int(limits.desk_memory_mb * 1e6))
         self.blobs: WeakValueDictionary[bytes, Blob] = WeakValueDictionary()
@@ -49,7 +54,7 @@ class State:
         self.version = 0
         self.closed = False
         self.orphans: Counter[str] = Counter()
-        self.capture: Capture | None = None  # the snapshot that is being taken
+        self.capture: ChangeListener | None = None  # the snapshot that is being taken
         self.unerased = False  # something that was forgotten still stands in the journal
 
     def channel(self, name: str) -> Channel:
@@ -86,7 +91,7 @@ class State:
         return there, there.trajectories.get(trajectory)
 
     def _new(self, name: str) -> Channel:
-        channel = Channel(name, self.defaults, len(self.channels), self.known_in)
+        channel = Channel(name, self.defaults, len(self.channels), self.known_in, self.memory)
         channel.version, channel.closed = self.version, self.closed
         return channel
 
@@ -145,13 +150,14 @@ class State:
         self.events.append(Event(self.next_cursor, kind, channel, at, detail))
         self.next_cursor += 1
 
-    def attach_blobs(self, record: Record, given: dict[bytes, Any]) -> None:
+    def attach_blobs(self, record: Record, block: Block) -> None:
         """Gives a record its blobs: those that came with it, or the ones that are here already."""
         found = []
         for digest in record.head.blobs:
             blob = self.blobs.get(digest)
-            if blob is None and digest in given:
-                blob = self.blobs[digest] = Blob(digest, bytes(given[digest]))
+            if blob is None and digest in block.blobs:
+                at = block.blob_at(digest)
+                blob = self.blobs[digest] = self.memory.kept_blob(digest, block.blobs[digest], block.place, at)
             if blob is None:
                 extra = record.head.unpack_extra()
                 extra.quarantined = "a blob that it needs is lost"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from headrace.pool.channel_index import ChannelIndex
+
+class NumberedChannel(Protocol):
+    """A channel; `number` tells in which order a pool's channels were begun."""
+
+    name: str
+    number: int
 
 
 class TrajectoryChannels:
@@ -15,12 +19,12 @@ class TrajectoryChannels:
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: dict[str, ChannelIndex | tuple[ChannelIndex, ...]] = {}
+        self._known: dict[str, NumberedChannel | tuple[NumberedChannel, ...]] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def add(self, uid: str, channel: ChannelIndex) -> None:
+    def add(self, uid: str, channel: NumberedChannel) -> None:
         """A channel has come to know a trajectory; nothing where it did."""
         found = self._known.setdefault(uid, channel)
         if found is not channel:
@@ -28,7 +32,7 @@ class TrajectoryChannels:
             if channel not in others:
                 self._known[uid] = tuple(sorted((*others, channel), key=lambda each: each.number))
 
-    def discard(self, uid: str, channel: ChannelIndex) -> None:
+    def discard(self, uid: str, channel: NumberedChannel) -> None:
         """A channel knows a trajectory no longer."""
         found = self._known.get(uid)
         if found is channel:

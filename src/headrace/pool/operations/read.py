@@ -18,7 +18,7 @@ from headrace.pool.errors import Gone, NotFound
 from headrace.pool.groups import FAILED, FULL, OPEN, GroupState, TrajectoryState
 from headrace.pool.operation import Read
 from headrace.pool.state import Event, State
-from headrace.pool.views import trajectory_view
+from headrace.pool.views import check_loaded, trajectory_view
 
 Row = dict[str, Any]
 
@@ -188,6 +188,7 @@ def _trajectory(state: State, uid: str, channel: str | None) -> Trajectory:
             (group.trajectories[uid] for group in there.history.values() if uid in group.trajectories), None
         )
         if found is not None:
+            check_loaded([found])
             return trajectory_view(there, found)
     for there in (state.look(name) for name in names):
         if uid in there.failed:
