@@ -64,7 +64,7 @@ class Capture:
         self._channels: dict[str, _ChannelCapture] = {}  # those that are begun
         self._ahead = deque(state.channels.values())
         self._begun_channels = len(self._ahead)  # those that are begun later are no part of it
-        self._scored: list[Image] | None = None
+        self._scored: Callable[[], Iterator[Image]] | None = None
         self.spoiled = False
 
     @classmethod
@@ -98,7 +98,7 @@ class Capture:
         """The snapshot's records, once it is done. Nothing needs to be held still."""
         for channel in self._channels.values():
             yield from channel.records()
-        for fact, header, body in self._scored or ():
+        for fact, header, body in self._scored() if self._scored is not None else ():
             yield Captured(encode(Commit([fact], header)), body)
 
     # -- what a call is about to change --------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Capture:
 
     def _begin_scored(self) -> None:
         scored = self._state.scored
-        self._scored = list(scored_snapshot.capture(scored, self._about_pool[2], self._now))
+        self._scored = scored_snapshot.freeze(scored, self._about_pool[2], self._now)
 
     def _of(self, channel: Channel) -> _ChannelCapture:
         found = self._channels.get(channel.name)

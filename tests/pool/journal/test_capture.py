@@ -14,6 +14,7 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 from tests.pool.journal.kit import Unsynced, check_rules, dump, one, same, uids
 from tests.pool.journal.power import Disk, PowerFailure
 from tests.pool.journal.test_state_machine import CHECKS, Machine
+from tests.pool.scored.kit import joined, post, started
 
 from headrace import DataPool
 from headrace.pool import capture as captures
@@ -83,6 +84,10 @@ def filled(folder: Path) -> Sliced:
     pool.fetch_batch(2, channel="eval", timeout=0, request_id="e/1")
     pool.fail("e4", "it broke", "eval")
     pool.submit_steps([one("graced", "p20", last=True)])
+    started(pool)
+    for name in range(5):
+        post(pool, name)
+    pool.desk_batch("trainer/1", lease_s=40.0)
     return pool
 
 
@@ -128,6 +133,10 @@ OPERATIONS: dict[str, Callable[[DataPool], Any]] = {
     "the same options": lambda p: p.configure("train", n_rollouts=2),
     "a grace ends": lambda p: later(p, 6.0),
     "leases run out": lambda p: later(p, 100.0),
+    "a scored group": lambda p: post(p, 20, sequences=3),
+    "a batch of scored groups": lambda p: p.desk_ack(p.desk_batch("trainer/2").lease),
+    "an environment": joined,
+    "nothing of scored groups stays": lambda p: p.desk_reset(),
     "tombstones go": lambda p: p.fetch_batch(2, channel="eval", timeout=0),
 }
 
