@@ -70,10 +70,14 @@ class Operation(msgspec.Struct, Generic[Answer], frozen=True, forbid_unknown_fie
     def concerned(self, state: State) -> list[str]:
         """The channels that the call may look at; the empty name stands for the scored groups."""
         serving = state.scored.serving
-        name, uid = getattr(self, "channel", None), getattr(self, "trajectory_uid", None)
-        if name is None and uid is None:
+        name: str | None = getattr(self, "channel", None)
+        uid: str | None = getattr(self, "trajectory_uid", None)
+        if name is not None:
+            names = [name]
+        elif uid is not None:
+            names = state.known_in.names(uid) or [DEFAULT_CHANNEL]
+        else:
             return ["", *state.channels]
-        names = [name] if name is not None else state.known_in.names(uid) or [DEFAULT_CHANNEL]
         return ["", *names] if serving in names else names
 
 

@@ -39,7 +39,8 @@ BARS = {
     ),
     "million_submit_flat": Bar("time of a submit to that queue over one of 4,096 steps (quick: 100,000)", at_most=1.5),
     "million_fetch_flat": Bar(
-        "time of a fetch of groups that lie in the journal alone over as many of that small queue (quick: 100,000)",
+        "time of a fetch, and its steps as arrays, of groups that lie in the journal alone over as many of that small "
+        "queue (quick: 100,000)",
         at_most=1.5,
     ),
     "lock_ms_max": Bar("ms for which a compaction of 50,000 groups holds the pool's lock at most", at_most=20),

@@ -250,28 +250,54 @@ class LoadedPayloads:
 def read_payloads(records: Sequence[Record], blobs: Sequence[Blob]) -> LoadedPayloads:
     """The payloads of records and blobs that are not in memory: read in the order in which they lie on the disk,
     neighbours at once. Raises `JournalDamaged` or `JournalError`."""
-    wanted: list[tuple[PayloadFile, int, int, int, int]] = []  # file, at, size, which record, ids or log-probs
-    found: list[tuple[Record, ArraysInFile, list[bytes]]] = []
+    by_file: dict[PayloadFile, list[_Wanted]] = {}
     for record in records:
-        stored = record.stored
+        stored, head = record.stored, record.head
         assert isinstance(stored, ArraysInFile)
-        for part, (at, size) in enumerate(stored.ranges(record.head)):
-            if size:
-                wanted.append((stored.file, at, size, len(found), part))
-        found.append((record, stored, [b"", b""]))
-    wanted.sort(key=lambda each: (id(each[0]), each[1]))
-    first = 0
-    while first < len(wanted):
-        file, begin, size, _, _ = wanted[first]
-        end, last = begin + size, first + 1
-        while last < len(wanted) and wanted[last][0] is file:
-            at, size = wanted[last][1:3]
-            if at - end > GAP_BYTES or at + size - begin > RUN_BYTES:
-                break
-            end, last = max(end, at + size), last + 1
-        data = file.read(begin, end - begin)
-        for _, at, size, which, part in wanted[first:last]:
-            found[which][2][part] = data[at - begin : at - begin + size]
-        first = last
-    arrays = [(record, *stored.check(ids, log_probs)) for record, stored, (ids, log_probs) in found]
+        ids_at, log_probs_at, total, _ = _PLACE.unpack(stored.place)
+        wanted = (ids_at, ids_at + ids_bytes(head), log_probs_at, log_probs_at + log_probs_bytes(head), total, record)
+        by_file.setdefault(stored.file, []).append(wanted)
+    arrays: list[tuple[Record, bytes, bytes]] = []
+    for file, some in by_file.items():
+        some.sort(key=_ids_at)
+        first = 0
+        while first < len(some):
+            last, end = _run(some, first)
+            _read_run(file, some[first:last], end, arrays)
+            first = last
     return LoadedPayloads(arrays, [(blob, blob.data) for blob in blobs])
+
+
+#: Where a record's ids begin and end, the same of its log-probs, the CRC32C of both, and the record.
+_Wanted = tuple[int, int, int, int, int, Record]
+
+
+def _ids_at(wanted: _Wanted) -> int:
+    return wanted[0]
+
+
+def _run(some: list[_Wanted], first: int) -> tuple[int, int]:
+    """How far one system call reads from the payload `first` on: the payload behind its last, and the byte."""
+    begin, end, last = some[first][0], 0, first
+    for at, ids_end, _, log_probs_end, _, _ in some[first:]:
+        further = max(end, ids_end, log_probs_end)
+        if last > first and (at - end > GAP_BYTES or further - begin > RUN_BYTES):
+            break
+        end, last = further, last + 1
+    return last, end
+
+
+def _read_run(file: PayloadFile, some: list[_Wanted], end: int, arrays: list[tuple[Record, bytes, bytes]]) -> None:
+    """Reads payloads of a file, from the first one's beginning to `end`, or each by itself where little of that is
+    asked for: the log-probs of a large submit lie far from its ids."""
+    begin = some[0][0]
+    asked = sum(each[1] - each[0] + each[3] - each[2] for each in some)
+    data = file.read(begin, end - begin) if end - begin <= 2 * asked + GAP_BYTES else None
+    for ids_at, ids_end, probs_at, probs_end, total, record in some:
+        if data is None:
+            ids, log_probs = file.read(ids_at, ids_end - ids_at), file.read(probs_at, probs_end - probs_at)
+        else:
+            ids, log_probs = data[ids_at - begin : ids_end - begin], data[probs_at - begin : probs_end - begin]
+        if crc32c(log_probs, crc32c(ids)) != total:
+            raise file.damaged(ids_at, probs_end - ids_at)
+        arrays.append((record, ids, log_probs))
