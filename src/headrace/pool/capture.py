@@ -23,7 +23,7 @@ from headrace.pool.channel import Channel
 from headrace.pool.channel_index import ChannelIndex
 from headrace.pool.groups import GroupState, Lease, Tombstone
 from headrace.pool.journal.payloads import ArraysInFile, BodyPlace, BytesInFile
-from headrace.pool.journal.records import Captured, Commit, encode
+from headrace.pool.journal.records import Captured, Commit, MovableBody, encode
 from headrace.pool.scored import snapshot as scored_snapshot
 from headrace.pool.scored.snapshot import Image
 from headrace.pool.state import State
@@ -288,42 +288,39 @@ def _group(channel: Channel, group: GroupState, now: float, written_blobs: set[b
         group.oldest,
         channel.open_groups.get(group.uid) is group,
     )
-    payloads = _Payloads(records, list(blobs.values()))
-    return Captured(encode(Commit([image], payloads.header())), payloads.body, payloads.moved)
+    payloads = _Payloads(tuple(records), tuple(blobs.values()))
+    return Captured(encode(Commit([image], payloads.header())), payloads)
 
 
-class _Payloads:
+class _Payloads(MovableBody, gc=False, eq=False):
     """The arrays and blobs of a group: read when the snapshot is written, and read from there once it is in place."""
 
-    __slots__ = ("_blobs", "_records")
-
-    def __init__(self, records: list[Record], blobs: list[Blob]) -> None:
-        self._records = records
-        self._blobs = blobs
+    records: tuple[Record, ...]
+    blobs: tuple[Blob, ...]
 
     def header(self) -> BlockHeader:
-        """How `body` is laid out. Heads may change afterwards: it must be encoded at once."""
-        heads = [record.head for record in self._records]
-        sizes = [(blob.digest, blob.size) for blob in self._blobs]
+        """How the body is laid out. Heads may change afterwards: it must be encoded at once."""
+        heads = [record.head for record in self.records]
+        sizes = [(blob.digest, blob.size) for blob in self.blobs]
         return BlockHeader(heads, sum(map(ids_bytes, heads)), sum(map(log_probs_bytes, heads)), sizes)
 
-    def body(self) -> list[Buffer]:
-        """Raises `JournalDamaged` where a payload does not read back."""
-        arrays = [record.arrays() for record in self._records]
+    def __call__(self) -> list[Buffer]:
+        """The body. Raises `JournalDamaged` where a payload does not read back."""
+        arrays = [record.arrays() for record in self.records]
         log_probs = [each for _, each in arrays if each]
-        return [*(ids for ids, _ in arrays), *log_probs, *(blob.data for blob in self._blobs)]
+        return [*(ids for ids, _ in arrays), *log_probs, *(blob.data for blob in self.blobs)]
 
     def moved(self, place: BodyPlace) -> None:
         """The body lies there now. Readers that took the old place before this still find it."""
         at = 0
-        log_probs_at = sum(ids_bytes(record.head) for record in self._records)
-        for record in self._records:
+        log_probs_at = sum(ids_bytes(record.head) for record in self.records)
+        for record in self.records:
             if isinstance(record.stored, ArraysInFile):
                 record.stored = place.moved(at, log_probs_at, record.stored)
             at += ids_bytes(record.head)
             log_probs_at += log_probs_bytes(record.head)
         at = log_probs_at
-        for blob in self._blobs:
+        for blob in self.blobs:
             if isinstance(blob.stored, BytesInFile):
                 blob.stored = place.moved_blob(at, blob.stored)
             at += blob.size

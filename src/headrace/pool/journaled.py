@@ -16,7 +16,8 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -105,6 +106,18 @@ class MonotonicClock:
         return moment - self._ahead - self._clock()
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage is looked for meanwhile: with a long queue that takes longer than a slice of a snapshot may."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 class JournaledState:
     """The state, the lock that guards it, and the journal that it is written down in, if any."""
 
@@ -142,13 +155,8 @@ class JournaledState:
             self._last_channels = dict.fromkeys([fact.channel for fact in facts])
             self._time.after(max((fact.at for fact in facts), default=0.0))
 
-        collecting = gc.isenabled()
-        gc.disable()  # half a million new objects, none of them garbage
-        try:
+        with _uncollected():  # half a million new objects, none of them garbage
             found = journal.open(take)
-        finally:
-            if collecting:
-                gc.enable()
         if self._state.orphans:
             log.warning("journal %s: facts about what is not there: %s", journal.directory, dict(self._state.orphans))
         if found.commits:
@@ -335,7 +343,7 @@ class JournaledState:
     def _take_slices(self, capture: Capture, *, at_once: bool) -> bool:
         """Takes a snapshot slice by slice, or with the lock held throughout; False where it was spoiled."""
         while not capture.spoiled:
-            with self._lock:
+            with self._lock, _uncollected():
                 self._check_open()
                 until = time.perf_counter() + SLICE_S
                 if capture.take(lambda: at_once or time.perf_counter() < until):  # noqa: B023 - called before the next

@@ -33,7 +33,7 @@ from headrace.pool.journal.files import (
     segment_path,
 )
 from headrace.pool.journal.payloads import BodyPlace, PayloadFile, PayloadFiles
-from headrace.pool.journal.records import Captured, SnapshotWriter
+from headrace.pool.journal.records import Captured, MovableBody, SnapshotWriter
 from headrace.pool.journal.repair import holder, save_around
 from headrace.pool.journal.scan import OnCommit, Scan, scan
 
@@ -432,8 +432,8 @@ class Journal:
                 raise
         file = self.payloads.file(path)
         for record, body_at in zip(captured, bodies, strict=True):
-            if record.moved is not None:
-                record.moved(BodyPlace(file, body_at))
+            if isinstance(record.body, MovableBody):
+                record.body.moved(BodyPlace(file, body_at))
         try:
             for outdated in read_layout(self.directory).outdated:
                 self._leave(outdated)

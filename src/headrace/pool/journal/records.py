@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -35,13 +35,22 @@ READ_AHEAD_BYTES = 1 << 14
 SEARCH_BYTES = 1 << 20
 
 
-class Captured(NamedTuple):
-    """A snapshot's record: its header, and its body, or how to read that when it is written. `moved` is told where the
-    body lies, once the snapshot is in place."""
+class MovableBody(msgspec.Struct, gc=False, eq=False):
+    """A body that is read when it is written, and told where it lies once the snapshot is in place."""
+
+    def __call__(self) -> list[frame.Buffer]:
+        raise NotImplementedError
+
+    def moved(self, place: BodyPlace) -> None:
+        raise NotImplementedError
+
+
+class Captured(msgspec.Struct, gc=False, eq=False):
+    """A snapshot's record: its header, and its body, or how to read that when it is written. There is one a group:
+    none is work for the garbage collector."""
 
     header: bytes
     body: list[frame.Buffer] | Callable[[], list[frame.Buffer]]
-    moved: Callable[[BodyPlace], None] | None = None
 
 
 class SegmentHead(msgspec.Struct):
