@@ -70,7 +70,7 @@ def test_a_part_measures_its_keys(name: str, tmp_path: Path) -> None:
     for figure in (*part.ratios.values(), *part.absolute.values()):
         assert type(figure) is float
         assert math.isfinite(figure)
-        assert figure > 0 or name == "memory"  # so few tokens that the process need not grow
+        assert figure > 0 or name in ("memory", "million")  # so few tokens that nothing need grow
 
 
 def test_the_parts_cover_the_bars() -> None:
