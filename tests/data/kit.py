@@ -82,7 +82,7 @@ def insert(tree: TokenTree, step: Step) -> Record:
     head = record.head
     head.base, head.keep = tree.longest_prefix(record.ids[: head.n_prompt * TOKEN_BYTES])
     head.n_prompt -= head.keep
-    record.ids = record.ids[head.keep * TOKEN_BYTES :]
+    record.ids_in_memory = record.ids[head.keep * TOKEN_BYTES :]
     tree.add(record)
     return record
 

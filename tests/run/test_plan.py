@@ -43,6 +43,13 @@ def test_the_pool_is_journalled_below_the_run_and_waits_for_rewards(changed: Cha
     assert "--channel train:n_rollouts=8,require_reward=true --channel val:n_rollouts=1,require_reward=true" in line
 
 
+def test_the_pools_memory_is_bounded_where_the_run_says_so(changed: Changed) -> None:
+    assert "--pool-memory-mb" not in planned(changed).named("gateway").line()
+    assert (
+        "--pool-memory-mb 256.0 --channel" in planned(changed, gateway={"pool_memory_mb": 256}).named("gateway").line()
+    )
+
+
 def test_without_a_reward_nobody_scores_and_nothing_waits_for_it(changed: Changed) -> None:
     found = planned(changed, reward=None)
     assert "reward" not in [service.name for service in found.services]

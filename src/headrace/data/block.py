@@ -4,12 +4,14 @@ A `Block` has heads, one run of int32 ids (each step's prompt, then its response
 blobs (images, routed experts) that the heads name by hash. A `Record` is one step cut out of a Block, as the pool keeps
 it. A head with `base >= 0` leaves out what an earlier step of its trajectory holds: its prompt is the first `keep`
 tokens of that step's prompt and response, followed by its own `n_prompt`.
+
+A Record's arrays and a Blob's bytes are in memory, or in a file (`stored`), read whenever they are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -101,30 +103,86 @@ def to_plain(value: Any) -> Any:
     )
 
 
+class StoredBytes(Protocol):
+    """Bytes that lie in a file; each reading checks them against their sum."""
+
+    def read(self) -> bytes: ...
+
+
+class StoredArrays(Protocol):
+    """A step's arrays that lie in a file; each reading checks them against their sum."""
+
+    @property
+    def fingerprint(self) -> int:
+        """CRC32C of the sampled ids and their log-probs, as the pool's tombstones keep it."""
+
+    def read(self, head: StepHead) -> tuple[bytes, bytes]:
+        """The ids and the log-probs of the step with this head."""
+
+
 class Blob:
     """Bytes that several steps may share: kept once, for as long as a record refers to it.
 
-    `uses` counts the live steps of a pool that do; what only a reader still holds has none.
+    `uses` counts the live steps of a pool that do; what only a reader still holds has none. `stored`: where its bytes
+    lie, if not (only) in memory. `freed` hears how many bytes of memory go with it.
     """
 
-    __slots__ = ("__weakref__", "data", "digest", "uses")
+    __slots__ = ("__weakref__", "digest", "freed", "in_memory", "size", "stored", "uses")
 
-    def __init__(self, digest: bytes, data: bytes) -> None:
+    def __init__(self, digest: bytes, data: bytes | None, size: int = -1, stored: StoredBytes | None = None) -> None:
         self.digest = digest
-        self.data = data
+        self.in_memory = data
+        self.size = len(data) if data is not None else size
+        self.stored = stored
         self.uses = 0
+        self.freed: Callable[[int], None] | None = None
+
+    @property
+    def data(self) -> bytes:
+        """Its bytes, read where they are not in memory."""
+        if self.in_memory is not None:
+            return self.in_memory
+        assert self.stored is not None
+        return self.stored.read()
+
+    def __del__(self) -> None:
+        if self.freed is not None:
+            self.freed(self.size)
 
 
 class Record(msgspec.Struct, eq=False, gc=False):
     """One step as it is kept: its head, its own ids (prompt past `keep`, then response) and its log-probs.
 
     Neither it nor its head can be part of a cycle: millions of them are no work for the garbage collector.
+
+    `stored`: where its arrays lie, if not (only) in memory; those in memory are None then, both or neither.
     """
 
     head: StepHead
-    ids: bytes
-    log_probs: bytes
+    ids_in_memory: bytes | None
+    log_probs_in_memory: bytes | None
     blobs: tuple[Blob, ...] = ()
+    stored: StoredArrays | None = None
+
+    @property
+    def ids(self) -> bytes:
+        """Its own ids, packed; read where they are not in memory."""
+        ids = self.ids_in_memory
+        return ids if ids is not None else self.arrays()[0]
+
+    @property
+    def log_probs(self) -> bytes:
+        """Its log-probs, packed; read where they are not in memory."""
+        log_probs = self.log_probs_in_memory
+        return log_probs if log_probs is not None else self.arrays()[1]
+
+    def arrays(self) -> tuple[bytes, bytes]:
+        """Ids and log-probs; read where they are not in memory."""
+        ids, log_probs = self.ids_in_memory, self.log_probs_in_memory
+        if ids is not None and log_probs is not None:
+            return ids, log_probs
+        assert self.stored is not None
+        return self.stored.read(self.head)
 
     @property
     def end(self) -> int:
@@ -133,15 +191,32 @@ class Record(msgspec.Struct, eq=False, gc=False):
         return head.keep + head.n_prompt + head.n_response
 
     @property
+    def array_bytes(self) -> int:
+        """Bytes of its ids and log-probs, wherever they are."""
+        head = self.head
+        return ids_bytes(head) + log_probs_bytes(head)
+
+    @property
     def response(self) -> bytes:
         """The sampled ids, packed."""
         return self.ids[self.head.n_prompt * TOKEN_BYTES :]
 
 
-class Block:
-    """A batch of packed steps: heads, ids, log-probs and blobs, as the module describes."""
+class BlockPlace(Protocol):
+    """Where a Block's body lies in a file: what is in it can be read again from there."""
 
-    __slots__ = ("_body_crc", "_records", "blobs", "heads", "ids", "log_probs")
+    def arrays(self, ids_at: int, log_probs_at: int, record: Record) -> StoredArrays:
+        """The arrays of a record that is in memory, by where they begin in the body."""
+
+    def blob(self, at: int, data: Buffer) -> StoredBytes:
+        """The same for a blob."""
+
+
+class Block:
+    """A batch of packed steps: heads, ids, log-probs and blobs, as the module describes. `place`: where it lies in a
+    file, once it was written, or read."""
+
+    __slots__ = ("_blobs_at", "_body_crc", "_records", "blobs", "heads", "ids", "log_probs", "place")
 
     def __init__(self, heads: list[StepHead], ids: Buffer, log_probs: Buffer, blobs: dict[bytes, Buffer]) -> None:
         self.heads = heads
@@ -150,6 +225,8 @@ class Block:
         self.blobs = blobs
         self._records: list[Record] | None = None
         self._body_crc: int | None = None
+        self._blobs_at: dict[bytes, int] | None = None
+        self.place: BlockPlace | None = None
 
     @classmethod
     def of(cls, records: Iterable[Record], blobs: dict[bytes, Buffer] | None = None) -> Block:
@@ -191,6 +268,25 @@ class Block:
             self._records = self._cut()
         return self._records
 
+    def placed_records(self) -> Iterator[tuple[Record, int, int]]:
+        """The records, each with where its ids and its log-probs begin in the body."""
+        at, lp_at = 0, len(self.ids)
+        for record in self.records():
+            head = record.head
+            yield record, at, lp_at
+            at += ids_bytes(head)
+            lp_at += log_probs_bytes(head)
+
+    def blob_at(self, digest: bytes) -> int:
+        """Where a blob begins in the body."""
+        if self._blobs_at is None:
+            at = len(self.ids) + len(self.log_probs)
+            self._blobs_at = {}
+            for each, data in self.blobs.items():
+                self._blobs_at[each] = at
+                at += len(data)
+        return self._blobs_at[digest]
+
     def _cut(self) -> list[Record]:
         ids, probs = self.ids, self.log_probs
         found: list[Record] = []
@@ -201,6 +297,16 @@ class Block:
             found.append(Record(head, bytes(ids[at:end]), bytes(probs[lp_at:lp_end])))
             at, lp_at = end, lp_end
         return found
+
+
+def ids_bytes(head: StepHead) -> int:
+    """Bytes of a step's own ids."""
+    return (head.n_prompt + head.n_response) * TOKEN_BYTES
+
+
+def log_probs_bytes(head: StepHead) -> int:
+    """Bytes of a step's log-probs."""
+    return head.n_response * TOKEN_BYTES if head.has_log_probs else 0
 
 
 def block_layout(records: Sequence[Record], blobs: dict[bytes, Buffer]) -> tuple[BlockHeader, list[Buffer]]:

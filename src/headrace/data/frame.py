@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from crc32c import crc32c as _crc32c
@@ -43,13 +44,16 @@ class FrameKind:
 
 
 class Frame(NamedTuple):
-    """A decoded frame: `header` and `body` are views into the bytes it was read from."""
+    """A decoded frame: `header` and `body` are views into the bytes it was read from. One that was read from a file
+    says which, and where in it its body begins."""
 
     kind: int
     serial: int
     header: memoryview
     body: memoryview
     size: int
+    path: Path | None = None
+    body_at: int = 0
 
 
 class Preamble(NamedTuple):

@@ -22,7 +22,10 @@ from headrace.pool.state import State
 
 def apply(state: State, facts: Sequence[f.Fact], block: Block | None) -> None:
     """Changes the state by facts that were decided on; `block` holds the steps that go with them."""
+    capture = state.capture
     for fact in facts:
+        if capture is not None:
+            capture.before(fact, block)
         if not fact.channel:
             _APPLY[type(fact)](state, None, fact, block)
             continue
@@ -69,7 +72,7 @@ def _appended(state: State, channel: Channel, fact: f.Appended, block: Block | N
     assert block is not None
     numbers: Sequence[int | None] = fact.groups or [None] * len(block.heads)
     known = {number for number in fact.groups if number in channel.groups}
-    for record, number in zip(block.records(), numbers, strict=True):
+    for (record, ids_at, log_probs_at), number in zip(block.placed_records(), numbers, strict=True):
         head = record.head
         if (head.base >= 0 or head.trajectory_uid in channel.trajectories) and not _fits(channel, head):
             channel.ledger.submitted += 1
@@ -77,10 +80,11 @@ def _appended(state: State, channel: Channel, fact: f.Appended, block: Block | N
             state.orphan(fact)
             continue
         if head.blobs:
-            state.attach_blobs(record, block.blobs)
+            state.attach_blobs(record, block)
         if number in known and number not in channel.groups:
             number = None  # an earlier step of this submit was the last that its group waited for
         channel.append(record, fact.at, number)
+        state.memory.keep(record, block.place, ids_at, log_probs_at)
         if head.extra:
             reason = head.peek().quarantined
             if reason is not None:
@@ -238,8 +242,8 @@ def _forgotten(state: State, channel: Channel, fact: f.Forgotten, block: Block |
 
 
 def _clock_moved(state: State, channel: None, fact: f.ClockMoved, block: Block | None) -> None:
-    for each in state.channels.values():
-        each.move_deadlines(fact.by)
+    for name in list(state.channels):
+        state.channel(name).move_deadlines(fact.by)
     state.scored.move_deadlines(fact.by)
     state.record("clock", "", fact.at, by=fact.by)
 

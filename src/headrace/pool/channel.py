@@ -156,6 +156,8 @@ class Channel(Dropping):
             trajectory = self.trajectories.get(uid)
             # One that ended anew has a later entry: each comes in its own time.
             if trajectory is not None and deadline >= trajectory.completed_at + self.config.grace_s:
+                if self.before_change is not None:
+                    self.before_change(self, trajectory.group)
                 self.count_if_complete(trajectory, now)
 
     def amend(
@@ -234,6 +236,7 @@ class Channel(Dropping):
             self.consume(group)
         for trajectory, index in lease.steps:
             self._consume_step(trajectory, index)
+        self.gone += (*lease.replayed, *(trajectory.group for trajectory, _ in lease.steps))
         self._enforce_limits()
 
     def give_back(self, lease: Lease) -> None:
@@ -266,6 +269,7 @@ class Channel(Dropping):
             self._offer(trajectory, index)
             self.update_unscored(trajectory, (index,))
             self._rejoin(trajectory.group)
+        self.gone += lease.replayed
         self.ledger.counts["redelivered"] += len(lease.groups) + len(lease.steps)
         self.changed = True
 
@@ -292,6 +296,7 @@ class Channel(Dropping):
     def _join(self, uid: str, group: GroupState) -> TrajectoryState:
         trajectory = TrajectoryState(uid, group)
         self.trajectories[uid] = group.trajectories[uid] = trajectory
+        self.known_in.add(uid, self)
         group.seen += 1
         return trajectory
 

@@ -7,7 +7,7 @@ It holds that `waiting` has the groups that are not leased, `ready` those of the
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from heapq import heappop, heappush
 from typing import TypeVar
 
@@ -27,6 +27,9 @@ from headrace.pool.groups import (
     TrajectoryState,
     fingerprint,
 )
+from headrace.pool.payload_memory import PayloadMemory
+from headrace.pool.tombstones import Tombstones
+from headrace.pool.trajectory_channels import TrajectoryChannels
 
 Key = TypeVar("Key", int, str)
 
@@ -39,21 +42,33 @@ REPLIES_KEPT = 1024
 class ChannelIndex:
     """The containers of a channel, and the ways in which a group moves between them."""
 
-    def __init__(self, name: str, config: ChannelConfig) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: ChannelConfig,
+        number: int = 0,
+        known_in: TrajectoryChannels | None = None,
+        memory: PayloadMemory | None = None,
+    ) -> None:
         self.name = name
+        self.number = number  # of its pool's channels, in the order in which they were begun
+        # Of all channels of its pool: who knows which trajectory.
+        self.known_in = known_in if known_in is not None else TrajectoryChannels()
+        self.memory = memory if memory is not None else PayloadMemory()
         self.config = config
         self.by_default = True  # its options are the pool's defaults
         self.version = 0
         self.closed = False
         self.next_seq = 0
         self.next_lease = 0
+        self.first_seq = 0  # no group that lives has a lower number
         self.groups: dict[int, GroupState] = {}
         self.open_groups: dict[str, GroupState] = {}  # by prompt_uid: those that still take trajectories
         self.trajectories: dict[str, TrajectoryState] = {}
         self.waiting = AgeOrderedSet()
         self.ready: dict[int, AgeOrderedSet] = {FULL: AgeOrderedSet()}
         self.leases: dict[str, Lease] = {}
-        self.tombstones: OrderedDict[str, Tombstone] = OrderedDict()
+        self.tombstones = Tombstones()
         self.failed: dict[str, FailedTrajectory] = {}  # those of the tombstones whose trajectories failed
         self.expected_late = ExpectedLate()
         self.now = 0.0  # when the newest fact about it happened
@@ -73,6 +88,8 @@ class ChannelIndex:
         self.unscored: UnscoredQueue[str] | None = None  # trajectories, by uid
         self.unscored_steps: UnscoredQueue[tuple[str, int]] | None = None
         self.gone: list[GroupState] = []  # since the last `sweep`
+        # Hears of a group that is about to change without a fact, while a snapshot is taken.
+        self.before_change: Callable[[ChannelIndex, GroupState], None] | None = None
         self.changed = False  # something a blocked caller may wait for has happened
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -240,6 +257,8 @@ class ChannelIndex:
 
     def _release_trajectory(self, trajectory: TrajectoryState) -> None:
         if self.trajectories.pop(trajectory.uid, None) is not None:
+            if trajectory.uid not in self.tombstones:
+                self.known_in.discard(trajectory.uid, self)
             for record in trajectory.tree.records.values():
                 for blob in record.blobs:
                     blob.uses -= 1
@@ -257,7 +276,9 @@ class ChannelIndex:
     def _enforce_limits(self) -> None:
         config = self.config
         while len(self.tombstones) > config.tombstones:
-            uid, tomb = self.tombstones.popitem(last=False)
+            uid, tomb = self.tombstones.pop_oldest()
+            if uid not in self.trajectories:
+                self.known_in.discard(uid, self)
             self.failed.pop(uid, None)
             self.expected_late.cancel(tomb.prompt)
         while len(self.history) > config.history_size:
@@ -289,6 +310,10 @@ class ChannelIndex:
         held.update(trajectory.group.seq for answer in answers for trajectory, _ in answer.steps)
         for group in self.gone:
             if group.seq not in held and group.seq not in self.history and group.seq not in self.groups:
+                if self.before_change is not None:
+                    self.before_change(self, group)
+                for trajectory in group.trajectories.values():
+                    self.memory.release(trajectory.tree)
                 group.trajectories.clear()
         self.gone.clear()
 

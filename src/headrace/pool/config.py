@@ -16,6 +16,8 @@ Unit = Literal["group", "step"]
 Durability = Literal["memory", "os", "fsync"]
 
 DEFAULT_CHANNEL = "train"
+#: MB of payloads that a pool with a journal keeps in memory: a million steps and their index stay below 2 GiB with it.
+DEFAULT_MEMORY_MB = 1024.0
 #: Characters of a channel's name; a lease's id is that name and a number.
 MAX_CHANNEL_NAME = 200
 
@@ -87,6 +89,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds on what one call may bring in, and on what a pool keeps for readers.
 
     desk_memory_mb    scored groups kept in memory; the newest beyond that wait in scratch files
+    max_channels      channels that a pool may have: one stays once it was begun. A journal with more opens, and takes
+                      no other
+    memory_mb         steps' arrays and blobs kept in memory by a pool with a journal, `DEFAULT_MEMORY_MB` without one
+                      given; the newest beyond that are read from the journal when they are needed
     """
 
     max_step_tokens: int = 4_000_000
@@ -95,12 +101,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_submit_mb: float = 512.0
     events_kept: int = 10_000
     desk_memory_mb: float = 1024.0
+    max_channels: int = 10_000
+    memory_mb: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_step_tokens", "max_trajectory_steps", "max_submit_steps", "events_kept"):
+        for name in ("max_step_tokens", "max_trajectory_steps", "max_submit_steps", "events_kept", "max_channels"):
             _check(self, name, int, 1)
         _check(self, "max_submit_mb", float, 0, above=True)
         _check(self, "desk_memory_mb", float, 0)
+        _check(self, "memory_mb", float, 0, optional=True)
 
 
 def _check(config: Any, name: str, kind: type, least: float, *, above: bool = False, optional: bool = False) -> None:

@@ -80,22 +80,24 @@ class Dropping(Scoring):
         self.ledger.dropped[reason] += steps
         if uid not in self.tombstones and uid not in self.trajectories:
             self.tombstones[uid] = Tombstone(reason, prompt, b"")
+            self.known_in.add(uid, self)
             self.expected_late.arrived(prompt)
             self._enforce_limits()
 
     def forget(self, uid: str) -> None:
         """Removes a trajectory's content, wherever it is; the uid stays known as forgotten."""
         for group in list(self.history.values()):
-            _strip(group, uid)
+            self._strip(group, uid)
             if not group.trajectories:
                 del self.history[group.seq]
         for request, reply in list(self.replies.items()):
             if reply.id not in self.leases and reply.holds(uid):
                 del self.replies[request]
+                self.gone += (*reply.groups, *reply.replayed, *(trajectory.group for trajectory, _ in reply.steps))
         trajectory = self.trajectories.get(uid)
         for lease in self.leases.values():
             for group in lease.replayed:
-                _strip(group, uid)
+                self._strip(group, uid)
         if trajectory is not None:
             self._take_from_leases(trajectory)
             group = trajectory.group
@@ -112,11 +114,13 @@ class Dropping(Scoring):
         self.tombstones[uid] = Tombstone(
             "forgotten", self.tombstones[uid].prompt if uid in self.tombstones else "", b""
         )
+        self.known_in.add(uid, self)
         self.failed.pop(uid, None)
 
     def _leave(self, trajectory: TrajectoryState) -> None:
         group = trajectory.group
         self._release_trajectory(trajectory)
+        self.memory.release(trajectory.tree)
         del group.trajectories[trajectory.uid]
         if trajectory.counted:
             uncount(group, trajectory.uid)
@@ -125,6 +129,14 @@ class Dropping(Scoring):
         else:
             self.update_ready(group)
             self._schedule_timeout(group)  # it may have been complete until now
+
+    def _strip(self, group: GroupState, uid: str) -> None:
+        """Takes a trajectory out of a group that is consumed."""
+        trajectory = group.trajectories.pop(uid, None)
+        if trajectory is not None:
+            self.memory.release(trajectory.tree)
+            if uid in group.counted:
+                uncount(group, uid)
 
     def _take_from_leases(self, trajectory: TrajectoryState) -> None:
         """Takes what is out of a trajectory, step by step, out of the leases that hold it."""
@@ -136,12 +148,6 @@ class Dropping(Scoring):
         """Steps that can still be trained on: neither quarantined nor consumed one by one."""
         gone = len(trajectory.consumed) if trajectory.consumed else 0
         return len(trajectory.tree) - quarantined_steps(trajectory) - gone
-
-
-def _strip(group: GroupState, uid: str) -> None:
-    """Takes a trajectory out of a group that is consumed."""
-    if group.trajectories.pop(uid, None) is not None and uid in group.counted:
-        uncount(group, uid)
 
 
 def uncount(group: GroupState, uid: str) -> None:

@@ -22,10 +22,11 @@ import msgspec
 from headrace.data.errors import InvalidInput, shown
 from headrace.pool import facts as f
 from headrace.pool.calls import AsyncPool, BlockingPool
-from headrace.pool.config import ChannelConfig, Durability, Limits, choice
+from headrace.pool.config import DEFAULT_MEMORY_MB, ChannelConfig, Durability, Limits, choice
 from headrace.pool.errors import DiskFull, PoolClosed
 from headrace.pool.journal.files import Files
 from headrace.pool.journal.journal import Journal
+from headrace.pool.journal.payloads import LoadedPayloads, read_payloads
 from headrace.pool.journaled import JournaledState, MonotonicClock
 from headrace.pool.operation import PENDING, Change, MustWait, Operation, Read, Upkeep
 from headrace.pool.operations.consume import FetchBatch
@@ -33,6 +34,7 @@ from headrace.pool.operations.control import BackUpJournal, ForgetTrajectory
 from headrace.pool.operations.read import ReadStats
 from headrace.pool.operations.scored_consume import NackScoredBatch, TakeScoredBatch
 from headrace.pool.state import State
+from headrace.pool.views import MustLoad
 
 #: Waits are cut to this: a lock cannot wait for centuries. Who wakes early looks, and waits on.
 LONGEST_WAIT_S = 86_400.0
@@ -63,12 +65,15 @@ class DataPool(JournaledState, BlockingPool):
         files: Files | None = None,
     ) -> None:
         safety = _durability(durability, journal)
+        memory_bytes = _memory_bytes(limits or Limits(), journal)
         opened = None
         if journal is not None:
             opened = Journal(journal, durability=safety, segment_mb=segment_mb, quota_mb=quota_mb, files=files)
         base = defaults if isinstance(defaults, ChannelConfig) else ChannelConfig().changed(dict(defaults or {}))
         passing = monotonic or (time.monotonic if clock is time.time else None)
-        super().__init__(State(base, limits or Limits()), opened, MonotonicClock(clock, passing))
+        state = State(base, limits or Limits())
+        state.memory.limit = memory_bytes
+        super().__init__(state, opened, MonotonicClock(clock, passing))
         self.durability = safety
         self._waiters: dict[str, set[Callable[[], None]]] = {}
         self._syncer: ThreadPoolExecutor | None = None
@@ -124,13 +129,7 @@ class DataPool(JournaledState, BlockingPool):
             steps.prepare()  # with the lock held it would keep everyone waiting
         while True:
             woken = threading.Event()
-            compactions = self._compactions
-            try:
-                answer, serial, wake_at = self._attempt(operation, woken.set)
-            except DiskFull:
-                if not self._make_room(compactions):
-                    raise
-                answer, serial, wake_at = self._attempt(operation, woken.set)
+            answer, serial, wake_at = self._attempt_fully(operation, woken.set)
             if wake_at is None:
                 if self._journal is not None:
                     self._journal.wait(serial)
@@ -162,13 +161,7 @@ class DataPool(JournaledState, BlockingPool):
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(event.set)
 
-            compactions = self._compactions
-            try:
-                answer, serial, wake_at = self._attempt(operation, wake)
-            except DiskFull:
-                if not await loop.run_in_executor(None, self._make_room, compactions):
-                    raise
-                answer, serial, wake_at = self._attempt(operation, wake)
+            answer, serial, wake_at = await self._attempt_fully_async(operation, wake)
             if wake_at is None:
                 safe = self._made_safe(loop, serial)
                 try:
@@ -193,6 +186,58 @@ class DataPool(JournaledState, BlockingPool):
             finally:
                 self._forget_waiter(operation, wake)
 
+    def _attempt_fully(self, operation: Operation[Any], wake: Callable[[], None]) -> tuple[Any, int, float | None]:
+        """`_attempt`; what it needs of the journal is read first, or room made in it, with the lock free."""
+        made_room = False
+        loaded: list[LoadedPayloads] = []
+        try:
+            while True:
+                compactions = self._compactions
+                try:
+                    return self._attempt(operation, wake)
+                except MustLoad as needed:
+                    self._put(loaded, read_payloads(needed.records, needed.blobs))
+                except DiskFull:
+                    if made_room or not self._make_room(compactions):
+                        raise
+                    made_room = True
+        finally:
+            self._take_out(loaded)
+
+    async def _attempt_fully_async(
+        self, operation: Operation[Any], wake: Callable[[], None]
+    ) -> tuple[Any, int, float | None]:
+        """The same, awaited. The attempt itself is never left half-way: a batch is handed out in it."""
+        loop = asyncio.get_running_loop()
+        made_room = False
+        loaded: list[LoadedPayloads] = []
+        try:
+            while True:
+                compactions = self._compactions
+                try:
+                    return self._attempt(operation, wake)
+                except MustLoad as needed:
+                    self._put(loaded, await loop.run_in_executor(None, read_payloads, needed.records, needed.blobs))
+                except DiskFull:
+                    if made_room or not await loop.run_in_executor(None, self._make_room, compactions):
+                        raise
+                    made_room = True
+        finally:
+            self._take_out(loaded)
+
+    def _put(self, loaded: list[LoadedPayloads], payloads: LoadedPayloads) -> None:
+        """Has payloads in memory for the call that asked for them."""
+        loaded.append(payloads)
+        with self._lock:
+            payloads.put()
+
+    def _take_out(self, loaded: list[LoadedPayloads]) -> None:
+        """The call is over: an answer that was made has them, and the pool goes on without them."""
+        if loaded:
+            with self._lock:
+                for payloads in loaded:
+                    payloads.take_out()
+
     def _attempt(self, operation: Operation[Any], wake: Callable[[], None]) -> tuple[Any, int, float | None]:
         """(answer, serial to wait for, None), or, where the call must wait, `wake` registered and when to try again."""
         operation.check()
@@ -201,12 +246,12 @@ class DataPool(JournaledState, BlockingPool):
                 raise PoolClosed(self._closed)
             now = self._now()
             concerned = operation.concerned(self._state)
+            self._state.touch(concerned)
             self._settle(concerned, now, late=isinstance(operation, Read))
             try:
                 if isinstance(operation, Change):
                     answer = self._change(operation, now)
                     self._settle(concerned, now, late=True)
-                    self._state.sweep()
                 else:
                     assert isinstance(operation, Read)
                     answer = operation.read(self._state, now)
@@ -217,6 +262,7 @@ class DataPool(JournaledState, BlockingPool):
                 self._waiters.setdefault(name, set()).add(wake)
                 return None, 0, self._next_deadline(name)
             finally:
+                self._state.sweep()  # once the answer is made; a call that only looks may have found something due
                 self._notify()
             return answer, self._journal.serial - 1 if self._journal is not None else 0, None
 
@@ -238,11 +284,12 @@ class DataPool(JournaledState, BlockingPool):
     # -- waiting -------------------------------------------------------------------------------------------------------
 
     def _notify(self) -> None:
-        for name, channel in self._state.channels.items():
+        for name, channel in self._state.touched.items():
             if channel.changed:
                 channel.changed = False
                 for wake in self._waiters.pop(name, ()):
                     wake()
+        self._state.touched.clear()
         if self._state.closed:
             self._wake_all()  # also those who wait for a channel that never came to be
 
@@ -254,7 +301,10 @@ class DataPool(JournaledState, BlockingPool):
 
     def _forget_waiter(self, operation: Any, wake: Callable[[], None]) -> None:
         with self._lock:
-            self._waiters.get(operation.channel, set()).discard(wake)
+            waiters = self._waiters.get(operation.channel, set())
+            waiters.discard(wake)
+            if not waiters:
+                self._waiters.pop(operation.channel, None)  # names that nobody waits for would add up
 
     def _made_safe(self, loop: asyncio.AbstractEventLoop, serial: int) -> asyncio.Future[None]:
         """Done once the commit is as safe as promised; a thread of the pool's own waits for the disk."""
@@ -298,7 +348,12 @@ class DataPool(JournaledState, BlockingPool):
             "durability": self.durability,
             "journal": str(journal.directory) if journal is not None else None,
             "journal_bytes": journal.bytes if journal is not None else 0,
+            **self._payload_bytes(),
         }
+
+    def _payload_bytes(self) -> dict[str, int]:
+        """Of steps' arrays and blobs: those in memory, and those that are read from the journal when needed."""
+        return {"memory_bytes": self._state.memory.used, "in_journal_bytes": self._state.memory.in_journal}
 
 
 def _until(operation: Operation[Any]) -> float | None:
@@ -322,6 +377,18 @@ def _gave_up(operation: Operation[Any], *, pieces: bool) -> Any:
 def _soonest(left: float | None, until_deadline: float) -> float | None:
     times = [t for t in (left, until_deadline) if t is not None and t != float("inf")]
     return min(max(0.0, min(times)), LONGEST_WAIT_S) if times else None
+
+
+def _memory_bytes(limits: Limits, journal: Any) -> int | None:
+    """Bytes of payloads kept in memory; None: all of them. `InvalidInput` for a bound that nothing can keep."""
+    if journal is None:
+        if limits.memory_mb is not None:
+            raise InvalidInput(
+                f"memory_mb is {shown(limits.memory_mb)}, and the pool has no journal that the rest could wait in: "
+                "give it one, or leave memory_mb out; without one, its channels' max_queue_size and overflow bound it"
+            )
+        return None
+    return int((DEFAULT_MEMORY_MB if limits.memory_mb is None else limits.memory_mb) * 1e6)
 
 
 def _durability(given: str | None, journal: Any) -> Durability:

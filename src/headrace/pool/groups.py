@@ -117,6 +117,8 @@ class FailedTrajectory(msgspec.Struct, eq=False, gc=False):
 
 def fingerprint(record: Record) -> bytes:
     """What a tombstone keeps of a step: enough to tell a retry from other content under the same index."""
+    if record.stored is not None:
+        return record.stored.fingerprint.to_bytes(DIGEST, "little")
     whole_prompt = record.head.keep + record.head.n_prompt
     return crc32c(record.log_probs, crc32c(record.response, whole_prompt)).to_bytes(DIGEST, "little")
 

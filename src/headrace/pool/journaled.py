@@ -15,7 +15,10 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 from headrace.data.block import Block
@@ -24,6 +27,7 @@ from headrace.data.frame import Frame
 from headrace.pool import facts as f
 from headrace.pool import policies
 from headrace.pool.apply import apply, count_steps
+from headrace.pool.capture import Capture, live_bytes
 from headrace.pool.errors import DiskFull, JournalError, PoolClosed
 from headrace.pool.groups import DAMAGED
 from headrace.pool.journal.journal import Journal
@@ -31,7 +35,6 @@ from headrace.pool.journal.records import decode_commit
 from headrace.pool.journal.repair import backup
 from headrace.pool.scored import facts as scored_facts
 from headrace.pool.scored.piece_store import ScratchFiles
-from headrace.pool.snapshot import capture, live_bytes
 from headrace.pool.state import State
 
 log = logging.getLogger("headrace.pool")
@@ -40,6 +43,12 @@ log = logging.getLogger("headrace.pool")
 COMPACT_FROM_BYTES = 64_000_000
 #: A journal that is full is rewritten where it holds so many times the bytes of what lives in it.
 COMPACT_RATIO = 1.15
+#: Seconds for which a snapshot that is being taken holds the lock at a time: who calls meanwhile waits for as long.
+SLICE_S = 0.004
+#: Seconds in which those calls get the lock: who lets go of it and takes it again at once leaves nobody else a chance.
+BETWEEN_SLICES_S = 0.0005
+#: Snapshots in a row that calls may spoil, by giving a channel other options; the one after that is taken at once.
+CAPTURES_IN_SLICES = 8
 #: Seconds by which the wall clock may get ahead of the monotonic one between two calls without having been set. A clock
 #: that is being corrected gently gains half a second in a quarter of an hour.
 JUMP_S = 1.0
@@ -97,6 +106,18 @@ class MonotonicClock:
         return moment - self._ahead - self._clock()
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage is looked for meanwhile: with a long queue that takes longer than a slice of a snapshot may."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
 class JournaledState:
     """The state, the lock that guards it, and the journal that it is written down in, if any."""
 
@@ -120,6 +141,8 @@ class JournaledState:
 
         def take(found: Frame) -> None:
             facts, block = decode_commit(found)
+            if block is not None and found.path is not None:
+                block.place = journal.place(found.path, found.body_at)
             try:
                 apply(self._state, self._replayed(facts), block)
             except Exception as error:
@@ -128,16 +151,12 @@ class JournaledState:
                     f"({error!r}). Nothing was changed"
                 ) from error
             self._state.sweep()
+            self._state.touched.clear()
             self._last_channels = dict.fromkeys([fact.channel for fact in facts])
             self._time.after(max((fact.at for fact in facts), default=0.0))
 
-        collecting = gc.isenabled()
-        gc.disable()  # half a million new objects, none of them garbage
-        try:
+        with _uncollected():  # half a million new objects, none of them garbage
             found = journal.open(take)
-        finally:
-            if collecting:
-                gc.enable()
         if self._state.orphans:
             log.warning("journal %s: facts about what is not there: %s", journal.directory, dict(self._state.orphans))
         if found.commits:
@@ -190,12 +209,14 @@ class JournaledState:
     def _commit(self, facts: Sequence[f.Fact], block: Block | None) -> None:
         if not facts:
             return
-        facts = [*self._state.begun_by(facts), *facts]
+        facts = [*self._state.begun_by(facts), *facts]  # refuses one channel too many before anything is written
         try:
             if self._journal is not None:
                 channels = dict.fromkeys([fact.channel for fact in facts])
                 self._journal.append(facts, block, self._state.tallies(self._last_channels | channels))
                 self._last_channels = channels
+                if block is not None:
+                    block.place = self._journal.last_place()
             apply(self._state, facts, block)
         except JournalError:
             raise  # nothing of it was written, and nothing changed
@@ -240,8 +261,9 @@ class JournaledState:
     def _compact_if_worth(self) -> None:
         assert self._journal is not None
         try:
+            live = live_bytes(self._state)
             with self._lock:
-                live, alarm = live_bytes(self._state), self._journal.reserve.alarm
+                alarm = self._journal.reserve.alarm
                 self._journal.reserve.alarm = False
                 self._check_at = 2 * live + COMPACT_FROM_BYTES
                 worth = self._journal.bytes > self._check_at or (alarm and self._journal.bytes >= COMPACT_RATIO * live)
@@ -262,9 +284,8 @@ class JournaledState:
             with self._compacting:
                 if self._compactions > compactions:
                     return True
-                with self._lock:
-                    if self._closed is not None or self._journal.bytes < COMPACT_RATIO * live_bytes(self._state):
-                        return False
+                if self._closed is not None or self._journal.bytes < COMPACT_RATIO * live_bytes(self._state):
+                    return False
                 self._compact()
                 return True
         except HeadraceError as error:
@@ -279,6 +300,7 @@ class JournaledState:
     def _back_up(self, to: Path) -> None:
         journal = self._check_journal("backup")
         with self._compacting:
+            journal.wait(journal.serial - 1)
             with self._lock:
                 journal.rotate()
             backup(journal.directory, to)
@@ -289,20 +311,46 @@ class JournaledState:
         return self._journal
 
     def _compact(self) -> None:
+        """Writes what lives as a snapshot. Calls go on meanwhile: the lock is held for a slice of it at a time."""
         journal = self._journal
         assert journal is not None
-        with self._lock:
-            if self._closed is not None:
-                raise PoolClosed(self._closed)
-            now = self._now()
-            # A segment that nothing was written to since the last try is as good as a new one.
-            number = journal.number if journal.empty else journal.rotate(spare=True)
-            first_serial = journal.serial
-            captured = capture(self._state, now)
-            unerased, self._state.unerased = self._state.unerased, False
-        try:
-            journal.write_snapshot(number, first_serial, captured)
-        except BaseException:
+        for attempt in count(1):
+            self._check_open()
+            journal.wait(journal.serial - 1)  # so that the rotation, with the lock held, has little left to sync
+            with self._lock:
+                self._check_open()
+                now = self._now()
+                # A segment that nothing was written to since the last try is as good as a new one.
+                number = journal.number if journal.empty else journal.rotate(spare=True)
+                first_serial = journal.serial
+                unerased, self._state.unerased = self._state.unerased, False
+                capture = Capture.begin(self._state, now)
+            try:
+                try:
+                    taken = self._take_slices(capture, at_once=attempt > CAPTURES_IN_SLICES)
+                finally:
+                    with self._lock:
+                        capture.end()
+                if taken:
+                    journal.write_snapshot(number, first_serial, list(capture.records()))
+                    break
+            except BaseException:
+                self._state.unerased |= unerased
+                raise
             self._state.unerased |= unerased
-            raise
         self._compactions += 1
+
+    def _take_slices(self, capture: Capture, *, at_once: bool) -> bool:
+        """Takes a snapshot slice by slice, or with the lock held throughout; False where it was spoiled."""
+        while not capture.spoiled:
+            with self._lock, _uncollected():
+                self._check_open()
+                until = time.perf_counter() + SLICE_S
+                if capture.take(lambda: at_once or time.perf_counter() < until):  # noqa: B023 - called before the next
+                    return True
+            time.sleep(BETWEEN_SLICES_S)
+        return False
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise PoolClosed(self._closed)

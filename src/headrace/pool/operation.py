@@ -19,7 +19,7 @@ import msgspec
 
 from headrace.data.block import Block
 from headrace.data.step import check_uid
-from headrace.pool.config import MAX_CHANNEL_NAME
+from headrace.pool.config import DEFAULT_CHANNEL, MAX_CHANNEL_NAME
 from headrace.pool.facts import Fact
 from headrace.pool.scored.types import read as as_record
 from headrace.pool.state import State
@@ -70,10 +70,15 @@ class Operation(msgspec.Struct, Generic[Answer], frozen=True, forbid_unknown_fie
     def concerned(self, state: State) -> list[str]:
         """The channels that the call may look at; the empty name stands for the scored groups."""
         serving = state.scored.serving
-        name = getattr(self, "channel", None)
-        if name is None:
+        name: str | None = getattr(self, "channel", None)
+        uid: str | None = getattr(self, "trajectory_uid", None)
+        if name is not None:
+            names = [name]
+        elif uid is not None:
+            names = state.known_in.names(uid) or [DEFAULT_CHANNEL]
+        else:
             return ["", *state.channels]
-        return ["", name] if name == serving else [name]
+        return ["", *names] if serving in names else names
 
 
 @cache
@@ -104,7 +109,8 @@ class Change(Operation[Answer], frozen=True):
     """An operation that may change the pool."""
 
     def plan(self, state: State, now: float) -> Plan:
-        """What to do, decided by reading the state; `MustWait` where nothing can be done yet."""
+        """What to do, decided by reading the state; `MustWait` where nothing can be done yet, `MustLoad` where payloads
+        are to be read first."""
         raise NotImplementedError
 
     def gave_up(self) -> Any:

@@ -17,11 +17,13 @@ from typing import Any
 import msgspec
 
 from headrace.data.trajectory import Trajectory
+from headrace.pool.config import DEFAULT_MEMORY_MB
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import JournalDamaged, JournalError, JournalLocked, NotFound, PoolError
 from headrace.pool.facts import Fact
 from headrace.pool.journal.files import read_layout
 from headrace.pool.journal.journal import Journal
+from headrace.pool.journal.payloads import PayloadFiles
 from headrace.pool.journal.repair import holder
 from headrace.pool.journal.scan import OnCommit, Scan, scan
 from headrace.pool.operation import Operation, Read
@@ -67,7 +69,9 @@ class JournalView(DataPool):
         for left in reversed(range(readings)):
             # Without a journal of its own: what recovery sets right, it sets right in memory.
             super().__init__(clock=clock)
+            self._state.memory.limit = int(DEFAULT_MEMORY_MB * 1e6)  # it has a journal that the rest can be read from
             at_rest = _AtRest(self.directory)
+            at_rest.payloads = PayloadFiles(held=self._held is None)
             try:
                 self._recover(at_rest)
             except JournalError:
@@ -113,7 +117,8 @@ class JournalView(DataPool):
             )
 
     def describe(self) -> dict[str, Any]:
-        return {"durability": "at rest", "journal": str(self.directory), "journal_bytes": self.found.bytes}
+        about = {"durability": "at rest", "journal": str(self.directory), "journal_bytes": self.found.bytes}
+        return {**about, **self._payload_bytes()}
 
     def __enter__(self) -> JournalView:
         return self

@@ -1,153 +1,20 @@
-"""Channels in a snapshot: the facts that rebuild them, and what these facts do when a journal is opened.
+"""Channels in a snapshot, when a journal is opened: what the facts do that `headrace.pool.capture` made of them.
 
-`capture` is called with the state held still. It encodes what can change (heads, counters) and only refers to what
-cannot (token bytes), so the long part, summing and writing, happens while the pool goes on. A snapshot brings the
-ledger whole: restoring counts no step again. The scored groups' part is in `headrace.pool.scored.snapshot`.
+A snapshot brings the ledger whole: restoring counts no step again. The scored groups' part is in
+`headrace.pool.scored.snapshot`.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from heapq import heappush
-from itertools import islice
 
-import msgspec
-
-from headrace.data.block import Block, Record, block_layout
-from headrace.data.frame import Buffer
+from headrace.data.block import Block, Record
 from headrace.pool import facts as f
 from headrace.pool.channel import Channel
 from headrace.pool.groups import OPEN, FailedTrajectory, GroupState, Lease, Tombstone, TrajectoryState
-from headrace.pool.journal.records import Captured, Commit, encode
-from headrace.pool.scored import snapshot as scored_snapshot
 from headrace.pool.state import State
-
-#: A channel may remember 200,000 trajectories: as many in one record would be a frame of tens of MB.
-TOMBSTONES_A_RECORD = 10_000
-
-
-def capture(state: State, now: float) -> list[Captured]:
-    """The records of a snapshot of the state."""
-    written: set[bytes] = set()
-    records: list[Captured] = []
-    for channel in state.channels.values():
-        records.extend(_channel(state, channel, now, written))
-    for fact, header, body in scored_snapshot.capture(state.scored, state.next_cursor, now):
-        records.append((encode(Commit([fact], header)), body))
-    return records
-
-
-def live_bytes(state: State) -> int:
-    """Bytes of ids, log-probs, blobs and scored groups that a snapshot would hold."""
-    total = sum(len(blob.data) for blob in list(state.blobs.values()))
-    total += state.scored.pieces.memory + state.scored.pieces.spilled
-    for channel in state.channels.values():
-        for group in _all_groups(channel).values():
-            for trajectory in group.trajectories.values():
-                total += sum(
-                    len(r.ids) + len(r.log_probs) + 64 + len(r.head.extra) for r in trajectory.tree.records.values()
-                )
-    return total
-
-
-def _all_groups(channel: Channel) -> dict[int, GroupState]:
-    """Every group whose content is held: live, kept for replay, or kept for a lost answer."""
-    groups = dict(channel.groups)
-    groups.update(channel.history)
-    for lease in (*channel.replies.values(), *channel.leases.values()):
-        handed_out = (*lease.groups, *lease.replayed, *(trajectory.group for trajectory, _ in lease.steps))
-        groups.update((group.seq, group) for group in handed_out)
-    return dict(sorted(groups.items()))
-
-
-def _channel(state: State, channel: Channel, now: float, written: set[bytes]) -> Iterable[Captured]:
-    counters = {**channel.ledger.as_dict(), "counts": dict(channel.ledger.counts), "cursor": state.next_cursor}
-    tombs = iter([(uid, tomb.reason, tomb.prompt, tomb.digests) for uid, tomb in channel.tombstones.items()])
-    first = True
-    while (some := tuple(islice(tombs, TOMBSTONES_A_RECORD))) or first:
-        image = f.ChannelImage(
-            channel.name,
-            now,
-            channel.config,
-            channel.version,
-            channel.closed,
-            channel.next_seq,
-            channel.next_lease,
-            counters,
-            some,
-            tuple((prompt, missing) for prompt, missing, _ in channel.expected_late),
-            tuple(channel.acked),
-            state.version,
-            state.closed,
-            channel.by_default,
-            tuple(since for _, _, since in channel.expected_late),
-            tuple((uid, *msgspec.structs.astuple(channel.failed[uid])) for uid, *_ in some if uid in channel.failed),
-        )
-        yield encode(Commit([image])), []
-        first = False
-    groups = _all_groups(channel)
-    for group in groups.values():
-        yield _group(channel, group, now, written)
-    leases = {id(lease): lease for lease in (*channel.leases.values(), *channel.replies.values())}
-    places = {key: place for place, key in enumerate(leases)}
-    replies = tuple(places[id(reply)] for reply in channel.replies.values())
-    end = f.LeasesImage(channel.name, now, tuple(map(_lease, leases.values())), tuple(channel.history), replies)
-    yield encode(Commit([end])), []
-
-
-def _lease(lease: Lease) -> tuple[str, float, str, tuple[int, ...], tuple[tuple[str, int], ...], tuple[int, ...]]:
-    return (
-        lease.id,
-        lease.deadline,
-        lease.request,
-        tuple(group.seq for group in lease.groups),
-        tuple((trajectory.uid, index) for trajectory, index in lease.steps),
-        tuple(group.seq for group in lease.replayed),
-    )
-
-
-def _group(channel: Channel, group: GroupState, now: float, written: set[bytes]) -> Captured:
-    images, records = [], list[Record]()
-    for trajectory in group.trajectories.values():
-        records.extend(trajectory.tree.in_order())
-        images.append(
-            f.TrajectoryImage(
-                trajectory.uid,
-                trajectory.last,
-                trajectory.completed_at,
-                trajectory.n_rollouts,
-                trajectory.metadata,
-                tuple(sorted(trajectory.consumed or ())),
-                tuple((trajectory.deliveries or {}).items()),
-            )
-        )
-    blobs: dict[bytes, Buffer] = {
-        blob.digest: blob.data for record in records for blob in record.blobs if blob.digest not in written
-    }
-    written.update(blobs)
-    image = f.GroupImage(
-        channel.name,
-        now,
-        group.uid,
-        group.seq,
-        group.touched,
-        group.deliveries,
-        group.partial,
-        group.seq not in channel.groups,
-        group.broken,
-        group.seen,
-        group.counted,
-        tuple(images),
-        group.n,
-        group.oldest,
-        channel.open_groups.get(group.uid) is group,
-    )
-    header, body = block_layout(records, blobs)
-    return encode(Commit([image], header)), body
-
-
-# -- restoring ---------------------------------------------------------------------------------------------------------
 
 
 def _channel_image(state: State, channel: Channel, fact: f.ChannelImage, block: Block | None) -> None:
@@ -165,6 +32,7 @@ def _channel_image(state: State, channel: Channel, fact: f.ChannelImage, block: 
     channel.by_default = fact.by_default
     for uid, reason, prompt, digests in fact.tombstones:
         channel.tombstones[uid] = Tombstone(reason, prompt, digests)
+        channel.known_in.add(uid, channel)
     for uid, number, reason, steps, at, quarantined in fact.failed:
         channel.failed[uid] = FailedTrajectory(number, reason, steps, at, quarantined)
     state.version, state.closed = fact.pool_version, fact.pool_closed
@@ -187,11 +55,11 @@ def _group_image(state: State, channel: Channel, fact: f.GroupImage, block: Bloc
         trajectory.deliveries = dict(image.deliveries) or None
         group.trajectories[image.uid] = trajectory
     group.seen, group.n, group.oldest = fact.seen, fact.n, fact.oldest
-    records = block.records()
-    for record in records:
+    for record, ids_at, log_probs_at in block.placed_records():
         if record.head.blobs:
-            state.attach_blobs(record, block.blobs)
+            state.attach_blobs(record, block)
         _restore_step(channel, group.trajectories[record.head.trajectory_uid], record)
+        state.memory.keep(record, block.place, ids_at, log_probs_at)
     _restore_group(channel, group, fact.counted, opened=fact.open)
 
 
@@ -212,6 +80,7 @@ def _leases_image(state: State, channel: Channel, fact: f.LeasesImage, block: Bl
     for seq in fact.history:
         if seq in channel.restoring:
             channel.history[seq] = channel.restoring[seq]
+    channel.gone += channel.restoring.values()  # what nothing above refers to is let go of
     channel.restoring.clear()
 
 
@@ -239,6 +108,8 @@ def _restore_group(channel: Channel, group: GroupState, counted: tuple[str, ...]
         channel.restoring[group.seq] = group
         return
     channel.trajectories.update(group.trajectories)
+    for uid in group.trajectories:
+        channel.known_in.add(uid, channel)
     channel.insert_group(group, opened=opened)
     channel.update_ready(group, end_empty=False)  # it may be under a lease that is yet to be read
     channel.note_version(group, group.oldest)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from headrace.data.block import TOKEN_BYTES, Record, StepExtra
+from headrace.data.block import TOKEN_BYTES, Blob, Record, StepExtra
 from headrace.data.frame import Buffer
 from headrace.data.trajectory import Group, Trajectory
 from headrace.data.tree import TokenTree
@@ -28,6 +28,15 @@ class HandOut:
     groups: Sequence[Group]
 
 
+class MustLoad(Exception):
+    """The answer needs payloads that are not in memory: read these, with nothing held, and plan again."""
+
+    def __init__(self, records: list[Record], blobs: list[Blob]) -> None:
+        super().__init__(f"{len(records)} steps and {len(blobs)} blobs")
+        self.records = records
+        self.blobs = blobs
+
+
 def unpack_metadata(packed: bytes) -> dict[str, Any]:
     """A trajectory's metadata, which is kept packed; empty where it has none."""
     return _extras.decode(packed).metadata if packed else {}
@@ -38,11 +47,12 @@ def trajectory_view(channel: Channel, trajectory: TrajectoryState, only: int | N
     blobs: dict[bytes, Buffer] = {}
     records: dict[int, Record] = {}
     for index, record in trajectory.tree.records.items() if only is None else ((only, trajectory.tree.records[only]),):
-        copy = records[index] = Record(msgspec.structs.replace(record.head), record.ids, record.log_probs, record.blobs)
-        if only is not None and copy.head.base >= 0:
-            copy.ids = trajectory.tree.prompt(index) + record.response
-            copy.head.n_prompt = len(copy.ids) // TOKEN_BYTES - copy.head.n_response
-            copy.head.base, copy.head.keep = -1, 0
+        head, (ids, log_probs) = msgspec.structs.replace(record.head), record.arrays()
+        if only is not None and head.base >= 0:
+            ids = trajectory.tree.prompt(index) + ids[head.n_prompt * TOKEN_BYTES :]
+            head.n_prompt = len(ids) // TOKEN_BYTES - head.n_response
+            head.base, head.keep = -1, 0
+        records[index] = Record(head, ids, log_probs, record.blobs)
         for blob in record.blobs:
             blobs[blob.digest] = blob.data
     group = trajectory.group
@@ -58,6 +68,29 @@ def trajectory_view(channel: Channel, trajectory: TrajectoryState, only: int | N
         n_rollouts=trajectory.n_rollouts,
         state=state,
     )
+
+
+def check_loaded(trajectories: Iterable[TrajectoryState]) -> None:
+    """`MustLoad` where payloads of trajectories are not in memory: a view would read them with the pool held still, and
+    find damage when it is too late."""
+    _check_loaded([record for trajectory in trajectories for record in trajectory.tree.records.values()])
+
+
+def check_steps_loaded(steps: Iterable[tuple[TrajectoryState, int]]) -> None:
+    """The same for single steps: what their prompts are made of."""
+    records: list[Record] = []
+    for trajectory, index in steps:
+        while index >= 0:
+            records.append(trajectory.tree.records[index])
+            index = records[-1].head.base
+    _check_loaded(records)
+
+
+def _check_loaded(records: list[Record]) -> None:
+    missing = [record for record in records if record.ids_in_memory is None]
+    blobs = {blob.digest: blob for record in records for blob in record.blobs if blob.in_memory is None}
+    if missing or blobs:
+        raise MustLoad(missing, list(blobs.values()))
 
 
 def group_view(channel: Channel, group: GroupState, *, replayed: bool) -> Group:

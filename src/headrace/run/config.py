@@ -87,6 +87,9 @@ class GatewaySection(Section):
     durability: Literal["os", "fsync"] = Field(
         "os", description="what the pool's journal outlives: the processes (os) or the machine (fsync)"
     )
+    pool_memory_mb: float | None = Field(
+        None, ge=0, description="steps' arrays that the pool keeps in memory, the others in its journal; default: 1024"
+    )
 
 
 class PlaySection(Section):

@@ -104,7 +104,8 @@ def _gateway(config: RunConfig, run: Path, ports: RunPorts, servers: Sequence[st
     options: list[Any] = ["--vllm-addresses", ",".join(servers), "--tokenizer-path", config.model]
     options += ["--host", config.host, "--port", ports.gateway]
     if config.where == "local":
-        options += ["--journal", run / JOURNAL, "--durability", given.durability, *_channel_flags(config)]
+        options += ["--journal", run / JOURNAL, "--durability", given.durability]
+        options += [*_memory_flag(config), *_channel_flags(config)]
     else:  # the pool is elsewhere: the folder is where steps wait while it is out of reach
         options += ["--pool-address", pool, "--journal", run / OUTBOX, "--durability", given.durability]
     for name in ("prompt_length", "response_length"):
@@ -127,9 +128,14 @@ def _ray_pool(config: RunConfig, where: RayPlace, run: Path, address: str) -> Se
         *("pool", "start", "--attach", "--name", actor_name("pool", run), "--ray-address", where.ray),
         *("--namespace", where.namespace, "--journal", run / JOURNAL, "--durability", config.gateway.durability),
         *(["--shared-journal"] if where.shared_folder else []),
-        *(*where.pool.flags(), *_channel_flags(config)),
+        *(*where.pool.flags(), *_memory_flag(config), *_channel_flags(config)),
     )
     return Service("pool", command, f"is an actor of the cluster, {address}", announces="pool")
+
+
+def _memory_flag(config: RunConfig) -> list[Any]:
+    given = config.gateway.pool_memory_mb
+    return ["--pool-memory-mb", given] if given is not None else []
 
 
 def _channel_flags(config: RunConfig) -> list[str]:

@@ -166,7 +166,34 @@ def check_rules(state: State) -> None:
     """What holds in every state, counted anew from what is there."""
     for channel in state.channels.values():
         _check_channel(channel)
+    known = {uid for channel in state.channels.values() for uid in (*channel.trajectories, *channel.tombstones)}
+    assert len(state.known_in) == len(known)
+    for uid in known:
+        there = [name for name, c in state.channels.items() if uid in c.trajectories or uid in c.tombstones]
+        assert state.known_in.names(uid) == there
+    _check_memory(state)
     _check_desk(state.scored)
+
+
+def _check_memory(state: State) -> None:
+    """Payloads are counted where they are."""
+    groups: dict[int, GroupState] = {}
+    for c in state.channels.values():
+        leases = (*c.leases.values(), *c.replies.values())
+        handed_out = [group for lease in leases for group in (*lease.groups, *lease.replayed)]
+        handed_out += [t.group for lease in leases for t, _ in lease.steps]
+        groups.update((id(group), group) for group in (*c.groups.values(), *c.history.values(), *handed_out))
+    trees = [t.tree for group in groups.values() for t in group.trajectories.values()]
+    records = [record for tree in trees for record in tree.records.values()]
+    blobs = [blob for blob in state.blobs.values() if blob.freed is not None]
+    counted = {
+        stored: sum(r.array_bytes for r in records if (r.stored is not None) == stored)
+        + sum(blob.size for blob in blobs if (blob.stored is not None) == stored)
+        for stored in (False, True)
+    }
+    assert (state.memory.used, state.memory.in_journal) == (counted[False], counted[True])
+    assert all((record.ids_in_memory is None) == (record.stored is not None) for record in records)
+    assert state.memory.limit is None or state.memory.used <= state.memory.limit
 
 
 def _check_desk(d: ScoredGroups) -> None:

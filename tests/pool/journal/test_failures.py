@@ -14,9 +14,9 @@ from tests.pool.journal.kit import Failing, check_rules, flip, frames, one, segm
 
 from headrace import DataPool
 from headrace.data.errors import InvalidInput
+from headrace.pool.capture import capture
 from headrace.pool.errors import DiskFull, JournalDamaged, JournalError, JournalLocked, PoolClosed
 from headrace.pool.journal.repair import repair
-from headrace.pool.snapshot import capture
 
 ROOT = Path(__file__).parents[3]
 

@@ -29,6 +29,7 @@ from tests.pool.journal.kit import Crashing, check_rules, dump, flip, frames, sa
 
 from headrace import DataPool, Step
 from headrace.pool.batch import Batch
+from headrace.pool.config import Limits
 from headrace.pool.errors import Conflict, LeaseLost, NotFound, PoolClosed, PoolFull
 from headrace.pool.journal.repair import repair
 
@@ -112,9 +113,15 @@ class Machine(RuleBasedStateMachine):
 
     # -- the pool ------------------------------------------------------------------------------------------------------
 
-    @initialize(config=configs, durability=st.sampled_from(["os", "fsync"]), segment=st.sampled_from([0.001, 64]))
-    def begin(self, config: dict[str, Any], durability: Any, segment: float) -> None:
+    @initialize(
+        config=configs,
+        durability=st.sampled_from(["os", "fsync"]),
+        segment=st.sampled_from([0.001, 64]),
+        memory_mb=st.sampled_from([0, 0.0001, 64]),
+    )
+    def begin(self, config: dict[str, Any], durability: Any, segment: float, memory_mb: float) -> None:
         self.options: dict[str, Any] = {"durability": durability, "segment_mb": segment, "defaults": config}
+        self.options["limits"] = Limits(memory_mb=memory_mb)
         self.pool = self.opened(self.folder / "pool")
 
     def opened(self, folder: Path) -> DataPool:

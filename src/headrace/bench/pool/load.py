@@ -44,10 +44,32 @@ class PoolSizes:
     naive_calls: int = 400
     ray_rounds: int = 7
 
+    million_steps: int = 1_000_000
+    million_turns: int = 8
+    million_tokens: int = 8_192
+    few_million_groups: int = 64
+    million_rounds: int = 60
+
+    compacted_groups: int = 50_000
+    compaction_rounds: int = 5
+
+    many_channels: int = 5_000
+    channel_rounds: int = 1_000
+
 
 FULL = PoolSizes("full")
 QUICK = PoolSizes(
-    "quick", durable_rounds=11, flat_rounds=100, recover_rounds=3, http_rounds=15, naive_calls=200, ray_rounds=3
+    "quick",
+    durable_rounds=11,
+    flat_rounds=100,
+    recover_rounds=3,
+    http_rounds=15,
+    naive_calls=200,
+    ray_rounds=3,
+    million_steps=100_000,
+    million_rounds=30,
+    compaction_rounds=3,
+    channel_rounds=300,
 )
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from headrace.bench.pool.http import http
+from headrace.bench.pool.large import channels, compaction, million
 from headrace.bench.pool.load import FULL, QUICK, ConversationSource, PoolSizes, StepSource
 from headrace.bench.pool.served import ServedPool
 from headrace.bench.report import Bar, BenchReport, Figures, measure_parts
@@ -31,6 +32,19 @@ BARS = {
     "journal_vs_unique": Bar("bytes of its journal over the same", at_most=1.2),
     "ray_vs_naive": Bar("steps/s through Ray over one awaited call a step, with lists, into a bare actor", at_least=8),
     "http_vs_json": Bar("steps/s fetched over HTTP, arrays out, over the same as JSON by orjson", at_least=5),
+    "pool_million_gib": Bar(
+        "GiB of resident memory of a process whose pool has a journal and 1,000,000 steps queued, 8,192 tokens a "
+        "trajectory; quick: 100,000 steps with a tenth of `memory_mb`, growth taken ten times",
+        at_most=2.0,
+    ),
+    "million_submit_flat": Bar("time of a submit to that queue over one of 4,096 steps (quick: 100,000)", at_most=1.5),
+    "million_fetch_flat": Bar(
+        "time of a fetch, and its steps as arrays, of groups that lie in the journal alone over as many of that small "
+        "queue (quick: 100,000)",
+        at_most=1.5,
+    ),
+    "lock_ms_max": Bar("ms for which a compaction of 50,000 groups holds the pool's lock at most", at_most=20),
+    "channels_flat": Bar("time of a submit, a reward and a fetch, 5,000 channels over one", at_most=1.5),
     "recover_vs_read": Bar("time of a recovery of 100,000 steps over reading the same bytes", at_most=20),
 }
 
@@ -51,7 +65,17 @@ def all_parts() -> dict[str, Callable[[PoolSizes, Path], Figures]]:
     """The parts by name, in the order in which they are measured."""
     from headrace.bench.pool.ray import through_ray
 
-    return {"durable": durable, "flat": flat, "recover": recover, "memory": memory, "http": http, "ray": through_ray}
+    return {
+        "durable": durable,
+        "flat": flat,
+        "channels": channels,
+        "compaction": compaction,
+        "recover": recover,
+        "memory": memory,
+        "million": million,
+        "http": http,
+        "ray": through_ray,
+    }
 
 
 def scratch() -> Path | None:

@@ -33,6 +33,12 @@ class PoolOptions(BaseModel):
     )
     segment_mb: float = Field(64, gt=0, description="size at which the journal begins a new file")
     quota_mb: float | None = Field(None, gt=0, description="most that the journal may take on disk")
+    pool_memory_mb: float | None = Field(
+        None,
+        ge=0,
+        description="steps' arrays and images that a pool with a journal keeps in memory, 1024 MB unless given; those "
+        "beyond are read from the journal when they are handed out",
+    )
     channel: list[str] = Field(
         [], description="a channel's options, as NAME:option=value,...; may be given several times"
     )
@@ -56,8 +62,11 @@ class PoolOptions(BaseModel):
             given["channels"] = channels
         if found.get("defaults"):
             given["defaults"] = found["defaults"]
-        if found.get("limits"):
-            given["limits"] = Limits(**found["limits"])
+        limits = dict(found.get("limits", {}))
+        if self.pool_memory_mb is not None:
+            limits["memory_mb"] = self.pool_memory_mb
+        if limits:
+            given["limits"] = Limits(**limits)
         return given
 
 

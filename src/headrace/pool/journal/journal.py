@@ -32,7 +32,8 @@ from headrace.pool.journal.files import (
     read_layout,
     segment_path,
 )
-from headrace.pool.journal.records import Captured, SnapshotWriter
+from headrace.pool.journal.payloads import BodyPlace, PayloadFile, PayloadFiles
+from headrace.pool.journal.records import Captured, MovableBody, SnapshotWriter
 from headrace.pool.journal.repair import holder, save_around
 from headrace.pool.journal.scan import OnCommit, Scan, scan
 
@@ -68,6 +69,10 @@ class Journal:
         self._lock_fd = -1
         self._process = 0
         self.reserve = Reserve(self.files, self.directory)
+        self.payloads = PayloadFiles()
+        self._payload_file: PayloadFile | None = None  # the one of the last `place`
+        self._payload_number = -1  # its number, where it is the last segment
+        self._last_body_at = 0
         self._broken: str | None = None
         self._written = 0  # the last serial handed to the kernel
         self._synced = 0  # the last serial known to be on the disk
@@ -246,6 +251,7 @@ class Journal:
             except DiskFull:
                 pass  # the segment grows past its size: where its commit has room, nothing is refused
         self._write(buffers, size, spare=block is None)
+        self._last_body_at = self._offset + len(buffers[0])
         self._offset += size
         self.reserve.written(size)
         self._empty = False
@@ -255,6 +261,20 @@ class Journal:
             self._mark.advance(self._written)
         self.serial += 1
         return self._written
+
+    def last_place(self) -> BodyPlace:
+        """Where the body of the last commit lies."""
+        file = self._payload_file
+        if file is None or self._payload_number != self.number:
+            file = self._payload_file = self.payloads.file(segment_path(self.directory, self.number))
+            self._payload_number = self.number
+        return BodyPlace(file, self._last_body_at)
+
+    def place(self, path: Path, body_at: int) -> BodyPlace:
+        """Where a body lies in one of the journal's files."""
+        if self._payload_file is None or self._payload_file.path != path:
+            self._payload_file, self._payload_number = self.payloads.file(path), -1
+        return BodyPlace(self._payload_file, body_at)
 
     def _check_room(self, size: int) -> None:
         """Refuses steps beyond the quota, and steps that would take the room kept for acknowledgements."""
@@ -401,17 +421,22 @@ class Journal:
         may use the room that is kept for acknowledgements: it makes more."""
         self.reserve.clear_alarm()
         try:
-            path = self._draft(number, first_serial, captured)
+            path, bodies = self._draft(number, first_serial, captured)
         except DiskFull:
             try:
                 if not self.reserve.give_up():
                     raise
-                path = self._draft(number, first_serial, captured)
+                path, bodies = self._draft(number, first_serial, captured)
             except DiskFull:
                 self.reserve.take(less=NEW_SEGMENT_BYTES)  # it was of no use, and acknowledgements must have it
                 raise
+        file = self.payloads.file(path)
+        for record, body_at in zip(captured, bodies, strict=True):
+            if isinstance(record.body, MovableBody):
+                record.body.moved(BodyPlace(file, body_at))
         try:
             for outdated in read_layout(self.directory).outdated:
+                self._leave(outdated)
                 self.files.unlink(outdated)
             self.files.sync_dir(self.directory)
         except OSError as error:
@@ -422,14 +447,22 @@ class Journal:
             self._before = sum(each.stat().st_size for each in (path, *older))
             self.reserve.take()
 
-    def _draft(self, number: int, first_serial: int, captured: Sequence[Captured]) -> Path:
-        """Writes a snapshot and puts it in place."""
+    def _leave(self, path: Path) -> None:
+        """Has a file that is about to go stay readable for payloads that still refer to it."""
+        if self._payload_file is not None and self._payload_file.path == path:
+            self._payload_file = None
+        self.payloads.leaves(path)
+
+    def _draft(self, number: int, first_serial: int, captured: Sequence[Captured]) -> tuple[Path, list[int]]:
+        """Writes a snapshot and puts it in place; its path, and where the body of each record begins."""
         try:
             draft = SnapshotWriter(self.files, self.directory, number, first_serial)
             try:
-                for header, body in captured:
-                    draft.add(header, body() if callable(body) else body)
-                return draft.finish()
+                bodies = [
+                    draft.add(each.header, each.body() if callable(each.body) else each.body) for each in captured
+                ]
+                self._leave(draft.path)  # one of the same number may be there, which nothing was written after
+                return draft.finish(), bodies
             except BaseException:
                 draft.abandon()
                 raise

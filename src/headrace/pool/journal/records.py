@@ -16,12 +16,11 @@ from headrace.data.errors import ForeignFrame, FrameError
 from headrace.data.frame import FrameKind
 from headrace.pool.facts import AnyFact, Fact
 from headrace.pool.journal.files import Files, snapshot_path
+from headrace.pool.journal.payloads import BodyPlace
 from headrace.pool.scored.facts import ScoredFact
 
 T = TypeVar("T")
 
-#: A snapshot's record: its header, and its body, or how to read that when it is written.
-Captured = tuple[bytes, list[frame.Buffer] | Callable[[], list[frame.Buffer]]]
 #: A channel's ledger as a commit notes it: its name, the steps submitted, those consumed, those queued or leased. The
 #: scored groups' has no name: groups posted, served, and there.
 Tally = tuple[str, int, int, int]
@@ -34,6 +33,24 @@ REPEATED_BYTES = 1 << 16
 READ_AHEAD_BYTES = 1 << 14
 #: Bytes looked through at a time for the next frame behind damage.
 SEARCH_BYTES = 1 << 20
+
+
+class MovableBody(msgspec.Struct, gc=False, eq=False):
+    """A body that is read when it is written, and told where it lies once the snapshot is in place."""
+
+    def __call__(self) -> list[frame.Buffer]:
+        raise NotImplementedError
+
+    def moved(self, place: BodyPlace) -> None:
+        raise NotImplementedError
+
+
+class Captured(msgspec.Struct, gc=False, eq=False):
+    """A snapshot's record: its header, and its body, or how to read that when it is written. There is one a group:
+    none is work for the garbage collector."""
+
+    header: bytes
+    body: list[frame.Buffer] | Callable[[], list[frame.Buffer]]
 
 
 class SegmentHead(msgspec.Struct):
@@ -208,7 +225,7 @@ class Reader:
             self._read(at, frame.PREAMBLE_SIZE + lead.header_len)
             frame.read_head(self._data, 0)
             self._read(at, lead.padded_size)
-        return frame.decode(self._data, at - self._start)
+        return frame.decode(self._data, at - self._start)._replace(path=self.path, body_at=at + lead.body_at)
 
     def next_frame(self, at: int) -> int | None:
         """Where the next frame that reads back begins, at or after `at`."""
@@ -269,16 +286,22 @@ class SnapshotWriter:
         self._records = 0
         files.unlink(self._draft)
         self._fd = files.create(self._draft)
+        head = encode_head(SegmentHead(number, first_serial, time.time()))
+        self._size = sum(map(len, head))
         try:
-            files.write(self._fd, encode_head(SegmentHead(number, first_serial, time.time())))
+            files.write(self._fd, head)
         except BaseException:
             self.abandon()
             raise
 
-    def add(self, header: bytes, body: Sequence[frame.Buffer]) -> None:
-        """Writes one record."""
-        self._files.write(self._fd, frame.encode(FrameKind.COMMIT, header, body))
+    def add(self, header: bytes, body: Sequence[frame.Buffer]) -> int:
+        """Writes one record; where in the file its body begins."""
+        buffers = frame.encode(FrameKind.COMMIT, header, body)
+        self._files.write(self._fd, buffers)
+        body_at = self._size + len(buffers[0])
+        self._size += sum(map(len, buffers))
         self._records += 1
+        return body_at
 
     def finish(self) -> Path:
         """Puts the snapshot in place, durable; its path."""

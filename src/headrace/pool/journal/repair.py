@@ -59,7 +59,7 @@ class RepairReader:
     """Reads a damaged journal: what reads back goes on to `add`, header and body. Behind every hole comes what the next
     commits tell of it: the facts of the commit before it, and what the ledgers said."""
 
-    def __init__(self, add: Callable[[bytes, Sequence[Buffer]], None]) -> None:
+    def __init__(self, add: Callable[[bytes, Sequence[Buffer]], object]) -> None:
         self._add = add
         self._at = 0.0  # when what was read last happened
         self._settled: set[str] | None = None  # channels whose ledgers were told since the last hole; None: no hole yet

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from headrace.data.errors import InvalidInput, shown
@@ -19,7 +20,7 @@ from headrace.pool.scored.facts import BatchFetched, TrainerRegistered, TrainerS
 from headrace.pool.scored.groups import ScoredGroups
 from headrace.pool.scored.types import Registration
 from headrace.pool.state import State
-from headrace.pool.views import HandOut, group_view, step_views
+from headrace.pool.views import HandOut, check_loaded, check_steps_loaded, group_view, step_views
 
 
 class FetchBatch(Change[Batch | None], frozen=True):
@@ -54,7 +55,9 @@ class FetchBatch(Change[Batch | None], frozen=True):
         lease_s = self.lease_s if self.lease_s is None else _seconds(self.lease_s)
         channel = state.look(self.channel)
         if self.request_id and self.request_id in channel.replies:
-            return Plan(reply=_handed_out(channel, channel.replies[self.request_id]))
+            reply = channel.replies[self.request_id]
+            _check_loaded(channel, reply)
+            return Plan(reply=_handed_out(channel, reply))
         if self.max_staleness is not None:
             stale = policies.stale(channel, now, self.max_staleness)
             if stale is not None:
@@ -113,6 +116,7 @@ class FetchBatch(Change[Batch | None], frozen=True):
             if len(group.trajectories) > len(group.counted) or len(group.counted) > channel.need(group)
             for uid in policies.surplus(channel, group)
         )
+        _check_loaded(channel, lease, set(surplus))
         fact = f.HandedOut(
             channel.name, now, tuple(fresh), surplus, tuple(replayed), lease.id, lease.deadline, lease.request
         )
@@ -124,9 +128,18 @@ class FetchBatch(Change[Batch | None], frozen=True):
             return None
         entries = list(offered[-size:])[::-1] if self.order == "latest" else list(offered[:size])
         lease.steps = [(channel.trajectories[uid], index) for _, _, uid, index in entries]
+        _check_loaded(channel, lease)
         steps = tuple((uid, index) for _, _, uid, index in entries)
         fact = f.StepsHandedOut(channel.name, now, steps, lease.id, lease.deadline, lease.request)
         return Plan([fact], after=lambda: _handed_out(channel, lease))
+
+
+def _check_loaded(channel: Channel, lease: Lease, left_out: Collection[str] = ()) -> None:
+    """`MustLoad` where what a lease hands out is not all in memory, but for the trajectories that are `left_out`."""
+    if channel.memory.in_journal:
+        groups = (*lease.groups, *lease.replayed)
+        check_loaded(t for group in groups for uid, t in group.trajectories.items() if uid not in left_out)
+        check_steps_loaded(lease.steps)
 
 
 def _handed_out(channel: Channel, lease: Lease) -> HandOut:

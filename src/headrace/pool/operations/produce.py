@@ -74,7 +74,8 @@ class OpenTrajectory(_Open, frozen=True, kw_only=True):
 
     def _elsewhere(self, state: State) -> Channel | None:
         """Another channel that holds the trajectory."""
-        others = (channel for name, channel in state.channels.items() if name != self.channel)
+        names = state.known_in.names(self.trajectory_uid)
+        others = (state.channels[name] for name in names if name != self.channel)
         return next((channel for channel in others if self.trajectory_uid in channel.trajectories), None)
 
 

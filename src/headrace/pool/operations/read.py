@@ -18,7 +18,7 @@ from headrace.pool.errors import Gone, NotFound
 from headrace.pool.groups import FAILED, FULL, OPEN, GroupState, TrajectoryState
 from headrace.pool.operation import Read
 from headrace.pool.state import Event, State
-from headrace.pool.views import trajectory_view
+from headrace.pool.views import check_loaded, trajectory_view
 
 Row = dict[str, Any]
 
@@ -179,13 +179,16 @@ def _events(state: State, cursor: int, limit: int) -> list[Event]:
 
 def _trajectory(state: State, uid: str, channel: str | None) -> Trajectory:
     """A trajectory in a channel, or in any; `Gone` where it was there, `NotFound` where not."""
-    names = [channel] if channel is not None else list(state.channels)
+    known = state.known_in.names(uid)
+    # One that no channel knows any more may still be in the history of one that remembers few.
+    names = [channel] if channel is not None else known or list(state.channels)
     for name in names:
         there = state.look(name)
         found = there.trajectories.get(uid) or next(
             (group.trajectories[uid] for group in there.history.values() if uid in group.trajectories), None
         )
         if found is not None:
+            check_loaded([found])
             return trajectory_view(there, found)
     for there in (state.look(name) for name in names):
         if uid in there.failed:

@@ -21,7 +21,7 @@ first environment's groups outlast the second's late start; those that wait in a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -128,6 +128,10 @@ class Batching:
     def numbers(self) -> list[int]:
         """Every group that is here, wherever."""
         return sorted(self._groups)
+
+    def numbers_in_no_order(self) -> list[int]:
+        """The same, at once."""
+        return list(self._groups)
 
     def places(self) -> dict[str, int]:
         """How many groups are where."""
@@ -320,13 +324,21 @@ class Batching:
 
     def state(self) -> dict[str, Any]:
         """Everything, as plain data."""
-        return {
-            "environments": self._environments.state(),
-            "queued": _plain(self._queue),
-            "buffered": _plain(self._buffers),
-            "out": _plain(self._groups[number] for number in self._out),
-            "next_place": self._next_place,
-            "passed": self._passed,
+        return self.frozen()()
+
+    def frozen(self) -> Callable[[], dict[str, Any]]:
+        """What `state` answers now, whatever happens before it is asked for: the long part is done then."""
+        environments = self._environments.state()
+        queued, buffered = list(self._queue), list(self._buffers)
+        out = [self._groups[number] for number in self._out]
+        next_place, passed = self._next_place, self._passed
+        return lambda: {
+            "environments": environments,
+            "queued": _plain(queued),
+            "buffered": _plain(buffered),
+            "out": _plain(out),
+            "next_place": next_place,
+            "passed": passed,
         }
 
     @classmethod

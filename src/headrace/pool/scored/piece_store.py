@@ -164,6 +164,10 @@ class PieceStore:
         """A group's piece, wherever its bytes are; `load` reads them."""
         return self._stored[number]
 
+    def frozen(self) -> dict[int, StoredPiece]:
+        """All of them by number, wherever their bytes are; they stay readable, whatever happens here."""
+        return dict(self._stored)
+
     def piece(self, number: int) -> Piece:
         """A group's piece with its bytes; `JournalError` if they cannot be read."""
         return load(self._stored[number])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
 
 from headrace.data.block import BlockHeader
 from headrace.data.frame import Buffer
@@ -20,15 +22,28 @@ RECORD_GROUPS = 256
 Image = tuple[ScoredImage | PiecesImage, BlockHeader | None, Callable[[], list[Buffer]]]
 
 
-def capture(scored: ScoredGroups, cursor: int, now: float) -> Iterator[Image]:
-    """Facts that rebuild the scored groups, each with the bytes that go with it, read when they are written."""
+def freeze(scored: ScoredGroups, cursor: int, now: float) -> Callable[[], Iterator[Image]]:
+    """Facts that rebuild the scored groups as they are now, each with the bytes that go with it, read when they are
+    written. They are made when they are asked for, whatever has happened to the groups by then."""
     if scored.untouched:
-        return
-    yield _image(scored, cursor, now), None, list
+        return lambda: iter(())
+    image, batching, latest = _image(scored, cursor, now), scored.batching.frozen(), scored.latest
+    numbers, pieces = scored.batching.numbers_in_no_order(), scored.pieces.frozen()
+
+    def images() -> Iterator[Image]:
+        piece = load(latest) if latest is not None else None
+        about_latest = None if piece is None else (piece.data, piece.size, piece.crc)
+        yield msgspec.structs.replace(image, batching=batching(), latest=about_latest), None, list
+        yield from _all_pieces(sorted(numbers), pieces, now)
+
+    return images
+
+
+def _all_pieces(numbers: list[int], pieces: Mapping[int, StoredPiece], now: float) -> Iterator[Image]:
     some: list[tuple[int, StoredPiece]] = []
     size = 0
-    for number in scored.batching.numbers():
-        stored = scored.pieces.stored(number)
+    for number in numbers:
+        stored = pieces[number]
         some.append((number, stored))
         size += stored_bytes(stored)
         if size >= RECORD_BYTES or len(some) == RECORD_GROUPS:
@@ -45,7 +60,7 @@ def _pieces(some: list[tuple[int, StoredPiece]], now: float) -> Image:
 
 
 def _image(scored: ScoredGroups, cursor: int, now: float) -> ScoredImage:
-    latest = load(scored.latest) if scored.latest is not None else None
+    """All but the groups in line and the latest one's bytes."""
     leases = [(one.id, one.deadline, one.request, one.groups, one.counted) for one in scored.leases.values()]
     return ScoredImage(
         "",
@@ -57,7 +72,6 @@ def _image(scored: ScoredGroups, cursor: int, now: float) -> ScoredImage:
         environments=tuple(scored.environments.items()),
         joined=tuple(scored.joined.items()),
         heard=(*scored.silent.items(), *scored.heard.items()),
-        batching=scored.batching.state(),
         leases=tuple(leases),
         ended=tuple(scored.ended.items()),
         returned=tuple(scored.returned.items()),
@@ -69,7 +83,6 @@ def _image(scored: ScoredGroups, cursor: int, now: float) -> ScoredImage:
         condemned=tuple(sorted(scored.condemned)),
         in_vain=tuple(scored.unservable_sequences.items()),
         misfit=scored.misfit,
-        latest=None if latest is None else (latest.data, latest.size, latest.crc),
         serving=scored.serving,
         next_number=scored.next_number,
         next_lease=scored.next_lease,
