@@ -59,6 +59,7 @@ class Planned:
         for fact in policies.due(self.channel, self.now):
             found.append(fact)
             apply(self.state, [fact], None)
+        self.state.sweep()
         return found
 
 
