@@ -25,9 +25,18 @@ RUNNER_KILLED = 9
 def kill(process: subprocess.Popen[str], word: str) -> None:
     """kill -9 for a child of the run, by the subcommand that it is."""
     (victim,) = [
-        child for child in psutil.Process(process.pid).children() if child.cmdline()[1:4] == ["-m", "headrace", word]
+        child for child in psutil.Process(process.pid).children() if command_of(child)[1:4] == ["-m", "headrace", word]
     ]
     os.kill(victim.pid, signal.SIGKILL)
+
+
+def command_of(child: psutil.Process) -> list[str]:
+    """A child's command line; none where it has ended, which its parent may not have noticed yet."""
+    try:
+        found: list[str] = child.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+    return found
 
 
 @pytest.mark.slow
