@@ -1,0 +1,77 @@
+"""Lists of numbers, looked at as text: how long each is, without making a Python object of any number.
+
+Every look is a handful of passes over the bytes by numpy, which take a tenth of the time that the JSON parser takes.
+The text is known to be JSON, and nothing here would hold without that: a number then has at most one point and one
+exponent, and between two values there is exactly one comma.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: How long each list is, of a list of lists; of a plain list, its own length alone.
+Lengths = tuple[int, ...]
+
+_COMMA, _MINUS, _POINT, _ZERO, _NINE, _EXPONENT = b",-.09e"
+#: A number of more than twice as many characters covers at least one such stretch of its text from end to end. A
+#: multiple of eight, so that a stretch is looked at as whole words.
+_STRETCH_BYTES = 144
+_WORD_BYTES = 8
+
+
+def int_rows(text: bytes, depth: int) -> Lengths | None:
+    """The lengths of a list (depth 1), or of a list of lists (depth 2), of integers alone.
+
+    None where the text, which is JSON, may be anything else, has a list of fewer than two values, or a number of so
+    many digits that no float might hold it.
+    """
+    if b'"' in text or b"." in text:
+        return None
+    codes = np.frombuffer(text, np.uint8)
+    return _lengths(codes, np.flatnonzero(codes > _NINE), depth)
+
+
+def float_rows(text: bytes, depth: int) -> Lengths | None:
+    """The same for floats, each with a point or an exponent as `repr` writes them, and none that could be infinite."""
+    if b'"' in text or not text.endswith(b"]"):
+        return None
+    codes = np.frombuffer(text, np.uint8)
+    marks = np.flatnonzero(codes > _NINE)
+    marked = np.count_nonzero(codes == _POINT)
+    exponents = marks[codes[marks] == _EXPONENT]
+    if exponents.size:
+        if not (codes[exponents + 1] == _MINUS).all():
+            return None
+        marks = marks[codes[marks] != _EXPONENT]
+        # `repr` leaves the point out where one digit is all that stands before the exponent. Other numbers without a
+        # point are not counted, and so not plain.
+        before = codes[exponents - 2]
+        marked += np.count_nonzero((before != _POINT) & ((before < _ZERO) | (before > _NINE)))
+    lengths = _lengths(codes, marks, depth)
+    return lengths if lengths is not None and marked == sum(lengths) else None
+
+
+def _lengths(codes: NDArray[np.uint8], marks: NDArray[np.intp], depth: int) -> Lengths | None:
+    """The lengths of the lists whose brackets are at `marks`; None where those are not all brackets, nested as they
+    must be, with nothing but lists beside the lists."""
+    commas = codes == _COMMA
+    brackets = codes[marks].tobytes()
+    if depth == 1:
+        lengths: Lengths = (np.count_nonzero(commas) + 1,)
+        nested = brackets == b"[]"
+    else:
+        ends = marks[1:-1].tolist()
+        rows = zip(ends[::2], ends[1::2], strict=False)
+        lengths = tuple(np.count_nonzero(commas[begin:end]) + 1 for begin, end in rows)
+        nested = bool(lengths) and brackets == b"[%b]" % (b"[]" * len(lengths))
+        nested = nested and np.count_nonzero(commas) == sum(lengths) - 1
+    # A list of one value looks like an empty one: neither is plain.
+    return lengths if nested and 1 not in lengths and not _too_long(commas) else None
+
+
+def _too_long(commas: NDArray[np.bool_]) -> bool:
+    """Whether a number may be longer than two stretches. Never said of short numbers alone."""
+    whole = len(commas) // _STRETCH_BYTES
+    words = commas[: whole * _STRETCH_BYTES].view(np.uint64)
+    return not words.reshape(whole, _STRETCH_BYTES // _WORD_BYTES).any(axis=1).all()
