@@ -1,16 +1,18 @@
-"""A posted body as groups that are ready to be kept: validated, with all fourteen fields, compressed."""
+"""A posted body as groups that are ready to be kept: validated, with all fourteen fields, as pieces."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
 
 from headrace.data.errors import InvalidInput
-from headrace.data.scored.piece import ScoredGroup, deflate
+from headrace.data.scored.piece import Piece, ScoredGroup, deflate
 from headrace.data.scored.rows import Lengths
 from headrace.data.scored.values import (
     MAX_DEPTH,
@@ -69,17 +71,21 @@ _MAX_ENV_ID = 2**63 - 1
 _MAX_SEQUENCES = 100_000
 
 
-def read_group(body: bytes) -> ScoredGroup:
+#: Makes a piece of a group's JSON: `deflate` or `store`.
+MakePiece = Callable[[bytes], Piece]
+
+
+def read_group(body: bytes, make_piece: MakePiece = deflate) -> ScoredGroup:
     """The group in a JSON body; `InvalidInput` names the field that is missing or wrong."""
-    return _group(_decode(_GROUP, body, "a group"))
+    return _group(_decode(_GROUP, body, "a group"), make_piece)
 
 
-def read_groups(body: bytes) -> list[ScoredGroup]:
+def read_groups(body: bytes, make_piece: MakePiece = deflate) -> list[ScoredGroup]:
     """All groups of a JSON array, or none: an error names the group too."""
     found = []
     for n, text in enumerate(_decode(_GROUPS, body, "groups")):
         try:
-            found.append(read_group(bytes(text)))
+            found.append(read_group(bytes(text), make_piece))
         except InvalidInput as error:
             raise InvalidInput(f"group {n}: {error}") from None
     return found
@@ -103,7 +109,7 @@ def _decode(decoder: msgspec.json.Decoder[Any], body: bytes, what: str) -> Any:
         raise InvalidInput(f"the body is nested more than {MAX_DEPTH} deep") from None
 
 
-def _group(fields: _Fields) -> ScoredGroup:
+def _group(fields: _Fields, make_piece: MakePiece) -> ScoredGroup:
     texts: dict[str, bytes] = {}
     found: dict[str, Any] = {}  # lengths or values of the fields that hold numbers
     env_id = None
@@ -122,7 +128,8 @@ def _group(fields: _Fields) -> ScoredGroup:
                 check_other(key, parse_json(text, key))
         texts[key] = text
     sequences = _count(found["tokens"], found["masks"], found["scores"])
-    return ScoredGroup(deflate(_LAYOUT % tuple(texts.values())), sequences, env_id)
+    text = _LAYOUT % tuple(texts.values())
+    return ScoredGroup(make_piece(text), sequences, env_id, sha256(text).hexdigest())
 
 
 #: A group's object, with a place for every field's text.

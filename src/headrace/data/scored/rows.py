@@ -14,22 +14,21 @@ from numpy.typing import NDArray
 Lengths = tuple[int, ...]
 
 _COMMA, _MINUS, _POINT, _ZERO, _NINE, _EXPONENT = b",-.09e"
-#: A number of more than twice as many characters covers at least one such stretch of its text from end to end. A
-#: multiple of eight, so that a stretch is looked at as whole words.
-_STRETCH_BYTES = 144
-_WORD_BYTES = 8
+#: Bytes of text in each of which there must be a comma: no number is longer than twice that. A word of words, since
+#: numpy looks at eight bytes as fast as at one.
+_WINDOW_BYTES = 64
 
 
 def int_rows(text: bytes, depth: int) -> Lengths | None:
     """The lengths of a list (depth 1), or of a list of lists (depth 2), of integers alone.
 
-    None where the text, which is JSON, may be anything else, has a list of fewer than two values, or a number of so
-    many digits that no float might hold it.
+    None where the text, which is JSON, may be anything else, has a list of fewer than two values, or numbers so long
+    that a float might not hold them.
     """
     if b'"' in text or b"." in text:
         return None
     codes = np.frombuffer(text, np.uint8)
-    return _lengths(codes, np.flatnonzero(codes > _NINE), depth)
+    return _lengths(codes, (codes > _NINE).nonzero()[0], depth)
 
 
 def float_rows(text: bytes, depth: int) -> Lengths | None:
@@ -37,7 +36,7 @@ def float_rows(text: bytes, depth: int) -> Lengths | None:
     if b'"' in text or not text.endswith(b"]"):
         return None
     codes = np.frombuffer(text, np.uint8)
-    marks = np.flatnonzero(codes > _NINE)
+    marks = (codes > _NINE).nonzero()[0]
     marked = np.count_nonzero(codes == _POINT)
     exponents = marks[codes[marks] == _EXPONENT]
     if exponents.size:
@@ -71,7 +70,7 @@ def _lengths(codes: NDArray[np.uint8], marks: NDArray[np.intp], depth: int) -> L
 
 
 def _too_long(commas: NDArray[np.bool_]) -> bool:
-    """Whether a number may be longer than two stretches. Never said of short numbers alone."""
-    whole = len(commas) // _STRETCH_BYTES
-    words = commas[: whole * _STRETCH_BYTES].view(np.uint64)
-    return not words.reshape(whole, _STRETCH_BYTES // _WORD_BYTES).any(axis=1).all()
+    """Whether a number may be longer than a window. Never said of numbers of fewer characters alone."""
+    whole = len(commas) // _WINDOW_BYTES * _WINDOW_BYTES
+    words = commas[:whole].view(np.uint64) != 0
+    return not (words.view(np.uint64) != 0).all()
