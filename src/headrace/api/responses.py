@@ -32,8 +32,9 @@ HANG_UP_TURNS = 4
 
 _GZIP = 31  # `wbits` of a gzip member
 
-#: Called with whether the response was written to a connection that was still open.
-Settle = Callable[[bool], Awaitable[None]]
+#: Called with whether the response was written to a connection that was still open; what it has to wait for, if any, is
+#: then awaited to its end.
+Settle = Callable[[bool], Awaitable[None] | None]
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ async def deliver(response: ApiResponse, request: Request, send: Send, within_s:
     except TimeoutError:
         log.warning("an answer of %d bytes was not read within %g s", len(response.body), within_s)
     finally:
-        await asyncio.shield(asyncio.ensure_future(response.settle(arrived)))
+        if (settling := response.settle(arrived)) is not None:
+            await asyncio.shield(asyncio.ensure_future(settling))
 
 
 async def _written(response: ApiResponse, request: Request, send: Send) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -154,7 +154,7 @@ class Routes:
             self._returning.add(returning)
             returning.add_done_callback(self._returning.discard)
 
-    def _consumed(self, lease: str) -> Settle:
+    def _consumed(self, lease: str) -> Callable[[bool], Awaitable[None]]:
         """What ends a batch's lease: an ack where its response arrived, a nack where it did not."""
 
         async def settle(arrived: bool) -> None:
@@ -250,7 +250,7 @@ class Routes:
                 f"Idempotency-Key must have 1 to {MAX_CLIENT_KEY_CHARACTERS} characters, not {len(given)}"
             )
 
-        async def settle(arrived: bool) -> None:
+        def settle(arrived: bool) -> None:
             if given is None:
                 self.keys.settle(keys, arrived)
 
@@ -261,7 +261,7 @@ class Routes:
             ]
             return await self._pool.desk_post(postings), settle
         except BaseException:
-            await settle(False)
+            settle(False)
             raise
 
     # -- both ----------------------------------------------------------------------------------------------------------

@@ -47,8 +47,9 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 class ScoredGroup(msgspec.Struct, frozen=True, gc=False):
     """A group that was read: what it is, how many sequences it holds, and whose it is.
 
-    `digest`: the SHA-256 of its JSON in hex, by which the same group is known again however it was packed; empty for one
-    that nobody posted."""
+    `digest`: the length of its JSON and two checksums, together 64 bits, by which the same group is known again however
+    it was packed; empty for one that nobody posted.
+    """
 
     piece: Piece
     sequences: int

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from hashlib import sha256
 from typing import Any
 
 import msgspec
+from crc32c import crc32c
 from msgspec import Raw, Struct
 
 from headrace.data.errors import InvalidInput
@@ -129,7 +129,8 @@ def _group(fields: _Fields, make_piece: MakePiece) -> ScoredGroup:
         texts[key] = text
     sequences = _count(found["tokens"], found["masks"], found["scores"])
     text = _LAYOUT % tuple(texts.values())
-    return ScoredGroup(make_piece(text), sequences, env_id, sha256(text).hexdigest())
+    piece = make_piece(text)
+    return ScoredGroup(piece, sequences, env_id, f"{piece.size:x}-{piece.crc:08x}-{crc32c(text):08x}")
 
 
 #: A group's object, with a place for every field's text.

@@ -17,6 +17,9 @@ _COMMA, _MINUS, _POINT, _ZERO, _NINE, _EXPONENT = b",-.09e"
 #: Bytes of text in each of which there must be a comma: no number is longer than twice that. A word of words, since
 #: numpy looks at eight bytes as fast as at one.
 _WINDOW_BYTES = 64
+#: Marks that a window of a large text may have: an exponent in each of its numbers, and brackets.
+_MARKS_A_WINDOW = 8
+_LARGE_BYTES = 1_000_000
 
 
 def int_rows(text: bytes, depth: int) -> Lengths | None:
@@ -28,7 +31,8 @@ def int_rows(text: bytes, depth: int) -> Lengths | None:
     if b'"' in text or b"." in text:
         return None
     codes = np.frombuffer(text, np.uint8)
-    return _lengths(codes, (codes > _NINE).nonzero()[0], depth)
+    marks = _marks(codes)
+    return _lengths(codes, marks, depth) if marks is not None else None
 
 
 def float_rows(text: bytes, depth: int) -> Lengths | None:
@@ -36,7 +40,9 @@ def float_rows(text: bytes, depth: int) -> Lengths | None:
     if b'"' in text or not text.endswith(b"]"):
         return None
     codes = np.frombuffer(text, np.uint8)
-    marks = (codes > _NINE).nonzero()[0]
+    marks = _marks(codes)
+    if marks is None:
+        return None
     marked = np.count_nonzero(codes == _POINT)
     exponents = marks[codes[marks] == _EXPONENT]
     if exponents.size:
@@ -51,18 +57,27 @@ def float_rows(text: bytes, depth: int) -> Lengths | None:
     return lengths if lengths is not None and marked == sum(lengths) else None
 
 
+def _marks(codes: NDArray[np.uint8]) -> NDArray[np.intp] | None:
+    """Where brackets, exponents and whatever else is no number stand. None for a large text that has far more of them
+    than lists of tokens have: each takes eight bytes here."""
+    beyond_digits = codes > _NINE
+    if len(codes) > _LARGE_BYTES and np.count_nonzero(beyond_digits) > len(codes) // _WINDOW_BYTES * _MARKS_A_WINDOW:
+        return None
+    return beyond_digits.nonzero()[0]
+
+
 def _lengths(codes: NDArray[np.uint8], marks: NDArray[np.intp], depth: int) -> Lengths | None:
     """The lengths of the lists whose brackets are at `marks`; None where those are not all brackets, nested as they
     must be, with nothing but lists beside the lists."""
     commas = codes == _COMMA
     brackets = codes[marks].tobytes()
     if depth == 1:
-        lengths: Lengths = (np.count_nonzero(commas) + 1,)
+        lengths: Lengths = (int(np.count_nonzero(commas)) + 1,)
         nested = brackets == b"[]"
     else:
         ends = marks[1:-1].tolist()
         rows = zip(ends[::2], ends[1::2], strict=False)
-        lengths = tuple(np.count_nonzero(commas[begin:end]) + 1 for begin, end in rows)
+        lengths = tuple(int(np.count_nonzero(commas[begin:end])) + 1 for begin, end in rows)
         nested = bool(lengths) and brackets == b"[%b]" % (b"[]" * len(lengths))
         nested = nested and np.count_nonzero(commas) == sum(lengths) - 1
     # A list of one value looks like an empty one: neither is plain.
