@@ -31,6 +31,7 @@ PART_BYTES = 256 * 1024
 HANG_UP_TURNS = 4
 
 _GZIP = 31  # `wbits` of a gzip member
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 #: Called with whether the response was written to a connection that was still open; what it has to wait for, if any, is
 #: then awaited to its end.
@@ -55,7 +56,7 @@ class ApiResponse:
 
 def json_response(value: Any, status: int = 200, settle: Settle | None = None) -> ApiResponse:
     """A response whose body is `value` as JSON."""
-    return ApiResponse(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(), status, settle=settle)
+    return ApiResponse(_ENCODER.encode(value).encode(), status, settle=settle)
 
 
 def takes_gzip(request: Request) -> bool:
