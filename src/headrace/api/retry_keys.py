@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from hashlib import sha256
 
 from headrace.data.errors import HeadraceError
 from headrace.data.scored import ScoredGroup
@@ -41,7 +40,7 @@ class RetryKeys:
         seen: Counter[Key] = Counter()  # equal groups in one post are sent on purpose
         try:
             for group in groups:
-                name = (group.env_id, sha256(group.piece.data).hexdigest())
+                name = (group.env_id, group.digest)
                 found.append(await self._free(*name, seen[name]))
                 seen[name] += 1
         except BaseException:

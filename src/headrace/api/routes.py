@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,12 +13,14 @@ from starlette.requests import Request
 
 from headrace.api import metrics
 from headrace.api.openapi import docs_page, openapi
+from headrace.api.plain_allowance import PlainAllowance
 from headrace.api.requests import gunzip, raw_body, read_env_id, read_flag, read_object, read_record
 from headrace.api.responses import GZIP_FROM_BYTES, TEXT, ApiResponse, Settle, json_response, takes_gzip
 from headrace.api.retry_keys import RetryKeys
 from headrace.api.settings import TrajectoryApiSettings
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.data.scored import (
+    MakePiece,
     ScoredGroup,
     gzip_piece,
     inflate,
@@ -82,6 +84,7 @@ class Routes:
         self._large_bodies = asyncio.Semaphore(LARGE_BODIES_AT_ONCE)
         self._returning: set[asyncio.Future[None]] = set()
         self._logged: set[str] = set()  # why groups fit no batch, as far as the log says so
+        self._plain = PlainAllowance()
         self.keys = RetryKeys(pool)
 
     # -- trainers ------------------------------------------------------------------------------------------------------
@@ -112,18 +115,27 @@ class Routes:
 
     async def batch(self, request: Request) -> ApiResponse:
         await raw_body(request, self._settings.max_body_mb)  # nobody sends one; until it is read, nobody can hang up
+        gzip = takes_gzip(request)
         try:
             if last := request.headers.get(LAST_RECEIVED_HEADER):
                 await self._pool.desk_received(last)
+            await self._allow_plain(gzip)
             found = await self._hand_out()
         except NotRegistered:
             return json_response(NOT_REGISTERED)
         if found is None:
             return json_response({"batch": None})
-        gzipped = sum(piece.size for piece in found.pieces) >= GZIP_FROM_BYTES and takes_gzip(request)
+        gzipped = gzip and sum(piece.size for piece in found.pieces) >= GZIP_FROM_BYTES
         body = join_gzip(found.pieces) if gzipped else join(found.pieces)
         headers = [(BATCH_HEADER, found.lease.encode()), *([(REPEATED_HEADER, b"true")] if found.repeated else [])]
         return ApiResponse(body, gzipped=gzipped, headers=tuple(headers), settle=self._consumed(found.lease))
+
+    async def _allow_plain(self, gzip: bool) -> None:
+        """Says of groups to come whether they may be kept uncompressed, by how the trainer takes batches."""
+        if gzip:
+            self._plain.end()
+        elif self._plain.is_low:
+            self._plain.renew((await self._pool.desk_status()).queue_size)
 
     async def _hand_out(self) -> ScoredBatch | None:
         """The next batch. Where the call ends while it is handed out, it goes back."""
@@ -142,7 +154,7 @@ class Routes:
             self._returning.add(returning)
             returning.add_done_callback(self._returning.discard)
 
-    def _consumed(self, lease: str) -> Settle:
+    def _consumed(self, lease: str) -> Callable[[bool], Awaitable[None]]:
         """What ends a batch's lease: an ack where its response arrived, a nack where it did not."""
 
         async def settle(arrived: bool) -> None:
@@ -213,12 +225,12 @@ class Routes:
         warning = "; ".join(text for text in texts if text)
         return {"warning": warning} if warning else {}
 
-    async def _read(self, request: Request, read: Callable[[bytes], T]) -> T:
+    async def _read(self, request: Request, read: Callable[[bytes, MakePiece], T]) -> T:
         max_mb = self._settings.max_body_mb
         body, gzipped = await raw_body(request, max_mb)
 
         def decoded() -> T:
-            return read(gunzip(body, max_mb) if gzipped else body)
+            return read(gunzip(body, max_mb) if gzipped else body, self._plain.make_piece)
 
         # gzip ends with the size of what it holds
         if len(body) < LARGE_BODY_BYTES and not (gzipped and int.from_bytes(body[-4:], "little") >= LARGE_BODY_BYTES):
@@ -238,7 +250,7 @@ class Routes:
                 f"Idempotency-Key must have 1 to {MAX_CLIENT_KEY_CHARACTERS} characters, not {len(given)}"
             )
 
-        async def settle(arrived: bool) -> None:
+        def settle(arrived: bool) -> None:
             if given is None:
                 self.keys.settle(keys, arrived)
 
@@ -249,7 +261,7 @@ class Routes:
             ]
             return await self._pool.desk_post(postings), settle
         except BaseException:
-            await settle(False)
+            settle(False)
             raise
 
     # -- both ----------------------------------------------------------------------------------------------------------

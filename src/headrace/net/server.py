@@ -9,6 +9,7 @@ import gc
 import ipaddress
 import socket
 from collections.abc import Callable, Collection
+from functools import lru_cache
 from types import FrameType
 from typing import Any
 from urllib.parse import urlsplit
@@ -153,6 +154,7 @@ def _foreign(scope: Scope, origins: Collection[str]) -> str | None:
     return None
 
 
+@lru_cache(maxsize=256)  # callers are few, and each of their requests names it
 def _names_this_machine(url: str) -> bool:
     try:
         name = urlsplit(url).hostname or ""

@@ -77,6 +77,7 @@ class DataPool(JournaledState, BlockingPool):
         self.durability = safety
         self._waiters: dict[str, set[Callable[[], None]]] = {}
         self._syncer: ThreadPoolExecutor | None = None
+        self._next_sync: _Sync | None = None  # one that has not begun
         self.aio = AsyncPool(self)
         try:
             if self._journal is not None:
@@ -314,7 +315,19 @@ class DataPool(JournaledState, BlockingPool):
             return done
         if self._syncer is None:
             self._syncer = ThreadPoolExecutor(1, "headrace-sync")
-        return loop.run_in_executor(self._syncer, self._journal.wait, serial)
+        # A sync that has not begun is for all that is written by then: who comes meanwhile shares it.
+        shared = self._next_sync
+        if shared is None or shared.loop is not loop:
+            shared = self._next_sync = _Sync(loop)
+            shared.done = loop.run_in_executor(self._syncer, self._sync_written, shared)
+        return shared.done
+
+    def _sync_written(self, sync: _Sync) -> None:
+        """Makes all that is written safe, in the thread that waits for the disk."""
+        assert self._journal is not None
+        if self._next_sync is sync:
+            self._next_sync = None  # before it is looked how far it goes: who comes from now on needs another
+        self._journal.wait(self._journal.serial - 1)
 
     async def _wait_until_safe(self, operation: Operation[Any], answer: Any, safe: asyncio.Future[None]) -> None:
         """Waits until what a call wrote is safe. A batch is not lost because its caller gives up meanwhile: one of
@@ -323,7 +336,7 @@ class DataPool(JournaledState, BlockingPool):
             await asyncio.shield(safe)
         except asyncio.CancelledError:
             if isinstance(operation, FetchBatch) and answer is not None:
-                await safe
+                await asyncio.shield(safe)
                 return
             if isinstance(operation, TakeScoredBatch) and answer is not None:
                 self._attempt(NackScoredBatch(answer.lease), lambda: None)
@@ -354,6 +367,17 @@ class DataPool(JournaledState, BlockingPool):
     def _payload_bytes(self) -> dict[str, int]:
         """Of steps' arrays and blobs: those in memory, and those that are read from the journal when needed."""
         return {"memory_bytes": self._state.memory.used, "in_journal_bytes": self._state.memory.in_journal}
+
+
+class _Sync:
+    """A sync of the journal that several calls of one event loop wait for."""
+
+    __slots__ = ("done", "loop")
+
+    done: asyncio.Future[None]
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
 
 
 def _until(operation: Operation[Any]) -> float | None:

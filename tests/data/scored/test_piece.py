@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.scored.groups import body, exact, groups, large
 
-from headrace.data.scored import Piece, decode, gzip_piece, inflate, join, join_gzip, read_group
+from headrace.data.scored import Piece, decode, gzip_piece, inflate, join, join_gzip, read_group, store
 
 
 def piece(group: dict[str, Any]) -> Piece:
@@ -50,6 +50,28 @@ async def test_aiohttp_reads_all_of_it() -> None:
     app.router.add_get("/batch", answer)
     async with TestClient(TestServer(app)) as client, client.get("/batch") as response:
         assert await response.read() == join(pieces)
+
+
+@given(found=st.lists(st.tuples(groups(), st.booleans()), max_size=4))
+def test_pieces_that_are_stored_make_the_same_answers(found: list[tuple[dict[str, Any], bool]]) -> None:
+    packed = [piece(group) for group, _ in found]
+    pieces = [store(inflate(one)) if plain else one for one, (_, plain) in zip(packed, found, strict=True)]
+    assert join(pieces) == join(packed)
+    assert gzip.decompress(join_gzip(pieces)) == join(packed)
+
+
+@given(text=st.binary(max_size=300), repeat=st.sampled_from([1, 70_000]))
+def test_what_is_stored_is_deflate_that_every_reader_reads(text: bytes, repeat: int) -> None:
+    text = (text * repeat)[:200_000]
+    one = store(text)
+    assert zlib.decompress(one.data + b"\x03\x00", -15) == inflate(one) == text
+    assert (one.size, one.crc) == (len(text), zlib.crc32(text))
+    assert gzip.decompress(gzip_piece(one)) == text
+
+
+def test_a_gzip_answer_is_compressed_though_its_pieces_are_stored() -> None:
+    stored = [store(inflate(piece(large(first)))) for first in range(4)]
+    assert len(join_gzip(stored)) < len(join(stored)) / 2
 
 
 @given(groups())

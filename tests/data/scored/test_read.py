@@ -87,6 +87,29 @@ def test_only_nested_lists_of_one_kind_of_number_are_plain(text: str, depth: int
         assert shape is None or ("999" not in text)
 
 
+@given(
+    rows=st.lists(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2), min_size=1),
+    compact=st.booleans(),
+)
+def test_plain_floats_are_told_with_the_lengths_of_their_lists(rows: list[list[float]], compact: bool) -> None:
+    text = json.dumps(rows, separators=(",", ":") if compact else None)
+    large = "e+" in text
+    assert values.plain_floats(text.encode(), 2) == (None if large else tuple(map(len, rows)))
+
+
+@given(rows=st.lists(st.lists(st.integers(-(2**63), 2**63), min_size=2), min_size=1), compact=st.booleans())
+def test_plain_ints_are_told_with_the_lengths_of_their_lists(rows: list[list[int]], compact: bool) -> None:
+    text = json.dumps(rows, separators=(",", ":") if compact else None)
+    assert values.plain_ints(text.encode(), 2) == tuple(map(len, rows))
+
+
+@pytest.mark.parametrize(
+    "text", ["[[1, 2], 3]", "[3, [1, 2]]", "[[1, 2], []]", "[[1, 2], [[3, 4]]]", "[[1, 2.0]]", "7"]
+)
+def test_what_is_not_a_list_of_lists_of_integers_is_not_plain(text: str) -> None:
+    assert values.plain_ints(text.encode(), 2) is None
+
+
 def test_python_style_numbers_are_taken() -> None:
     sent = {"tokens": [["12", 1.0, True, " 7 ", "3.0"]], "masks": [["-100", -100.0, False, 7, 3]], "scores": ["0.5"]}
     found = read_group(body({**sent, "advantages": [[1, "2", True, "-1e-3", 0]], "env_id": "4"}))

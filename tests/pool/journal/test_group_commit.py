@@ -100,6 +100,25 @@ def test_one_sync_serves_all_that_were_written_before_it(
         assert sorted(uids(pool)) == [f"s{i}" for i in range(9)]
 
 
+async def test_calls_of_one_event_loop_share_the_sync_that_has_not_begun(tmp_path: Path, files: Gate) -> None:
+    with DataPool(tmp_path, files=files) as pool:
+        before = files.syncs
+        files.shut()
+        first = asyncio.create_task(pool.aio.submit_step(one("s0")))
+        assert await asyncio.to_thread(files.reached.wait, SOON)
+        others = [asyncio.create_task(pool.aio.submit_step(one(f"s{i}"))) for i in range(1, 9)]
+        while pool._journal is not None and pool._journal.serial - 1 < 9:
+            await asyncio.sleep(0)
+        others[0].cancel()  # who gives up takes nothing from the others
+        files.open_up()
+        for submitted in (first, *others[1:]):
+            assert (await submitted).accepted == 1
+        assert others[0].cancelled()
+        assert files.syncs - before == 2
+    with DataPool(tmp_path) as pool:
+        assert sorted(uids(pool)) == [f"s{i}" for i in range(9)]
+
+
 def test_a_call_is_not_answered_before_its_sync_and_what_it_did_is_not_shown_to_others(
     tmp_path: Path, files: Gate, threads: ThreadPoolExecutor
 ) -> None:

@@ -1,24 +1,25 @@
-"""A posted body as groups that are ready to be kept: validated, with all fourteen fields, compressed."""
+"""A posted body as groups that are ready to be kept: validated, with all fourteen fields, as pieces."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from crc32c import crc32c
 from msgspec import Raw, Struct
 
 from headrace.data.errors import InvalidInput
-from headrace.data.scored.piece import ScoredGroup, deflate
+from headrace.data.scored.piece import Piece, ScoredGroup, deflate
+from headrace.data.scored.rows import Lengths
 from headrace.data.scored.values import (
     MAX_DEPTH,
     STRING,
     as_float,
     as_int,
     check_other,
-    count_numbers,
-    count_rows,
     map_nested,
     parse_json,
     plain_floats,
@@ -70,17 +71,21 @@ _MAX_ENV_ID = 2**63 - 1
 _MAX_SEQUENCES = 100_000
 
 
-def read_group(body: bytes) -> ScoredGroup:
+#: Makes a piece of a group's JSON: `deflate` or `store`.
+MakePiece = Callable[[bytes], Piece]
+
+
+def read_group(body: bytes, make_piece: MakePiece = deflate) -> ScoredGroup:
     """The group in a JSON body; `InvalidInput` names the field that is missing or wrong."""
-    return _group(_decode(_GROUP, body, "a group"))
+    return _group(_decode(_GROUP, body, "a group"), make_piece)
 
 
-def read_groups(body: bytes) -> list[ScoredGroup]:
+def read_groups(body: bytes, make_piece: MakePiece = deflate) -> list[ScoredGroup]:
     """All groups of a JSON array, or none: an error names the group too."""
     found = []
     for n, text in enumerate(_decode(_GROUPS, body, "groups")):
         try:
-            found.append(read_group(bytes(text)))
+            found.append(read_group(bytes(text), make_piece))
         except InvalidInput as error:
             raise InvalidInput(f"group {n}: {error}") from None
     return found
@@ -104,9 +109,9 @@ def _decode(decoder: msgspec.json.Decoder[Any], body: bytes, what: str) -> Any:
         raise InvalidInput(f"the body is nested more than {MAX_DEPTH} deep") from None
 
 
-def _group(fields: _Fields) -> ScoredGroup:
+def _group(fields: _Fields, make_piece: MakePiece) -> ScoredGroup:
     texts: dict[str, bytes] = {}
-    shapes: dict[str, Any] = {}
+    found: dict[str, Any] = {}  # lengths or values of the fields that hold numbers
     env_id = None
     for key in _REQUIRED:
         if getattr(fields, key) in (_ABSENT, _NO_VALUE):
@@ -115,31 +120,29 @@ def _group(fields: _Fields) -> ScoredGroup:
         text = bytes(getattr(fields, key)) or _NULL
         if text != _NULL:
             if key in _INTS or key in _FLOATS:
-                text, shapes[key] = _numbers(key, text, shapes.get("tokens"))
+                text, found[key] = _numbers(key, text)
             elif key == "env_id":
                 env_id = _env_id(text)
                 text = b"%d" % env_id
             else:
                 check_other(key, parse_json(text, key))
         texts[key] = text
-    sequences = _count(shapes["tokens"], shapes["masks"], shapes["scores"])
-    return ScoredGroup(deflate(_LAYOUT % tuple(texts.values())), sequences, env_id)
+    sequences = _count(found["tokens"], found["masks"], found["scores"])
+    text = _LAYOUT % tuple(texts.values())
+    piece = make_piece(text)
+    return ScoredGroup(piece, sequences, env_id, f"{piece.size:x}-{piece.crc:08x}-{crc32c(text):08x}")
 
 
 #: A group's object, with a place for every field's text.
 _LAYOUT = b"{" + b",".join(b'"%b":%%b' % key.encode() for key in KEYS) + b"}"
 
 
-def _numbers(key: str, text: bytes, like: Any) -> tuple[bytes, Any]:
-    """The field as it is served, and its shape (bytes) where it is plain, else its values.
-
-    `like` is what was found of the tokens.
-    """
+def _numbers(key: str, text: bytes) -> tuple[bytes, Any]:
+    """The field as it is served, and the lengths of its lists (a tuple) where it is plain, else its values."""
     depth = _INTS.get(key) or _FLOATS[key]
-    known = like if depth == _INTS["tokens"] and isinstance(like, bytes) else None
-    shape = plain_ints(text, depth, known) if key in _INTS else plain_floats(text, depth, known)
-    if shape is not None:
-        return text, shape
+    lengths = plain_ints(text, depth) if key in _INTS else plain_floats(text, depth)
+    if lengths is not None:
+        return text, lengths
     if depth == 2 and text.count(b"[") > _MAX_SEQUENCES:
         raise InvalidInput(f"{key} has more than {_MAX_SEQUENCES} lists; a group has fewer sequences")
     one = as_int if key in _INTS else as_float
@@ -156,10 +159,10 @@ def _env_id(text: bytes) -> int:
 
 def _count(tokens: Any, masks: Any, scores: Any) -> int:
     """How many sequences there are: as many lists of tokens as of masks, each pair equally long, and as many scores."""
-    scored = count_numbers(scores) if isinstance(scores, bytes) else len(scores)
-    if isinstance(tokens, bytes) and tokens == masks and count_rows(tokens) == scored:
-        return scored
+    scored = scores[0] if isinstance(scores, tuple) else len(scores)
     long, masked = _lengths(tokens), _lengths(masks)
+    if long == masked and len(long) == scored > 0:
+        return len(long)
     if not long:
         raise InvalidInput("tokens is empty; a group has at least one sequence")
     for name, found in (("masks", len(masked)), ("scores", scored)):
@@ -167,13 +170,10 @@ def _count(tokens: Any, masks: Any, scores: Any) -> int:
             raise InvalidInput(
                 f"{name} has {found} entries for {len(long)} sequences of tokens; there must be one each"
             )
-    for n, (wanted, found) in enumerate(zip(long, masked, strict=True)):
-        if wanted != found:
-            raise InvalidInput(f"masks[{n}] has {found} entries for {wanted} tokens; there must be one each")
-    return len(long)
+    n = next(n for n, (wanted, found) in enumerate(zip(long, masked, strict=True)) if wanted != found)
+    raise InvalidInput(f"masks[{n}] has {masked[n]} entries for {long[n]} tokens; there must be one each")
 
 
-def _lengths(rows: Any) -> list[int]:
-    if isinstance(rows, bytes):
-        return [row.count(b",") + 1 for row in rows[2:-2].split(b"],[")]
-    return [len(row) for row in rows]
+def _lengths(rows: Any) -> Lengths:
+    """How long each list is, of lengths that are known or of the lists."""
+    return rows if isinstance(rows, tuple) else tuple(map(len, rows))

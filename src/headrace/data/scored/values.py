@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from headrace.data.errors import InvalidInput, shown
+from headrace.data.scored.rows import Lengths, float_rows, int_rows
 
 #: Integers have no limit in Python; what no float holds either is taken for an attack.
 MAX_DIGITS = 300
@@ -44,16 +45,19 @@ _SHAPES: dict[type, msgspec.json.Decoder[Any]] = {
 # -- as text -----------------------------------------------------------------------------------------------------------
 
 
-def plain_ints(text: bytes, depth: int, like: bytes | None = None) -> bytes | None:
-    """The shape (brackets and commas) of a list of integers nested so deep; None where the text, which is known to be
-    JSON, is anything else. `like`: a shape of the same depth that was found before, since the next is often the same.
-    """
+def plain_ints(text: bytes, depth: int) -> Lengths | None:
+    """The lengths of the lists (see `rows`) where the text, which is known to be JSON, is a list of integers nested so
+    deep, and can be served as it came; of one that is nested three deep, nothing. None where it is anything else."""
+    if depth < 3:
+        return int_rows(text, depth)
     shape = text.translate(None, _DIGITS + _SPACE)
-    return shape if not _too_long(text) and (shape == like or _is_shape(shape, text, depth, int)) else None
+    return () if not _too_long(text) and _nested_three_deep(shape, text, int) else None
 
 
-def plain_floats(text: bytes, depth: int, like: bytes | None = None) -> bytes | None:
+def plain_floats(text: bytes, depth: int) -> Lengths | None:
     """The same for floats: each with a point or an exponent, and none that could be infinite."""
+    if depth < 3:
+        return float_rows(text, depth)
     marks = text.translate(None, _DIGITS + b"+" + _SPACE)
     shape = marks.translate(None, b".e")
     marked = marks.count(b".")
@@ -61,28 +65,13 @@ def plain_floats(text: bytes, depth: int, like: bytes | None = None) -> bytes | 
         if marks.count(b"e") != text.count(b"e-"):
             return None
         marked += marks.count(b",e") + marks.count(b"[e")  # those without a point
-    if marked != count_numbers(shape):
+    if marked != shape.count(b",") + 1:
         return None
-    return shape if not _too_long(text) and (shape == like or _is_shape(shape, text, depth, float)) else None
+    return () if not _too_long(text) and _nested_three_deep(shape, text, float) else None
 
 
-def count_numbers(shape: bytes) -> int:
-    """How many numbers stand in a shape of which no list is empty."""
-    return shape.count(b",") + 1
-
-
-def count_rows(shape: bytes) -> int:
-    """How many lists there are in a list of lists."""
-    return shape.count(b"[") - 1
-
-
-def _is_shape(shape: bytes, text: bytes, depth: int, kind: type) -> bool:
-    if depth == 1:
-        return len(shape) > 2 and shape == b"[%b]" % (b"," * (len(shape) - 2))
-    if depth == 2:
-        # A row of one number looks like an empty one: neither is plain.
-        inner = shape[2:-2].split(b"],[")
-        return shape[:2] == b"[[" and shape[-2:] == b"]]" and all(row and not row.strip(b",") for row in inner)
+def _nested_three_deep(shape: bytes, text: bytes, kind: type) -> bool:
+    """Whether the text, whose brackets and commas are `shape`, is a list of lists of lists of numbers."""
     try:
         _SHAPES[kind].decode(text)
     except msgspec.DecodeError:
