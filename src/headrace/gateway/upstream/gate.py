@@ -7,7 +7,7 @@ whose answer was aborted comes back to wait again. Time while the servers are pa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from headrace.gateway.upstream.errors import RolloutServerFailed
@@ -23,6 +23,8 @@ class Gate:
         self.aborts = 0
         self.in_flight = 0
         self.waiting = 0
+        #: Called when it closes.
+        self.closing: Callable[[], None] = lambda: None
         self._opened: asyncio.Event | None = None
         self._changed = asyncio.Event()
 
@@ -34,6 +36,7 @@ class Gate:
         """Makes requests wait from now on."""
         if self._opened is None:
             self._opened = asyncio.Event()
+            self.closing()
 
     def open(self) -> None:
         """Lets go of all that wait."""

@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 #: Seconds for which an answer of /v1/models is served again: agents ask for it at their start, many at once.
 MODELS_CACHE_S = 5.0
+#: Turns of the loop in which a stream that is let go reads its socket, wakes, and counts what came.
+CATCH_UP_TURNS = 4
 
 
 #: Parameters whose state a server keeps for one request only (a grammar, penalties for what was sampled before): an
@@ -59,6 +61,8 @@ class Upstream:
         self._client: UpstreamClient | None = None
         self.watch = Supervised("the watch over the rollout servers", self._fleet.watch)
         self._models: tuple[float, dict[str, Any]] | None = None
+        self._streams: set[ServerCall] = set()
+        self._gate.closing = self._hurry
 
     async def start(self, vocabulary: Vocabulary) -> None:
         """Verifies every server, each within `verify_s`; from then on, those that are down are probed."""
@@ -125,11 +129,12 @@ class Upstream:
             server, choice = call.server, join_choices(choice, rest, more[0])
         return choice
 
-    async def stream(self, request: UpstreamRequest) -> AsyncGenerator[SampledChoice, None]:
-        """Yields the pieces of an answer as they come. Closing it early aborts the call on the server.
+    async def stream(self, request: UpstreamRequest, flush_s: float = 0.0) -> AsyncGenerator[SampledChoice, None]:
+        """Yields the pieces of an answer as they come; with `flush_s`, after the first, what has come of a choice
+        within so many seconds as one. Closing it early aborts the call on the server.
 
         Raises like `sample`."""
-        gate = self._gate
+        gate, clock = self._gate, asyncio.get_running_loop().time
         if gate.closed:
             await gate.wait_open()
         encoded = EncodedRequest.of(request)
@@ -143,8 +148,11 @@ class Upstream:
                     part, before = todo.pop(0)
                     aborts, cut = gate.aborts, []
                     call, pieces = await self._dispatch.send(part, deadline, ServerCall.open)
+                    self._streams.add(call)
                     try:
                         while pieces:
+                            # While a pause is under way, what comes is read at once: its version is today's.
+                            flush_at = clock() + flush_s if flush_s and not gate.closed else 0.0
                             for piece in pieces:
                                 if before is not None:
                                     append_to(piece, before, part.request)
@@ -159,8 +167,9 @@ class Upstream:
                                         continue
                                 whole.finish_reason = piece.finish_reason
                                 yield piece
-                            pieces = await self._more(call)
+                            pieces = await self._more(call, flush_at, joined=flush_s > 0)
                     finally:
+                        self._streams.discard(call)
                         call.close()
                     for whole in cut:
                         if whole.ids and must_restart(request):
@@ -184,9 +193,9 @@ class Upstream:
                     self.counters["aborted"] += 1
                 raise
 
-    async def _more(self, call: ServerCall) -> list[SampledChoice]:
+    async def _more(self, call: ServerCall, not_before: float, *, joined: bool) -> list[SampledChoice]:
         try:
-            return await call.more()
+            return await call.more(not_before, joined=joined)
         except RolloutServerFailed as error:
             self._dispatch.failed(call.server, error)
             raise
@@ -222,6 +231,17 @@ class Upstream:
         """Holds new requests; those in flight end (`drain`), freeze (`keep`), or are cut and later continued. After
         `lease_s` without a `resume` it ends by itself, and `overdue` says so."""
         await self._control.pause(mode, lease_s)
+
+    async def catch_up(self) -> None:
+        """Before `set_version`: reads what streams have been sent so far, which the version until now sampled."""
+        if self._streams:
+            self._hurry()
+            for _ in range(CATCH_UP_TURNS):
+                await asyncio.sleep(0)
+
+    def _hurry(self) -> None:
+        for call in self._streams:
+            call.hurry()
 
     async def resume(self) -> None:
         """Ends a pause, if there is one."""
