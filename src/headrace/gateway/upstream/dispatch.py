@@ -152,14 +152,18 @@ class ServerCall:
         if self._response is not None:
             self._response.hurry()
 
-    async def more(self, not_before: float = 0.0, *, joined: bool = False) -> list[SampledChoice]:
+    async def more(
+        self, not_before: float = 0.0, *, joined: bool = False, to_the_end: bool = False
+    ) -> list[SampledChoice]:
         """The next pieces; an empty list at the answer's end. With `not_before`, a time of the loop, all that has come
-        by then; `joined`: those of a choice as one."""
+        by then; `joined`: those of a choice as one. `to_the_end`: its end is near, and is to be seen at once."""
         assert self._response is not None
         content = self._response
         while not self._ended:
             try:
-                chunk = await self._deadline.wait(content.readany(not_before), self.server.address)
+                chunk = await self._deadline.wait(
+                    content.readany(not_before, to_the_end=to_the_end), self.server.address
+                )
             except HttpError as error:
                 raise self._failed(f"cut its answer off: {error_text(error)}", "cut") from error
             if not chunk:

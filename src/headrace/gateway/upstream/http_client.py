@@ -72,13 +72,14 @@ class HttpResponse:
         if not self.status:
             raise self._error or ConnectionDropped("the connection was closed without an answer")
 
-    async def readany(self, not_before: float = 0.0) -> bytes:
+    async def readany(self, not_before: float = 0.0, *, to_the_end: bool = False) -> bytes:
         """The bytes that have come and were not read yet, awaited where there are none; empty at the end.
 
         With `not_before`, a time of the loop, it returns then with what has come by then, unless the answer ends or
-        `hurry` is called before."""
+        `hurry` is called before. Over a longer wait the socket is left unread, so that an end is only seen after it,
+        unless `to_the_end` says that one is near."""
         if not_before and not self._ended and self._error is None:
-            self._open_window(not_before)
+            self._open_window(not_before, to_the_end)
         while self._window is not None or not self._parts:
             if self._ended:
                 break
@@ -94,13 +95,13 @@ class HttpResponse:
             self._connection.flow(reading=True)
         return data
 
-    def _open_window(self, until: float) -> None:
+    def _open_window(self, until: float, to_the_end: bool) -> None:
         loop = asyncio.get_running_loop()
         wait_s = until - loop.time()
         if wait_s <= 0:
             return
         self._window = loop.call_later(wait_s, self.hurry)
-        if wait_s >= PAUSED_WINDOW_S and self._connection is not None:
+        if wait_s >= PAUSED_WINDOW_S and not to_the_end and self._connection is not None:
             self._connection.flow(reading=False)
 
     def hurry(self) -> None:

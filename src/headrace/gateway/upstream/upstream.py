@@ -25,7 +25,7 @@ from headrace.gateway.upstream.options import UpstreamOptions
 from headrace.gateway.upstream.pause import PAUSE_LEASE_S, PauseControl
 from headrace.gateway.upstream.server import UpstreamServer
 from headrace.gateway.upstream.types import SampledAnswer, SampledChoice, UpstreamRequest, VersionSpans
-from headrace.gateway.upstream.wire import EncodedRequest, extend_spans
+from headrace.gateway.upstream.wire import EncodedRequest, extend_spans, join_pieces
 from headrace.net.supervised import Supervised
 from headrace.tokens.vocabulary import Vocabulary
 
@@ -35,6 +35,8 @@ T = TypeVar("T")
 MODELS_CACHE_S = 5.0
 #: Turns of the loop in which a stream that is let go reads its socket, wakes, and counts what came.
 CATCH_UP_TURNS = 4
+#: An answer that has room for less than so many of its last piece may end within the next.
+NEAR_END = 2
 
 
 #: Parameters whose state a server keeps for one request only (a grammar, penalties for what was sampled before): an
@@ -138,6 +140,7 @@ class Upstream:
         if gate.closed:
             await gate.wait_open()
         encoded = EncodedRequest.of(request)
+        most = request.sampling.get("max_tokens")
         #: Of each choice, what was told so far; without a finish_reason while there is more to come.
         told = [SampledChoice(index, [], None, None) for index in range(encoded.choices)]
         #: What is to be sampled, and the beginning of the answer that it continues.
@@ -149,6 +152,8 @@ class Upstream:
                     aborts, cut = gate.aborts, []
                     call, pieces = await self._dispatch.send(part, deadline, ServerCall.open)
                     self._streams.add(call)
+                    if flush_s:
+                        pieces = join_pieces(pieces)
                     try:
                         while pieces:
                             # While a pause is under way, what comes is read at once: its version is today's.
@@ -167,7 +172,8 @@ class Upstream:
                                         continue
                                 whole.finish_reason = piece.finish_reason
                                 yield piece
-                            pieces = await self._more(call, flush_at, joined=flush_s > 0)
+                            near_end = most is not None and most - len(whole.ids) <= NEAR_END * len(piece.ids)
+                            pieces = await self._more(call, flush_at, joined=flush_s > 0, to_the_end=near_end)
                     finally:
                         self._streams.discard(call)
                         call.close()
@@ -193,9 +199,11 @@ class Upstream:
                     self.counters["aborted"] += 1
                 raise
 
-    async def _more(self, call: ServerCall, not_before: float, *, joined: bool) -> list[SampledChoice]:
+    async def _more(
+        self, call: ServerCall, not_before: float, *, joined: bool, to_the_end: bool
+    ) -> list[SampledChoice]:
         try:
-            return await call.more(not_before, joined=joined)
+            return await call.more(not_before, joined=joined, to_the_end=to_the_end)
         except RolloutServerFailed as error:
             self._dispatch.failed(call.server, error)
             raise
@@ -224,6 +232,7 @@ class Upstream:
             yield deadline
         finally:
             self._deadlines.discard(deadline)
+            deadline.close()
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
