@@ -1,4 +1,4 @@
-"""Streams as agents see them flushed: by channel, the first token at once, parts in the order in which they were said."""
+"""Streams as agents see them flushed: by channel, the first token at once, parts in the order in which they came."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_times_by_channel() -> None:
 
 @pytest.mark.parametrize("spec", ["", "soon", "-1", "50,250", "50,:250", "50,a:x", "50,a:1,a:2", "nan", "1e9"])
 def test_times_that_are_none_are_refused(spec: str) -> None:
-    with pytest.raises(InvalidInput, match="50,rollouts:250|twice"):
+    with pytest.raises(InvalidInput, match=r"50,rollouts:250|twice"):
         FlushTimes(spec)
 
 

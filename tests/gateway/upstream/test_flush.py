@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.gateway.upstream.kit import Puppet, Request, connected, hangs, stream_of, streams, until, upstream_request
-from tests.gateway.wire import Writer, end_stream, event, send
+from tests.gateway.upstream.kit import Puppet, Request, connected, stream_of, streams, until, upstream_request
+from tests.gateway.wire import Writer, end_stream, event, hangs, send
 
 from headrace.gateway.upstream import RolloutServerFailed, http_client
 from headrace.gateway.upstream.http_client import ConnectionDropped, HttpResponse, SseDecoder
@@ -23,7 +23,7 @@ from headrace.tokens.vocabulary import Vocabulary
 
 Make = Callable[..., Coroutine[Any, Any, Puppet]]
 
-# -- what is read when, by a clock that only moves when everything waits ------------------------------------------------
+# -- what is read when, by a clock that only moves when everything waits -----------------------------------------------
 
 
 class _NoWait(selectors.DefaultSelector):

@@ -154,7 +154,7 @@ async def _stream(address: str, path: str, tokens: int, text: str) -> StreamTime
         if not first_s and b"data: {" in data:
             first_s = loop.time() - begun
         tail = (tail + data)[-300:]
-        if data.endswith(b"0\r\n\r\n"):
+        if tail.endswith(b"\r\n0\r\n\r\n"):
             break  # the stub keeps its connection
     total_s = loop.time() - begun
     writer.close()
