@@ -68,13 +68,12 @@ def live_streams(sizes: GatewaySizes, folder: Path) -> Figures:
         start_gateway(stub, folder, "--stream-flush-ms", FLUSH_MS) as gateway,
     ):
         ready(gateway)
-        direct = _round(stub.address, None, sizes.held_streams, sizes.held_tokens, sizes.live_rate)
-        before = gateway.cpu_s()
-        through = _round(gateway.address, ROLLOUTS, sizes.held_streams, sizes.held_tokens, sizes.live_rate)
-        held_cpu = gateway.cpu_s() - before
+        held = (sizes.held_streams, sizes.held_tokens, sizes.live_rate)
+        direct, _ = _round(stub, None, *held)
+        through, held_cpu = _round(gateway, ROLLOUTS, *held)
     pace_s = sizes.held_tokens / sizes.live_rate
     base_s = _p99([stream.first_s for stream in direct])
-    held = [
+    kept = [
         stream
         for stream in through
         if stream.whole and stream.first_s <= base_s + FIRST_TOKEN_S and stream.total_s <= STRETCH * pace_s
@@ -85,7 +84,7 @@ def live_streams(sizes: GatewaySizes, folder: Path) -> Figures:
             "stream_us_token": us,
             "stream_vs_proxy": us / proxy_us,
             "stream250_vs_proxy": us250 / proxy_us,
-            "streams_held": float(len(held)),
+            "streams_held": float(len(kept)),
         },
         {
             "stream_us_token_250": us250,
@@ -101,35 +100,40 @@ def live_streams(sizes: GatewaySizes, folder: Path) -> Figures:
 
 def _cpu_us_token(sizes: GatewaySizes, server: ServerProcess, channel: str | None) -> float:
     """Microseconds of a process's CPU for each token of many streams at once; raises where one broke."""
-    before = server.cpu_s()
-    found = _round(server.address, channel, sizes.live_streams, sizes.live_tokens, sizes.live_rate)
-    used = server.cpu_s() - before
+    found, used = _round(server, channel, sizes.live_streams, sizes.live_tokens, sizes.live_rate)
     if not all(stream.whole for stream in found):
         raise AssertionError(f"{sum(not stream.whole for stream in found)} of {len(found)} streams broke")
     return used / (sizes.live_streams * sizes.live_tokens) * 1e6
 
 
-def _round(address: str, channel: str | None, streams: int, tokens: int, rate: float) -> list[StreamTimes]:
-    """So many streams, begun one after the other while the first goes on, so that all are live at once. With a channel
-    each has a trajectory of its own there."""
-    return uvloop.run(_streams(address, channel, streams, tokens, tokens / rate * 0.9 / streams))
-
-
-async def _streams(address: str, channel: str | None, streams: int, tokens: int, apart_s: float) -> list[StreamTimes]:
-    said = speech()
-    loop = asyncio.get_running_loop()
+def _round(
+    server: ServerProcess, channel: str | None, streams: int, tokens: int, rate: float
+) -> tuple[list[StreamTimes], float]:
+    """So many streams, begun one after the other while the first goes on, so that all are live at once, and the
+    server's CPU seconds for them. With a channel each has a trajectory of its own there, begun before that counts."""
     paths = ["/v1/chat/completions"] * streams
     if channel is not None:
-        async with aiohttp.ClientSession() as session:
-            for at in range(streams):
-                paths[at] = await _begin(session, address, channel)
+        paths = uvloop.run(_trajectories(server.address, channel, streams))
+    before = server.cpu_s()
+    found = uvloop.run(_streams(server.address, paths, tokens, tokens / rate * 0.9 / streams))
+    return found, server.cpu_s() - before
+
+
+async def _trajectories(address: str, channel: str, count: int) -> list[str]:
+    async with aiohttp.ClientSession() as session:
+        return [await _begin(session, address, channel) for _ in range(count)]
+
+
+async def _streams(address: str, paths: list[str], tokens: int, apart_s: float) -> list[StreamTimes]:
+    said = speech()
+    loop = asyncio.get_running_loop()
     begin = loop.time()
 
     async def agent(number: int) -> StreamTimes:
         await asyncio.sleep(begin + number * apart_s - loop.time())
         return await _stream(address, paths[number], tokens, words_from(said, number, PROMPT_WORDS))
 
-    return list(await asyncio.gather(*map(agent, range(streams))))
+    return list(await asyncio.gather(*map(agent, range(len(paths)))))
 
 
 async def _begin(session: aiohttp.ClientSession, address: str, channel: str) -> str:
@@ -145,10 +149,10 @@ async def _stream(address: str, path: str, tokens: int, text: str) -> StreamTime
     loop, url = asyncio.get_running_loop(), urlsplit(address)
     asked = {"model": "any", "stream": True, "max_tokens": tokens, "messages": [{"role": "user", "content": text}]}
     body = orjson.dumps(asked)
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: {url.netloc}\r\ncontent-type: application/json\r\n"
     begun = loop.time()
     reader, writer = await asyncio.open_connection(url.hostname, url.port)
-    writer.write(head.encode() + b"connection: close\r\n\r\n" + body)
+    writer.write(head.encode() + b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body))
     first_s, tail = 0.0, b""
     while data := await reader.read(1 << 16):
         if not first_s and b"data: {" in data:
