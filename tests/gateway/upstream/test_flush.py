@@ -261,6 +261,17 @@ async def test_the_first_token_comes_at_once_and_the_rest_together(puppet: Make,
     assert (rest[0].log_probs, rest[0].text, rest[0].finish_reason) == ([-0.5] * 7, "x" * 7, "length")
 
 
+async def test_after_the_last_token_nothing_waits_for_the_end(puppet: Make, vocabulary: Vocabulary) -> None:
+    """Even where the socket would be left alone: the test would take as long as the window."""
+    server, seen = await puppet(), asyncio.Event()
+    async with connected(vocabulary, server) as upstream:
+        server.behave = streams(1, then(1), seen)
+        stream = upstream.stream(upstream_request(max_tokens=1), LONG_S)
+        assert (await anext(stream)).finish_reason == "length"
+        seen.set()
+        assert [piece async for piece in stream] == []
+
+
 async def test_at_0_every_token_comes_by_itself(puppet: Make, vocabulary: Vocabulary) -> None:
     async with connected(vocabulary, await puppet()) as upstream:
         found = [piece.ids async for piece in upstream.stream(upstream_request(), 0.0)]

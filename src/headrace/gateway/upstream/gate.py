@@ -125,9 +125,11 @@ class Deadline:
         try:
             return await thing
         except asyncio.CancelledError:
-            if not self._expired or task.uncancel() > before:
-                raise  # somebody else's
+            if not self._expired:
+                raise
             self._expired = False
+            if task.uncancel() > before:
+                raise  # somebody else cancelled it too
             if self._loop.time() >= self._end:
                 raise RolloutServerFailed(
                     f"{who} did not finish: the request took longer than call_s in all", "late"

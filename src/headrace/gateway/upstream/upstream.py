@@ -156,8 +156,7 @@ class Upstream:
                         pieces = join_pieces(pieces)
                     try:
                         while pieces:
-                            # While a pause is under way, what comes is read at once: its version is today's.
-                            flush_at = clock() + flush_s if flush_s and not gate.closed else 0.0
+                            began = clock()
                             for piece in pieces:
                                 if before is not None:
                                     append_to(piece, before, part.request)
@@ -172,7 +171,12 @@ class Upstream:
                                         continue
                                 whole.finish_reason = piece.finish_reason
                                 yield piece
-                            near_end = most is not None and most - len(whole.ids) <= NEAR_END * len(piece.ids)
+                            # Nothing waits where only the end is to come, nor during a pause: versions change after it.
+                            going_on = any(whole.finish_reason is None and whole not in cut for whole in told)
+                            flush_at = began + flush_s if flush_s and going_on and not gate.closed else 0.0
+                            near_end = most is not None and most - len(told[piece.index].ids) <= NEAR_END * len(
+                                piece.ids
+                            )
                             pieces = await self._more(call, flush_at, joined=flush_s > 0, to_the_end=near_end)
                     finally:
                         self._streams.discard(call)
