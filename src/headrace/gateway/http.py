@@ -163,6 +163,7 @@ class _Begun:
 
     def __await__(self) -> Generator[Any, Any, None]:
         coroutine, waits_for = self._coroutine, self._waits_for
+        resume: Callable[[], Any]
         while True:
             try:
                 value = yield waits_for
