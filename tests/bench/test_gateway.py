@@ -41,6 +41,12 @@ TINY = GatewaySizes(
     first_token_ms=5,
     streams=1,
     stream_rounds=1,
+    live_streams=2,
+    live_tokens=8,
+    live_rate=60.0,
+    live_rounds=1,
+    held_streams=3,
+    held_tokens=8,
 )
 
 KEYS = {
@@ -49,9 +55,10 @@ KEYS = {
     "history": {"history_flat", "bridge_vs_full"},
     "ray": {"ray_vs_embedded"},
     "stream": {"stream_vs_direct"},
+    "live_streams": {"stream_us_token", "stream_vs_proxy", "stream250_vs_proxy", "streams_held"},
 }
-#: Differences, which noise may turn around at such sizes.
-SIGNED = {"added_p50_ms_vs_passthrough"}
+#: Differences, which noise may turn around at such sizes, and a count that a busy machine may bring to nothing.
+SIGNED = {"added_p50_ms_vs_passthrough", "streams_held"}
 
 RECORDED = Path(__file__).parents[1] / "engine" / "vllm"
 

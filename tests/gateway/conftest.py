@@ -77,8 +77,9 @@ def calculator(taught: Path) -> Iterator[Client]:
 
 @pytest.fixture
 def agency(pool: DataPool, calculator: Client, taught: Path) -> Iterator[Running]:
-    """A gateway on an empty pool, in front of `calculator`, for agents with tools."""
-    with running_gateway(pool, f"http://{calculator.host}", taught) as found:
+    """A gateway on an empty pool, in front of `calculator`, for agents with tools. In the channel `every` each token
+    of a stream is written by itself."""
+    with running_gateway(pool, f"http://{calculator.host}", taught, stream_flush_ms="50,every:0") as found:
         yield found
 
 

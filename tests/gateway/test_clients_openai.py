@@ -219,6 +219,7 @@ class TestStreams:
 
     def test_text_comes_in_pieces_and_the_usage_last(self, agency: Running, witness: Evidence) -> None:
         begun = agency.init()
+        told(agency.post(f"{begun['base_url']}/v1/register_trajectory", {"channel": "every"}))
         with openai.OpenAI(**settled(begun["base_url"])) as client:
             *chunks, last = client.chat.completions.create(
                 model="any",

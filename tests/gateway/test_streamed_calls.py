@@ -6,9 +6,10 @@ A call that breaks off is told as far as it went, and no SDK is told to carry it
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -19,7 +20,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 from tests.gateway.kit import Json, Running, tree
-from tests.gateway.rollout import Rollout, Say
+from tests.gateway.rollout import Rollout, Say, in_front
 
 from headrace.gateway.turn import tool_call_ids
 
@@ -166,6 +167,13 @@ ALONE: dict[Ask, Json] = {
 }
 
 
+@pytest.fixture(scope="module")
+def every_token(shared: Rollout, folder: Path) -> Iterator[Running]:
+    """A gateway that writes each token by itself."""
+    with in_front(shared, folder, stream_flush_ms="0") as found:
+        yield found
+
+
 @pytest.fixture
 def ask(common: Running, rollout: Rollout) -> Callable[..., tuple[Told, Told]]:
     """The same answer whole and streamed, each in a trajectory of its own."""
@@ -194,10 +202,18 @@ class TestWholeCalls:
             name = tool_call_ids(told.call_id, 0)
             assert told.ids == [name(0), name(1)]
 
-    def test_arguments_come_in_pieces_as_they_were_written(self, ask: Any, dialect: Ask) -> None:
-        _, streamed = ask(dialect, Say(f"{written(FIRST)}\n{written(SECOND)}"))
+    def test_arguments_come_in_pieces_as_they_were_written(
+        self, every_token: Running, rollout: Rollout, dialect: Ask
+    ) -> None:
+        rollout.script.append(Say(f"{written(FIRST)}\n{written(SECOND)}"))
+        base = every_token.init()["base_url"] + ("" if dialect is messages else "/v1")
+        streamed = dialect(base, stream=True)
         assert "".join(streamed.pieces) == FIRST + SECOND
         assert len([piece for piece in streamed.pieces if piece]) > 10
+
+    def test_arguments_that_are_flushed_together_are_the_same(self, ask: Any, dialect: Ask) -> None:
+        _, streamed = ask(dialect, Say(f"{written(FIRST)}\n{written(SECOND)}"))
+        assert "".join(streamed.pieces) == FIRST + SECOND
 
     def test_one_call_alone_is_the_first(self, ask: Any, dialect: Ask) -> None:
         whole, streamed = ask(dialect, Say(f"{written(FIRST)}\n{written(SECOND)}"), **ALONE[dialect])

@@ -214,7 +214,7 @@ class Call:
         if not recorded:
             turns = await planner.turns(session, request, self._call_id, digest, context)
             gateway.counters.add("unrecorded", "asked_for")
-            await self._sample(model, turns)
+            await self._sample(session, model, turns)
             return
         if self._mark.repeats:
             again = await replay.earlier_answer(planner, gateway.sessions, session, request, self._mark, digest)
@@ -226,28 +226,29 @@ class Call:
         with session.retries.under_way(digest, self._mark.count) as running:
             self._recording = session, running
             turns = await planner.turns(session, request, self._call_id, digest, context)
-            await self._sample(model, turns)
+            await self._sample(session, model, turns)
 
-    async def _sample(self, model: ServedModel, turns: list[Turn]) -> None:
+    async def _sample(self, session: Session, model: ServedModel, turns: list[Turn]) -> None:
         """Samples, records and answers, in one piece or as a stream."""
         if turns[0].request.stream:
-            await self._stream(model, turns)
+            await self._stream(model, turns, self._gateway.flush_times.seconds(session.channel))
             return
         await model.calls.sample(turns)
         await self._record(model, turns)
         await self._writer.whole(json_response(self._dialect.whole(turns), 200, self._headers(turns)))
 
-    async def _stream(self, model: ServedModel, turns: list[Turn]) -> None:
+    async def _stream(self, model: ServedModel, turns: list[Turn], flush_s: float) -> None:
         writer = self._writer
         events = self._events = self._dialect.events(turns)
         writer.expect(self._headers(turns, model.upstream.version))
         opened = False
-        async with aclosing(model.calls.stream(turns)) as pieces:
-            async for turn, choice, delta, piece in pieces:
-                if not opened:
-                    opened = True
-                    await writer.event(events.opening())
-                await writer.event(events.delta(turn, choice, delta, piece))
+        async with aclosing(model.calls.stream(turns, flush_s)) as pieces:
+            async for new in pieces:
+                data = b"" if opened else events.opening()
+                opened = True
+                for turn, choice, delta, piece in new:
+                    data += events.delta(turn, choice, delta, piece)
+                await writer.event(data)
         await self._record(model, turns)
         await writer.last(events.closing())
 

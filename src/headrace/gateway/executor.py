@@ -28,6 +28,7 @@ from headrace.tokens.images import to_step
 #: What is wrong with log-probs that cannot even be kept.
 UNUSABLE_LOG_PROBS = (Quarantine.LOG_PROB_COUNT, Quarantine.LOG_PROB_VALUE)
 
+#: What is new of an answer; the piece that was sampled comes with the first that it brought.
 StreamedPiece = tuple[Turn, Choice, AnswerDelta, SampledChoice | None]
 
 
@@ -71,22 +72,26 @@ class CallExecutor:
             choice.finish()
         _check_whole(turn)
 
-    async def stream(self, turns: list[Turn]) -> AsyncGenerator[StreamedPiece, None]:
-        """Samples turn by turn, and yields what is new as it comes; text that was held back has no piece. Raises like
-        `Upstream.stream`."""
+    async def stream(self, turns: list[Turn], flush_s: float) -> AsyncGenerator[list[StreamedPiece], None]:
+        """Samples turn by turn, and yields what is new as it comes, gathered for `flush_s` after the first; text that
+        was held back has no piece. Raises like `Upstream.stream`."""
         for turn in turns:
-            pieces = self._upstream.stream(turn.upstream_request)
+            pieces = self._upstream.stream(turn.upstream_request, flush_s)
             try:
                 async for sampled in pieces:
                     if turn.first_token is None:
                         turn.first_token, turn.server = time.monotonic(), sampled.server
                     choice = self._choice(turn, sampled)
-                    yield turn, choice, choice.take(sampled), sampled
+                    new: list[StreamedPiece] = []
+                    piece: SampledChoice | None = sampled
+                    for delta in choice.take_parts(sampled) if flush_s else (choice.take(sampled),):
+                        new.append((turn, choice, delta, piece))
+                        piece = None
+                    yield new
             finally:
                 await pieces.aclose()
             _check_whole(turn)
-            for choice in turn.choices:
-                yield turn, choice, choice.finish(), None
+            yield [(turn, choice, choice.finish(), None) for choice in turn.choices]
 
     def _choice(self, turn: Turn, sampled: SampledChoice) -> Choice:
         if not 0 <= sampled.index < len(turn.choices):

@@ -22,6 +22,7 @@ from headrace.gateway.access import Access, Caller
 from headrace.gateway.counters import PREFIX, GatewayCounters
 from headrace.gateway.errors import RETRY_AFTER_S, Refusal
 from headrace.gateway.executor import CallExecutor
+from headrace.gateway.flushing import FlushTimes
 from headrace.gateway.models import Models
 from headrace.gateway.outbox import RETRY_INTERVAL_S
 from headrace.gateway.recorder import Recorder
@@ -69,6 +70,7 @@ class Gateway:
             pool.aio, self.recorder.flushed, most_tokens=settings.cached_tokens, open_unknown=settings.open
         )
         self.reader = CallReader()
+        self.flush_times = FlushTimes(settings.stream_flush_ms)
         self.redaction = None if settings.redact is None else Redaction(settings.redact, self.counters)
         shared = SharedServices(pool, self.sessions, self.recorder, self.counters, self.redaction, RendererCache())
         self.models = Models(settings, shared)

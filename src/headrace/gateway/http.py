@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -153,6 +154,32 @@ class DisconnectWatch:
             raise ClientGone from None
 
 
+class _Begun:
+    """The rest of a coroutine that ran until it had to wait."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], waits_for: Any) -> None:
+        self._coroutine = coroutine
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        coroutine, waits_for = self._coroutine, self._waits_for
+        resume: Callable[[], Any]
+        while True:
+            try:
+                value = yield waits_for
+            except GeneratorExit:
+                coroutine.close()
+                raise
+            except BaseException as error:
+                resume = partial(coroutine.throw, error)
+            else:
+                resume = partial(coroutine.send, value)
+            try:
+                waits_for = resume()
+            except StopIteration:
+                return
+
+
 class ResponseWriter:
     """Writes one response. `ClientGone` is raised where the client does not read on for `write_timeout_s`.
 
@@ -218,9 +245,16 @@ class ResponseWriter:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _send(self, message: Message) -> None:
+        sending = self._send_message(message)
+        if isinstance(sending, Coroutine):
+            try:
+                waits_for = sending.send(None)
+            except StopIteration:
+                return  # the system took it at once, as it does while the client reads: no clock is needed
+            sending = _Begun(sending, waits_for)
         try:
             async with asyncio.timeout(self._write_timeout_s):
-                await self._send_message(message)
+                await sending
         except TimeoutError:
             raise ClientGone from None
 

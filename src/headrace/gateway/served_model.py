@@ -312,6 +312,7 @@ class ServedModel:
         """Sets the version that its servers, or one of them, sample with from now on, and by which adapter. Where the
         pool refuses it (`InvalidInput`), nothing is changed."""
         upstream = self.upstream
+        await upstream.catch_up()
         newest, before, adapters = upstream.version, upstream.versions, upstream.adapters
         upstream.set_version(version, server, adapter)
         try:

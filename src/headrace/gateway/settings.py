@@ -12,6 +12,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from headrace.data.errors import InvalidInput
+from headrace.gateway.flushing import FlushTimes
 from headrace.pool.config import MAX_CHANNEL_NAME
 
 Balance = Literal["round-robin", "sticky", "least-busy"]
@@ -84,6 +85,12 @@ class GatewaySettings(BaseModel):
     max_in_flight: int = Field(4096, ge=1, description="calls at once; more are answered 503 with Retry-After")
     keep_alive_s: float = Field(
         15, gt=0, description="a silent stream gets a comment so often, so that nobody hangs up"
+    )
+
+    stream_flush_ms: str = Field(
+        "50",
+        description="a stream's first token goes at once, then what came within so many ms (0: every token by itself); "
+        "by channel as in 50,rollouts:250",
     )
 
     ack: Literal["outbox", "pool"] = Field(
@@ -167,6 +174,14 @@ class GatewaySettings(BaseModel):
 
             read_tenants(Path(given))
         return given
+
+    @field_validator("stream_flush_ms", mode="before")
+    @classmethod
+    def _flush_times(cls, given: Any) -> Any:
+        text = f"{given:g}" if isinstance(given, int | float) and not isinstance(given, bool) else given
+        if isinstance(text, str):
+            FlushTimes(text)
+        return text
 
     @field_validator("sampling", "refuse")
     @classmethod

@@ -27,6 +27,7 @@ from headrace.tokens import (
     ToolCall,
     Vocabulary,
 )
+from headrace.tokens.answer import NOTHING
 from headrace.tokens.conversation import DIGEST_BYTES
 from headrace.tokens.parse import StopCut
 
@@ -85,6 +86,9 @@ class TextAnswerStream:
     def feed(self, ids: Sequence[int]) -> AnswerDelta:
         return self._add(self._cut.feed(self._detokenizer.feed(ids)))
 
+    def feed_parts(self, ids: Sequence[int]) -> list[AnswerDelta]:
+        return [self.feed(ids)]
+
     def finish(self) -> AnswerDelta:
         return self._add(self._cut.feed(self._detokenizer.finish()) + self._cut.finish())
 
@@ -121,6 +125,18 @@ class Choice:
 
     def take(self, piece: SampledChoice) -> AnswerDelta:
         """Adds a piece that was sampled; what the agent may see of it now."""
+        self._keep(piece)
+        return self._shown(self.reader.feed(piece.ids))
+
+    def take_parts(self, piece: SampledChoice) -> list[AnswerDelta]:
+        """Like `take` for a piece of many tokens: part by part in the order in which they were written; never empty."""
+        self._keep(piece)
+        parts = self.reader.feed_parts(piece.ids)
+        if len(parts) == 1 and not parts[0].tool_calls:
+            return parts
+        return [shown for part in parts if (shown := self._shown(part))] or [NOTHING]
+
+    def _keep(self, piece: SampledChoice) -> None:
         self.ids += piece.ids
         if piece.log_probs is None or self.log_probs is None:
             self.log_probs = None
@@ -135,7 +151,6 @@ class Choice:
         if piece.consumed is not None:
             self.consumed = piece.consumed
         self.sampled = piece
-        return self._shown(self.reader.feed(piece.ids))
 
     def finish(self) -> AnswerDelta:
         """Ends the answer; what was held back of it. `parsed` is complete from here on."""

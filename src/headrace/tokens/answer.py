@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import msgspec
 
@@ -66,8 +67,17 @@ class AnswerSoFar:
         self.cut: CutPart = ""
         self._new_id = new_id
         self._written: list[str] = []  # the arguments of the call that is being read
-        self._new: list[CallDelta] = []
-        self._sent = (0, 0)
+        self._new: list[AnswerDelta | CallDelta] = []
+
+    def say(self, text: str) -> None:
+        """More of the content."""
+        self.content.append(text)
+        self._new.append(AnswerDelta(text))
+
+    def think(self, text: str) -> None:
+        """More of the reasoning."""
+        self.reasoning.append(text)
+        self._new.append(AnswerDelta("", text))
 
     def open_call(self, name: str, call_id: str) -> None:
         """Begins a call; it is the last until `close_call`."""
@@ -89,15 +99,32 @@ class AnswerSoFar:
 
     def delta(self) -> AnswerDelta:
         """What is new."""
-        content, reasoning = self._sent
-        self._sent = (len(self.content), len(self.reasoning))
-        calls: tuple[CallDelta, ...] = ()
-        if self._new:
-            calls = tuple(_joined(self._new))
-            self._new = []
-        if content == len(self.content) and reasoning == len(self.reasoning) and not calls:
-            return NOTHING
-        return AnswerDelta("".join(self.content[content:]), "".join(self.reasoning[reasoning:]), calls)
+        new, self._new = self._new, []
+        if len(new) < 2:
+            return _part(new[0]) if new else NOTHING
+        return AnswerDelta(
+            "".join(part.content for part in new if isinstance(part, AnswerDelta)),
+            "".join(part.reasoning for part in new if isinstance(part, AnswerDelta)),
+            tuple(_joined([part for part in new if isinstance(part, CallDelta)])),
+        )
+
+    def parts(self) -> list[AnswerDelta]:
+        """What is new in the order in which it was written, each of one kind: content, reasoning or one call."""
+        new, self._new = self._new, []
+        if len(new) < 2:
+            return [_part(new[0])] if new else []
+        found: list[AnswerDelta] = []
+        for _, same in groupby(new, _kind):
+            those = list(same)
+            if isinstance(those[0], CallDelta):
+                calls = _joined([part for part in those if isinstance(part, CallDelta)])
+                found += [AnswerDelta("", "", (call,)) for call in calls]
+            else:
+                said = [part for part in those if isinstance(part, AnswerDelta)]
+                found.append(
+                    AnswerDelta("".join(part.content for part in said), "".join(part.reasoning for part in said))
+                )
+        return found
 
     def parsed(self) -> Parsed:
         """All that was read."""
@@ -108,6 +135,14 @@ class AnswerSoFar:
             tuple(self.malformed),
             self.cut,
         )
+
+
+def _part(new: AnswerDelta | CallDelta) -> AnswerDelta:
+    return AnswerDelta("", "", (new,)) if isinstance(new, CallDelta) else new
+
+
+def _kind(new: AnswerDelta | CallDelta) -> str:
+    return "call" if isinstance(new, CallDelta) else "content" if new.content else "reasoning"
 
 
 def _joined(deltas: Sequence[CallDelta]) -> list[CallDelta]:

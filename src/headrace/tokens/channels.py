@@ -40,10 +40,18 @@ class ChannelParser:
 
     def feed(self, text: str) -> AnswerDelta:
         """Takes the next text; what is new of the answer."""
+        self._take_text(text)
+        return self._answer.delta()
+
+    def feed_parts(self, text: str) -> list[AnswerDelta]:
+        """Like `feed`, in the order in which it was written, each part of one kind; empty where nothing is new."""
+        self._take_text(text)
+        return self._answer.parts()
+
+    def _take_text(self, text: str) -> None:
         self._buffer += text
         while self._advance(last=False):
             pass
-        return self._answer.delta()
 
     def finish(self) -> AnswerDelta:
         """Ends the answer; what was held back of it, and what was left open."""
@@ -117,18 +125,18 @@ class ChannelParser:
         elif channel == form.reasoning and recipient is None:
             self._state = "reasoning"
             if self._answer.thought and self._answer.reasoning:
-                self._answer.reasoning.append("\n")
+                self._answer.think("\n")
             self._answer.thought = True
         else:
             self._state = "content"
             if self._answer.content:
-                self._answer.content.append("\n")
+                self._answer.say("\n")
 
     def _take(self, text: str) -> None:
         if self._state == "reasoning":
-            self._answer.reasoning.append(text)
+            self._answer.think(text)
         elif self._state not in ("call", "skipped"):
-            self._answer.content.append(text)
+            self._answer.say(text)
         else:
             self._raw.append(text)
             if self._state == "call":
@@ -163,7 +171,7 @@ class ChannelParser:
         if self._opened:
             self._answer.close_call(whole=whole)
         else:
-            self._answer.content.append("".join(self._raw))
+            self._answer.say("".join(self._raw))
         if not whole or self._state == "skipped":
             self._answer.malformed.append("".join(self._raw))
             if last and self._state == "call":

@@ -253,6 +253,9 @@ class LibraryStream:
         self._ids.extend(int(i) for i in ids)
         return AnswerDelta()
 
+    def feed_parts(self, ids: Sequence[int]) -> list[AnswerDelta]:
+        return [self.feed(ids)]
+
     def finish(self) -> AnswerDelta:
         found = self._library.parse_response(self._ids, prompt_ids=self._prompt)
         content = str(found.content or "")

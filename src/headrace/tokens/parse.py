@@ -91,17 +91,25 @@ class AnswerParser:
 
     def feed(self, text: str) -> AnswerDelta:
         """Takes the next text; what is new of the answer. A text that may still become a marker is held back."""
+        self._advance(text)
+        return self._answer.delta()
+
+    def feed_parts(self, text: str) -> list[AnswerDelta]:
+        """Like `feed`, in the order in which it was written, each part of one kind; empty where nothing is new."""
+        self._advance(text)
+        return self._answer.parts()
+
+    def _advance(self, text: str) -> None:
         self._buffer += text
         while self._states[self._state](False):
             pass
-        return self._answer.delta()
 
     def finish(self) -> AnswerDelta:
         """Ends the answer; what was held back of it, and what was left open."""
         while self._states[self._state](True):
             pass
         if self._space:
-            self._answer.content.append(self._space)
+            self._answer.say(self._space)
             self._space = ""
         return self._answer.delta()
 
@@ -152,7 +160,7 @@ class AnswerParser:
         text = self._trimmed(text)
         body = text.rstrip("\n")
         if body:
-            self._answer.reasoning.append(self._space + body)
+            self._answer.think(self._space + body)
             self._space = ""
         self._space += text[len(body) :]
 
@@ -197,7 +205,7 @@ class AnswerParser:
         # White space before a call is layout; whether a call follows is not known yet.
         body = text.rstrip() if self._marks else text
         if body:
-            self._answer.content.append(self._space + body)
+            self._answer.say(self._space + body)
             self._space = ""
         self._space += text[len(body) :]
 
@@ -342,7 +350,7 @@ class AnswerParser:
             self._state = "content"
             return
         self._opened = False
-        self._answer.content.append(self._space + text)
+        self._answer.say(self._space + text)
         self._space = ""
         self._state = "junk"
 
@@ -373,7 +381,7 @@ class AnswerParser:
     def _drop(self, count: int) -> None:
         """Text of a call that cannot be read: content too, unless the call was handed out."""
         if count and not self._opened:
-            self._answer.content.append(self._buffer[:count])
+            self._answer.say(self._buffer[:count])
         self._pass(count)
 
 

@@ -122,6 +122,10 @@ class AnswerStream(Protocol):
         """Takes the next ids; what an agent may see of them now."""
         ...
 
+    def feed_parts(self, ids: Sequence[int]) -> list[AnswerDelta]:
+        """Like `feed`, in the order in which it was written, each part of one kind: content, reasoning or one call."""
+        ...
+
     def finish(self) -> AnswerDelta:
         """Ends the answer; what was held back of it."""
         ...
@@ -158,9 +162,14 @@ class GrammarStream:
         self._parser = parser_of(grammar, tools=tools, thinking=thinking, new_id=new_id)
 
     def feed(self, ids: Sequence[int]) -> AnswerDelta:
+        return self._parser.feed(self._text(ids))
+
+    def feed_parts(self, ids: Sequence[int]) -> list[AnswerDelta]:
+        return self._parser.feed_parts(self._text(ids))
+
+    def _text(self, ids: Sequence[int]) -> str:
         kept = ids if self._stop_ids.isdisjoint(ids) else [i for i in ids if i not in self._stop_ids]
-        text = self._detokenizer.feed(kept)
-        return self._parser.feed(self._cut.feed(text))
+        return self._cut.feed(self._detokenizer.feed(kept))
 
     def finish(self) -> AnswerDelta:
         before = self._parser.feed(self._cut.feed(self._detokenizer.finish()) + self._cut.finish())

@@ -130,7 +130,9 @@ def test_the_same_conversation_has_the_same_ids_as_in_chat_and_goes_on_there(
 
 
 def test_text_comes_in_pieces(agency: Running) -> None:
-    with anthropic.Anthropic(**settled(agency.init()["base_url"])) as client:
+    base = agency.init()["base_url"]
+    told(agency.post(f"{base}/v1/register_trajectory", {"channel": "every"}))
+    with anthropic.Anthropic(**settled(base)) as client:
         asked: Json = {**ASK, "tools": [], "messages": [{"role": "user", "content": HELLO}]}
         with client.messages.stream(**asked) as stream:
             pieces = list(stream.text_stream)

@@ -57,6 +57,13 @@ class GatewaySizes:
     streams: int = 5
     stream_rounds: int = 9
 
+    live_streams: int = 100
+    live_tokens: int = 100
+    live_rate: float = 30.0
+    live_rounds: int = 3
+    held_streams: int = 1000
+    held_tokens: int = 300
+
 
 FULL = GatewaySizes("full")
 QUICK = GatewaySizes(
@@ -66,6 +73,7 @@ QUICK = GatewaySizes(
     history_rounds=5,
     ray_rounds=5,
     stream_rounds=5,
+    live_rounds=2,
 )
 
 

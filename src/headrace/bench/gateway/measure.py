@@ -6,6 +6,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from headrace.bench.gateway.live_streams import live_streams
 from headrace.bench.gateway.load import (
     FULL,
     QUICK,
@@ -32,6 +33,12 @@ BARS = {
     "bridge_vs_full": Bar("CPU of a call at 32,000 tokens, bridged over rendered in full", at_most=0.25),
     "ray_vs_embedded": Bar("req/s with the pool as a Ray actor over embedded", at_least=0.8),
     "stream_vs_direct": Bar("time to the first token, less 2 ms, over the rollout server's own", at_most=1.3),
+    "stream_us_token": Bar("CPU of the gateway's process for a token of 100 live streams, in microseconds"),
+    "stream_vs_proxy": Bar("that over a bare streaming proxy's, flushed every 50 ms", at_most=1),
+    "stream250_vs_proxy": Bar("the same flushed every 250 ms", at_most=0.4),
+    "streams_held": Bar(
+        "of 1,000 live streams at 30 tokens/s, those that one process holds at their pace", at_least=1000
+    ),
     "req_s": Bar("chat calls a second of 16 callers, the pool included"),
     "cpu_ms": Bar("CPU of the gateway's process for one of those calls, the pool included"),
 }
@@ -310,4 +317,11 @@ async def _first_token(load: GatewayLoad, target: LoadTarget) -> float:
 
 
 #: The parts by the names that a run tells, in its order.
-PARTS = {"passthrough": passthrough, "dialects": dialects, "history": history, "ray": ray_pool, "stream": stream}
+PARTS = {
+    "passthrough": passthrough,
+    "dialects": dialects,
+    "history": history,
+    "ray": ray_pool,
+    "stream": stream,
+    "live_streams": live_streams,
+}

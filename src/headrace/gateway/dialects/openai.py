@@ -18,6 +18,8 @@ from headrace.gateway.upstream.types import SampledChoice
 from headrace.tokens import AnswerDelta, CallDelta, Message, ToolCall, read_messages
 
 DONE = b"data: [DONE]\n\n"
+#: How a chunk ends whose delta is content alone.
+AFTER_CONTENT = b'},"finish_reason":null}]}\n\n'
 
 #: Fields that would change what is consumed or sampled, or how it is shown, in ways that are not built.
 NOT_OFFERED = {
@@ -211,6 +213,13 @@ class ChatEvents:
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
+        request = turn.request
+        self._plain = request.top_logprobs is None and not request.return_token_ids
+        # An event that only adds content is written around its text.
+        head = orjson.dumps(_head(turn, "chat.completion.chunk"))[:-1]
+        self._before_content = [
+            b'data: %b,"choices":[{"index":%d,"delta":{"content":' % (head, choice.index) for choice in turn.choices
+        ]
 
     def opening(self) -> bytes:
         turn = self._turn
@@ -224,6 +233,8 @@ class ChatEvents:
         return b"".join(event({**head, "choices": [choice]}) for choice in choices)
 
     def delta(self, turn: Turn, choice: Choice, delta: AnswerDelta, piece: SampledChoice | None) -> bytes:
+        if self._plain and delta.content and not (delta.reasoning or delta.tool_calls):
+            return self._before_content[choice.index] + orjson.dumps(delta.content) + AFTER_CONTENT
         request = turn.request
         shown = piece is not None and bool(piece.ids) and (request.top_logprobs is not None or request.return_token_ids)
         if not (delta or shown):

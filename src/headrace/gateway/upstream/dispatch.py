@@ -50,6 +50,8 @@ T = TypeVar("T")
 DENIED_STATUSES = (401, 403, 404, 405)
 #: Seconds that the end of a stream may take after [DONE]; its connection is then closed and not kept.
 STREAM_TAIL_S = 1.0
+#: The data of the event that ends a stream.
+DONE = b"[DONE]"
 
 
 class _StreamedChoice:
@@ -141,19 +143,27 @@ class ServerCall:
         self._choices = [_StreamedChoice() for _ in range(self._encoded.choices)]
         self._consumed: IntArray | None = None
         self._size = 0
-        self._ended = self._seen = False
+        self._ended = False
         await self._deadline.wait(self._sent(stream=True), self.server.address)
-        pieces = await self.more()
-        self._seen = True
-        return pieces
+        return await self.more()
 
-    async def more(self) -> list[SampledChoice]:
-        """The next pieces; an empty list at the answer's end."""
+    def hurry(self) -> None:
+        """Has `more` return with what has come."""
+        if self._response is not None:
+            self._response.hurry()
+
+    async def more(
+        self, not_before: float = 0.0, *, joined: bool = False, to_the_end: bool = False
+    ) -> list[SampledChoice]:
+        """The next pieces; an empty list at the answer's end. With `not_before`, a time of the loop, all that has come
+        by then; `joined`: those of a choice as one. `to_the_end`: its end is near, and is to be seen at once."""
         assert self._response is not None
         content = self._response
         while not self._ended:
             try:
-                chunk = await self._deadline.wait(content.readany(), self.server.address)
+                chunk = await self._deadline.wait(
+                    content.readany(not_before, to_the_end=to_the_end), self.server.address
+                )
             except HttpError as error:
                 raise self._failed(f"cut its answer off: {error_text(error)}", "cut") from error
             if not chunk:
@@ -164,21 +174,26 @@ class ServerCall:
             self._size += len(chunk)
             if self._size > self._most_bytes:
                 raise self._failed(f"sent an answer of more than the {self._most_bytes} bytes allowed", "too_large")
-            pieces: list[SampledChoice] = []
-            for data in self._events.feed(chunk):
-                if data == b"[DONE]":
-                    self._ended = True
-                    pieces += self._unfinished()
-                    break
-                pieces += self._read(data)
+            not_before = 0.0
+            events = self._events.feed(chunk)
+            if DONE in events:
+                self._ended = True
+                events = events[: events.index(DONE)]
+            pieces = self._read(events, joined=joined) if events else []
+            if self._ended:
+                pieces += self._unfinished()
             if pieces:
                 return pieces
         await self._tail(content)
         return []
 
-    def _read(self, data: bytes) -> list[SampledChoice]:
+    def _read(self, events: list[bytes], *, joined: bool) -> list[SampledChoice]:
+        wire, encoded = self._wire, self._encoded
         try:
-            pieces = self._wire.piece(self._encoded, data, self.version)
+            if joined:
+                pieces = wire.pieces(encoded, events, self.version)
+            else:
+                pieces = [piece for data in events for piece in wire.piece(encoded, data, self.version)]
         except ServerFault as error:
             raise self._refusal(error) from None
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -7,8 +7,8 @@ whose answer was aborted comes back to wait again. Time while the servers are pa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from headrace.gateway.upstream.errors import RolloutServerFailed
 
@@ -23,6 +23,8 @@ class Gate:
         self.aborts = 0
         self.in_flight = 0
         self.waiting = 0
+        #: Called when it closes.
+        self.closing: Callable[[], None] = lambda: None
         self._opened: asyncio.Event | None = None
         self._changed = asyncio.Event()
 
@@ -34,6 +36,7 @@ class Gate:
         """Makes requests wait from now on."""
         if self._opened is None:
             self._opened = asyncio.Event()
+            self.closing()
 
     def open(self) -> None:
         """Lets go of all that wait."""
@@ -93,49 +96,85 @@ class Gate:
 class Deadline:
     """How long one request may take, over every server that it is sent to: `idle_s` in silence, `call_s` in all.
 
-    It waits for one thing at a time, and does not run while it is frozen."""
+    It waits for one thing at a time, and does not run while it is frozen. One timer serves all its waits: where it goes
+    off and a later wait has more time left, it is set anew. `close` comes after the last wait."""
 
-    __slots__ = ("_end", "_frozen", "_idle_s", "_loop", "_scope")
+    __slots__ = ("_due", "_end", "_expired", "_frozen", "_idle_s", "_loop", "_set_for", "_task", "_timer")
 
     def __init__(self, idle_s: float, call_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._idle_s = idle_s
         self._end = self._loop.time() + call_s
-        self._scope: asyncio.Timeout | None = None
+        self._due = 0.0  # of the wait that is under way
+        self._task: asyncio.Task[Any] | None = None  # that waits
+        self._timer: asyncio.TimerHandle | None = None
+        self._set_for = 0.0
+        self._expired = False
         self._frozen: float | None = None
 
     async def wait(self, thing: Awaitable[T], who: str) -> T:
         """Awaits `thing`; `RolloutServerFailed` of kind `hang` after `idle_s`, `late` after `call_s` in all."""
+        task = asyncio.current_task()
+        assert task is not None
+        before = task.cancelling()
+        self._task = task
+        if self._frozen is None:
+            self._due = min(self._loop.time() + self._idle_s, self._end)
+            if self._timer is None or self._set_for > self._due:
+                self._set_timer()
         try:
-            async with asyncio.timeout_at(self._deadline()) as self._scope:
-                return await thing
-        except TimeoutError:
-            if self._scope is None or not self._scope.expired():
-                raise  # the thing's own
+            return await thing
+        except asyncio.CancelledError:
+            if not self._expired:
+                raise
+            self._expired = False
+            if task.uncancel() > before:
+                raise  # somebody else cancelled it too
             if self._loop.time() >= self._end:
                 raise RolloutServerFailed(
                     f"{who} did not finish: the request took longer than call_s in all", "late"
                 ) from None
             raise RolloutServerFailed(f"{who} sent nothing for {self._idle_s:g} s", "hang") from None
         finally:
-            self._scope = None
+            self._task = None
+            if self._expired:  # the thing came, or failed, as the time ran out
+                self._expired = False
+                task.uncancel()
+
+    def close(self) -> None:
+        """Ends the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def freeze(self) -> None:
         """Stops both clocks until `thaw`."""
         if self._frozen is None:
             self._frozen = self._loop.time()
-            if self._scope is not None:
-                self._scope.reschedule(None)
+            self.close()
 
     def thaw(self) -> None:
         """Starts them again: `idle_s` anew, `call_s` where it stopped."""
         if self._frozen is not None:
-            self._end += self._loop.time() - self._frozen
+            now = self._loop.time()
+            self._end += now - self._frozen
             self._frozen = None
-            if self._scope is not None:
-                self._scope.reschedule(self._deadline())
+            if self._task is not None:
+                self._due = min(now + self._idle_s, self._end)
+                self._set_timer()
 
-    def _deadline(self) -> float | None:
-        if self._frozen is not None:
-            return None
-        return min(self._loop.time() + self._idle_s, self._end)
+    def _set_timer(self) -> None:
+        self.close()
+        self._set_for = self._due
+        self._timer = self._loop.call_at(self._due, self._look)
+
+    def _look(self) -> None:
+        """The timer went off: for the wait that is under way, for an earlier one, or for none."""
+        self._timer = None
+        if self._task is None:
+            return
+        if self._loop.time() < self._due:
+            self._set_timer()
+        else:
+            self._expired = True
+            self._task.cancel()

@@ -23,6 +23,9 @@ from headrace.gateway.upstream.options import UpstreamOptions
 
 #: Bytes of an answer that may wait to be read before the server is made to wait.
 HIGH_WATER_BYTES = 1 << 20
+#: Seconds from which on a wait for more bytes is worth it to stop the socket, and read once at its end: below that, few
+#: enough come meanwhile that to take each costs less.
+PAUSED_WINDOW_S = 0.1
 
 
 class HttpError(Exception):
@@ -54,6 +57,7 @@ class HttpResponse:
         self._error: HttpError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._wants_all = False
+        self._window: asyncio.TimerHandle | None = None  # until it ends, nothing wakes whoever reads
 
     @property
     def content_length(self) -> int | None:
@@ -68,20 +72,51 @@ class HttpResponse:
         if not self.status:
             raise self._error or ConnectionDropped("the connection was closed without an answer")
 
-    async def readany(self) -> bytes:
-        """The bytes that have come and were not read yet, awaited where there are none; empty at the end."""
-        while not self._parts:
+    async def readany(self, not_before: float = 0.0, *, to_the_end: bool = False) -> bytes:
+        """The bytes that have come and were not read yet, awaited where there are none; empty at the end.
+
+        With `not_before`, a time of the loop, it returns then with what has come by then, unless the answer ends or
+        `hurry` is called before. Over a longer wait the socket is left unread, so that an end is only seen after it,
+        unless `to_the_end` says that one is near."""
+        if not_before and not self._ended and self._error is None:
+            self._open_window(not_before, to_the_end)
+        while self._window is not None or not self._parts:
             if self._ended:
-                return b""
+                break
             if self._error is not None:
                 raise self._error
             await self._news()
+        if not self._parts:
+            return b""
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         self._size = 0
         if self._connection is not None:
             self._connection.flow(reading=True)
         return data
+
+    def _open_window(self, until: float, to_the_end: bool) -> None:
+        loop = asyncio.get_running_loop()
+        wait_s = until - loop.time()
+        if wait_s <= 0:
+            return
+        self._window = loop.call_later(wait_s, self.hurry)
+        if wait_s >= PAUSED_WINDOW_S and not to_the_end and self._connection is not None:
+            self._connection.flow(reading=False)
+
+    def hurry(self) -> None:
+        """Ends the time for which bytes are left to gather."""
+        if self._close_window():
+            if self._connection is not None:
+                self._connection.flow(reading=True)
+            if self._parts:
+                self._tell()
+
+    def _close_window(self) -> bool:
+        window, self._window = self._window, None
+        if window is not None:
+            window.cancel()
+        return window is not None
 
     async def read(self) -> bytes:
         """The whole body."""
@@ -97,6 +132,7 @@ class HttpResponse:
     def close(self) -> None:
         """Lets go of the connection, which is closed unless the answer has ended."""
         connection, self._connection = self._connection, None
+        self._close_window()
         if connection is not None and not self._ended:
             connection.abort()
 
@@ -122,7 +158,7 @@ class HttpResponse:
         """Takes a part of the body; False where reading from the server should stop for a while."""
         self._parts.append(data)
         self._size += len(data)
-        if not self._wants_all:
+        if not self._wants_all and self._window is None:
             self._tell()
         return self._wants_all or self._size < HIGH_WATER_BYTES
 
@@ -130,12 +166,14 @@ class HttpResponse:
         """Notes that the body is complete."""
         self._ended = True
         self._connection = None
+        self._close_window()
         self._tell()
 
     def fail(self, error: HttpError) -> None:
         """Notes why nothing more will come."""
         self._error = error
         self._connection = None
+        self._close_window()
         self._tell()
 
 
@@ -401,6 +439,10 @@ class SseDecoder:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The data of the events that became whole with these bytes."""
+        if not self._held and not self._data and chunk.startswith(b"data: ") and chunk.endswith(b"\n\n"):
+            events = chunk[6:-2].split(b"\n\ndata: ")
+            if chunk.count(b"\n") == 2 * len(events) and b"\r" not in chunk:
+                return events  # whole events of one line each, which is how servers send them
         last = chunk.rfind(b"\n") + 1
         if not last:
             self._held.append(chunk)

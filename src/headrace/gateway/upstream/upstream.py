@@ -25,7 +25,7 @@ from headrace.gateway.upstream.options import UpstreamOptions
 from headrace.gateway.upstream.pause import PAUSE_LEASE_S, PauseControl
 from headrace.gateway.upstream.server import UpstreamServer
 from headrace.gateway.upstream.types import SampledAnswer, SampledChoice, UpstreamRequest, VersionSpans
-from headrace.gateway.upstream.wire import EncodedRequest, extend_spans
+from headrace.gateway.upstream.wire import EncodedRequest, extend_spans, join_pieces
 from headrace.net.supervised import Supervised
 from headrace.tokens.vocabulary import Vocabulary
 
@@ -33,6 +33,10 @@ T = TypeVar("T")
 
 #: Seconds for which an answer of /v1/models is served again: agents ask for it at their start, many at once.
 MODELS_CACHE_S = 5.0
+#: Turns of the loop in which a stream that is let go reads its socket, wakes, and counts what came.
+CATCH_UP_TURNS = 4
+#: An answer that has room for less than so many of its last piece may end within the next.
+NEAR_END = 2
 
 
 #: Parameters whose state a server keeps for one request only (a grammar, penalties for what was sampled before): an
@@ -59,6 +63,8 @@ class Upstream:
         self._client: UpstreamClient | None = None
         self.watch = Supervised("the watch over the rollout servers", self._fleet.watch)
         self._models: tuple[float, dict[str, Any]] | None = None
+        self._streams: set[ServerCall] = set()
+        self._gate.closing = self._hurry
 
     async def start(self, vocabulary: Vocabulary) -> None:
         """Verifies every server, each within `verify_s`; from then on, those that are down are probed."""
@@ -125,14 +131,16 @@ class Upstream:
             server, choice = call.server, join_choices(choice, rest, more[0])
         return choice
 
-    async def stream(self, request: UpstreamRequest) -> AsyncGenerator[SampledChoice, None]:
-        """Yields the pieces of an answer as they come. Closing it early aborts the call on the server.
+    async def stream(self, request: UpstreamRequest, flush_s: float = 0.0) -> AsyncGenerator[SampledChoice, None]:
+        """Yields the pieces of an answer as they come; with `flush_s`, after the first, what has come of a choice
+        within so many seconds as one. Closing it early aborts the call on the server.
 
         Raises like `sample`."""
-        gate = self._gate
+        gate, clock = self._gate, asyncio.get_running_loop().time
         if gate.closed:
             await gate.wait_open()
         encoded = EncodedRequest.of(request)
+        most = request.sampling.get("max_tokens")
         #: Of each choice, what was told so far; without a finish_reason while there is more to come.
         told = [SampledChoice(index, [], None, None) for index in range(encoded.choices)]
         #: What is to be sampled, and the beginning of the answer that it continues.
@@ -143,8 +151,12 @@ class Upstream:
                     part, before = todo.pop(0)
                     aborts, cut = gate.aborts, []
                     call, pieces = await self._dispatch.send(part, deadline, ServerCall.open)
+                    self._streams.add(call)
+                    if flush_s:
+                        pieces = join_pieces(pieces)
                     try:
                         while pieces:
+                            began = clock()
                             for piece in pieces:
                                 if before is not None:
                                     append_to(piece, before, part.request)
@@ -159,8 +171,15 @@ class Upstream:
                                         continue
                                 whole.finish_reason = piece.finish_reason
                                 yield piece
-                            pieces = await self._more(call)
+                            # Nothing waits where only the end is to come, nor during a pause: versions change after it.
+                            going_on = any(whole.finish_reason is None and whole not in cut for whole in told)
+                            flush_at = began + flush_s if flush_s and going_on and not gate.closed else 0.0
+                            near_end = most is not None and most - len(told[piece.index].ids) <= NEAR_END * len(
+                                piece.ids
+                            )
+                            pieces = await self._more(call, flush_at, joined=flush_s > 0, to_the_end=near_end)
                     finally:
+                        self._streams.discard(call)
                         call.close()
                     for whole in cut:
                         if whole.ids and must_restart(request):
@@ -184,9 +203,11 @@ class Upstream:
                     self.counters["aborted"] += 1
                 raise
 
-    async def _more(self, call: ServerCall) -> list[SampledChoice]:
+    async def _more(
+        self, call: ServerCall, not_before: float, *, joined: bool, to_the_end: bool
+    ) -> list[SampledChoice]:
         try:
-            return await call.more()
+            return await call.more(not_before, joined=joined, to_the_end=to_the_end)
         except RolloutServerFailed as error:
             self._dispatch.failed(call.server, error)
             raise
@@ -215,6 +236,7 @@ class Upstream:
             yield deadline
         finally:
             self._deadlines.discard(deadline)
+            deadline.close()
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
@@ -222,6 +244,17 @@ class Upstream:
         """Holds new requests; those in flight end (`drain`), freeze (`keep`), or are cut and later continued. After
         `lease_s` without a `resume` it ends by itself, and `overdue` says so."""
         await self._control.pause(mode, lease_s)
+
+    async def catch_up(self) -> None:
+        """Before `set_version`: reads what streams have been sent so far, which the version until now sampled."""
+        if self._streams:
+            self._hurry()
+            for _ in range(CATCH_UP_TURNS):
+                await asyncio.sleep(0)
+
+    def _hurry(self) -> None:
+        for call in self._streams:
+            call.hurry()
 
     async def resume(self) -> None:
         """Ends a pause, if there is one."""

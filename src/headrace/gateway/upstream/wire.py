@@ -96,6 +96,11 @@ class SamplingWire(Protocol):
         """The pieces that one event of a stream holds; raises `ServerFault` where it is an error."""
         ...
 
+    def pieces(self, encoded: EncodedRequest, events: Sequence[bytes], version: int) -> list[SampledChoice]:
+        """What several events that came together hold: the pieces of a choice that follow each other are one. Raises
+        like `piece`."""
+        ...
+
 
 def log_prob_values(given: Sequence[float | None]) -> list[float]:
     """The log-probs, with NaN for a missing one, which the step's check then refuses."""
@@ -117,6 +122,42 @@ def decode_experts(told: str | None) -> Any:
 def no_token_ids() -> MalformedAnswer:
     """The error for an answer without ids."""
     return MalformedAnswer("there are no token_ids; a server that returns them is needed (vLLM 0.11 or later)")
+
+
+def join_pieces(pieces: Sequence[SampledChoice]) -> list[SampledChoice]:
+    """Pieces of a stream of which those of one choice are one, in the order of their first; one that comes after a
+    choice's end stands alone."""
+    if len(pieces) < 2:
+        return list(pieces)
+    found: list[SampledChoice] = []
+    growing: dict[int, SampledChoice] = {}
+    for piece in pieces:
+        whole = growing.get(piece.index)
+        if whole is None or whole.finish_reason is not None:
+            growing[piece.index] = piece
+            found.append(piece)
+        else:
+            join_piece(whole, piece)
+    return found
+
+
+def join_piece(whole: SampledChoice, piece: SampledChoice) -> None:
+    """Adds to a piece of a stream the one that follows it, as if both had come in one."""
+    whole.ids += piece.ids
+    if whole.log_probs is None or piece.log_probs is None:
+        whole.log_probs = None
+    else:
+        whole.log_probs += piece.log_probs
+    whole.text = None if whole.text is None or piece.text is None else whole.text + piece.text
+    whole.finish_reason, whole.stop_reason = piece.finish_reason, piece.stop_reason
+    if piece.consumed is not None:
+        whole.consumed = piece.consumed
+    whole.spans = piece.spans or whole.spans
+    if piece.tokens is not None:
+        whole.tokens = (whole.tokens or []) + piece.tokens
+    if piece.top is not None:
+        whole.top = (whole.top or []) + piece.top
+    whole.routed_experts = piece.routed_experts
 
 
 class VersionRange(msgspec.Struct):
@@ -212,6 +253,7 @@ class CompletionsWire:
         self._shown_whole = msgspec.json.Decoder(_CompletionTopBody)
         self._piece = msgspec.json.Decoder(_CompletionChunk)
         self._shown_piece = msgspec.json.Decoder(_CompletionTopChunk)
+        self._pieces = msgspec.json.Decoder(list[_CompletionChunk])
 
     def body(self, encoded: EncodedRequest, model: str, *, stream: bool) -> bytes:
         request = encoded.request
@@ -244,6 +286,50 @@ class CompletionsWire:
         if found.error is not None:
             raise ServerFault.of(found.error)
         return [_from_completion(choice, encoded) for choice in found.choices]
+
+    def pieces(self, encoded: EncodedRequest, events: Sequence[bytes], version: int) -> list[SampledChoice]:
+        if len(events) > 1 and not encoded.request.top_logprobs:
+            try:
+                chunks = self._pieces.decode(encoded.without_prompt(b"[%b]" % b",".join(events)))
+            except (msgspec.MsgspecError, ValueError, RecursionError):
+                chunks = []  # one of them is not as it should be: read one by one, it is told which way
+            if len(chunks) == len(events):
+                return _joined_completions(chunks, encoded)
+        return join_pieces([piece for data in events for piece in self.piece(encoded, data, version)])
+
+
+def _joined_completions(chunks: Sequence[_CompletionChunk], encoded: EncodedRequest) -> list[SampledChoice]:
+    """What `join_pieces` would make of the chunks' pieces, without a piece for each."""
+    found: list[SampledChoice] = []
+    growing: dict[int, SampledChoice] = {}
+    for chunk in chunks:
+        if chunk.error is not None:
+            raise ServerFault.of(chunk.error)
+        for choice in chunk.choices:
+            whole = growing.get(choice.index)
+            if whole is None or whole.finish_reason is not None or choice.routed_experts is not None:
+                piece = _from_completion(choice, encoded)
+                if whole is not None and whole.finish_reason is None:
+                    join_piece(whole, piece)
+                else:
+                    growing[choice.index] = piece
+                    found.append(piece)
+                continue
+            if choice.token_ids is None:
+                raise no_token_ids()
+            whole.ids += choice.token_ids
+            if choice.logprobs is None or whole.log_probs is None:
+                whole.log_probs = None
+            else:
+                whole.log_probs += log_prob_values(choice.logprobs.token_logprobs)
+            if whole.text is not None:
+                whole.text += choice.text
+            whole.finish_reason, whole.stop_reason = choice.finish_reason, choice.stop_reason
+            whole.routed_experts = None
+            if choice.prompt_token_ids is not NOT_TOLD:
+                told = encoded.consumed(choice.prompt_token_ids)
+                whole.consumed = whole.consumed if told is None else told
+    return found
 
 
 def _from_completion(choice: _CompletionChoice, encoded: EncodedRequest) -> SampledChoice:
@@ -386,6 +472,9 @@ class GenerateWire:
         return _from_generate(
             found.choices, encoded, _consumed_prompt(encoded, found.prompt_token_ids, found.mm_placeholders), version
         )
+
+    def pieces(self, encoded: EncodedRequest, events: Sequence[bytes], version: int) -> list[SampledChoice]:
+        return join_pieces([piece for data in events for piece in self.piece(encoded, data, version)])
 
 
 def _consumed_prompt(encoded: EncodedRequest, prompt: msgspec.Raw, runs: _ImageSpans) -> IntArray | None:
