@@ -62,7 +62,19 @@ def test_what_is_known_is_told_and_fails(tmp_path: Path, capsys: pytest.CaptureF
     assert audit.main(["--sbom", str(sbom), "--pip-audit", fake(tmp_path, clean, 0), "--strict"]) == 0
 
 
-@pytest.mark.parametrize(("said", "code"), [("", 1), ("", 3), ("no JSON", 0), ("[]", 0)])
+#: What pip-audit says of a distribution through a mirror, which has no advisories.
+SKIPPED = {"name": "a", "skip_reason": "Dependency not found"}
+MIRRORED = json.dumps({"dependencies": [SKIPPED, {**SKIPPED, "name": "b"}]})
+
+
+def test_what_the_service_does_not_know_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = json.dumps({"dependencies": [{"name": "b", "version": "1.0", "vulns": []}, SKIPPED]})
+    given = ["--sbom", str(tmp_path / "sbom.json"), "--pip-audit", fake(tmp_path, said, 0)]
+    assert (audit.main(given), audit.main([*given, "--strict"])) == (0, 2)
+    assert "does not know them: a\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("said", "code"), [("", 1), ("", 3), ("no JSON", 0), ("[]", 0), (MIRRORED, 0)])
 def test_where_nobody_can_be_asked_that_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], said: str, code: int
 ) -> None:

@@ -42,14 +42,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given.sbom.write_text(json.dumps(found, indent=2) + "\n")
     print(f"{given.sbom}: {len(found['components'])} distributions, CycloneDX {SPEC_VERSION}")
     try:
-        known = audited(found, [given.pip_audit] if given.pip_audit else own_pip_audit())
+        known, unknown = audited(found, [given.pip_audit] if given.pip_audit else own_pip_audit())
     except Unaudited as error:
         print(f"Not audited: {error}. Nothing is said about vulnerabilities; run it where the service can be reached.")
         return 2 if given.strict else 0
     for line in known:
         print(line)
     print(f"pip-audit: {len(known)} known vulnerabilities")
-    return 1 if known else 0
+    if unknown:
+        print(f"Not audited, since its service does not know them: {', '.join(unknown)}")
+    return 1 if known else 2 if unknown and given.strict else 0
 
 
 # -- what is installed -------------------------------------------------------------------------------------------------
@@ -124,8 +126,9 @@ def own_pip_audit() -> list[str]:
     return [str(command)]
 
 
-def audited(document: dict[str, Any], command: list[str]) -> list[str]:
-    """What is known against the components of a document, a line each; `Unaudited` where nobody answers."""
+def audited(document: dict[str, Any], command: list[str]) -> tuple[list[str], list[str]]:
+    """What is known against the components of a document, a line each, and the names of those that the service does not
+    know. `Unaudited` where nobody answers, or knows any: a mirror of the index has no advisories."""
     with tempfile.TemporaryDirectory() as folder:
         pinned = Path(folder) / "requirements.txt"
         # A local version (2.13.0+cpu) is no release of the index's; the one that it was made of is.
@@ -148,11 +151,15 @@ def audited(document: dict[str, Any], command: list[str]) -> list[str]:
             raise Unaudited(f"pip-audit failed ({last_line(error)})") from None
         except (ValueError, KeyError, TypeError):
             raise Unaudited("pip-audit could not ask its advisory service") from None
-    return [
+    unknown = [each["name"] for each in found if "skip_reason" in each]
+    if found and len(unknown) == len(found):
+        raise Unaudited(f"the service that pip-audit reaches knows none of them ({found[0]['skip_reason']})")
+    known = [
         f"{each['name']} {each['version']}: {flaw['id']}, mended in {', '.join(flaw['fix_versions']) or 'no release'}"
         for each in found
         for flaw in each.get("vulns", ())
     ]
+    return known, unknown
 
 
 def asked(command: list[str], allowed: Sequence[int] = (0,)) -> str:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.fuzzing import corpus, damaged, deep, examples, mutated
-from tests.gateway.kit import Running
-from tests.gateway.rollout import Rollout, in_front
+from tests.gateway.kit import Running, told
+from tests.gateway.rollout import Rollout, in_front, uid_of
 
 from headrace.data.errors import HeadraceError
 from headrace.gateway.dialects.anthropic_messages import AnthropicMessages
@@ -21,6 +22,7 @@ from headrace.gateway.dialects.openai_completions import OpenAICompletions
 from headrace.gateway.dialects.openai_responses import OpenAIResponses
 from headrace.gateway.http import decode_body
 from headrace.gateway.routes import bodies
+from headrace.gateway.sessions import Session
 
 Json = dict[str, Any]
 CORPUS = Path(__file__).parent / "corpus"
@@ -57,7 +59,6 @@ RESPONSE: Json = {
         {"type": "reasoning", "id": "r1", "summary": [{"type": "summary_text", "text": "hm"}]},
         {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": "2"},
-        {"type": "item_reference", "id": "msg_1"},
     ],
     "tools": [{"type": "function", "name": "add", "parameters": SCHEMA}],
     "tool_choice": "auto",
@@ -194,3 +195,17 @@ def test_a_value_that_is_nested_past_all_measure_is_refused(gateway: Running) ->
         for field in ("messages", "input", "prompt", "tools", "metadata", "unknown"):
             text = json.dumps({**valid, field: 0}).encode()
             answered(gateway, route, text.replace(b": 0", b": " + json.dumps(deep(depth=900)).encode()))
+
+
+@pytest.mark.parametrize("own", ["a text", 7, [], {"length": "long"}, {"length": 2}], ids=repr)
+def test_a_flows_own_words_in_a_steps_metadata_are_passed_over(gateway: Running, own: Any) -> None:
+    """Under the names that the gateway uses itself: whoever finds the trajectory again reads them."""
+    base = gateway.init()["base_url"]
+    told(gateway.post(f"{base}/v1/completions", {"model": "m", "prompt": "hi"}))
+    (made,) = gateway.steps(uid_of(base))
+    session = Session(made.trajectory_uid, made.prompt_uid, "train")
+    session.read([made])
+    assert len(session.texts) == 1
+    session = Session(made.trajectory_uid, made.prompt_uid, "train")
+    session.read([replace(made, metadata={**made.metadata, "text": own, "choice": own, "kept": own})])
+    assert (session.steps, session.texts) == (1, [])
