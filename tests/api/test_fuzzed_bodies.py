@@ -53,7 +53,7 @@ def test_what_any_compressor_writes_is_unpacked() -> None:
         assert gunzip(body, MAX_MB) == GROUP
 
 
-@examples(150)
+@examples(100)
 @given(body=st.sampled_from(MEMBERS).flatmap(damaged))
 def test_a_damaged_body_is_what_zlib_makes_of_it_or_refused(body: bytes) -> None:
     known = unpacked(body)
@@ -77,7 +77,7 @@ def test_bytes_that_are_no_gzip_are_refused(body: bytes) -> None:
         pass
 
 
-@examples(150)
+@examples(80)
 @given(value=mutated(group(1, 3, 0, messages=[[{"role": "user", "content": "hi"}]] * 3)))
 def test_a_group_with_anything_in_it_is_taken_or_refused(value: Any) -> None:
     body = json.dumps(value).encode()
@@ -88,7 +88,7 @@ def test_a_group_with_anything_in_it_is_taken_or_refused(value: Any) -> None:
             pass
 
 
-@examples(60)
+@examples(40)
 @given(body=damaged(GROUP))
 def test_a_damaged_group_is_taken_or_refused(body: bytes) -> None:
     for read in (read_group, read_groups):

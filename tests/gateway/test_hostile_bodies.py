@@ -121,7 +121,7 @@ def test_what_is_valid_is_read() -> None:
         parse(json.dumps(valid).encode())
 
 
-@examples(200)
+@examples(120)
 @given(route=st.sampled_from(sorted(DIALECTS)), data=st.data())
 def test_any_value_in_any_field_is_read_or_refused(route: str, data: st.DataObject) -> None:
     read(route, json.dumps(data.draw(mutated(DIALECTS[route][1]))).encode())
@@ -149,7 +149,7 @@ PLAIN: list[tuple[Any, Json]] = [
 ]
 
 
-@examples(120)
+@examples(80)
 @given(which=st.sampled_from(PLAIN), data=st.data())
 def test_the_bodies_of_other_routes_are_read_or_refused(which: tuple[Any, Json], data: st.DataObject) -> None:
     kind, valid = which
@@ -177,7 +177,7 @@ def answered(gateway: Running, route: str, body: bytes) -> None:
     assert found.status_code < 500, (route, body, found.text)
 
 
-@examples(60)
+@examples(40)
 @given(route=st.sampled_from(sorted(DIALECTS)), data=st.data())
 def test_no_body_makes_a_gateway_fail(gateway: Running, route: str, data: st.DataObject) -> None:
     valid = {name: value for name, value in DIALECTS[route][1].items() if name not in ("tool_choice", "stream")}

@@ -109,7 +109,7 @@ def asked(pool: DataPool, data: bytes, loop: asyncio.AbstractEventLoop) -> Headr
     return error
 
 
-@examples(150)
+@examples(100)
 @given(call=st.one_of(st.sampled_from(CALLS), st.just(SUBMIT)), data=st.data())
 def test_no_call_makes_a_pool_fail(call: tuple[Any, bytes], data: st.DataObject, loop: Any) -> None:
     header = data.draw(mutated(call[0]))
@@ -202,7 +202,7 @@ def read_whole(data: bytes) -> None:
         found.sequences()
 
 
-@examples(120)
+@examples(100)
 @given(reply=st.one_of(st.sampled_from(REPLIES), st.sampled_from(REPLIES[:2])), data=st.data())
 def test_no_answer_makes_a_client_fail_otherwise_than_it_may(reply: tuple[Any, bytes], data: st.DataObject) -> None:
     header = data.draw(mutated(reply[0]))
@@ -241,7 +241,7 @@ TEXTS = st.sampled_from(["", "0", "-1", "1e400", "9" * 30, "t", "true", "null", 
 NAMES = ["channel", "limit", "cursor", "prompt_uid", "trajectory_uid", "tag", "state", "complete", "min_reward"]
 
 
-@examples(60)
+@examples(25)
 @given(query=st.dictionaries(st.sampled_from([*NAMES, "self", "filters", "trainable", ""]), TEXTS, max_size=3))
 def test_no_query_makes_a_pool_fail(query: dict[str, str], pool_address: httpx.Client) -> None:
     for path in ("groups", "trajectories", "steps", "events", "stats", "trajectories/%00", "trajectories/%ff"):

@@ -21,7 +21,7 @@ class HeadraceError(Exception):
             HeadraceError.registry[cls.code] = cls
 
     @classmethod
-    def from_wire(cls, code: str, message: str) -> HeadraceError:
+    def from_wire(cls, code: Any, message: str) -> HeadraceError:
         """The error of the class that has this code; a `HeadraceError` where none has, or it is no code at all."""
         return cls.registry.get(code if isinstance(code, str) else "", HeadraceError)(message)
 

@@ -67,7 +67,7 @@ def copied(made: Path, into: Path) -> Path:
     return into
 
 
-@examples(60)
+@examples(40)
 @given(data=st.data())
 def test_a_commit_that_says_anything_else_opens_or_is_refused(
     made: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -83,7 +83,7 @@ def test_a_commit_that_says_anything_else_opens_or_is_refused(
     opens_or_refuses(folder)
 
 
-@examples(40)
+@examples(25)
 @given(data=st.data())
 def test_a_damaged_segment_opens_or_is_refused(
     made: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

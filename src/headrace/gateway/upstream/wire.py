@@ -123,11 +123,13 @@ def decode_experts(told: str | None) -> Any:
         shape, by_columns, dtype = read_header(file)
         if dtype.kind not in "iu":
             raise MalformedAnswer(f"routed_experts is an array of {dtype}, not of integers")
+        if any(size < 1 for size in shape):
+            raise MalformedAnswer(f"routed_experts is an array of shape {shape}, which holds nothing")
         found = np.frombuffer(data, dtype, offset=file.tell()).reshape(shape, order="F" if by_columns else "C")
     except NOT_NPY as error:
         raise MalformedAnswer(f"routed_experts is no array: {error!r}") from error
-    if not found.size or int(found.min()) < 0:
-        raise MalformedAnswer("routed_experts is empty, or holds an index below 0")
+    if int(found.min()) < 0:
+        raise MalformedAnswer("routed_experts holds an index below 0")
     return found
 
 
