@@ -126,11 +126,9 @@ class Checkpoints:
                 f"{place} holds {said}; go on with the configuration it was made with, or in another run"
             )
         try:
-            said = (place / "progress.json").read_bytes()
-            check_format(
-                place / "progress.json", said, FORMAT_VERSION, "begin another run with its folder as the model"
-            )
-            progress = msgspec.json.decode(said, type=Progress)
+            written, instead = (place / "progress.json").read_bytes(), "begin another run with its folder as the model"
+            check_format(place / "progress.json", written, FORMAT_VERSION, instead)
+            progress = msgspec.json.decode(written, type=Progress)
             progress.format_version = FORMAT_VERSION  # as it is saved from here on
             weights = load_file(place / self._weights_file)
             return progress, weights, read_state(place, ranks)
