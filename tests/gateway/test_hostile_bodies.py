@@ -26,7 +26,9 @@ from headrace.gateway.sessions import Session
 
 Json = dict[str, Any]
 CORPUS = Path(__file__).parent / "corpus"
-PNG = "data:image/png;base64,iVBORw0KGgo="
+#: One red pixel.
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4z8AAAAMBAQD3A0FDAAAAAElFTkSuQmCC"
+PNG = f"data:image/png;base64,{PIXEL}"
 SCHEMA: Json = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 SAMPLING: Json = {"temperature": 1.0, "top_p": 0.9, "stop": ["x"], "seed": 7, "logit_bias": {"5": 1}, "n": 1}
 CALL: Json = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -77,7 +79,7 @@ MESSAGES: Json = {
             "role": "user",
             "content": [
                 {"type": "text", "text": "hi"},
-                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}},
+                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}},
             ],
         },
         {

@@ -77,7 +77,7 @@ HEADS: dict[str, tuple[bytes, set[int]]] = {
     ),
     "chunks past the limit": (request(b"transfer-encoding: chunked", body=b"fff\r\n" + b"x" * 0xFFF), {413}),
     "a chunk below nothing": (request(b"transfer-encoding: chunked", body=b"-5\r\n12345\r\n"), {400}),
-    "a head without end": (request(b"x: " + b"y" * 100_000), {400, 431}),
+    "a head without end": (request(b"x: " + b"y" * 4_000_000), {400, 431}),
     "a line that goes on": (request(b"x: a\r\n b", b"content-length: 5"), {200, 400}),
     "a name with a space": (request(b"content-length : 5"), {400}),
     "a null": (request(b"x: a\0b", b"content-length: 5"), {200, 400}),
