@@ -16,9 +16,11 @@ from tests.fuzzing import damaged, examples, mutated
 from tests.gateway.upstream.kit import upstream_request
 
 from headrace.data.adapter_name import adapter_version, new_adapter_name
+from headrace.gateway.upstream.dispatch import ServerCall
 from headrace.gateway.upstream.errors import MalformedAnswer, ServerFault, read_fault
+from headrace.gateway.upstream.gate import Deadline
 from headrace.gateway.upstream.http_client import SseDecoder
-from headrace.gateway.upstream.server import _candidates, version_number
+from headrace.gateway.upstream.server import UpstreamServer, _candidates, version_number
 from headrace.gateway.upstream.wire import CompletionsWire, EncodedRequest, GenerateWire, decode_experts
 from headrace.net.http_answer import MAX_RETRY_AFTER_S, HttpAnswer, seconds_of
 
@@ -219,3 +221,21 @@ def test_a_version_of_any_length_is_a_number_or_none() -> None:
 )
 def test_a_probe_reads_candidates_or_none(found: Any) -> None:
     assert all(isinstance(token, int) for token in _candidates(found))
+
+
+@pytest.mark.parametrize(("end", "spans"), [(2, ((0, 6), (1, 7))), (9, ((0, 6), (1, 7))), (None, ((0, 5),))])
+async def test_versions_of_tokens_that_are_not_there_are_not_taken(end: int | None, spans: Any) -> None:
+    """`end` None: the second version begins behind the last token."""
+    first, last = (1, end) if end is not None else (2, 3)
+    told = [{"version": "6", "start": 0, "end": first}, {"version": "7", "start": first, "end": last}]
+    answer = {**GENERATED, "choices": [{**GENERATED["choices"][0], "weight_versions": told}], "mm_placeholders": None}
+    server, encoded = UpstreamServer("http://127.0.0.1:1", 5), REQUESTS[0]
+    call = ServerCall(Any, server, server.generate_url, GenerateWire(), encoded, Deadline(240, 240), 1 << 20)  # type: ignore[arg-type]
+
+    async def exchange() -> bytes:
+        return json.dumps(answer).encode()
+
+    call._exchange = exchange  # type: ignore[method-assign]
+    (choice,) = await call.whole()
+    assert choice.spans == spans
+    assert server.version == max(version for _, version in spans)
