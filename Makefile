@@ -15,7 +15,7 @@ PYTEST  = $(BIN)/pytest -q --numprocesses $(JOBS) --maxprocesses 8 -o cache_dir=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-vllm test-verl test-atropos test-gym test-install test-agents test-models bench lint \
-        docs format clean
+        audit docs format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ lint: setup ## check style, format and types
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
+audit: setup ## write an SBOM of .venv (sbom.json), and ask pip-audit what is known against it where it can be reached
+	$(BIN)/python tools/audit.py
+
 docs: setup ## build the documentation's site into site/, which a browser opens without a server
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
@@ -74,7 +77,7 @@ format: setup ## fix what ruff can fix, then format
 	$(BIN)/ruff format .
 
 clean: ## remove .venv, caches and build outputs (runs/ stays)
-	rm -rf $(VENV) dist build site bench-*.json .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) dist build site bench-*.json sbom.json .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # A set is installed anew when what it is made of changes. Who has all has what the demo needs.

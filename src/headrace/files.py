@@ -1,5 +1,5 @@
 """Files of every part: configurations that are read, Python files that are imported, lines that are appended, files
-that are replaced whole, the folder of caches, models' folders.
+that are replaced whole, the format versions of those that outlive a release, the folder of caches, models' folders.
 
 A configuration is YAML, JSON or TOML, read as one mapping and checked by a model. A key that stands twice is refused,
 since one of its two values would be lost without a word. What a model does not know is answered with the nearest name
@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, get_args
 
+import msgspec
 import yaml
 from pydantic import BaseModel, ValidationError
 
@@ -158,6 +159,26 @@ def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+class WrittenFormat(msgspec.Struct):
+    """The `format_version` of a file that is a JSON object; those from before it was told have the first."""
+
+    format_version: int = 1
+
+
+def check_format(path: Path, data: bytes, newest: int, instead: str) -> None:
+    """Raises `InvalidInput` where a file's `data` say that it is of a later format than `newest`, the last one that
+    this release knows; `instead` says what to do then. Data that cannot be read are for whoever reads the rest."""
+    try:
+        written = msgspec.json.decode(data, type=WrittenFormat).format_version
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    if written > newest:
+        raise InvalidInput(
+            f"{path} is of format version {written}, and this release reads up to version {newest}; nothing was "
+            f"changed: use the release that wrote it, or {instead}"
+        )
 
 
 def append(fd: int, data: bytes) -> None:

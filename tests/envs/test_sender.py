@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.api.kit import api_on
 from tests.envs.api import Api
 from tests.envs.kit import items_of
 
+from headrace import DataPool
 from headrace.data.errors import InvalidInput
 from headrace.envs.api_client import ApiClient
 from headrace.envs.sender import GroupPost, GroupSpool, Sender
@@ -238,3 +240,22 @@ async def test_a_temporary_spool_lasts_only_if_something_is_owed(api: Api, clien
     for path in spool.folder.iterdir():
         path.unlink()
     spool.folder.rmdir()
+
+
+async def test_a_file_that_a_crash_left_is_set_aside_and_holds_up_nothing(tmp_path: Path) -> None:
+    """Under an id that was changed too, for which a post has to be read."""
+    with DataPool() as pool, api_on(pool) as real:
+        (env,) = real.opened(8, 2)
+        client = ApiClient(real.address)
+        for number, left in enumerate((b'{"tokens": [[1', b"", b"[7]")):
+            (tmp_path / f"{number:012}-1-{number:032x}.json").write_bytes(left)
+        sending = sender(client, tmp_path)
+        sending.change_env_id(7, env)
+        sending.start()
+        await sending.put({**group(5), "env_id": 7})
+        assert await sending.drain(120) == 0
+        await sending.close()
+        await client.close()
+        assert (sending.lost, sending.acknowledged) == (3, 1)
+        assert len(owed(tmp_path / "refused")) == 3
+        assert real.queued() == 1

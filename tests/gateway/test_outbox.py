@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from headrace import DataPool, Step
+from headrace.data.errors import ForeignFrame
 from headrace.data.packing import pack
 from headrace.gateway import outbox as module
 from headrace.gateway.outbox import MAX_TRIES, Outbox, OutboxEntry
-from headrace.pool.errors import InternalError, PoolFull, PoolUnreachable
+from headrace.pool.errors import InternalError, PoolFull, PoolUnreachable, UnreadableAnswer
 from headrace.pool.operations.submit import SubmitBlock
 
 PATIENCE_S = 120
@@ -131,3 +132,21 @@ async def test_a_fault_of_the_pools_is_tried_again_and_then_only_its_own_call_is
     assert lost == [("train", 1, "internal")]
     assert len([uids for uids in tried if "bad" in uids]) >= 2 * MAX_TRIES
     assert pool.stats("train")["ledger"]["submitted"] == 2
+
+
+@pytest.mark.parametrize("error", [ForeignFrame("a frame of format version 2"), UnreadableAnswer("what came back")])
+async def test_a_pool_that_is_yet_to_be_upgraded_is_waited_for(
+    outbox: Outbox, elsewhere: Elsewhere, pool: DataPool, lost: list[tuple[str, int, str]], error: Exception
+) -> None:
+    left = 3
+
+    def spoilt(channel: str, uids: list[str]) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            raise error
+
+    elsewhere.spoilt = spoilt
+    await sent(await put(outbox, "train", "t"))
+    assert (left, lost) == (0, [])
+    assert len(pool.trajectory("t")) == 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import uuid
 
-ADAPTER_NAME = re.compile(r"headrace-adapter-(\d+)-[0-9a-f]{32}")
+ADAPTER_NAME = re.compile(r"headrace-adapter-([0-9]{1,10})-[0-9a-f]{32}")
 
 
 def new_adapter_name(version: int) -> str:

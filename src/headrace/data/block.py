@@ -11,7 +11,7 @@ A Record's arrays and a Blob's bytes are in memory, or in a file (`stored`), rea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from headrace.data.step import FloatArray, IntArray
 TOKEN_BYTES = 4
 #: Of a step's metadata and sampling, packed: they are kept in memory, and written with every commit.
 MAX_METADATA_BYTES = 1 << 20
+T = TypeVar("T")
 _I4, _F4 = np.dtype("<i4"), np.dtype("<f4")
 
 
@@ -70,12 +71,12 @@ class StepHead(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     blobs: tuple[bytes, ...] = ()
 
     def unpack_extra(self) -> StepExtra:
-        """All of the extra, decoded."""
-        return _extra_decoder.decode(self.extra) if self.extra else StepExtra()
+        """All of the extra, decoded; `FrameError` where it cannot be."""
+        return decoded(_extra_decoder, self.extra, "a step's extra") if self.extra else StepExtra()
 
     def peek(self) -> StepExtraPeek:
-        """What every incoming step is asked for, without decoding the rest."""
-        return _peek_decoder.decode(self.extra) if self.extra else StepExtraPeek()
+        """What every incoming step is asked for, without decoding the rest; `FrameError` where it cannot be decoded."""
+        return decoded(_peek_decoder, self.extra, "a step's extra") if self.extra else StepExtraPeek()
 
 
 class BlockHeader(msgspec.Struct, array_like=True):
@@ -87,9 +88,24 @@ class BlockHeader(msgspec.Struct, array_like=True):
     blobs: list[tuple[bytes, int]] = []
 
 
+def no_extension(code: int, data: memoryview) -> Any:
+    """What a decoder says to msgpack's extension types: nothing here writes one, and none has a form in JSON."""
+    raise FrameError(f"a value of msgpack's extension type {code}; there are numbers, text, bytes, lists and maps")
+
+
+def decoded(decoder: msgspec.msgpack.Decoder[T], data: Buffer, what: str) -> T:
+    """What bytes that are checked to be undamaged hold; `FrameError` where that is not what the decoder reads."""
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise FrameError(f"{what} cannot be read: {error}") from None
+    except RecursionError:
+        raise FrameError(f"{what} cannot be read: it is nested too deep") from None
+
+
 _encoder = msgspec.msgpack.Encoder(enc_hook=lambda value: to_plain(value))
-_extra_decoder = msgspec.msgpack.Decoder(StepExtra)
-_peek_decoder = msgspec.msgpack.Decoder(StepExtraPeek)
+_extra_decoder = msgspec.msgpack.Decoder(StepExtra, ext_hook=no_extension)
+_peek_decoder = msgspec.msgpack.Decoder(StepExtraPeek, ext_hook=no_extension)
 
 
 def to_plain(value: Any) -> Any:
@@ -327,6 +343,8 @@ def read_block(header: BlockHeader, body: memoryview) -> Block:
         ids_len += (head.n_prompt + head.n_response) * TOKEN_BYTES
         if head.has_log_probs:
             lp_len += head.n_response * TOKEN_BYTES
+    if any(size < 0 for _, size in header.blobs):
+        raise FrameError("a blob's length is negative")
     total = header.ids + header.log_probs + sum(size for _, size in header.blobs)
     if header.ids != ids_len or header.log_probs != lp_len or total != len(body):
         raise FrameError(

@@ -21,9 +21,9 @@ class HeadraceError(Exception):
             HeadraceError.registry[cls.code] = cls
 
     @classmethod
-    def from_wire(cls, code: str, message: str) -> HeadraceError:
-        """The error of the class that has this code; a `HeadraceError` where none has."""
-        return cls.registry.get(code, HeadraceError)(message)
+    def from_wire(cls, code: Any, message: str) -> HeadraceError:
+        """The error of the class that has this code; a `HeadraceError` where none has, or it is no code at all."""
+        return cls.registry.get(code if isinstance(code, str) else "", HeadraceError)(message)
 
 
 class InvalidInput(HeadraceError, ValueError):
@@ -46,5 +46,8 @@ class ForeignFrame(FrameError):
 
 def shown(value: Any, limit: int = 80) -> str:
     """A value as it may stand in an error message: short, on one line."""
-    text = repr(value).replace("\n", " ")
+    try:
+        text = repr(value).replace("\n", " ")
+    except RecursionError:
+        text = f"a {type(value).__name__} that is nested too deep to be shown"
     return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from headrace.data.block import (
+    MAX_METADATA_BYTES,
     Block,
     Record,
     StepExtra,
@@ -19,15 +21,17 @@ from headrace.data.block import (
     ids_array,
     pack_extra,
 )
-from headrace.data.errors import InvalidInput, shown
+from headrace.data.errors import HeadraceError, InvalidInput, shown
 from headrace.data.frame import Buffer
 from headrace.data.step import (
     INT32_MAX,
+    MAX_METADATA_DEPTH,
     MAX_UID_CHARACTERS,
     FloatArray,
     IntArray,
     Step,
     check_count,
+    check_depth,
     check_finite,
     check_spans,
     check_uid,
@@ -76,18 +80,49 @@ def check_heads(block: Block) -> None:
                 check_finite(head.reward, "reward")
             if head.base < 0 and (head.base != -1 or head.keep):
                 raise InvalidInput(f"keep is {head.keep} with base {head.base}; it is 0 where a step builds on none")
-            extra = head.unpack_extra()
-            if extra.quality is not None:
-                check_finite(extra.quality, "quality")
-            if extra.version_spans is not None:
-                check_spans(extra.version_spans, head.n_response)
-        except msgspec.MsgspecError as error:
-            raise InvalidInput(f"step {at}: extra cannot be read: {error}; {_none_taken(block)}") from None
-        except InvalidInput as error:
+            _check_extra(head, block.blobs)
+        except HeadraceError as error:
             raise InvalidInput(f"step {at}: {error}; {_none_taken(block)}") from None
         for digest in head.blobs:
             if len(digest) != DIGEST_SIZE:
                 raise InvalidInput(f"step {at}: blobs holds {shown(digest)}, which is no digest; {_none_taken(block)}")
+
+
+def _check_extra(head: StepHead, blobs: Mapping[bytes, Buffer]) -> None:
+    """A head's extra holds what packing would have put there; `FrameError` or `InvalidInput` where it does not."""
+    if len(head.extra) > MAX_METADATA_BYTES:
+        raise InvalidInput(
+            f"metadata and sampling take {len(head.extra)} bytes; at most {MAX_METADATA_BYTES} a step are kept"
+        )
+    extra = head.unpack_extra()
+    if extra.quality is not None:
+        check_finite(extra.quality, "quality")
+    if extra.version_spans is not None:
+        check_spans(extra.version_spans, head.n_response)
+    held = {name: getattr(extra, name) for name in ("metadata", "sampling", "multi_modal_data", "routed_experts")}
+    for name, value in held.items():
+        if value and len(head.extra) > MAX_METADATA_DEPTH:  # a level takes a byte
+            check_depth(value, name)
+    for name in ("multi_modal_data", "routed_experts"):
+        if held[name] is not None:
+            _check_references(held[name], blobs, name)
+
+
+def _check_references(value: Any, blobs: Mapping[bytes, Buffer], field: str) -> None:
+    """Refuses an array that could not be put together again: a trainer would meet it, and no submitter."""
+    if isinstance(value, dict) and isinstance(value.get(_BLOB), bytes):
+        data = blobs.get(value[_BLOB])
+        if data is None or "dtype" not in value:
+            return  # a pool may have the blob already
+        try:
+            whole = _array(data, value)
+        except (ValueError, TypeError, KeyError, SyntaxError, OverflowError, RecursionError) as error:
+            raise InvalidInput(f"{field} holds an array that cannot be read: {error}") from None
+        if whole.dtype.hasobject:
+            raise InvalidInput(f"{field} holds an array of type {whole.dtype}; use numbers or bytes")
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_references(inner, blobs, field)
 
 
 def _is_plainly_valid(head: StepHead) -> bool:
@@ -236,11 +271,16 @@ def attach(value: Any, blobs: Mapping[bytes, Buffer]) -> Any:
             raw = blobs.get(digest)
             if raw is None:
                 return None  # lost with a damaged journal; the step is quarantined for it
-            return np.frombuffer(raw, value["dtype"]).reshape(value["shape"]) if "dtype" in value else bytes(raw)
+            return _array(raw, value) if "dtype" in value else bytes(raw)
         return {key: attach(item, blobs) for key, item in value.items()}
     if isinstance(value, list):
         return [attach(item, blobs) for item in value]
     return value
+
+
+def _array(raw: Buffer, reference: Mapping[str, Any]) -> npt.NDArray[Any]:
+    """The array that a reference tells of, as a view of a blob; raises as numpy does where the two do not fit."""
+    return np.frombuffer(raw, reference["dtype"]).reshape(reference["shape"])
 
 
 def _digest(data: Buffer) -> bytes:

@@ -5,9 +5,10 @@ which the next process sends it should this one be killed. Temporary failures (a
 be read) are retried with growing pauses; only `close` ends the sender. When the spool is full, callers wait for room.
 
 A file of the spool holds a post's JSON as it will be sent, and is named by its number, its count of groups and its
-idempotency key. It is there whole or not at all, and removed once the post is acknowledged. Files are written, not
-synced: they survive a killed process, though not always a crashed machine. A file a post, and not one file of frames as
-the gateway's outbox has it: a post is a whole group, few come a second, and one can be looked at or removed by hand.
+idempotency key. It is there whole or not at all, and removed once the post is acknowledged. The file `lock` says which
+format they have. Files are written, not synced: they survive a killed process, though not always a crashed machine. A
+file a post, and not one file of frames as the gateway's outbox has it: a post is a whole group, few come a second, and
+one can be looked at or removed by hand.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import orjson
 
 from headrace.data.errors import InvalidInput
 from headrace.envs.api_client import ApiAway, ApiClient, ApiRefused
+from headrace.files import check_format
 
 log = logging.getLogger("headrace.envs")
 
@@ -39,6 +41,9 @@ MAX_IN_MEMORY_BYTES = 64 << 20
 RETRY_S, MAX_RETRY_S = 0.1, 5.0
 #: Seconds that a response may take before waiting posts are written to disk.
 WRITE_S = 1.0
+
+#: The format of the files. A release whose files this one would misread, or pass over, raises it.
+FORMAT_VERSION = 1
 
 _NAME = re.compile(r"(\d{12})-(\d+)-([0-9a-f]+)\.json")
 
@@ -61,7 +66,8 @@ class GroupPost:
 
 class GroupSpool:
     """A folder of unacknowledged posts, locked by one process. Without a given one, a temporary folder, which is
-    removed at the end unless a post is left in it. Raises `InvalidInput` for a folder that cannot be used.
+    removed at the end unless a post is left in it. Raises `InvalidInput` for a folder that cannot be used, or that a
+    later release has written to.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -77,8 +83,21 @@ class GroupSpool:
         except OSError as error:
             os.close(self._lock)
             raise InvalidInput(f"spool_dir {self.folder} is in use: give each environment its own") from error
+        self._mark_format()
         self._next = self._in_memory = 0
         self._warned = False
+
+    def _mark_format(self) -> None:
+        """Says in the locked file which format the others have; refuses a folder of a later one."""
+        try:
+            check_format(self.folder, os.pread(self._lock, 1000, 0), FORMAT_VERSION, "name another folder as spool_dir")
+        except InvalidInput:
+            os.close(self._lock)
+            raise
+        try:
+            os.pwrite(self._lock, orjson.dumps({"format_version": FORMAT_VERSION}), 0)
+        except OSError as error:  # a disk that is full: the first format is what no mark says
+            log.warning("%s cannot be written: %s", self.folder / "lock", error)
 
     def left(self) -> Iterator[GroupPost]:
         """The posts that an earlier process left, in its order. Half-written ones were never accepted, and go."""
@@ -323,7 +342,12 @@ class Sender:
             self._spool.write(post)
 
     def _readdressed(self, body: bytes) -> bytes:
-        groups = orjson.loads(body)
-        for group in groups if isinstance(groups, list) else [groups]:
-            group["env_id"] = self._env_ids.get(group.get("env_id"), group.get("env_id"))
-        return orjson.dumps(groups)
+        """A post under the environment's ids of today. One that is none any more (a file that a crash of the machine
+        left) stays as it is: the API refuses it, and it is set aside."""
+        try:
+            groups = orjson.loads(body)
+            for group in groups if isinstance(groups, list) else [groups]:
+                group["env_id"] = self._env_ids.get(group.get("env_id"), group.get("env_id"))
+            return orjson.dumps(groups)
+        except (ValueError, TypeError, AttributeError):
+            return body

@@ -15,8 +15,8 @@ from types import TracebackType
 import msgspec
 
 from headrace.data.errors import HeadraceError, InvalidInput
-from headrace.files import write_whole
-from headrace.flows.schedule_state import ScheduleState
+from headrace.files import check_format, write_whole
+from headrace.flows.schedule_state import FORMAT_VERSION, ScheduleState
 
 #: Characters of a run's name, which is made up when its state is: enough that runs on one pool do not meet.
 RUN_NAME_CHARS = 8
@@ -54,16 +54,20 @@ class RolloutStateFile:
 
     def load(self, rows: int, val_rows: int = 0) -> ScheduleState:
         """The state that was saved last, or a new one for data of so many rows. Raises `InvalidInput` where the file
-        holds something else."""
+        holds something else, or a later release's."""
         try:
             found = self.path.read_bytes() if self.path is not None else b""
         except FileNotFoundError:
             found = b""
         if not found:
             return ScheduleState(uuid.uuid4().hex[:RUN_NAME_CHARS], rows, val_rows)
+        assert self.path is not None
+        check_format(self.path, found, FORMAT_VERSION, "give another path as rollout.state to begin anew")
         try:
-            return msgspec.json.decode(found, type=ScheduleState)
-        except msgspec.DecodeError as error:
+            state = msgspec.json.decode(found, type=ScheduleState)
+            state.format_version = FORMAT_VERSION  # as it is saved from here on
+            return state
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidInput(
                 f"{self.path} is no state of a rollouter ({error}); give another path as rollout.state, or remove it "
                 "to begin anew"

@@ -15,6 +15,9 @@ Outcome = Literal["", "accepted", "failed"]
 
 TRAIN, VAL = "train", "val"
 
+#: The format of a kept state. A release that writes what this one would misread, or forget, raises it.
+FORMAT_VERSION = 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRules:
@@ -153,6 +156,7 @@ class ScheduleState(msgspec.Struct):
     held: dict[int, HeldGroup] = {}
     validation: ValidationRound | None = None
     validated: list[int] = []
+    format_version: int = FORMAT_VERSION
 
 
 class RolloutStart(msgspec.Struct, frozen=True):

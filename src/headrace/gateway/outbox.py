@@ -5,9 +5,11 @@ returns, and a process that starts on the same file sends it again; the pool kno
 arrived counts once. The file is cut to nothing whenever everything in it has arrived.
 
 A frame of the file is a mark, its length, a checksum and the call. Damage costs the frames that it touches and no
-other: the next one is found by its mark. What could not be read is kept in a file beside it. One file of frames, and
-not a file a step as environments have it (`headrace.envs.sender`): a step has a few kilobytes, and hundreds come a
-second.
+other: the next one is found by its mark. What could not be read is kept in a file beside it. Every format keeps the
+mark, and its calls say their format version: what a later release wrote is refused, not cut off.
+
+One file of frames, and not a file a step as environments have it (`headrace.envs.sender`): a step has a few kilobytes,
+and hundreds come a second.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any
 import crc32c
 
 from headrace.data.block import Block
-from headrace.data.errors import HeadraceError
+from headrace.data.errors import ForeignFrame, HeadraceError
 from headrace.net.supervised import Supervised
 from headrace.pool.embedded import DataPool
 from headrace.pool.errors import (
@@ -53,8 +55,8 @@ FLUSH_TIMEOUT_S = 10.0
 RETRY_INTERVAL_S = 0.2
 #: Tries at a call at which the pool itself fails, before it is taken for the fault of what was sent.
 MAX_TRIES = 5
-#: What passes: the pool is full, away, locked up, or its disk is full.
-TRANSIENT_ERRORS = (PoolFull, PoolUnreachable, PoolClosed, JournalError, Unauthorized)
+#: What passes: the pool is full, away, locked up, its disk is full, or it is yet to be upgraded as this process was.
+TRANSIENT_ERRORS = (PoolFull, PoolUnreachable, PoolClosed, JournalError, Unauthorized, ForeignFrame)
 
 #: Told of what could not be kept: the channel, how many steps, the reason, and the error.
 Lost = Callable[[str, int, str, Any], None]
@@ -88,11 +90,18 @@ class OutboxFile:
 
     def read(self) -> Iterator[tuple[str, Block]]:
         """The calls that an earlier process left. A torn end was never acknowledged; it is cut off, so that what is
-        written next stands behind a whole frame. Damage before it goes into a file of its own, and is counted."""
+        written next stands behind a whole frame. Damage before it goes into a file of its own, and is counted.
+        `JournalError` where another release wrote the file: nothing is changed then."""
         data = self._path.read_bytes()
         at = end = 0  # where to look, and behind the last whole frame
         while (start := data.find(FRAME_MARK, at)) >= 0:
-            found = _frame(data, start)
+            try:
+                found = _frame(data, start)
+            except ForeignFrame as error:
+                raise JournalError(
+                    f"outbox {self._path} is of another release: at byte {start}, {error}. Nothing was changed; start "
+                    "that release on it once, which sends what it holds, or move the file away"
+                ) from error
             if found is None:
                 at = start + 1
                 continue
@@ -103,7 +112,8 @@ class OutboxFile:
             yield frame
         if end < len(data):
             log.warning("outbox %s: %d bytes at its end are torn", self._path, len(data) - end)
-            if data.find(FRAME_MARK, end + 1) >= 0:  # more than one frame was there: no torn end, but damage
+            torn = FRAME_MARK.startswith(data[end : end + len(FRAME_MARK)])
+            if not torn or data.find(FRAME_MARK, end + 1) >= 0:  # no beginning, or more than one: damage
                 self._set_aside(data[end:])
             os.ftruncate(self._fd, end)
             self._size = end
@@ -145,7 +155,8 @@ class OutboxFile:
 
 
 def _frame(data: bytes, at: int) -> tuple[tuple[str, Block], int] | None:
-    """The call in the frame that begins here, and where it ends; None where it is not whole."""
+    """The call in the frame that begins here, and where it ends; None where it is not whole. `ForeignFrame` where it is
+    whole and of another release."""
     if at + _HEAD.size > len(data):
         return None
     _, length, checksum = _HEAD.unpack_from(data, at)
@@ -155,9 +166,12 @@ def _frame(data: bytes, at: int) -> tuple[tuple[str, Block], int] | None:
         return None
     try:
         _, args, block = decode_call(frame)
+    except ForeignFrame:
+        raise
     except HeadraceError:
         return None
-    return None if block is None else ((args["channel"], block), end)
+    channel = args.get("channel")
+    return ((channel, block), end) if block is not None and isinstance(channel, str) else None
 
 
 class OutboxEntry:

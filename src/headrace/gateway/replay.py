@@ -70,10 +70,16 @@ def _by_call(request: CallRequest, steps: list[Step]) -> dict[str, list[Step]]:
     """Steps by the call that made them."""
     found: dict[str, list[Step]] = {}
     for step in steps:
-        at, index = divmod(int(step.metadata.get("choice", 0)), request.n)
+        at, index = divmod(_choice_of(step), request.n)
         ending = (f"-{at}" if len(request.prompts) > 1 else "") + (f"-{index}" if request.n > 1 else "")
         found.setdefault((step.call_id or "").removesuffix(ending), []).append(step)
     return found
+
+
+def _choice_of(step: Step) -> int:
+    """Which choice of its call a step is; below 0 where its metadata say no such thing, as a flow's own may."""
+    found = step.metadata.get("choice", 0)
+    return found if type(found) is int else -1
 
 
 def _answers(steps: list[Step], digest: str) -> list[Step]:
@@ -89,7 +95,7 @@ def _only(request: CallRequest, steps: list[Step], digest: str, *, named: bool) 
 
 def _rebuilt(planner: Planner, request: CallRequest, steps: list[Step]) -> list[Turn] | None:
     """Turns out of recorded steps: one a prompt, its choices in their order."""
-    by_choice = {int(step.metadata.get("choice", 0)): step for step in steps}
+    by_choice = {_choice_of(step): step for step in steps}
     prompts = max(1, len(request.prompts))
     if set(by_choice) != set(range(prompts * request.n)):
         return None

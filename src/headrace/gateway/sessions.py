@@ -24,7 +24,7 @@ from headrace.data.trajectory import Trajectory
 from headrace.gateway.errors import Refusal
 from headrace.gateway.request import CallRequest, checked_sampling
 from headrace.gateway.retries import Retries
-from headrace.gateway.turn import digest_of
+from headrace.gateway.turn import TextKey, digest_of
 from headrace.pool.calls import AsyncPool
 from headrace.pool.errors import Gone, NotFound
 from headrace.tokens import History, Image, Message, Node
@@ -63,7 +63,7 @@ class StoredResponse(msgspec.Struct, frozen=True):
         `files` are those of the step's images."""
         try:
             found = msgspec.json.decode(given, type=cls) if isinstance(given, str) else None
-        except (msgspec.MsgspecError, RecursionError):
+        except (ValueError, RecursionError):
             return None
         return None if found is None or not found._digests() <= files.keys() else found._with_files(files)
 
@@ -184,9 +184,9 @@ class Session:
         self.steps = len(steps)
         self.tokens = sum(len(node.own) for node in self.history.nodes)
         for step in steps:
-            node, about = by_index.get(step.step_index), step.metadata.get(TEXT_FIELD)
-            if node is not None and about is not None:
-                self.texts.append(TextNode(int(about["length"]), str(about["digest"]), node))
+            node, text = by_index.get(step.step_index), TextKey.from_metadata(step.metadata.get(TEXT_FIELD))
+            if node is not None and text is not None:
+                self.texts.append(TextNode(text.length, text.digest, node))
             if step.call_id is not None and step.call_id not in self.stored:
                 files = image_files(step.multi_modal_data)
                 self.stored.add(step.call_id, StoredResponse.from_metadata(step.metadata.get(STORED_FIELD), files))

@@ -21,6 +21,18 @@ MAX_ANSWER_BYTES = 256 << 20
 MAX_ERROR_CHARS = 2000
 
 
+#: Seconds that a `Retry-After` may ask for: what asks for more is no server that is only busy.
+MAX_RETRY_AFTER_S = 3600.0
+
+
+def seconds_of(retry_after: str | None) -> float | None:
+    """The seconds that a `Retry-After` names, an hour at most; None where it names none (a date, or nonsense)."""
+    text = (retry_after or "").strip()
+    if not text.isascii() or not text.replace(".", "", 1).isdecimal():
+        return None
+    return min(float(text), MAX_RETRY_AFTER_S)
+
+
 class AnswerHeaders(Protocol):
     """An answer's headers, by name in any case."""
 
@@ -53,7 +65,10 @@ class HttpAnswer(msgspec.Struct, frozen=True):
         for name in ("error", "detail", "message"):
             if isinstance(found, dict) and found.get(name):
                 found = found[name]
-        return (found if isinstance(found, str) else orjson.dumps(found).decode())[:MAX_ERROR_CHARS]
+        try:
+            return (found if isinstance(found, str) else orjson.dumps(found).decode())[:MAX_ERROR_CHARS]
+        except TypeError:  # nested deeper than orjson writes
+            return self.body[:MAX_ERROR_CHARS].decode(errors="replace")
 
 
 class NoAnswer(HeadraceError):

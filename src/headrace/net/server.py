@@ -25,6 +25,8 @@ from headrace.net.connection import Connection
 CHANGED_BY_GET = ("/batch", "/reset_data")
 #: Seconds that calls under way may take to end once a server is told to stop.
 GRACE_S = 5
+#: Digits of a `Content-Length` that are read as a number: none that any limit allows has more.
+MAX_LENGTH_DIGITS = 18
 
 
 class Server:
@@ -187,7 +189,8 @@ class BodyTooLarge(Exception):
 
 async def read_body(request: Request, limit: int) -> bytes:
     """The body, refused as soon as it is known to be too large."""
-    if int(request.headers.get("content-length") or 0) > limit:
+    told = request.headers.get("content-length", "")
+    if told.isdecimal() and (len(told) > MAX_LENGTH_DIGITS or int(told) > limit):
         raise BodyTooLarge
     parts: list[bytes] = []
     size, more = 0, True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.data.errors import HeadraceError
+from headrace.data.errors import FrameError, HeadraceError
 
 
 class PoolError(HeadraceError):
@@ -57,6 +57,13 @@ class PoolUnreachable(PoolError):
     """The pool's process did not answer in time."""
 
     code = "pool_unreachable"
+
+
+class UnreadableAnswer(PoolUnreachable, FrameError):
+    """What came back is not what a pool of this release answers: of another release, or of no pool. The call may have
+    been carried out."""
+
+    code = "unreadable_answer"
 
 
 class Unauthorized(PoolError):

@@ -50,6 +50,7 @@ from headrace.pool.wire import FRAME_TYPE
 STATUS = {
     "invalid_input": 422,
     "bad_frame": 400,
+    "foreign_frame": 400,
     "conflict": 409,
     "not_found": 404,
     "gone": 404,

@@ -17,6 +17,8 @@ from headrace.data.block import (
     BlockHeader,
     Record,
     block_layout,
+    decoded,
+    no_extension,
     read_block,
     to_plain,
 )
@@ -26,6 +28,7 @@ from headrace.data.step import Step
 from headrace.data.trajectory import Group, Trajectory
 from headrace.data.tree import TokenTree
 from headrace.pool.config import ChannelConfig
+from headrace.pool.errors import UnreadableAnswer
 from headrace.pool.operation import Completion, Receipt
 from headrace.pool.state import Event
 from headrace.pool.views import HandOut
@@ -75,8 +78,8 @@ class Reply(msgspec.Struct, array_like=True):
     block: BlockHeader | None = None
 
 
-_calls = msgspec.msgpack.Decoder(WireCall)
-_replies = msgspec.msgpack.Decoder(Reply)
+_calls = msgspec.msgpack.Decoder(WireCall, ext_hook=no_extension)
+_replies = msgspec.msgpack.Decoder(Reply, ext_hook=no_extension)
 _encode = msgspec.msgpack.Encoder(enc_hook=to_plain).encode
 _STRUCTS: dict[str, type] = {"receipt": Receipt, "completion": Completion, "config": ChannelConfig}
 
@@ -90,10 +93,7 @@ def encode_call(op: str, args: dict[str, Any], block: Block | None = None) -> by
 def decode_call(data: frame.Buffer) -> tuple[str, dict[str, Any], Block | None]:
     """An operation, its arguments and its steps; `FrameError` or `InvalidInput` where a frame or a step is wrong."""
     message = _message(data)
-    try:
-        call = _calls.decode(message.header)
-    except msgspec.MsgspecError as error:
-        raise FrameError(f"a call that cannot be read: {error}") from None
+    call = decoded(_calls, message.header, "a call")
     if call.block is None:
         return call.op, call.args, None
     block = read_block(call.block, message.body)
@@ -126,23 +126,42 @@ def encode_error(error: HeadraceError) -> bytes:
 
 
 def decode_reply(data: frame.Buffer) -> Any:
-    """The answer's value; an error is raised."""
-    message = _message(data)
-    reply = _replies.decode(message.header)
-    if reply.kind == "error":
-        raise HeadraceError.from_wire(*reply.value)
+    """The answer's value; an error is raised. `UnreadableAnswer` for what no pool of this release answers."""
+    try:
+        message = _message(data)
+        reply = decoded(_replies, message.header, "an answer")
+        if reply.kind != "error":
+            return _answered(reply, message.body)
+        code, said = _converted(reply.value, tuple[str, str])
+    except FrameError as error:
+        raise UnreadableAnswer(f"the pool's answer cannot be read: {error}") from None
+    raise HeadraceError.from_wire(code, said)
+
+
+def _answered(reply: Reply, body: memoryview) -> Any:
+    """What an answer that is no error holds; `FrameError` where it cannot."""
     if reply.kind in ("handout", "trajectory"):
-        assert reply.groups is not None
-        assert reply.block is not None
-        groups = PackedGroups(reply.groups, read_block(reply.block, message.body))
+        if reply.groups is None or reply.block is None:
+            raise FrameError(f"an answer of the kind {reply.kind!r} without groups, or without their steps")
+        groups = PackedGroups(reply.groups, read_block(reply.block, body))
         if reply.kind == "trajectory":
+            if [len(head.trajectories) for head in reply.groups] != [1]:
+                raise FrameError("an answer that should hold one trajectory, and holds none or several")
             return groups[0].trajectories[0]
-        channel, lease, deadline = reply.value
+        channel, lease, deadline = _converted(reply.value, tuple[str, str, float])
         return HandOut(channel, lease, deadline, groups)
     if reply.kind == "events":
-        return [msgspec.convert(event, Event) for event in reply.value]
+        return _converted(reply.value, list[Event])
     struct = _STRUCTS.get(reply.kind)
-    return reply.value if struct is None else msgspec.convert(reply.value, struct)
+    return reply.value if struct is None else _converted(reply.value, struct)
+
+
+def _converted(value: Any, kind: Any) -> Any:
+    """A part of an answer as what it should be; `FrameError` where it is something else."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise FrameError(f"an answer cannot be read: {error}") from None
 
 
 def encode_groups(groups: Sequence[Group]) -> bytes:
@@ -160,8 +179,9 @@ class PackedGroups(Sequence[Group]):
     """Groups as they came over the wire, unpacked when one is looked at: a trainer may want nothing but steps."""
 
     def __init__(self, heads: list[GroupHead], block: Block) -> None:
-        steps = sum([trajectory.steps for head in heads for trajectory in head.trajectories])
-        if steps != len(block.heads):
+        counts = [trajectory.steps for head in heads for trajectory in head.trajectories]
+        steps = sum(counts)
+        if steps != len(block.heads) or min(counts, default=0) < 0:
             raise FrameError(f"the groups speak of {steps} steps, the block holds {len(block.heads)}")
         self._heads = heads
         self._block = block
@@ -214,6 +234,17 @@ def _pack_groups(groups: Sequence[Group]) -> tuple[list[GroupHead], BlockHeader,
     return heads, *block_layout(records, blobs)
 
 
+def _check_base(record: Record, tree: TokenTree) -> None:
+    """`FrameError` where a record builds on what does not stand before it: there a walk to the root might not end."""
+    head = record.head
+    base = tree.records.get(head.base)
+    if head.step_index in tree.records or (head.base >= 0 and (base is None or head.keep > base.end)):
+        raise FrameError(
+            f"step {head.step_index} of {head.trajectory_uid!r} stands there twice, or builds on {head.keep} tokens of "
+            f"step {head.base}, which are not there"
+        )
+
+
 def _unpack_groups(heads: list[GroupHead], block: Block) -> list[Group]:
     records = iter(block.records())
     groups = []
@@ -223,6 +254,7 @@ def _unpack_groups(heads: list[GroupHead], block: Block) -> list[Group]:
             tree = TokenTree()
             for _ in range(t.steps):
                 record: Record = next(records)
+                _check_base(record, tree)
                 tree.add(record)
             members.append(
                 Trajectory(

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from headrace.data.errors import InvalidInput, shown
 from headrace.net.async_client import AsyncHttpClient
-from headrace.net.http_answer import BadAddress, HttpAnswer, NoAnswer, split_address
+from headrace.net.http_answer import BadAddress, NoAnswer, seconds_of, split_address
 from headrace.rewards.answers import THOUGHT
 from headrace.rewards.sample import RewardFailure, Sample, Score
 from headrace.rewards.source import FIRST_WAIT_S, Outcome, RewardCounters, RewardSource, attempts, spread
@@ -240,7 +240,7 @@ async def answer_of(client: AsyncHttpClient, path: str, body: Mapping[str, Any],
             "unavailable",
             source,
             again=answer.status in PASSING,
-            after_s=_retry_after(answer),
+            after_s=seconds_of(answer.headers.get("retry-after", "")) or 0.0,
         )
     try:
         found = answer.json()
@@ -249,10 +249,3 @@ async def answer_of(client: AsyncHttpClient, path: str, body: Mapping[str, Any],
     if not isinstance(found, dict):
         raise RewardFailure(f"{client.address}{path} answered {shown(found)}, no object", "bad_answer", source)
     return found
-
-
-def _retry_after(answer: HttpAnswer) -> float:
-    try:
-        return max(0.0, float(answer.headers.get("retry-after", "0")))
-    except ValueError:  # a date
-        return 0.0

@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 from headrace.data.errors import HeadraceError, InvalidInput
+from headrace.files import check_format
 from headrace.trainer.ranks import ALONE, Ranks
 from headrace.trainer.sharded_state import read_state
 from headrace.trainer.sync.weights import ADAPTER_FILE
@@ -31,6 +32,9 @@ COPIED_FILES = (
 #: What says that a folder holds a whole model, which an adapter's does not.
 MODEL_CONFIG_FILES = ("config.json", "generation_config.json")
 WEIGHTS_FILE = "model.safetensors"
+#: The format of `progress.json` and of what stands beside it. A release that writes what this one would misread, or
+#: forget, raises it; checkpoints from before it was told have the first.
+FORMAT_VERSION = 1
 
 
 class BadCheckpoint(HeadraceError, ValueError):
@@ -58,6 +62,7 @@ class Progress(msgspec.Struct):
     #: Unix time of the run's first step, and seconds spent in it, over restarts.
     began: float = 0.0
     seconds: float = 0.0
+    format_version: int = FORMAT_VERSION
 
 
 class Checkpoints:
@@ -110,7 +115,8 @@ class Checkpoints:
 
     def load(self, place: Path, ranks: Ranks = ALONE) -> tuple[Progress, dict[str, torch.Tensor], dict[str, Any]]:
         """What `save` was given, the state in this rank's parts. Raises `BadCheckpoint` where a file is missing or
-        broken, and `InvalidInput` for an adapter's where a model's is wanted, or the other way round."""
+        broken, and `InvalidInput` for an adapter's where a model's is wanted, or the other way round, and for one of a
+        later release."""
         from safetensors.torch import load_file
 
         other = ADAPTER_FILE if self.adapter is None else WEIGHTS_FILE
@@ -120,9 +126,14 @@ class Checkpoints:
                 f"{place} holds {said}; go on with the configuration it was made with, or in another run"
             )
         try:
-            progress = msgspec.json.decode((place / "progress.json").read_bytes(), type=Progress)
+            written, instead = (place / "progress.json").read_bytes(), "begin another run with its folder as the model"
+            check_format(place / "progress.json", written, FORMAT_VERSION, instead)
+            progress = msgspec.json.decode(written, type=Progress)
+            progress.format_version = FORMAT_VERSION  # as it is saved from here on
             weights = load_file(place / self._weights_file)
             return progress, weights, read_state(place, ranks)
+        except InvalidInput:  # of a later release: nothing is broken
+            raise
         except (OSError, ValueError, RuntimeError, KeyError, pickle.UnpicklingError, msgspec.DecodeError) as error:
             raise BadCheckpoint(f"{place} cannot be read: {error}; delete it to go on from the one before") from error
 

@@ -43,6 +43,7 @@ from headrace.gateway.upstream.options import UpstreamOptions
 from headrace.gateway.upstream.server import UpstreamServer
 from headrace.gateway.upstream.types import SampledChoice, VersionSpans
 from headrace.gateway.upstream.wire import CompletionsWire, EncodedRequest, GenerateWire, SamplingWire, extend_spans
+from headrace.net.http_answer import seconds_of
 
 T = TypeVar("T")
 
@@ -119,6 +120,8 @@ class ServerCall:
             self._check_images_read(choice)
             if choice.finish_reason is None:
                 raise self._failed("answered without a finish_reason", "malformed")
+            if choice.spans and choice.spans[-1][0] >= len(choice.ids):
+                choice.spans = ()  # of tokens that are not there: nothing it says of versions can be trusted
             if choice.spans:
                 self.server.saw_version(choice.spans[-1][1])
             elif choice.ids:
@@ -274,8 +277,7 @@ class ServerCall:
     def _refusal(self, error: ServerFault, retry_after: str | None = None) -> UpstreamRefused | RolloutServerFailed:
         status, said = error.status, f"answered {error.status}: {error.message}"
         if status == 429:
-            seconds = float(retry_after) if retry_after is not None and retry_after.isdecimal() else None
-            return RolloutServerBusy(f"{self.server.address} {said}", retry_after_s=seconds)
+            return RolloutServerBusy(f"{self.server.address} {said}", retry_after_s=seconds_of(retry_after))
         if status in DENIED_STATUSES:
             return self._failed(f"{said} (its key, its routes or its model's name are not as expected)", "denied")
         if 400 <= status < 500:

@@ -125,7 +125,7 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], found: frame.Frame) -> T:
     """What an undamaged frame's header holds; `ForeignFrame` where this release does not know it."""
     try:
         return decoder.decode(found.header)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ForeignFrame(
             f"frame {found.serial} holds what this release does not know ({error}): use the release that wrote it"
         ) from error

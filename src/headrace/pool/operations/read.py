@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.data.block import Record
 from headrace.data.errors import InvalidInput, shown
-from headrace.data.step import check_count, check_finite, check_uid
+from headrace.data.step import check_count, check_finite, check_text, check_uid
 from headrace.data.trajectory import Trajectory
 from headrace.pool.channel import Channel
 from headrace.pool.config import DEFAULT_CHANNEL
@@ -356,6 +356,10 @@ def _step_row(record: Record) -> Row:
     }
 
 
+#: Filters that name something.
+TEXT_FILTERS = frozenset({"state", "prompt_uid", "trajectory_uid", "tag"})
+
+
 class _Filters:
     """The filters of a listing, checked by name; `cursor` and `limit` page through it."""
 
@@ -365,6 +369,9 @@ class _Filters:
             if name not in known:
                 raise InvalidInput(f"unknown filter {name!r}; known: {', '.join(known)}")
         self.values = known | given
+        for name in TEXT_FILTERS & given.keys():
+            if given[name] is not None:
+                check_text(given[name], name)
         self.cursor = _position(self.values["cursor"] or 0)
         self.limit = check_count(self.values["limit"], "limit", 1)
         if self.limit > MAX_PAGE_ROWS:

@@ -1,0 +1,3 @@
+from tests.envs.conftest import api
+
+__all__ = ["api"]
