@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from headrace.tokens import Detokenizer, Vocabulary, same_text, text_of
 from headrace.tokens.decoding import prompt_tail, token_text, whole_characters
 from headrace.tokens.server_text import server_pieces
 
+#: What vLLM 0.32 said, by `tests/vllm/record_texts.py`.
+RECORDED = Path(__file__).with_name("vllm_texts.json")
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 WORDS = ["▁", "▁▁", "▁the", "▁cat", "s", ".", "日", "▁a", "\n"]
 MARKS = ["<s>", "</s>", "<|user|>"]
@@ -236,3 +240,10 @@ def test_real_vocabularies_are_decoded_as_a_server_does(name: str, texts: list[s
         assert vocab.decode_after(prompt, answer).startswith(said)
         assert same_text(vocab, answer, said, prompt=prompt)
     assert vocab.decode_after(prompt, vocab.encode_after(texts[1])) == texts[1]
+
+
+@pytest.mark.parametrize("name", SENTENCEPIECE)
+def test_the_check_agrees_with_what_vllm_said(name: str) -> None:
+    vocab = vocabulary(name)
+    for prompt, ids, texts in json.loads(RECORDED.read_text())[name]:
+        assert [same_text(vocab, ids, text, prompt=prompt) for text in texts] == [True] * len(texts), (prompt, ids)
