@@ -321,3 +321,22 @@ async def test_one_that_was_never_started_can_be_closed() -> None:
     upstream = Upstream(["http://127.0.0.1:9"], UpstreamOptions())
     await upstream.close()
     assert [found["state"] for found in upstream.describe()] == ["new"]
+
+
+async def test_a_server_that_others_paused_is_left_alone_until_it_goes_on(puppet: Make, vocabulary: Vocabulary) -> None:
+    server = await puppet()
+    server.answers["/is_paused"] = (200, {"is_paused": True})
+    async with connected(vocabulary, server, probe_s=0.01) as upstream:
+        await until(lambda: sum(request.path == "/is_paused" for request in server.seen) >= 3)
+        assert (upstream.ready, upstream.describe()[0]["state"]) == (False, "paused")
+        assert not {"/v1/completions", "/resume"} & {request.path for request in server.seen}
+        server.answers["/is_paused"] = (200, {"is_paused": False})
+        await until(lambda: upstream.ready)
+
+
+async def test_a_server_that_stays_paused_is_let_go_on_in_the_end(puppet: Make, vocabulary: Vocabulary) -> None:
+    server = await puppet()
+    server.answers["/is_paused"] = (200, {"is_paused": True})
+    async with connected(vocabulary, server, probe_s=0.01, foreign_pause_s=0.05) as upstream:
+        await until(lambda: upstream.ready)
+    assert [request.path for request in server.seen].count("/resume") == 1

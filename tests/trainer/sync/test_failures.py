@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.kit import Client, serving
-from tests.gateway.kit import Running, running_gateway, told
+from tests.gateway.kit import Running, await_ready, running_gateway, told
 from tests.gateway.rollout import chat, error_of, scripted
 from tests.trainer.sync.kit import Between, Stream, Trained, address, between, publisher, states
 
@@ -198,6 +198,30 @@ def test_a_pause_that_cannot_be_had_leaves_the_old_weights_and_calls_go_on(
             found.publish(trained.weights, 2, trained.probe)
         told(chat(gateway, gateway.init()["base_url"], "hi", max_tokens=2))
     assert first.sampled(engine) < 1e-4
+
+
+def test_servers_that_a_gateway_paused_as_it_died_go_on(gateway: Running, engine: Client, trained: Trained) -> None:
+    gone = (500, {"detail": "it was killed"})
+    with between(gateway.address) as front, publisher(front.address) as found:
+        front.answers = {"/pause": gone, "/resume": gone}
+        engine.post("/pause?mode=keep")  # it came so far
+        with pytest.raises(SyncFailed, match="/pause"):
+            found.publish(trained.weights, 2, trained.probe)
+    assert engine.get("/is_paused") == {"is_paused": False}
+
+
+def test_a_gateway_whose_predecessor_left_a_server_paused_is_published_to(
+    pool: DataPool, engine: Client, folder: Path, trained: Trained
+) -> None:
+    engine.post("/pause?mode=keep")
+    with running_gateway(pool, address(engine), folder, until_ready=False) as gateway, publisher(gateway) as found:
+        found.check(trained.config)
+        assert states(gateway) == {address(engine): ("paused", 0)}
+        assert "not by this gateway" in gateway.get("/ready").json()["detail"]
+        assert found.publish(trained.weights, 2, trained.probe).failed == {}
+        await_ready(gateway.address)
+        assert states(gateway) == {address(engine): ("up", 2)}
+    assert trained.sampled(engine) < 1e-4
 
 
 def test_a_publish_that_is_interrupted_leaves_nothing_held_and_nothing_unchecked(

@@ -198,18 +198,20 @@ class Fleet:
                 self._look.clear()
                 await self._gate.opened()  # a paused server samples nothing, not even for a probe
                 for server in list(self.servers.values()):
-                    if server.state in ("new", "down", "unfit") and server not in probing:
+                    if server.state in ("new", "down", "paused", "unfit") and server not in probing:
                         probes.create_task(probe(server))
                 self.prune()
 
     async def verify(self, server: UpstreamServer) -> None:
-        """Probes a server, and sets its state by what was found: up, down or unfit."""
+        """Probes a server, and sets its state by what was found: up, down, paused or unfit."""
         if self._client is None or self._vocabulary is None:
             return  # `start` will
         probe = ServerProbe(self._client, server, self._vocabulary, self._options)
         try:
             async with asyncio.timeout(self._options.verify_s):
                 await probe.healthy()
+                if await self._held_by_others(server, probe):
+                    return
                 found = await probe.verify()
                 if server.numbered and found.version is None:
                     raise RolloutServerFailed(
@@ -229,6 +231,27 @@ class Fleet:
                 server.version, server.numbered, server.adapter = found.version, True, found.adapter
             self._judged(server, "up", None)
 
+    async def _held_by_others(self, server: UpstreamServer, probe: ServerProbe) -> bool:
+        """Whether a server is paused, which no pause of this gateway's is the reason for: its predecessor's was, which
+        ended without a word, or a trainer's. Weights may be under way to it, so it is left alone for as long as a pause
+        may take, and then let go on."""
+        now = asyncio.get_running_loop().time()
+        if not await probe.paused():
+            server.paused_since = None
+            return False
+        if server.paused_since is None:
+            server.paused_since = now
+        left_s = self._options.foreign_pause_s - (now - server.paused_since)
+        if left_s > 0:
+            self._judged(
+                server, "paused", "it is paused, and not by this gateway: a publish ends that, else its time does"
+            )
+            return True
+        log.error("rollout server %s stayed paused, and nobody ended it: it goes on", server.address)
+        server.paused_since = None
+        await probe.resume()
+        return False
+
     async def note_version(self, server: UpstreamServer) -> None:
         """Notes whether a server with new weights says their version itself: one that did must be able to later."""
         if self._client is None or self._vocabulary is None:
@@ -239,7 +262,7 @@ class Fleet:
                 server.numbered = await probe.version() is not None
         except (TimeoutError, RolloutServerFailed) as error:
             log.debug("%s does not tell its version: %s", server.address, error)
-        if server.state == "down":
+        if server.state in ("down", "paused"):
             self._look.set()  # new weights may be what it was waiting for
 
     def _judged(self, server: UpstreamServer, state: ServerState, reason: str | None) -> None:
@@ -252,7 +275,7 @@ class Fleet:
         if changed and state == "up":
             log.info("rollout server %s is up", server.address)
         for known in self.servers.values() if first else [server]:
-            if known.state in ("down", "unfit") and (first or changed):
+            if known.state in ("down", "paused", "unfit") and (first or changed):
                 log.warning("rollout server %s is %s: %s", known.address, known.state, known.reason)
 
     def _set(self, server: UpstreamServer, state: ServerState, reason: str | None) -> None:

@@ -27,6 +27,7 @@ class UpstreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     probe_s         between two probes of a server that is down or unfit
     verify_s        one probe in all; the first completion of a server that has just started can be slow
     control_s       a pause or a resume
+    foreign_pause_s a pause that this gateway did not ask for: one may be of a gateway or a trainer that died
     abort_grace_s   an abort may come before the pause that asked for it: from another worker, or another gateway
     api_key         the servers' own (`Authorization: Bearer`)
     max_answer_mb   the most that one answer may have
@@ -43,6 +44,7 @@ class UpstreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     probe_s: float = 2.0
     verify_s: float = 60.0
     control_s: float = 120.0
+    foreign_pause_s: float = 900.0
     abort_grace_s: float = 2.0
     api_key: str | None = None
     max_answer_mb: float = 256.0
@@ -59,6 +61,7 @@ class UpstreamOptions(msgspec.Struct, frozen=True, kw_only=True):
             "probe_s",
             "verify_s",
             "control_s",
+            "foreign_pause_s",
             "abort_grace_s",
             "max_answer_mb",
         ):

@@ -22,9 +22,9 @@ from headrace.gateway.upstream.wire import version_number
 from headrace.tokens.check import SAMPLE, LogProbMode, log_prob_mode, tokenization_trouble
 from headrace.tokens.vocabulary import Vocabulary
 
-#: `new` was never verified, `down` is probed until it is verified again, `unfit` must not be used, `leaving` takes no
-#: new calls.
-ServerState = Literal["new", "up", "down", "unfit", "leaving"]
+#: `new` was never verified, `down` is probed until it is verified again, `paused` too, by somebody else, `unfit` must
+#: not be used, `leaving` takes no new calls.
+ServerState = Literal["new", "up", "down", "paused", "unfit", "leaving"]
 
 
 class UpstreamServer:
@@ -37,6 +37,8 @@ class UpstreamServer:
         self.numbered = False
         self.state: ServerState = "new"
         self.reason: str | None = "not verified yet"
+        #: The loop's time at which a probe first found it paused; None: it was not when it was last probed.
+        self.paused_since: float | None = None
         self.model = ""
         #: The LoRA adapter that its version is sampled with; None: the model itself.
         self.adapter: str | None = None
@@ -141,6 +143,16 @@ class ServerProbe:
             raise RolloutServerFailed(
                 f"/health answers {status}{f': {read_fault(status, data).message}' if data else ''}", "status"
             )
+
+    async def paused(self) -> bool:
+        """Whether it says that it is paused, and so would sample nothing, not even for a probe."""
+        status, data = await self._ask("GET", "/is_paused")
+        found = _json(data) if status == 200 else None
+        return isinstance(found, dict) and found.get("is_paused") is True
+
+    async def resume(self) -> None:
+        """Ends its pause."""
+        await self._ask("POST", "/resume")
 
     async def verify(self) -> ProbeResult:
         """Asks everything; raises `Unfit` for a server that must not be used, `RolloutServerFailed` without answers."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Literal, Protocol
 
 from headrace.trainer.stopping import Outage, StopSignal, for_each_in_threads
@@ -22,7 +22,7 @@ class CallControl(Protocol):
     """Pauses calls, knows the servers, and is told their versions. Every method raises `SyncFailed` where it fails."""
 
     def await_ready(self) -> None:
-        """Waits until the servers can be listed; `SyncFailed` where that takes too long, or the sync is cut."""
+        """Waits until the servers can be published to; `SyncFailed` where that takes too long, or the sync is cut."""
 
     def await_reachable(self) -> None:
         """Waits until there is any answer; `SyncFailed` as above."""
@@ -59,20 +59,23 @@ class GatewayControl(CallControl):
 
     def await_ready(self) -> None:
         """Waits for `/ready`: a gateway that is starting loads a tokenizer first, and one that is not there yet may
-        come."""
-        self._await("/ready", None, 503)
+        come. One whose servers were left paused waits for a publish itself."""
+        self._ask_again("GET", "/ready", None, None, 503, unless=self._has_paused_server)
 
     def await_reachable(self) -> None:
         """Waits for any answer. The gateway need not be ready: where it has no server left, publishing weights brings
         one back."""
-        self._await("/policy_version", None)
+        self._ask_again("GET", "/policy_version", None, None)
 
-    def _await(self, path: str, *passing: int | None) -> None:
-        """Asks until it answers: see `_ask_again`."""
-        self._ask_again("GET", path, None, *passing)
+    def _has_paused_server(self) -> bool:
+        servers = self._ask("GET", "/servers", within_s=STATUS_TIMEOUT_S)["servers"]
+        return any(server["state"] == "paused" for server in servers)
 
-    def _ask_again(self, method: str, path: str, body: Any, *passing: int | None) -> None:
-        """Repeats a request while the answer's status is among `passing` (None: no answer), for at most `timeout_s`."""
+    def _ask_again(
+        self, method: str, path: str, body: Any, *passing: int | None, unless: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Repeats a request while the answer's status is among `passing` (None: no answer), for at most `timeout_s`,
+        and until `unless` holds, which is asked where there is an answer."""
         while True:
             try:
                 self._ask(method, path, body, within_s=STATUS_TIMEOUT_S)
@@ -82,6 +85,8 @@ class GatewayControl(CallControl):
                 cause = error.__cause__
                 if not isinstance(cause, ServerFailed) or cause.status not in passing or self._cut.is_set():
                     raise
+                if cause.status is not None and unless():
+                    return
                 if self._outage.failed(cause.reason) > self._timeout_s or self._cut.wait(READY_POLL_S):
                     raise
 
@@ -99,8 +104,8 @@ class GatewayControl(CallControl):
         except BaseException:
             try:
                 self._ask("POST", "/resume", within_s=STATUS_TIMEOUT_S)
-            except SyncFailed:
-                pass  # the first error says more
+            except SyncFailed:  # the first error says more
+                for_each_in_threads(_try_resume, servers)  # it may have paused them before it went, and nobody else did
             raise
 
     def resume(self, servers: Collection[RolloutServer]) -> None:
