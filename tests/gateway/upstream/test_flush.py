@@ -18,6 +18,7 @@ from tests.gateway.wire import Writer, end_stream, event, hangs, send
 from headrace.gateway.upstream import RolloutServerFailed, http_client
 from headrace.gateway.upstream.http_client import ConnectionDropped, HttpResponse, SseDecoder
 from headrace.gateway.upstream.types import SampledChoice
+from headrace.gateway.upstream.upstream import FLUSH_TICK_S, flush_time
 from headrace.gateway.upstream.wire import CompletionsWire, EncodedRequest, join_pieces
 from headrace.tokens.vocabulary import Vocabulary
 
@@ -334,6 +335,13 @@ async def test_a_pause_ends_the_window(puppet: Make, vocabulary: Vocabulary) -> 
         assert (await second).ids == [11]
         await stream.aclose()
         await upstream.resume()
+
+
+@given(began=st.floats(0, 1e6), flush_s=st.floats(0.001, 1.0))
+def test_streams_are_read_together_and_never_later_than_their_flush(began: float, flush_s: float) -> None:
+    at = flush_time(began, flush_s)
+    assert began < at <= began + flush_s
+    assert at == began + flush_s or (at + 1e-6) % FLUSH_TICK_S < 2e-6
 
 
 async def test_closing_a_stream_inside_a_window_hangs_up(puppet: Make, vocabulary: Vocabulary) -> None:
