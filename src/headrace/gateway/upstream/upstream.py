@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 #: Seconds for which an answer of /v1/models is served again: agents ask for it at their start, many at once.
 MODELS_CACHE_S = 5.0
-#: Seconds between two moments at which streams are read, where a flush takes twice as long or longer. A thousand streams
-#: at 250 ms are a hundred a tick, some 20 ms of work.
+#: Seconds between two moments at which streams are read, where a flush takes twice as long or longer. Of a thousand
+#: streams at 250 ms that is a hundred each time, some 20 ms of work.
 FLUSH_TICK_S = 0.025
 #: Turns of the loop in which a stream that is let go reads its socket, wakes, and counts what came.
 CATCH_UP_TURNS = 4
