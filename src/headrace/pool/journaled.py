@@ -317,7 +317,7 @@ class JournaledState:
         for attempt in count(1):
             self._check_open()
             journal.wait(journal.serial - 1)  # so that the rotation, with the lock held, has little left to sync
-            with self._lock:
+            with self._lock, _uncollected():
                 self._check_open()
                 now = self._now()
                 # A segment that nothing was written to since the last try is as good as a new one.
@@ -329,7 +329,7 @@ class JournaledState:
                 try:
                     taken = self._take_slices(capture, at_once=attempt > CAPTURES_IN_SLICES)
                 finally:
-                    with self._lock:
+                    with self._lock, _uncollected():
                         capture.end()
                 if taken:
                     journal.write_snapshot(number, first_serial, list(capture.records()))

@@ -181,16 +181,16 @@ def compaction(sizes: PoolSizes, folder: Path) -> Figures:
         finally:
             stop.set()
             worker.join()
-    thread = threading.get_ident()
-    return Figures(
-        {"lock_ms_max": held.longest[thread] * 1e3},
-        {
-            "lock_cpu_ms_max": held.longest_cpu[thread] * 1e3,
-            "compaction_s": median(took),
-            "call_ms_while_compacting": median(calls) * 1e3,
-            "call_ms_max_while_compacting": max(calls) * 1e3,
-        },
-    )
+        thread = threading.get_ident()
+        return Figures(
+            {"lock_ms_max": held.longest[thread] * 1e3},
+            {
+                "lock_cpu_ms_max": held.longest_cpu[thread] * 1e3,
+                "compaction_s": median(took),
+                "call_ms_while_compacting": median(calls) * 1e3,
+                "call_ms_max_while_compacting": max(calls) * 1e3,
+            },
+        )
 
 
 class _HoldTimes:
