@@ -47,6 +47,10 @@ SCARCE_STALL_S = 10.0
 CALLS, MEMORY, BEHIND = "calls", "memory", "behind"
 
 
+#: The code of a body that is refused by its size alone.
+TOO_LARGE = "body_too_large"
+
+
 class Admission:
     """The bounds of one process, and what counts against them. Used in one event loop."""
 
@@ -177,7 +181,9 @@ class HeldBytes:
         admission, need = self._admission, BODY_FACTOR * size
         if self.bytes + need > BODY_FACTOR * admission.largest_body + CALL_BYTES:
             most = admission.largest_body / 1e6
-            raise Refusal(f"the body is larger than the {most:g} MB for which --memory-mb has room", 413)
+            raise Refusal(
+                f"the body is larger than the {most:g} MB for which --memory-mb has room", 413, code=TOO_LARGE
+            )
         if admission.bytes + need > admission.max_bytes:
             raise admission.no_room()
         self._hold(need)

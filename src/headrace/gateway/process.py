@@ -23,6 +23,7 @@ from headrace.gateway.app import create_app
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.settings import GatewaySettings
 from headrace.gateway.startup import ProcessObserver, WorkerReporter
+from headrace.gateway.usage import UsageTable
 from headrace.gateway.worker_control import ControlRelay
 from headrace.gateway.workers import POOL_RETRY_S, Workers, WorkerTask
 from headrace.net.connection import bounded_connection
@@ -177,6 +178,10 @@ def run_worker() -> None:
         relay = ControlRelay(app, socket=task.control, secret=task.secret)
         gateway: Gateway = app.state.gateway
         gateway.others = relay
+        if task.usage is not None:
+            tenants = len(gateway.access.tenants)
+            table = UsageTable(tenants, workers=task.workers, worker=task.number, path=Path(task.usage))
+            gateway.access.share_usage(table)
         server = _server(relay, gateway, task.host, task.port, shared=True)
         reporter = WorkerReporter()
 
