@@ -88,7 +88,8 @@ from headrace.gateway.errors import Refusal
 from headrace.gateway.tenants import Tenant
 from headrace.gateway.usage import UsageTable
 table = UsageTable(2, workers=3, worker=int(sys.argv[1]), path=Path(sys.argv[2]))
-tenant = Tenant("a", TenantSpec(keys=["k"], calls_per_s=1e-6, burst=300), GatewayCounters(), time.monotonic, table.row(1))
+spec = TenantSpec(keys=["k"], calls_per_s=1e-6, burst=300)
+tenant = Tenant("a", spec, GatewayCounters(), time.monotonic, table.row(1))
 taken = 0
 for _ in range(1000):
     try:
