@@ -45,7 +45,7 @@ async def control() -> AsyncIterator[WorkerControl]:
 async def control_socket(control: WorkerControl) -> AsyncIterator[str]:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a socket's path must be short
         path = str(Path(folder) / "control.sock")
-        server = uvicorn.Server(uvicorn.Config(control_app(control, []), uds=path, log_level="warning", lifespan="off"))
+        server = uvicorn.Server(uvicorn.Config(control_app(control), uds=path, log_level="warning", lifespan="off"))
         serving_it = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.001)

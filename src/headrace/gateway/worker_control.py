@@ -248,6 +248,6 @@ def sum_counts(values: list[Any]) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def control_app(control: WorkerControl, pool_routes: list[BaseRoute]) -> Starlette:
-    """What the parent serves to its workers: the control of all of them, and its pool."""
-    return Starlette(routes=[*control.routes(), *pool_routes])
+def control_app(control: WorkerControl) -> Starlette:
+    """What the parent serves to its workers, beside its pool: the control of all of them."""
+    return Starlette(routes=control.routes())

@@ -16,11 +16,14 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import uvicorn
+import uvloop
 
 from headrace import files
 from headrace.data.errors import HeadraceError
@@ -31,7 +34,8 @@ from headrace.gateway.usage import UsageTable
 from headrace.gateway.worker_control import WorkerControl, control_app
 from headrace.net.server import address_of, listener
 from headrace.pool.embedded import DataPool
-from headrace.pool.http import pool_routes
+from headrace.pool.frame_server import serve_frames
+from headrace.pool.http import backup_folder
 
 log = logging.getLogger("headrace.gateway")
 
@@ -47,6 +51,8 @@ HEALTHY_AFTER_S = 30.0
 FILE_SETTINGS = ("models", "tenants", "reward")
 #: The parent's socket, in a folder of its own.
 SOCKET_NAME = "control.sock"
+#: The pool's, beside it.
+POOL_SOCKET_NAME = "pool.sock"
 #: The file of what tenants use, beside it.
 USAGE_NAME = "usage"
 #: Bytes of the path that a unix socket can have.
@@ -111,7 +117,8 @@ class Workers:
     def run(self, start: ProcessObserver) -> None:
         """Serves until SIGTERM, SIGINT or `stop`; raises why a worker can never take calls."""
         try:
-            asyncio.run(self._run(start))
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._run(start))
         finally:
             self._reserved.close()
         if self._failure is not None:
@@ -126,13 +133,15 @@ class Workers:
         loop = self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end)
-        with _socket_folder() as folder:
+        async with AsyncExitStack() as ending:
+            folder = ending.enter_context(_socket_folder())
             socket_path = str(Path(folder) / SOCKET_NAME)
             control = WorkerControl(self._secret)
-            routes = pool_routes(self._pool, backups=self._settings.backups) if self._pool is not None else []
-            server = _Quiet(
-                uvicorn.Config(control_app(control, routes), uds=socket_path, log_level="warning", lifespan="off")
-            )
+            if self._pool is not None:
+                backup_to = partial(backup_folder, self._settings.backups)
+                frames = await serve_frames(self._pool, str(Path(folder) / POOL_SOCKET_NAME), backup_to)
+                ending.callback(frames.close)
+            server = _Quiet(uvicorn.Config(control_app(control), uds=socket_path, log_level="warning", lifespan="off"))
             serving = asyncio.create_task(server.serve())
             serving.add_done_callback(self._control_ended)
             while not server.started:
@@ -199,7 +208,7 @@ class Workers:
         # hold is shared out, since no worker knows what the others hold.
         settings = {**self._settings.model_dump(), "ack": "pool", "memory_mb": self._settings.memory_mb / self._count}
         port = self._reserved.getsockname()[1]
-        pool = self._pool_address or f"unix://{socket_path}"
+        pool = self._pool_address or f"frames://{Path(socket_path).with_name(POOL_SOCKET_NAME)}"
         # A worker that is started later reads what the first one read; tenants' keys are written nowhere.
         held = {path: files.read(Path(path)) for name in FILE_SETTINGS if (path := getattr(self._settings, name))}
         task = WorkerTask(
