@@ -47,6 +47,11 @@ TINY = GatewaySizes(
     live_rounds=1,
     held_streams=3,
     held_tokens=8,
+    worker_rounds=1,
+    overload_calls=2,
+    overload_idle=5,
+    overload_slow=2,
+    overload_tokens=8,
 )
 
 KEYS = {
@@ -56,9 +61,23 @@ KEYS = {
     "ray": {"ray_vs_embedded"},
     "stream": {"stream_vs_direct"},
     "live_streams": {"stream_us_token", "stream_vs_proxy", "stream250_vs_proxy", "streams_held"},
+    "workers": {"workers2_cpu"},
+    "overload": {
+        "overload_finished",
+        "overload_refused",
+        "overload_refusal_p99_ms",
+        "overload_health_p99_ms",
+        "overload_rss_mb",
+    },
 }
-#: Differences, which noise may turn around at such sizes, and a count that a busy machine may bring to nothing.
-SIGNED = {"added_p50_ms_vs_passthrough", "streams_held"}
+#: Differences, which noise may turn around at such sizes, and what a busy machine may bring to nothing.
+SIGNED = {
+    "added_p50_ms_vs_passthrough",
+    "streams_held",
+    "overload_refused",
+    "overload_refusal_p99_ms",
+    "overload_rss_mb",
+}
 
 RECORDED = Path(__file__).parents[1] / "engine" / "vllm"
 

@@ -169,6 +169,7 @@ class Rollout:
                 body = await reader.readexactly(int(lengths[0]) if lengths else 0)
                 answering = asyncio.ensure_future(self._answer(path, json.loads(body or b"null"), writer))
                 gone = asyncio.ensure_future(reader.read(1))
+                gone.add_done_callback(lambda read: read.cancelled() or read.exception())  # a reset is no news here
                 await asyncio.wait([answering, gone], return_when=asyncio.FIRST_COMPLETED)
                 if not answering.done():
                     answering.cancel()

@@ -15,7 +15,7 @@ import uvicorn
 from tests.gateway.kit import serving, told
 
 from headrace import DataPool
-from headrace.gateway import Settings, create_app
+from headrace.gateway import Settings, create_app, worker_control
 from headrace.gateway.worker_control import (
     DROP_SESSION,
     SECRET_HEADER,
@@ -28,6 +28,8 @@ from headrace.gateway.worker_control import (
 SECRET = "what-they-share"
 ADMIN = {"authorization": "Bearer admin-key"}
 TRUSTED = {TRUSTED_HEADER: "yes"}
+#: Where nobody listens.
+GONE = "http://127.0.0.1:9"
 ROLLOUT, OTHER = "http://127.0.0.1:1", "http://127.0.0.1:2"
 Start = Callable[[], str]
 
@@ -43,7 +45,7 @@ async def control() -> AsyncIterator[WorkerControl]:
 async def control_socket(control: WorkerControl) -> AsyncIterator[str]:
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a socket's path must be short
         path = str(Path(folder) / "control.sock")
-        server = uvicorn.Server(uvicorn.Config(control_app(control, []), uds=path, log_level="warning", lifespan="off"))
+        server = uvicorn.Server(uvicorn.Config(control_app(control), uds=path, log_level="warning", lifespan="off"))
         serving_it = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.001)
@@ -149,6 +151,56 @@ async def test_a_resume_that_comes_while_a_worker_hears_of_the_pause_reaches_it(
     monkeypatch.setattr(control, "_ask", resumed_meanwhile)
     await control.add_worker(1, second)
     assert (await state(http, second))["paused"] is False
+
+
+async def test_a_pause_that_comes_while_a_worker_is_gone_reaches_the_one_in_its_place(
+    control: WorkerControl, start: Start, http: httpx.AsyncClient
+) -> None:
+    first, second = start(), start()
+    await control.add_worker(0, first)
+    await control.add_worker(1, GONE)
+    told(await http.post(f"{first}/pause", headers=ADMIN))
+    assert (await state(http, first))["paused"] is True
+    await control.add_worker(1, second)
+    assert (await state(http, second))["paused"] is True
+
+
+async def test_a_worker_that_starts_while_the_others_drain_is_paused_with_them(
+    control: WorkerControl, start: Start, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = start(), start()
+    await control.add_worker(0, first)
+    ask = control._ask
+
+    async def joined_meanwhile(worker: str, method: str, path: str, *rest: Any) -> Any:
+        if (worker, path) == (first, "/pause"):
+            await control.add_worker(1, second)
+        return await ask(worker, method, path, *rest)
+
+    monkeypatch.setattr(control, "_ask", joined_meanwhile)
+    told(await http.post(f"{first}/pause", headers=ADMIN))
+    assert [(await state(http, worker))["paused"] for worker in (first, second)] == [True, True]
+
+
+async def test_health_is_answered_though_a_worker_is_silent_or_gone(
+    control: WorkerControl, start: Start, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start()
+    await control.add_worker(0, first)
+    before = told(await http.get(f"{first}/health"))
+    assert "worker" not in before.get("detail", "")
+    await control.add_worker(1, GONE)
+    assert told(await http.get(f"{first}/health"))["detail"].startswith("worker 1 does not answer")
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    monkeypatch.setattr(worker_control, "HEALTH_S", 0.05)
+    monkeypatch.setattr(worker_control, "PARENT_HEALTH_S", 240)
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        await control.add_worker(1, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        assert told(await http.get(f"{first}/health"))["detail"].startswith("worker 1 does not answer")
 
 
 async def state(http: httpx.AsyncClient, worker: str) -> dict[str, Any]:

@@ -8,14 +8,21 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import pytest
 import uvicorn
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.pool.kit import SOON, Threads, group, prompts, until_blocked
 
 from headrace import DataPool, connect
 from headrace.pool.errors import PoolUnreachable
+from headrace.pool.frame_server import serve_frames
+from headrace.pool.frame_transport import HEAD, FrameReader
 from headrace.pool.http import create_app
 
 
@@ -25,11 +32,15 @@ def served() -> Iterator[DataPool]:
         yield found
 
 
-@pytest.fixture
-def address(served: DataPool) -> Iterator[str]:
+@pytest.fixture(params=["unix", "frames"])
+def address(served: DataPool, request: pytest.FixtureRequest) -> Iterator[str]:
     """Where `served` answers; a folder of its own, because a socket's path must be short."""
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "pool.sock")
+        if request.param == "frames":
+            with frames(served, path):
+                yield f"frames://{path}"
+            return
         config = uvicorn.Config(create_app(served), uds=path, log_level="warning", ws="none", lifespan="off")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, daemon=True)
@@ -40,6 +51,19 @@ def address(served: DataPool) -> Iterator[str]:
         yield f"unix://{path}"
         server.should_exit = True
         thread.join(SOON)
+
+
+@contextmanager
+def frames(pool: DataPool, path: str) -> Iterator[None]:
+    """Serves a pool without HTTP, in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    server = asyncio.run_coroutine_threadsafe(serve_frames(pool, path, str), loop).result(SOON)
+    yield
+    loop.call_soon_threadsafe(server.close)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(SOON)
 
 
 def test_a_pool_on_a_unix_socket_is_a_pool_like_any_other(served: DataPool, address: str, threads: Threads) -> None:
@@ -61,9 +85,47 @@ async def test_it_can_be_awaited_too(served: DataPool, address: str) -> None:
     await pool.aclose()
 
 
-def test_a_socket_that_nobody_listens_on_is_named() -> None:
-    with connect("unix:///nowhere/pool.sock", retry_s=0) as pool, pytest.raises(PoolUnreachable, match="/nowhere/pool"):
-        pool.stats()
+@pytest.mark.parametrize("scheme", ["unix", "frames"])
+async def test_a_socket_that_nobody_listens_on_is_named(scheme: str) -> None:
+    with connect(f"{scheme}:///nowhere/pool.sock", retry_s=0) as pool:
+        with pytest.raises(PoolUnreachable, match="/nowhere/pool"):
+            pool.stats()
+        with pytest.raises(PoolUnreachable, match="/nowhere/pool"):
+            await pool.aio.stats()
+
+
+async def test_a_caller_that_leaves_takes_no_batch(served: DataPool, address: str) -> None:
+    pool = connect(address, retry_s=1)
+    waiting = asyncio.create_task(pool.aio.fetch_batch(1))
+    while served.stats()["waiting"] < 1:
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    while served.stats()["waiting"]:
+        await asyncio.sleep(0)
+    assert (await pool.aio.submit_steps(group("p", 2))).accepted == 2
+    assert prompts(await pool.aio.fetch_batch(1, timeout=SOON)) == ["p"], "the one that left has it"
+    await pool.aclose()
+
+
+async def test_calls_at_once_each_get_their_own_answer(address: str) -> None:
+    pool = connect(address, retry_s=1)
+    await asyncio.gather(*(pool.aio.submit_steps(group(f"p{at}", 1)) for at in range(50)))
+    found = await asyncio.gather(*(pool.aio.trajectory(f"p{at}/0") for at in range(50)))
+    assert [trajectory.prompt_uid for trajectory in found] == [f"p{at}" for at in range(50)]
+    await pool.aclose()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**40), st.binary(max_size=40)), max_size=8), st.randoms(use_true_random=False)
+)
+def test_any_chunking_gives_the_same_frames(sent: list[tuple[int, bytes]], random: Random) -> None:
+    data = b"".join(HEAD.pack(len(frame), number) + frame for number, frame in sent)
+    cuts = sorted(random.randint(0, len(data)) for _ in range(random.randint(0, 12)))
+    reader, found = FrameReader(), []
+    for begin, end in pairwise([0, *cuts, len(data)]):
+        found += reader.feed(data[begin:end])
+    assert found == sent
 
 
 def test_a_client_that_was_not_asked_for_loads_no_transport() -> None:

@@ -72,12 +72,25 @@ class ServerProcess:
         words = self._stderr.read().decode(errors="replace")[-2000:].strip()
         return RuntimeError(f"{self._module} {what}; it said: {words or 'nothing'}")
 
-    def cpu_s(self) -> float:
-        """Seconds of CPU that it has used, all threads together, as finely as the system counts."""
+    def cpu_s(self, *, children: bool = False) -> float:
+        """Seconds of CPU that it has used, all threads together, as finely as the system counts; with `children`, those
+        of the processes that it started and that run."""
+        pids = [self._process.pid]
+        if children:
+            tasks = Path(f"/proc/{self._process.pid}/task").iterdir()
+            pids += [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+        return sum(map(self._cpu_s_of, pids))
+
+    def _cpu_s_of(self, pid: int) -> float:
         clock = ctypes.c_int()
-        if error := ctypes.CDLL(None).clock_getcpuclockid(self._process.pid, ctypes.byref(clock)):
-            raise OSError(error, f"no CPU clock of {self._module}, process {self._process.pid}")
+        if error := ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)):
+            raise OSError(error, f"no CPU clock of {self._module}, process {pid}")
         return time.clock_gettime(clock.value)
+
+    def peak_memory(self) -> int:
+        """Bytes of resident memory that it had at most."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")) * 1024
 
     def memory(self) -> int:
         """Bytes of its resident memory."""

@@ -26,6 +26,7 @@ from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import Refusal
 from headrace.gateway.settings import GatewaySettings
 from headrace.gateway.tenants import Tenant
+from headrace.gateway.usage import UsageTable
 from headrace.net.server import presented_key
 from headrace.pool.errors import Unauthorized
 
@@ -106,6 +107,11 @@ class Access:
                 raise InvalidInput(f"a key of {settings.tenants} is also the gateway's own; give each its own")
         reserved = frozenset(specs)
         self._callers = {role: Caller(role, None, role > Role.AGENT, reserved) for role in Role}
+
+    def share_usage(self, table: UsageTable) -> None:
+        """Counts what tenants use in a table of several processes, before anything was used."""
+        for number, tenant in enumerate(self.tenants):
+            tenant.usage = table.row(number)
 
     def check(self, request: Request, role: Role) -> None:
         """Raises `Unauthorized` unless the request carries a key that opens `role` for everything; no tenant's does."""

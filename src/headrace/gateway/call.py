@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.data.errors import HeadraceError
 from headrace.gateway import replay
 from headrace.gateway.access import Caller
+from headrace.gateway.admission import AdmittedCall
 from headrace.gateway.dialects import AnswerEvents, CountingDialect, Dialect
 from headrace.gateway.errors import Refusal, refusal, too_deep
 from headrace.gateway.gateway import Gateway
@@ -29,7 +30,7 @@ from headrace.gateway.retries import ExpectedRetries, RetryMark, RunningCall
 from headrace.gateway.served_model import ServedModel
 from headrace.gateway.sessions import Session
 from headrace.gateway.turn import Turn, completion_tokens, digest_of, prompt_tokens
-from headrace.net.connection import delivered
+from headrace.net.connection import delivered, hang_up
 
 log = logging.getLogger("headrace.gateway")
 
@@ -99,6 +100,7 @@ class Call:
     """One call: an ASGI application, so that it holds the connection from its first byte to its last."""
 
     _writer: ResponseWriter
+    _held: AdmittedCall
     _watch: DisconnectWatch
 
     def __init__(
@@ -127,15 +129,17 @@ class Call:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway = self._gateway
-        writer = self._writer = ResponseWriter(send, gateway.settings.keep_alive_s, gateway.settings.idle_s)
+        keep_alive_s, idle_s = gateway.settings.keep_alive_s, gateway.settings.idle_s
+        writer = self._writer = ResponseWriter(send, keep_alive_s, idle_s, gateway.admission.stall)
         try:
-            with self._caller.admitted(), gateway.admitted():
-                body = await gateway.body(self._request, self._caller)
+            with self._caller.admitted(), gateway.admission.call() as self._held:
+                body = await gateway.body(self._request, self._caller, held=self._held)
                 async with DisconnectWatch(receive) as self._watch:
                     await self._answer(body)
             status = 200
         except ClientGone:
             gateway.counters.add("unrecorded", "agent_left")
+            await hang_up(scope)  # where it is there and does not read, closing would wait for it
             status = 499
         except ClientDisconnect:
             status = 499
@@ -157,9 +161,11 @@ class Call:
         if self._answered is None:
             return
         try:
-            async with asyncio.timeout(self._gateway.settings.idle_s):
-                arrived = answered and await delivered(scope)
+            async with asyncio.timeout(self._gateway.settings.idle_s) as limit:
+                with self._gateway.admission.stall(limit):
+                    arrived = answered and await delivered(scope)
         except TimeoutError:
+            await hang_up(scope)
             arrived = False
         if not arrived:
             expected, digest, call_id = self._answered
@@ -248,6 +254,7 @@ class Call:
                 opened = True
                 for turn, choice, delta, piece in new:
                     data += events.delta(turn, choice, delta, piece)
+                self._held.answer(len(data))
                 await writer.event(data)
         await self._record(model, turns)
         await writer.last(events.closing())

@@ -23,6 +23,7 @@ COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "late": ("steps of trajectories that had ended", ("channel",)),
     "lost": ("steps that could not be kept", ("channel", "reason")),
     "unrecorded": ("calls that made no step, by why", ("reason",)),
+    "refused": ("requests for which there was no room, by which bound", ("bound",)),
     "passed": ("calls that were passed on to a provider, by model", ("model",)),
     "tenant_requests": ("requests of tenants' keys, taken or refused by which bound", ("tenant", "outcome")),
     "tenant_tokens": ("tokens consumed and sampled for tenants", ("tenant", "kind")),

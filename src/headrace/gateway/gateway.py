@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,8 +19,9 @@ from starlette.requests import Request
 
 from headrace.data.errors import HeadraceError
 from headrace.gateway.access import Access, Caller
+from headrace.gateway.admission import SMALL_BODY_BYTES, Admission, AdmittedCall
 from headrace.gateway.counters import PREFIX, GatewayCounters
-from headrace.gateway.errors import RETRY_AFTER_S, Refusal
+from headrace.gateway.errors import Refusal
 from headrace.gateway.executor import CallExecutor
 from headrace.gateway.flushing import FlushTimes
 from headrace.gateway.models import Models
@@ -79,7 +80,11 @@ class Gateway:
         self.dropping: Callable[[str], None] = lambda uid: None  # told of what is dropped
         self.others: OtherWorkers | None = None  # the other workers, where this process is one of several
         self.observer: StartupObserver | None = LogObserver()  # of the start; None: whoever `report_startup` is given
-        self.in_flight = 0
+        self.admission = Admission(
+            max_calls=settings.max_in_flight,
+            max_bytes=int(settings.memory_mb * 1e6),
+            refused=partial(self.counters.add, "refused"),
+        )
         self.supervised: list[Supervised] = []  # its own tasks, and those of parts that come and go with it
         self._with_pool: list[Callable[[], Awaitable[None]]] = [self._share_channels]
         self._pool_away: str | None = None  # at the start; later the outbox says so
@@ -91,6 +96,7 @@ class Gateway:
         """Starts it; what is to be done `with_pool` is done by then where the pool is embedded, and once it answers
         where it is elsewhere."""
         self._with_pool += with_pool
+        self.admission.start()
         await self.recorder.start()
         if isinstance(self.pool, DataPool):
             await self._begin_with_pool()
@@ -122,6 +128,7 @@ class Gateway:
             log.error("%d steps did not reach the pool", left)
         for task in self.supervised:
             await task.stop()
+        self.admission.close()
         await self.scoring.close()
         await self.models.close()
         self.reader.close()
@@ -211,29 +218,18 @@ class Gateway:
         """Returns once the pool has what was handed over of a trajectory, for whichever model."""
         await self.recorder.flushed(*dict.fromkeys(model.uid_of(uid) for model in self.models))
 
-    @contextmanager
-    def admitted(self) -> Iterator[None]:
-        """Room for one more call; 503 where there is none."""
-        if self.in_flight >= self.settings.max_in_flight:
-            raise Refusal(
-                f"{self.in_flight} calls are under way, and no more are taken at once; try again",
-                503,
-                code="too_busy",
-                retry_after=RETRY_AFTER_S,
-            )
-        self.in_flight += 1
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-
-    async def body(self, request: Request, caller: Caller | None = None) -> bytes:
-        """A request's whole body; 413 where it is larger than the gateway or its tenant takes, 408 where it is slow."""
+    async def body(self, request: Request, caller: Caller | None = None, *, held: AdmittedCall | None = None) -> bytes:
+        """A request's whole body; 413 where it is larger than the gateway or its tenant takes, 408 where it is slow,
+        503 where there is no room for it. `held`: the call that it counts for as long as that is under way; without
+        one it counts until it is there."""
         own = caller.max_body_mb if caller is not None else None
         most = min(own, self.settings.max_body_mb) if own is not None else self.settings.max_body_mb
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                return await read_body(request, int(most * 1e6))
+                if held is not None:
+                    return await read_body(request, int(most * 1e6), held.body)
+                with self.admission.request() as reading:
+                    return await read_body(request, int(most * 1e6), reading.body, free=SMALL_BODY_BYTES)
         except BodyTooLarge:
             raise Refusal(f"the body is larger than {most:g} MB (--max-body-mb)", 413, code="body_too_large") from None
         except TimeoutError:
@@ -269,7 +265,9 @@ class Gateway:
         """What this process knows of itself."""
         return {
             **self.counters.as_dict(),
-            "in_flight": self.in_flight,
+            "in_flight": self.admission.calls,
+            "memory": {"bytes": self.admission.bytes, "most": self.admission.max_bytes},
+            "stalled": self.admission.stalled,
             "paused": any(model.upstream.paused for model in self.models),
             "held": sum(model.upstream.waiting for model in self.models),
             "sessions": {"count": len(self.sessions), "tokens": self.sessions.tokens},
@@ -283,7 +281,10 @@ class Gateway:
         """Counters and gauges as Prometheus' metrics."""
         yield from self.counters.families()
         one = {
-            "in_flight": ("calls under way", self.in_flight),
+            "in_flight": ("calls under way", self.admission.calls),
+            "memory_bytes": ("what calls under way hold, of --memory-mb", self.admission.bytes),
+            "stalled": ("clients that an answer waits for", self.admission.stalled),
+            "behind_seconds": ("how far the event loop is behind", round(self.admission.behind_s, 6)),
             "held": ("calls that wait for a resume", sum(model.upstream.waiting for model in self.models)),
             "sessions": ("running trajectories in memory", len(self.sessions)),
             "session_tokens": ("tokens of running trajectories in memory", self.sessions.tokens),

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -187,8 +188,16 @@ class ResponseWriter:
     where it has not begun.
     """
 
-    def __init__(self, send: Send, keep_alive_s: float, write_timeout_s: float) -> None:
+    def __init__(
+        self,
+        send: Send,
+        keep_alive_s: float,
+        write_timeout_s: float,
+        stall: Callable[[asyncio.Timeout], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """`stall` is entered while the client does not read on, with the time limit of that wait."""
         self._send_message = send
+        self._stall = stall
         self._write_timeout_s = write_timeout_s
         self._keep_alive_s = keep_alive_s
         self._headers: list[tuple[bytes, bytes]] = []
@@ -253,8 +262,9 @@ class ResponseWriter:
                 return  # the system took it at once, as it does while the client reads: no clock is needed
             sending = _Begun(sending, waits_for)
         try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await sending
+            async with asyncio.timeout(self._write_timeout_s) as limit:
+                with self._stall(limit):
+                    await sending
         except TimeoutError:
             raise ClientGone from None
 

@@ -23,19 +23,22 @@ from headrace.gateway.app import create_app
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.settings import GatewaySettings
 from headrace.gateway.startup import ProcessObserver, WorkerReporter
+from headrace.gateway.usage import UsageTable
 from headrace.gateway.worker_control import ControlRelay
 from headrace.gateway.workers import POOL_RETRY_S, Workers, WorkerTask
-from headrace.net.server import (
-    LocalOnly,
-    Server,
-    loopback,
-    settle_memory,
-)
+from headrace.net.connection import bounded_connection
+from headrace.net.server import LocalOnly, Server, allow_files, loopback, settle_memory
 from headrace.pool.connect import connect
 from headrace.pool.embedded import DataPool
 from headrace.pool.remote import RemotePool
 from headrace.tokens import do_without_torch
 
+log = logging.getLogger("headrace.gateway")
+
+#: Files of a process that are no connections: libraries', the journal's, the pool's sockets.
+OWN_FILES = 256
+#: Seconds for which a client may read on after a call has given it up: the connection's own bound comes last.
+READ_GRACE_S = 30.0
 #: The outbox's file, in the folder that --journal names, where the pool is elsewhere.
 OUTBOX_FILE = "outbox"
 
@@ -139,8 +142,25 @@ def _server(app: ASGIApp, gateway: Gateway, host: str, port: int, *, shared: boo
     """What serves a gateway whose observer is given once it listens. `shared`: other processes listen on the port."""
     gateway.loaded = settle_memory
     gateway.observer = None
-    local = not gateway.settings.keyed and loopback(host)
-    return Server(LocalOnly(app) if local else app, host, port, lifespan=True, grace_s=None, shared=shared)
+    settings = gateway.settings
+    local = not settings.keyed and loopback(host)
+    connection = bounded_connection(_most_connections(settings), settings.idle_s + READ_GRACE_S)
+    front = LocalOnly(app) if local else app
+    return Server(front, host, port, lifespan=True, grace_s=None, shared=shared, connection=connection)
+
+
+def _most_connections(settings: GatewaySettings) -> int:
+    """How many connections this process holds: as many as the settings say, as far as it may open files. A call has
+    two, its own and its server's."""
+    wanted = settings.most_connections
+    most = (allow_files(OWN_FILES + 2 * wanted) - OWN_FILES) // 2
+    if most < wanted:
+        log.warning(
+            "this process may open so few files that it holds %d connections and not %d; raise `ulimit -n`",
+            most,
+            wanted,
+        )
+    return max(1, min(wanted, most))
 
 
 def run_worker() -> None:
@@ -158,6 +178,10 @@ def run_worker() -> None:
         relay = ControlRelay(app, socket=task.control, secret=task.secret)
         gateway: Gateway = app.state.gateway
         gateway.others = relay
+        if task.usage is not None:
+            tenants = len(gateway.access.tenants)
+            table = UsageTable(tenants, workers=task.workers, worker=task.number, path=Path(task.usage))
+            gateway.access.share_usage(table)
         server = _server(relay, gateway, task.host, task.port, shared=True)
         reporter = WorkerReporter()
 

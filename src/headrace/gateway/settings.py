@@ -15,6 +15,9 @@ from headrace.data.errors import InvalidInput
 from headrace.gateway.flushing import FlushTimes
 from headrace.pool.config import MAX_CHANNEL_NAME
 
+#: Connections beside those of calls, unless the settings say otherwise: idle ones, and those of who looks in.
+SPARE_CONNECTIONS = 4096
+
 Balance = Literal["round-robin", "sticky", "least-busy"]
 
 
@@ -83,6 +86,17 @@ class GatewaySettings(BaseModel):
     )
     max_body_mb: float = Field(64, gt=0, description="largest request that is taken")
     max_in_flight: int = Field(4096, ge=1, description="calls at once; more are answered 503 with Retry-After")
+    memory_mb: float = Field(
+        2048,
+        ge=1,
+        description="what calls under way may hold in all: requests, answers, what clients do not read; likewise",
+    )
+    max_connections: int | None = Field(
+        None,
+        ge=2,
+        description="connections at once; beyond them, those that ask for nothing are closed "
+        "(default: 4096 more than --max-in-flight)",
+    )
     keep_alive_s: float = Field(
         15, gt=0, description="a silent stream gets a comment so often, so that nobody hangs up"
     )
@@ -120,6 +134,15 @@ class GatewaySettings(BaseModel):
     reward_worker_name: str | None = Field(
         None, min_length=1, description="the Ray actor that /compute_reward asks, of a `headrace reward start --name`"
     )
+
+    @model_validator(mode="after")
+    def _spare_connections(self) -> Self:
+        if self.max_connections is not None and self.max_connections <= self.max_in_flight:
+            raise ValueError(
+                f"max_connections is {self.max_connections} and max_in_flight {self.max_in_flight}: calls would leave "
+                f"no connection for health checks; --max-connections {self.max_in_flight + SPARE_CONNECTIONS} would"
+            )
+        return self
 
     @field_validator("reward")
     @classmethod
@@ -214,6 +237,11 @@ class GatewaySettings(BaseModel):
     def addresses(self) -> list[str]:
         """The rollout servers, one by one."""
         return (self.vllm_addresses or "").split(",")
+
+    @property
+    def most_connections(self) -> int:
+        """How many connections one process holds at once."""
+        return self.max_connections if self.max_connections is not None else self.max_in_flight + SPARE_CONNECTIONS
 
     @property
     def keyed(self) -> bool:

@@ -1,7 +1,7 @@
 """Several tenants behind one gateway: each its own keys, its own trajectories, and bounds that protect the others.
 
-A tenant's `uid` is `tenant/uid` in the pool, its prompts likewise: it can name nothing of another's. Bounds are those
-of this process; where several serve one port, each has its own.
+A tenant's `uid` is `tenant/uid` in the pool, its prompts likewise: it can name nothing of another's. Its bounds hold
+over all processes that serve one port (`usage`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 from headrace.gateway.config_files import UID_SEPARATOR, TenantSpec
 from headrace.gateway.counters import GatewayCounters
 from headrace.gateway.errors import Refusal
+from headrace.gateway.usage import CALLS, TOKENS, TenantUsage, UsageTable
 
 #: Seconds' worth of tokens that may be saved up: a call's size is known only once it has ended.
 SAVED_TOKENS_S = 60
@@ -57,15 +58,28 @@ class TokenBucket(msgspec.Struct, frozen=True):
 class Tenant:
     """One tenant at work: its names in the pool, and how much it uses."""
 
-    def __init__(self, name: str, spec: TenantSpec, counters: GatewayCounters, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        name: str,
+        spec: TenantSpec,
+        counters: GatewayCounters,
+        clock: Callable[[], float],
+        usage: TenantUsage | None = None,
+    ) -> None:
+        """`clock` is the same in all processes that share the `usage`; without one it is this process's alone."""
         self.name = name
         self.spec = spec
-        self.in_flight = 0
+        self.usage = usage if usage is not None else UsageTable(1).row(0)
         self._counters = counters
         self._clock = clock
         rate, tokens = spec.calls_per_s, spec.tokens_per_s
         self._calls = TokenBucket.full(rate, spec.burst or max(1.0, rate), clock()) if rate is not None else None
         self._tokens = TokenBucket.full(tokens, tokens * SAVED_TOKENS_S, clock()) if tokens is not None else None
+
+    @property
+    def in_flight(self) -> int:
+        """Its requests under way."""
+        return self.usage.under_way
 
     def uid(self, given: str) -> str:
         """What the pool calls a trajectory or a prompt of the tenant."""
@@ -85,31 +99,43 @@ class Tenant:
     @contextmanager
     def admitted(self) -> Iterator[None]:
         """Room for one more request; 429 where it has used up its own."""
-        now, most = self._clock(), self.spec.concurrency
-        if most is not None and self.in_flight >= most:
-            raise self._too_much(
-                "concurrency", f"{self.in_flight} of its requests are under way, of {most}", BUSY_RETRY_S
-            )
-        if self._tokens is not None and (wait := self._tokens.wait(now, 0)):
-            raise self._too_much("tokens", f"it used more than {self._tokens.rate:g} tokens a second", wait)
-        if self._calls is not None:
-            wait = self._calls.wait(now, 1)
-            if wait:
-                raise self._too_much("rate", f"it makes more than {self._calls.rate:g} requests a second", wait)
-            self._calls = self._calls.less(now, 1)
+        with self.usage.locked():
+            self._take()
         self._counters.add("tenant_requests", self.name, "taken")
-        self.in_flight += 1
         try:
             yield
         finally:
-            self.in_flight -= 1
+            self.usage.add_under_way(-1)
+
+    def _take(self) -> None:
+        """Counts one more request; `Refusal` where that is too much."""
+        now, most, usage = self._clock(), self.spec.concurrency, self.usage
+        if most is not None and (under_way := usage.under_way) >= most:
+            raise self._too_much("concurrency", f"{under_way} of its requests are under way, of {most}", BUSY_RETRY_S)
+        if self._tokens is not None and (wait := self._now(self._tokens, TOKENS).wait(now, 0)):
+            raise self._too_much("tokens", f"it used more than {self._tokens.rate:g} tokens a second", wait)
+        if self._calls is not None:
+            calls = self._now(self._calls, CALLS)
+            wait = calls.wait(now, 1)
+            if wait:
+                raise self._too_much("rate", f"it makes more than {calls.rate:g} requests a second", wait)
+            left = calls.less(now, 1)
+            usage.set_bucket(CALLS, left.level, left.since)
+        usage.add_under_way(1)
+
+    def _now(self, full: TokenBucket, which: int) -> TokenBucket:
+        """A bucket as it was last left, by whichever process."""
+        known = self.usage.bucket(which)
+        return full if known is None else TokenBucket(full.rate, full.most, *known)
 
     def used(self, consumed: int, sampled: int) -> None:
         """Counts a call's tokens, and takes them from what the tenant may use."""
         self._counters.add("tenant_tokens", self.name, "prompt", by=consumed)
         self._counters.add("tenant_tokens", self.name, "sampled", by=sampled)
         if self._tokens is not None:
-            self._tokens = self._tokens.less(self._clock(), consumed + sampled)
+            with self.usage.locked():
+                left = self._now(self._tokens, TOKENS).less(self._clock(), consumed + sampled)
+                self.usage.set_bucket(TOKENS, left.level, left.since)
 
     def _too_much(self, bound: str, said: str, wait: float) -> Refusal:
         self._counters.add("tenant_requests", self.name, bound)

@@ -12,7 +12,7 @@ import hmac
 import math
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs
 
 import orjson
@@ -42,8 +42,21 @@ SHARED_ROUTES = frozenset(
 MAX_BODY_BYTES = 1_000_000
 #: Seconds that a worker may take: a drain waits for calls under way.
 WORKER_TIMEOUT_S = 3600
+#: Seconds that it may take to say how it is: whoever asks has a second for the whole answer.
+HEALTH_S = 0.7
+#: Seconds that the parent may take to say how all of them are.
+PARENT_HEALTH_S = 0.9
 #: Its number, the method, path and body that made it, and until when it holds.
 Change = tuple[int, str, str, bytes, float]
+
+
+class WorkerAnswer(NamedTuple):
+    """What one worker answered; `absent`: it is not there, and this says so."""
+
+    status: int
+    kind: str
+    body: bytes
+    absent: bool = False
 
 
 class WorkerControl:
@@ -62,20 +75,43 @@ class WorkerControl:
     async def shared(self, request: Request) -> Response:
         """Hands a request to every worker; one answer out of theirs, or the first that is no 200."""
         path, headers, body = await _handed_on(request)
-        answers = await asyncio.gather(
-            *(self._ask(worker, request.method, path, body, headers) for worker in self._workers.values())
-        )
+        if request.url.path == "/health":
+            return await self._health(path, headers)
+        changes = request.method != "GET"
+        answers: list[WorkerAnswer] = []
+        asked: set[str] = set()
+        # One that was started while the others took their time, as a drain does, is asked too.
+        while new := [worker for worker in self._workers.values() if worker not in asked]:
+            asked.update(new)
+            answers += await asyncio.gather(*(self._ask(worker, request.method, path, body, headers) for worker in new))
+            if not changes:
+                break
         if not answers:
             return refusal_response(
                 Refusal("the workers of this gateway are starting", 503, code="starting", retry_after=1)
             )
-        wrong = next((answer for answer in answers if answer[0] != 200), None)
-        if wrong is None and request.method != "GET":
-            self._remember(request.method, path, body, _lasts_s(request.url.path, answers[0][2]))
-        status, kind, data = (
-            wrong if wrong is not None else (200, answers[0][1], join_answers(request.url.path, answers))
-        )
-        return Response(data, status, media_type=kind)
+        if changes:  # a worker that is gone hears of it when it is back: what the others do is what holds
+            answers = [answer for answer in answers if not answer.absent] or answers
+        wrong = next((answer for answer in answers if answer.status != 200), None)
+        if wrong is None and changes:
+            self._remember(request.method, path, body, _lasts_s(request.url.path, answers[0].body))
+        if wrong is not None:
+            return Response(wrong.body, wrong.status, media_type=wrong.kind)
+        return Response(join_answers(request.url.path, answers), 200, media_type=answers[0].kind)
+
+    async def _health(self, path: str, headers: Mapping[str, str]) -> Response:
+        """The first trouble that a worker has; one that does not answer soon is one. Always an answer, and at once."""
+        workers = self._workers.items()
+        answers = await asyncio.gather(*(self._ask(at, "GET", path, b"", headers, HEALTH_S) for _, at in workers))
+        found = [
+            orjson.loads(answer.body)
+            if answer.status == 200
+            else {"status": "degraded", "detail": f"worker {number} does not answer /health within {HEALTH_S:g} s"}
+            for (number, _), answer in zip(workers, answers, strict=True)
+        ]
+        starting = {"status": "degraded", "detail": "the workers of this gateway are starting"}
+        said = next((each for each in found if each["status"] != "ok"), found[0] if found else starting)
+        return Response(orjson.dumps(said), media_type="application/json")
 
     async def add_worker(self, number: int, worker: str) -> None:
         """Takes in a worker that listens, perhaps in place of one that died, once it is told what changed before."""
@@ -91,15 +127,21 @@ class WorkerControl:
         await self._client.close()
 
     async def _ask(
-        self, worker: str, method: str, path: str, body: bytes, headers: Mapping[str, str]
-    ) -> tuple[int, str, bytes]:
+        self,
+        worker: str,
+        method: str,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str],
+        within_s: float = WORKER_TIMEOUT_S,
+    ) -> WorkerAnswer:
         try:
-            answer = await self._client.request(method, worker + path, body, headers=headers)
-            return answer.status, answer.content_type, answer.body
+            answer = await self._client.request(method, worker + path, body, headers=headers, total_s=within_s)
+            return WorkerAnswer(answer.status, answer.content_type, answer.body)
         except NoAnswer as error:
             why = f"a worker of this gateway is starting: {error.reason}"
             said = Refusal(why, 503, code="worker_starting", retry_after=1)
-            return 503, "application/json", bytes(refusal_response(said).body)
+            return WorkerAnswer(503, "application/json", bytes(refusal_response(said).body), absent=True)
 
     def _remember(self, method: str, path: str, body: bytes, lasts_s: float) -> None:
         route = path.partition("?")[0]
@@ -158,11 +200,16 @@ class ControlRelay:
         return await self.ask(request.method, path, body, headers)
 
     async def ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
-        """The parent's answer; 503 where it gives none."""
+        """The parent's answer; 503 where it gives none, but for `/health`, which is a 200 while this worker serves."""
+        health = path == "/health"
+        within_s = PARENT_HEALTH_S if health else WORKER_TIMEOUT_S
         try:
-            answer = await self._client.request(method, path, body, headers=headers)
+            answer = await self._client.request(method, path, body, headers=headers, total_s=within_s)
             return Response(answer.body, answer.status, media_type=answer.content_type)
         except NoAnswer as error:
+            if health:
+                said = f"the gateway's parent process does not answer: {error.reason}"
+                return Response(orjson.dumps({"status": "degraded", "detail": said}), media_type="application/json")
             return refusal_response(
                 Refusal(f"the gateway's parent process does not answer: {error.reason}", 503, retry_after=1)
             )
@@ -179,18 +226,16 @@ async def _handed_on(request: Request) -> tuple[str, dict[str, str], bytes]:
     return path, headers, await read_body(request, MAX_BODY_BYTES)
 
 
-def join_answers(path: str, answers: list[tuple[int, str, bytes]]) -> bytes:
+def join_answers(path: str, answers: list[WorkerAnswer]) -> bytes:
     """One answer out of every worker's."""
     if path == "/metrics":
-        return joined_by_worker(data.decode() for _, _, data in answers)
-    found = [orjson.loads(data) for _, _, data in answers]
+        return joined_by_worker(answer.body.decode() for answer in answers)
+    found = [orjson.loads(answer.body) for answer in answers]
     if path == "/stats":
         return orjson.dumps(
             {**found[0], "gateway": sum_counts([each["gateway"] for each in found]), "workers": len(found)}
         )
-    if path == "/health":
-        return orjson.dumps(next((each for each in found if each["status"] != "ok"), found[0]))
-    return answers[0][2]
+    return answers[0].body
 
 
 def sum_counts(values: list[Any]) -> Any:
@@ -203,6 +248,6 @@ def sum_counts(values: list[Any]) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-def control_app(control: WorkerControl, pool_routes: list[BaseRoute]) -> Starlette:
-    """What the parent serves to its workers: the control of all of them, and its pool."""
-    return Starlette(routes=[*control.routes(), *pool_routes])
+def control_app(control: WorkerControl) -> Starlette:
+    """What the parent serves to its workers, beside its pool: the control of all of them."""
+    return Starlette(routes=control.routes())

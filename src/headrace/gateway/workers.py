@@ -16,20 +16,26 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import uvicorn
+import uvloop
 
 from headrace import files
 from headrace.data.errors import HeadraceError
+from headrace.gateway.config_files import read_tenants
 from headrace.gateway.settings import GatewaySettings
 from headrace.gateway.startup import ProcessObserver, WorkerMessage
+from headrace.gateway.usage import UsageTable
 from headrace.gateway.worker_control import WorkerControl, control_app
 from headrace.net.server import address_of, listener
 from headrace.pool.embedded import DataPool
-from headrace.pool.http import pool_routes
+from headrace.pool.frame_server import serve_frames
+from headrace.pool.http import backup_folder
 
 log = logging.getLogger("headrace.gateway")
 
@@ -45,6 +51,10 @@ HEALTHY_AFTER_S = 30.0
 FILE_SETTINGS = ("models", "tenants", "reward")
 #: The parent's socket, in a folder of its own.
 SOCKET_NAME = "control.sock"
+#: The pool's, beside it.
+POOL_SOCKET_NAME = "pool.sock"
+#: The file of what tenants use, beside it.
+USAGE_NAME = "usage"
 #: Bytes of the path that a unix socket can have.
 MAX_SOCKET_PATH_BYTES = 107
 
@@ -61,6 +71,9 @@ class WorkerTask(msgspec.Struct):
     secret: str
     drain_s: float
     files: dict[str, dict[str, Any]]  # what those that the settings name held
+    number: int  # of this worker
+    workers: int
+    usage: str | None  # the file in which all of them count what tenants use
 
 
 class Workers:
@@ -97,11 +110,15 @@ class Workers:
         self._told: str | None = None  # the reason that was told last; None before it was told that they listen
         self._announced = False
         self._failure: Exception | None = None
+        self._usage: UsageTable | None = None
+        self._usage_path: str | None = None
+        self._tenants = 0
 
     def run(self, start: ProcessObserver) -> None:
         """Serves until SIGTERM, SIGINT or `stop`; raises why a worker can never take calls."""
         try:
-            asyncio.run(self._run(start))
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(self._run(start))
         finally:
             self._reserved.close()
         if self._failure is not None:
@@ -116,13 +133,15 @@ class Workers:
         loop = self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end)
-        with _socket_folder() as folder:
+        async with AsyncExitStack() as ending:
+            folder = ending.enter_context(_socket_folder())
             socket_path = str(Path(folder) / SOCKET_NAME)
             control = WorkerControl(self._secret)
-            routes = pool_routes(self._pool, backups=self._settings.backups) if self._pool is not None else []
-            server = _Quiet(
-                uvicorn.Config(control_app(control, routes), uds=socket_path, log_level="warning", lifespan="off")
-            )
+            if self._pool is not None:
+                backup_to = partial(backup_folder, self._settings.backups)
+                frames = await serve_frames(self._pool, str(Path(folder) / POOL_SOCKET_NAME), backup_to)
+                ending.callback(frames.close)
+            server = _Quiet(uvicorn.Config(control_app(control), uds=socket_path, log_level="warning", lifespan="off"))
             serving = asyncio.create_task(server.serve())
             serving.add_done_callback(self._control_ended)
             while not server.started:
@@ -130,7 +149,9 @@ class Workers:
                     await serving
                     raise HeadraceError(f"the workers' socket {socket_path} could not be opened; it said why above")
                 await asyncio.sleep(0.01)
-            keepers = [self._keep(number, self._task(socket_path), control, start) for number in range(self._count)]
+            self._open_usage(Path(folder) / USAGE_NAME)
+            tasks = [self._task(socket_path, number) for number in range(self._count)]
+            keepers = [self._keep(number, task, control, start) for number, task in enumerate(tasks)]
             try:
                 await asyncio.gather(*keepers)
             finally:
@@ -174,15 +195,35 @@ class Workers:
             self._told = reason
             start.waiting(reason)
 
-    def _task(self, socket_path: str) -> bytes:
-        # Another worker must find what this one answered: steps are acknowledged by the pool itself.
-        settings = {**self._settings.model_dump(), "ack": "pool"}
+    def _open_usage(self, path: Path) -> None:
+        """Makes the file in which workers count what tenants use, where there are tenants."""
+        if self._settings.tenants is not None:
+            self._tenants = len(read_tenants(Path(self._settings.tenants)))
+            UsageTable.create(path, self._tenants, self._count)
+            self._usage = UsageTable(self._tenants, workers=self._count, path=path)
+            self._usage_path = str(path)
+
+    def _task(self, socket_path: str, number: int) -> bytes:
+        # Another worker must find what this one answered: steps are acknowledged by the pool itself. What calls may
+        # hold is shared out, since no worker knows what the others hold.
+        settings = {**self._settings.model_dump(), "ack": "pool", "memory_mb": self._settings.memory_mb / self._count}
         port = self._reserved.getsockname()[1]
-        pool = self._pool_address or f"unix://{socket_path}"
+        pool = self._pool_address or f"frames://{Path(socket_path).with_name(POOL_SOCKET_NAME)}"
         # A worker that is started later reads what the first one read; tenants' keys are written nowhere.
         held = {path: files.read(Path(path)) for name in FILE_SETTINGS if (path := getattr(self._settings, name))}
         task = WorkerTask(
-            settings, self._host, port, pool, self._pool_key, socket_path, self._secret, self._drain_s, held
+            settings=settings,
+            host=self._host,
+            port=port,
+            pool=pool,
+            pool_key=self._pool_key,
+            control=socket_path,
+            secret=self._secret,
+            drain_s=self._drain_s,
+            files=held,
+            number=number,
+            workers=self._count,
+            usage=self._usage_path,
         )
         return msgspec.json.encode(task) + b"\n"
 
@@ -213,6 +254,8 @@ class Workers:
                     await control.add_worker(number, line.text)
                 self._heard(number, line, start)
             code = await child.wait()
+            if self._usage is not None:
+                self._usage.clear(self._tenants, number)
             if self._ending.is_set():
                 return
             if number not in self._listening:

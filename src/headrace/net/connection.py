@@ -1,8 +1,9 @@
 """HTTP connections as our servers hold them, on top of uvicorn's.
 
-A request's head is bounded in bytes and in time, and a body that stops coming ends its connection: whoever only opens
-connections, or never ends a line, holds nothing up. `flushed` tells an application when the system has taken all that
-it wrote, which no message of ASGI does.
+A request's head is bounded in bytes and in time, a body that stops coming ends its connection, and so does an answer
+that is not read: whoever only opens connections, never ends a line or reads nothing, holds nothing up. Connections are
+bounded in number: beyond it, those that wait longest for a request are closed. `flushed` tells an application when the
+system has taken all that it wrote, which no message of ASGI does.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ HEAD_BYTES = 64 * 1024
 #: Seconds that they may take, and seconds without another byte of a body.
 HEAD_S = 30.0
 BODY_S = 60.0
+#: Seconds that a client may take to read what was written; a server's own bound, where it has one, should be shorter.
+WRITE_S = 900.0
+#: What a client hears for which there is no connection left.
+BUSY = b"every connection of this server is in use"
 
 #: What a client that closed only its own side hears, so that one that closed both is found out; it is ignored.
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -26,8 +31,37 @@ PROBE_S, MOST_PROBE_S = 0.01, 5.0
 
 #: The extensions of ASGI under which an application learns that everything so far was written,
 FLUSHED = "headrace.flushed"
-#: and that the answer to its request was written whole.
+#: and that the answer to its request was written whole;
 DELIVERED = "headrace.delivered"
+#: and under which it ends the connection at once, whatever is left to write.
+HANG_UP = "headrace.hang_up"
+
+
+class ConnectionBound:
+    """How many connections a server holds at once, and which of them can be closed to make room: those that wait for a
+    request, then those whose clients do not read the end of an answer; of each, the first is the one that does so
+    longest."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.waiting: dict[Connection, None] = {}
+        self.unread: dict[Connection, None] = {}
+
+    def make_room(self, held: int) -> bool:
+        """Closes a connection where more than `most` are `held`; whether there is room then."""
+        if held <= self.most:
+            return True
+        longest = next(iter(self.waiting or self.unread), None)
+        if longest is None:
+            return False
+        self.drop(longest)
+        longest.transport.abort()  # a close would wait for what is not read
+        return True
+
+    def drop(self, connection: Connection) -> None:
+        """A connection is not to be closed for others any more."""
+        self.waiting.pop(connection, None)
+        self.unread.pop(connection, None)
 
 
 class UntilClosed(RequestResponseCycle):
@@ -49,7 +83,10 @@ class Connection(HttpToolsProtocol):
 
     head_s = HEAD_S
     body_s = BODY_S
+    write_s = WRITE_S
+    bound: ConnectionBound | None = None
     _awaited: Literal["head", "body"] | None
+    _unread_since: float | None = None  # when a write began that the client has not read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -58,9 +95,16 @@ class Connection(HttpToolsProtocol):
         self._lost = asyncio.Event()
         self._head = 0
         self._awaits("head", self.head_s)
-        self._timer = self.loop.call_later(self.head_s, self._look)
+        self._timer = self.loop.call_later(min(self.head_s, self.write_s), self._look)
+        if self.bound is not None:
+            if self.bound.make_room(len(self.connections)):
+                self.bound.waiting[self] = None
+            else:
+                self._refuse(503, BUSY.decode())
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self.bound is not None:
+            self.bound.drop(self)
         self._failed = exc is not None or self.flow.write_paused  # something was left to write
         self._timer.cancel()
         super().connection_lost(exc)
@@ -90,11 +134,13 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {FLUSHED: {"wait": self.flushed}}
+        self.scope["extensions"] = {FLUSHED: {"wait": self.flushed}, HANG_UP: {"now": self.transport.abort}}
         self._awaits("head", self.head_s)
 
     def on_headers_complete(self) -> None:
         self._awaits("body", self.body_s)
+        if self.bound is not None:
+            self.bound.drop(self)
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             self.cycle.__class__ = UntilClosed  # its task is made by now, and has not begun
@@ -103,6 +149,26 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._awaited, self._head = None, 0
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._say_idle()
+
+    def pause_writing(self) -> None:
+        self._unread_since = self.loop.time()
+        super().pause_writing()
+        self._say_idle()
+
+    def resume_writing(self) -> None:
+        self._unread_since = None
+        super().resume_writing()
+        self._say_idle()
+
+    def _say_idle(self) -> None:
+        """Tells the bound where no request is under way here: what is left is to be read, or a request to come."""
+        if self.bound is not None and self.cycle is not None and self.cycle.response_complete:
+            self.bound.drop(self)
+            (self.bound.unread if self.flow.write_paused else self.bound.waiting)[self] = None
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client sends nothing more: it left, or it only says so and waits for its answer. Until that begins, one
@@ -130,6 +196,9 @@ class Connection(HttpToolsProtocol):
     def _look(self) -> None:
         """Ends what kept its deadline not; one timer a connection, set anew no more often than it has to be."""
         now = self.loop.time()
+        if self._unread_since is not None and now - self._unread_since >= self.write_s:
+            self.transport.abort()  # a close would wait for what is not read
+            return
         if self._awaited == "body" and self.flow.read_paused:
             self._deadline = now + self.body_s  # it is the application that does not read on
         if self._awaited is not None and self._deadline <= now and not self.transport.is_closing():
@@ -139,6 +208,8 @@ class Connection(HttpToolsProtocol):
                 self._refuse(408, f"the rest of the request's {self._awaited} did not come in time")
             return
         wait_s = self._deadline - now if self._awaited is not None else self.head_s
+        if self._unread_since is not None:
+            wait_s = min(wait_s, self._unread_since + self.write_s - now)
         self._timer = self.loop.call_later(max(wait_s, 0.01), self._look)
 
     def _refuse(self, status: int, why: str) -> None:
@@ -147,11 +218,22 @@ class Connection(HttpToolsProtocol):
         if cycle is None or cycle.response_complete or not cycle.response_started:
             text = why.encode()
             head = f"HTTP/1.1 {status} {REASONS[status]}\r\ncontent-type: text/plain\r\ncontent-length: {len(text)}\r\n"
+            head += "retry-after: 1\r\n" if status == 503 else ""
             self.transport.write(head.encode() + b"connection: close\r\n\r\n" + text)
         self.transport.close()
 
 
-REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
+def bounded_connection(most: int, write_s: float) -> type[Connection]:
+    """The kind of connection of a server that holds so many at once, and whose clients may take so long to read."""
+
+    class BoundedConnection(Connection):
+        bound = ConnectionBound(most)
+
+    BoundedConnection.write_s = write_s
+    return BoundedConnection
+
+
+REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
 
 
 async def flushed(scope: Any) -> bool:
@@ -164,6 +246,14 @@ async def delivered(scope: Any) -> bool:
     """Once all of an answer is sent: whether the system has taken it whole, before its connection broke. True at once
     under a server that cannot tell."""
     return await _told(scope, DELIVERED)
+
+
+async def hang_up(scope: Any) -> None:
+    """Ends a request's connection without waiting for what is not read; nothing under a server that cannot."""
+    found = scope.get("extensions", {}).get(HANG_UP)
+    if found is not None:
+        found["now"]()
+        await asyncio.sleep(0)  # by then it is lost, and nobody wonders why its answer has no end
 
 
 async def _told(scope: Any, extension: str) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import ipaddress
+import resource
 import socket
 from collections.abc import Callable, Collection
 from functools import lru_cache
@@ -42,6 +43,7 @@ class Server:
         lifespan: bool = False,
         grace_s: int | None = GRACE_S,
         shared: bool = False,
+        connection: type[Connection] = Connection,
     ) -> None:
         """`closed` is called when the last request is answered, however serving ended. `lifespan`: the application has
         things to start and to end. `shared`: other processes listen on the same port; `private` is then an address of
@@ -57,7 +59,7 @@ class Server:
             access_log=False,
             timeout_graceful_shutdown=grace_s,
             ws="none",
-            http=Connection,
+            http=connection,
             lifespan="on" if lifespan else "off",
         )
         self._server = _Announcing(config)
@@ -165,6 +167,15 @@ def _names_this_machine(url: str) -> bool:
     return loopback(name) or name.endswith(".localhost")
 
 
+def allow_files(wanted: int) -> int:
+    """Lets this process open so many files, sockets among them, as far as the system allows; how many it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted:
+        soft = min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft
+
+
 def settle_memory() -> None:
     """What is loaded by now stays: the garbage collector need not look through it again and again.
 
@@ -187,11 +198,20 @@ class BodyTooLarge(Exception):
     """A request's body is larger than its route takes."""
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The body, refused as soon as it is known to be too large."""
+async def read_body(
+    request: Request, limit: int, expect: Callable[[int], None] = lambda size: None, *, free: int = 0
+) -> bytes:
+    """The body, refused as soon as it is known to be too large. `expect` is told how many bytes there has to be room
+    for, before they are kept, and may raise; a body of up to `free` bytes needs none."""
     told = request.headers.get("content-length", "")
-    if told.isdecimal() and (len(told) > MAX_LENGTH_DIGITS or int(told) > limit):
-        raise BodyTooLarge
+    length = 0
+    if told.isdecimal():
+        if len(told) > MAX_LENGTH_DIGITS or int(told) > limit:
+            raise BodyTooLarge
+        length = int(told)
+    expected = max(length, free)  # what need not be asked for again
+    if length > free:
+        expect(length)
     parts: list[bytes] = []
     size, more = 0, True
     while more:
@@ -202,5 +222,8 @@ async def read_body(request: Request, limit: int) -> bytes:
         size += len(part)
         if size > limit:
             raise BodyTooLarge
+        if size > expected:
+            expect(size - expected)
+            expected = size
         parts.append(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)

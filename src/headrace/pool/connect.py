@@ -11,7 +11,8 @@ from headrace.pool.remote import RemotePool
 def connect(address: str, *, key: str | None = None, retry_s: float = 30.0) -> RemotePool:
     """A pool that runs elsewhere.
 
-    `http://host:port` is a `headrace pool serve`, with its `key` where it has one, `unix:///path` the same on a socket;
+    `http://host:port` is a `headrace pool serve`, with its `key` where it has one, `unix:///path` the same on a socket
+    and `frames:///path` a gateway's own to its workers;
     `ray-actor://NAME?namespace=default&address=auto` the named actor of a `headrace pool start`.
     """
     scheme = urllib.parse.urlsplit(address).scheme
@@ -24,6 +25,10 @@ def connect(address: str, *, key: str | None = None, retry_s: float = 30.0) -> R
         from headrace.pool.http_transport import UnixTransport
 
         return RemotePool(UnixTransport(urllib.parse.urlsplit(address).path), retry_s=retry_s)
+    if scheme == "frames":
+        from headrace.pool.frame_transport import FrameTransport
+
+        return RemotePool(FrameTransport(urllib.parse.urlsplit(address).path), retry_s=retry_s)
     if scheme == "ray-actor":
         from headrace.pool.ray import RayTransport
 

@@ -96,7 +96,7 @@ def pool_routes(
     async def call(request: Request) -> Response:
         body = await read_body(request, limit)
         try:
-            data, error = await answer(pool, body, lambda: _disconnected(request), partial(_below, backups))
+            data, error = await answer(pool, body, lambda: _disconnected(request), partial(backup_folder, backups))
         except CallerGone:
             return Response(status_code=499)
         return Response(data, STATUS.get(error.code, 500) if error else 200, media_type=FRAME_TYPE)
@@ -207,7 +207,7 @@ def _authorize(request: Request, key: str | None) -> None:
         raise Unauthorized("this pool asks for its key, as `Authorization: Bearer KEY`")
 
 
-def _below(backups: str | os.PathLike[str] | None, to: str) -> str:
+def backup_folder(backups: str | os.PathLike[str] | None, to: str) -> str:
     """Where a backup goes that a caller wants in the folder `to`: somewhere below `backups`."""
     if backups is None:
         raise InvalidInput(

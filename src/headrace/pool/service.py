@@ -19,7 +19,7 @@ from headrace.pool.wire import decode_call, encode_error, encode_reply
 log = logging.getLogger("headrace.pool")
 
 
-async def _unless(gone: Awaitable[None], call: Awaitable[bytes]) -> bytes:
+async def _unless(gone: Awaitable[object], call: Awaitable[bytes]) -> bytes:
     """What the call returns. It is cancelled where `gone` returns first (`CallerGone`): a fetch that waits must not
     take a batch for a caller that hung up."""
     left, task = asyncio.ensure_future(gone), asyncio.ensure_future(call)
@@ -42,7 +42,7 @@ class CallerGone(Exception):
 async def answer(
     pool: DataPool | RemotePool,
     data: Buffer,
-    gone: Callable[[], Awaitable[None]] | None = None,
+    gone: Callable[[], Awaitable[object]] | None = None,
     backup_to: Callable[[str], str] = str,
 ) -> tuple[bytes, HeadraceError | None]:
     """The answer's frame, and the error that it carries, if it carries one.

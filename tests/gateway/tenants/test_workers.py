@@ -33,3 +33,16 @@ def test_tenants_are_apart_in_every_worker(engine: Client, folder: Path, tmp_pat
             assert ask("/t/p/v1/chat/completions", "two-key", body).status_code == 404
             assert ask("/t/p/v1/chat/completions", "three-key", body).status_code == 401
         assert len(connect(gateway.address, key="admin").trajectory("one/t")) == 6
+
+
+def test_a_tenants_bound_is_one_over_all_workers(engine: Client, folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tenants.json"
+    bounds = {"keys": ["key"], "calls_per_s": 1e-6, "burst": 5}
+    file.write_text(json.dumps({"tenants": {"other": {"keys": ["no"]}, "one": bounds}}))
+    with started(engine, folder, tmp_path / "journal", "--tenants", str(file), "--admin-key", "admin") as gateway:
+        await_ready(gateway.address)
+        statuses = []
+        for _ in range(24):
+            with httpx.Client(timeout=PATIENCE_S, trust_env=False, headers={"x-api-key": "key"}) as http:
+                statuses.append(http.post(f"{gateway.address}/init_trajectory").status_code)
+        assert sorted(statuses) == [200] * 5 + [429] * 19

@@ -45,7 +45,7 @@ class StreamTimes:
 def live_streams(sizes: GatewaySizes, folder: Path) -> Figures:
     """`stream_us_token`, `stream_vs_proxy` and `stream250_vs_proxy`: a sampled token's CPU at flushes of 50 and 250 ms;
     `streams_held`: how many live streams one process holds at 250 ms."""
-    _allow_many_files()
+    allow_many_files()
     cpu: dict[str, list[float]] = {"proxy": [], "gateway": [], "gateway250": []}
     with (
         start_paced_stub(folder, sizes.live_tokens, sizes.live_rate) as stub,
@@ -72,7 +72,7 @@ def live_streams(sizes: GatewaySizes, folder: Path) -> Figures:
         direct, _ = _round(stub, None, *held)
         through, held_cpu = _round(gateway, ROLLOUTS, *held)
     pace_s = sizes.held_tokens / sizes.live_rate
-    base_s = _p99([stream.first_s for stream in direct])
+    base_s = p99([stream.first_s for stream in direct])
     kept = [
         stream
         for stream in through
@@ -90,7 +90,7 @@ def live_streams(sizes: GatewaySizes, folder: Path) -> Figures:
             "stream_us_token_250": us250,
             "stream_us_token_proxy": proxy_us,
             "streams_unbroken": float(sum(stream.whole for stream in through)),
-            "streams_first_token_ms_p99": _p99([stream.first_s for stream in through]) * 1e3,
+            "streams_first_token_ms_p99": p99([stream.first_s for stream in through]) * 1e3,
             "streams_first_token_ms_p99_direct": base_s * 1e3,
             "streams_stretch_max": max(stream.total_s for stream in through) / pace_s,
             "streams_us_token_held": held_cpu / (sizes.held_streams * sizes.held_tokens) * 1e6,
@@ -113,13 +113,14 @@ def _round(
     server's CPU seconds for them. With a channel each has a trajectory of its own there, begun before that counts."""
     paths = ["/v1/chat/completions"] * streams
     if channel is not None:
-        paths = uvloop.run(_trajectories(server.address, channel, streams))
+        paths = uvloop.run(begin_trajectories(server.address, channel, streams))
     before = server.cpu_s()
     found = uvloop.run(_streams(server.address, paths, tokens, tokens / rate * 0.9 / streams))
     return found, server.cpu_s() - before
 
 
-async def _trajectories(address: str, channel: str, count: int) -> list[str]:
+async def begin_trajectories(address: str, channel: str, count: int) -> list[str]:
+    """The paths of so many new trajectories' chat calls."""
     async with aiohttp.ClientSession() as session:
         return [await _begin(session, address, channel) for _ in range(count)]
 
@@ -165,11 +166,12 @@ async def _stream(address: str, path: str, tokens: int, text: str) -> StreamTime
     return StreamTimes(b"[DONE]" in tail and b'"error"' not in tail, first_s or total_s, total_s)
 
 
-def _p99(values: list[float]) -> float:
+def p99(values: list[float]) -> float:
+    """The value that one in a hundred is above."""
     return sorted(values)[min(len(values) - 1, int(len(values) * 0.99))]
 
 
-def _allow_many_files() -> None:
+def allow_many_files() -> None:
     """A socket is a file, and there are thousands."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -64,6 +64,13 @@ class GatewaySizes:
     held_streams: int = 1000
     held_tokens: int = 300
 
+    worker_rounds: int = 9
+
+    overload_calls: int = 200
+    overload_idle: int = 2000
+    overload_slow: int = 50
+    overload_tokens: int = 150
+
 
 FULL = GatewaySizes("full")
 QUICK = GatewaySizes(
@@ -74,6 +81,7 @@ QUICK = GatewaySizes(
     ray_rounds=5,
     stream_rounds=5,
     live_rounds=2,
+    worker_rounds=3,
 )
 
 

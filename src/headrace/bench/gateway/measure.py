@@ -19,7 +19,9 @@ from headrace.bench.gateway.load import (
     MessagesAgentDialect,
     ResponsesAgentDialect,
 )
+from headrace.bench.gateway.overload import MEMORY_MB, overload
 from headrace.bench.gateway.servers import ready, start_gateway, start_proxy, start_stub
+from headrace.bench.gateway.workers import workers
 from headrace.bench.report import Bar, BenchReport, Figures, measure_parts
 from headrace.bench.server_process import ServerProcess
 from headrace.bench.timing import in_own_process, in_turn, median
@@ -39,6 +41,12 @@ BARS = {
     "streams_held": Bar(
         "of 1,000 live streams at 30 tokens/s, those that one process holds at their pace", at_least=1000
     ),
+    "workers2_cpu": Bar("CPU of a call with two workers, their parent included, over one process's", at_most=1.15),
+    "overload_finished": Bar("of calls taken at three times as many as are taken at once, those that end", at_least=1),
+    "overload_refused": Bar("the share that is refused meanwhile"),
+    "overload_refusal_p99_ms": Bar("how long a refused call waits for its 503"),
+    "overload_health_p99_ms": Bar("how long /health takes meanwhile, on a connection of its own", at_most=1000),
+    "overload_rss_mb": Bar("what the gateway's process grows by meanwhile, of --memory-mb 64", at_most=MEMORY_MB),
     "req_s": Bar("chat calls a second of 16 callers, the pool included"),
     "cpu_ms": Bar("CPU of the gateway's process for one of those calls, the pool included"),
 }
@@ -324,4 +332,6 @@ PARTS = {
     "ray": ray_pool,
     "stream": stream,
     "live_streams": live_streams,
+    "workers": workers,
+    "overload": overload,
 }

@@ -39,8 +39,8 @@ class WhiteBoxRoutes:
         """Samples an answer to ids or messages; records nothing."""
         gateway = self.gateway
         caller = gateway.access.caller(request, Role.AGENT)
-        with caller.admitted(), gateway.admitted():
-            asked = decode_body(await gateway.body(request, caller), GenerateBody)
+        with caller.admitted(), gateway.admission.call() as held:
+            asked = decode_body(await gateway.body(request, caller, held=held), GenerateBody)
             try:
                 async with DisconnectWatch(request.receive):
                     calls, turn = await self._sampled(asked)
@@ -122,7 +122,7 @@ class WhiteBoxRoutes:
         asked = decode_body(await gateway.body(request), ComputeRewardBody)
         sample = await self._sample(asked)
         try:
-            with gateway.admitted():
+            with gateway.admission.call():
                 async with DisconnectWatch(request.receive):
                     found = await gateway.scoring.score(sample)
         except ClientGone:

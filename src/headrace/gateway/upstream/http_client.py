@@ -22,7 +22,7 @@ from headrace.gateway.upstream.errors import RolloutServerFailed
 from headrace.gateway.upstream.options import UpstreamOptions
 
 #: Bytes of an answer that may wait to be read before the server is made to wait.
-HIGH_WATER_BYTES = 1 << 20
+HIGH_WATER_BYTES = 1 << 17
 #: Seconds from which on a wait for more bytes is worth it to stop the socket, and read once at its end: below that, few
 #: enough come meanwhile that to take each costs less.
 PAUSED_WINDOW_S = 0.1
