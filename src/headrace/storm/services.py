@@ -1,0 +1,167 @@
+"""The processes of a storm: started as a user would start them, killed, frozen, thawed and started again.
+
+A `Service` is one of them over all of its lives. Its link is told where it listens as soon as it says so: calls reach it
+while it is not ready yet, as they do in the world.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from headrace.data.errors import HeadraceError
+from headrace.processes import Child, ChildDied
+from headrace.storm.log import EventLog
+from headrace.storm.network import Link
+
+POLL_S = 0.05
+#: Seconds that a process may take to end once it is told to, before it is killed.
+END_S = 60.0
+
+
+class Stuck(HeadraceError):
+    """Something took longer than the storm's patience."""
+
+    code = "stuck"
+
+
+class Service:
+    """One process, over its lives. `words` is how it says that it listens and is ready (`WORDS ready on ADDRESS`);
+    `listens`: it says `listening on` before that. `links` lead to it."""
+
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[object],
+        words: str,
+        *,
+        logs: Path,
+        log: EventLog,
+        env: Mapping[str, str] | None = None,
+        links: Sequence[Link] = (),
+        listens: bool = False,
+        patience_s: float,
+    ) -> None:
+        self.name = name
+        self.address = ""
+        self.lives = 0
+        self._command = [sys.executable, "-m", *map(str, arguments)]
+        self._words, self._listens = words, listens
+        self._file = logs / f"{name}.log"
+        self._log, self._env, self._links = log, env, links
+        self._patience_s = patience_s
+        self._child: Child | None = None
+        #: Those of its processes whose end was our doing.
+        self._ended: set[int] = set()
+
+    @property
+    def pid(self) -> int | None:
+        """The running process; None where there is none."""
+        child = self._child
+        return child.process.pid if child is not None and child.code() is None else None
+
+    @property
+    def children(self) -> list[int]:
+        """The processes that it started, such as a gateway's workers."""
+        if self.pid is None:
+            return []
+        try:
+            listed = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+        except OSError:
+            return []
+        return [int(pid) for pid in listed.split()]
+
+    @property
+    def crashed(self) -> bool:
+        """Whether it has ended, and not by our doing."""
+        child = self._child
+        return child is not None and child.code() is not None and child.process.pid not in self._ended
+
+    async def start(self) -> bool:
+        """Starts it and returns once it is ready; False where it was killed by us before that. Raises `Stuck` where it
+        takes too long, and `ChildDied` where it ends by itself."""
+        self.lives += 1
+        child = self._child = Child(self.name, self._command, self._file, self._env)
+        self._log.write("started", target=self.name, pid=child.process.pid)
+        try:
+            self.address = await self._said("listening" if self._listens else "ready", child)
+            for link in self._links:
+                link.point_at(self.address)
+            await self._said("ready", child)
+        except ChildDied as error:
+            if child.process.pid in self._ended:
+                return False
+            self._log.write("died", target=self.name, how=f"{error}: {error.tail[-1000:]}")
+            raise
+        self._log.write("ready", target=self.name, pid=child.process.pid)
+        return True
+
+    async def _said(self, state: str, child: Child) -> str:
+        give_up = time.monotonic() + self._patience_s
+        pattern = re.compile(rf"^{self._words} {state} on (\S+)$", re.MULTILINE)
+        while time.monotonic() < give_up:
+            if found := pattern.search(child.said()):
+                return found[1]
+            child.check()
+            await asyncio.sleep(POLL_S)
+        self._log.write("stuck", what="start", target=self.name, waited_s=self._patience_s)
+        raise Stuck(f"{self.name} was not {state} within {self._patience_s:g} s; its log is {self._file}")
+
+    async def kill(self) -> None:
+        """SIGKILL, and nothing listens any more. Children of it are not killed: they must notice themselves."""
+        child = self._child
+        if child is None or child.code() is not None:
+            return
+        for link in self._links:
+            link.point_at(None)
+        self._ended.add(child.process.pid)
+        child.process.kill()
+        await asyncio.to_thread(child.process.wait)
+
+    async def end(self) -> int:
+        """SIGTERM, as an operator or an upgrade sends it; SIGKILL where it does not end. Returns its exit code."""
+        child = self._child
+        if child is None:
+            return 0
+        if child.code() is None:
+            self._ended.add(child.process.pid)
+            child.process.terminate()
+            try:
+                await asyncio.wait_for(asyncio.to_thread(child.process.wait), END_S)
+            except TimeoutError:
+                self._log.write("stuck", what="end", target=self.name, waited_s=END_S)
+                child.process.kill()
+                await asyncio.to_thread(child.process.wait)
+        for link in self._links:
+            link.point_at(None)
+        return child.process.returncode
+
+    def signal(self, number: signal.Signals, pid: int | None = None) -> None:
+        """Sends a signal to it, or to one of its children; nothing happens where it is gone."""
+        target = pid or self.pid
+        if target is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(target, number)
+
+    def fill_disk(self, folder: Path) -> Callable[[], None]:
+        """Lets no file of the process grow beyond the largest in a folder, as a disk without room would; what it
+        returns makes room again. Raises `HeadraceError` where the system has no such limit for other processes."""
+        pid = self.pid
+        if pid is None or not hasattr(resource, "prlimit"):
+            raise HeadraceError(f"{self.name}: a full disk cannot be played here")
+        sizes = [file.stat().st_size for file in folder.rglob("*.seg")]
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (max(sizes, default=0) + 1, resource.RLIM_INFINITY))
+
+        def make_room() -> None:
+            with contextlib.suppress(ProcessLookupError):  # killed meanwhile: the next life has no such limit
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+        return make_room

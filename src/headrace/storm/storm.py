@@ -1,0 +1,270 @@
+"""A storm: a whole system, agents that use it, and a plan of what goes wrong with it; then everything heals, what is left
+is learned from, and the log is checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from headrace.data.errors import HeadraceError
+from headrace.net.async_client import AsyncHttpClient
+from headrace.net.http_answer import NoAnswer
+from headrace.pool.connect import connect
+from headrace.pool.errors import PoolError
+from headrace.processes import ChildDied
+from headrace.storm.agents import Agents
+from headrace.storm.checker import Report, check
+from headrace.storm.log import EventLog, read_logs
+from headrace.storm.plan import Fault, PoolKind, Sizes, make_plan
+from headrace.storm.services import Service, Stuck
+from headrace.storm.system import System, build_system
+from headrace.version import __version__
+
+#: Seconds between new policy versions, and between looks at what is left at the end.
+VERSION_S = 2.0
+LOOK_S = 0.25
+#: Trajectories whose states are asked for at once.
+STATES_AT_ONCE = 1000
+
+
+class Storm:
+    """One storm in one folder, which is empty before."""
+
+    def __init__(
+        self, folder: Path, *, seed: int, sizes: Sizes, pool: PoolKind, tell: Callable[[str], None] = lambda line: None
+    ) -> None:
+        self._folder, self._seed, self._sizes, self._pool = folder, seed, sizes, pool
+        self._tell = tell
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log = EventLog(folder, "storm")
+
+    async def run(self) -> Report:
+        """Plays the storm and checks its log."""
+        self._log.write("begin", seed=self._seed, version=__version__, pool=self._pool)
+        self._tell(f"seed {self._seed}, pool {self._pool}, folder {self._folder}")
+        async with build_system(self._folder, self._log, self._sizes, self._pool, self._seed) as system:
+            await self._play(system)
+        self._log.write("end")
+        return check(read_logs(self._folder))
+
+    async def _play(self, system: System) -> None:
+        agents = Agents(
+            system.agents_address,
+            self._log,
+            system.tenants,
+            system.channels,
+            seed=self._seed,
+            patience_s=self._sizes.patience_s,
+        )
+        await self._note_ledger(system, "start")
+        async with _alongside(self._raise_versions(system)):
+            playing = [asyncio.create_task(agents.run(number)) for number in range(self._sizes.agents)]
+            try:
+                with contextlib.suppress(Stuck, ChildDied):  # both are in the log: what is left is checked all the same
+                    await self._faults(system)
+                self._tell("faults are over; agents end what they began")
+                agents.stopping = True
+                system.heal()
+                await asyncio.gather(*playing)
+            finally:
+                for task in playing:
+                    task.cancel()
+                await asyncio.gather(*playing, return_exceptions=True)
+                await agents.close()
+        self._check_crashes(system)
+        await self._drain(system)
+        await self._note_states(system)
+        await self._note_ledger(system, "end")
+
+    # -- faults --------------------------------------------------------------------------------------------------------
+
+    async def _faults(self, system: System) -> None:
+        plan = make_plan(self._seed, self._sizes, system.targets, system.links_at_risk, system.journal_owner)
+        until = time.monotonic() + self._sizes.seconds if self._sizes.seconds is not None else None
+        starting: set[asyncio.Task[None]] = set()
+        try:
+            for number, fault in enumerate(plan, 1):
+                if until is not None and time.monotonic() > until:
+                    break
+                if not fault.at_once:
+                    await asyncio.gather(*starting)
+                    starting.clear()
+                await asyncio.sleep(fault.pause_s)
+                self._check_crashes(system)
+                await self._do(system, fault, starting)
+                if number % 50 == 0:
+                    self._tell(f"{number} of {len(plan)} faults")
+            await asyncio.gather(*starting)
+        finally:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+
+    async def _do(self, system: System, fault: Fault, starting: set[asyncio.Task[None]]) -> None:
+        def note(**more: Any) -> None:
+            self._log.write("fault", kind=fault.kind, target=fault.target, hold_s=fault.hold_s, **more)
+
+        match fault.kind:
+            case "network":
+                assert fault.network is not None
+                link = system.links[fault.target]
+                note(network=fault.network)
+                link.begin(fault.network)
+                await asyncio.sleep(fault.hold_s)
+                link.heal()
+            case "freeze":
+                service, pid = system.find(fault.target, self._seed)
+                note(pid=pid)
+                service.signal(signal.SIGSTOP, pid)
+                await asyncio.sleep(fault.hold_s)
+                service.signal(signal.SIGCONT, pid)
+            case "full_disk":
+                service, _ = system.find(fault.target, self._seed)
+                make_room = service.fill_disk(system.journal)
+                note()
+                await asyncio.sleep(fault.hold_s)
+                make_room()
+            case "kill" | "restart":
+                service, pid = system.find(fault.target, self._seed)
+                if pid is not None:  # a worker: its gateway replaces it
+                    note(pid=pid)
+                    service.signal(signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM, pid)
+                    return
+                note(pid=service.pid)
+                await (service.kill() if fault.kind == "kill" else service.end())
+                starting.add(asyncio.create_task(self._start(system, service)))
+
+    def _check_crashes(self, system: System) -> None:
+        """Raises `ChildDied` where a process has ended by itself; it is in the log then."""
+        for service in system.services.values():
+            if service.crashed:
+                self._log.write("died", target=service.name, how=f"its log is {service.name}.log")
+                raise ChildDied(f"{service.name} ended by itself")
+
+    async def _start(self, system: System, service: Service) -> None:
+        if await service.start() and service.name == system.journal_owner:
+            await self._note_ledger(system, "restart")
+
+    # -- versions ------------------------------------------------------------------------------------------------------
+
+    async def _raise_versions(self, system: System) -> None:
+        """A trainer that syncs weights now and then: tells the gateway each new version, again until it is answered."""
+        async with _client() as client:
+            for version in itertools.count(1):
+                await asyncio.sleep(VERSION_S)
+                self._log.write("version.sent", version=version)
+                while True:
+                    with contextlib.suppress(NoAnswer):
+                        url = f"{system.gateway.address}/policy_version"
+                        answer = await client.request("POST", url, json={"version": version}, headers=system.admin)
+                        if answer.status == 200:
+                            break
+                    await asyncio.sleep(LOOK_S)
+                self._log.write("version.acked", version=version)
+
+    # -- looking in ----------------------------------------------------------------------------------------------------
+
+    async def _note_ledger(self, system: System, when: str) -> None:
+        """Logs the pool's ledger, by channel, as it tells it."""
+        asked = time.monotonic_ns()
+        stats = await self._ask_pool(system, lambda pool: pool.stats())
+        channels = {name: channel["ledger"] for name, channel in stats["channels"].items()}
+        self._log.write("ledger", when=when, asked=asked, channels=channels)
+
+    async def _drain(self, system: System) -> None:
+        """Waits until consumers have taken all that is complete."""
+        give_up = time.monotonic() + self._sizes.patience_s
+        while time.monotonic() < give_up:
+            stats = await self._ask_pool(system, lambda pool: pool.stats())
+            groups = [channel["groups"] for channel in stats["channels"].values()]
+            if not any(group["ready"] or group["leased"] for group in groups) and not await self._unscored(system):
+                return
+            await asyncio.sleep(LOOK_S)
+        self._log.write("stuck", what="drain", target="consumers", waited_s=self._sizes.patience_s)
+
+    async def _unscored(self, system: System) -> bool:
+        for channel in system.channels:
+            page = await self._ask_pool(system, lambda pool, channel=channel: pool.unscored(channel, limit=1))
+            if page["items"]:
+                return True
+        return False
+
+    async def _note_states(self, system: System) -> None:
+        """Logs where every trajectory stands that agents began."""
+        by_channel: dict[str, list[str]] = {}
+        for line in self._log.path.read_bytes().splitlines():
+            event = orjson.loads(line)
+            if event["e"] == "trajectory":
+                by_channel.setdefault(event["channel"], []).append(event["trajectory"])
+        for channel, uids in by_channel.items():
+            for some in itertools.batched(uids, STATES_AT_ONCE) if hasattr(itertools, "batched") else _batched(uids):
+                rows = await self._ask_pool(
+                    system, lambda pool, some=some, channel=channel: pool.trajectory_states(list(some), channel)
+                )
+                states = {uid: row["state"] for uid, row in zip(some, rows, strict=True)}
+                self._log.write("states", channel=channel, states=states)
+
+    async def _ask_pool(self, system: System, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+        """What the pool answers over its public interface, asked again while it is away. Raises `Stuck`."""
+        give_up = time.monotonic() + self._sizes.patience_s
+        while True:
+            pool = connect(system.pool_address, key=system.pool_key, retry_s=0)
+            try:
+                return await ask(pool.aio)
+            except (PoolError, NoAnswer) as error:
+                if time.monotonic() > give_up:
+                    self._log.write("stuck", what="pool", target=system.pool_address, waited_s=self._sizes.patience_s)
+                    raise Stuck(f"the pool did not answer within {self._sizes.patience_s:g} s: {error}") from error
+                await asyncio.sleep(LOOK_S)
+            finally:
+                await pool.aclose()
+
+
+def _batched(uids: list[str]) -> list[tuple[str, ...]]:
+    return [tuple(uids[at : at + STATES_AT_ONCE]) for at in range(0, len(uids), STATES_AT_ONCE)]
+
+
+@asynccontextmanager
+async def _client() -> AsyncIterator[AsyncHttpClient]:
+    client = AsyncHttpClient(total_s=30)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def _alongside(work: Any) -> AsyncIterator[None]:
+    """Runs a coroutine for as long as the block."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def random_seed() -> int:
+    """A seed for a storm that was given none."""
+    return secrets.randbelow(10**6)
+
+
+def run_storm(
+    folder: Path, *, seed: int, sizes: Sizes, pool: PoolKind = "embedded", tell: Callable[[str], None] = print
+) -> Report:
+    """Plays a storm in a folder and returns its report. Raises `HeadraceError` where the system does not even start."""
+    if any(folder.glob("*.jsonl")):
+        raise HeadraceError(f"{folder} holds the log of a storm already; name another folder")
+    return asyncio.run(Storm(folder, seed=seed, sizes=sizes, pool=pool, tell=tell).run())
