@@ -104,6 +104,8 @@ class Link:
             await asyncio.gather(self._pump(reader, copies), self._pump(back, [writer]))
         except OSError:
             _reset(writer)
+        except asyncio.CancelledError:
+            return  # the link is closed: asyncio would call that an error of the connection's
         finally:
             for end in ends:
                 self._writers.discard(end)
