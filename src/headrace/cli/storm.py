@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import orjson
 from pydantic import Field, model_validator
 
@@ -22,9 +23,9 @@ MOST_TOLD = 20
 
 
 class StormCommand(CommandModel):
-    """Start a whole system (rollout servers, gateway with workers, pool, reward loop, consumers), have agents use it, and
-    kill, freeze, cut off and fill up its parts; then check from outside that nothing acknowledged was lost, nothing
-    learned from twice, and nothing stuck.
+    """Start a whole system (rollout servers, gateway with workers, pool, reward loop, consumers), have agents use it,
+    and kill, freeze and cut off its parts, or fill their disk; then check from outside that nothing acknowledged was
+    lost, nothing learned from twice, and nothing stuck.
 
     The last line is JSON. It exits with 0 only where nothing was found.
     """
@@ -57,27 +58,27 @@ class StormCommand(CommandModel):
         require_for("gateway")
         from headrace.storm import check, random_seed, run_storm
         from headrace.storm.log import read_logs
+        from headrace.storm.soak import growth_figures
 
         if self.check is not None:
             _conclude(check(read_logs(self.check)), {})
             return
         seed = self.seed if self.seed is not None else random_seed()
         folder = self.folder or Path(tempfile.mkdtemp(prefix=f"headrace-storm-{seed}-"))
-        report = run_storm(folder, seed=seed, sizes=self._sizes(), pool=self.pool, tell=remark)
-        _conclude(report, {"seed": seed, "pool": self.pool, "folder": str(folder)})
+        report, growth = run_storm(
+            folder, seed=seed, sizes=self._sizes(), pool=self.pool, soak_s=self.soak, tell=remark
+        )
+        about: dict[str, object] = {"seed": seed, "pool": self.pool, "folder": str(folder)}
+        for one in growth:
+            remark(f"{one}{', which grows' if one.grows else ''}")
+        _conclude(report, about | (growth_figures(growth) if self.soak is not None else {}))
 
     def _sizes(self) -> Sizes:
         from headrace.storm import QUICK, Sizes
 
         base = QUICK if self.quick else Sizes()
-        names = Sizes.__struct_fields__
-        given = {name: getattr(self, name, None) for name in names}
-        return Sizes(
-            **{
-                name: base_value if given[name] is None else given[name]
-                for name, base_value in ((name, getattr(base, name)) for name in names)
-            }
-        )
+        given = {name: value for name in Sizes.__struct_fields__ if (value := getattr(self, name, None)) is not None}
+        return msgspec.structs.replace(base, **given)
 
 
 def _conclude(report: Report, about: dict[str, object]) -> None:
@@ -87,7 +88,7 @@ def _conclude(report: Report, about: dict[str, object]) -> None:
     if len(report.findings) > MOST_TOLD:
         remark(f"and {len(report.findings) - MOST_TOLD} more")
     print(orjson.dumps({**report.figures, **report.counts, **about, "version": __version__}).decode(), flush=True)
-    if not report.clean:
+    if not report.clean or about.get("grows"):
         raise SystemExit(1)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -68,13 +69,13 @@ class Agents:
         #: Seconds of every answered call, from its first try, with when it was answered.
         self.latencies: list[tuple[float, float]] = []
 
-    async def run(self, number: int, pause_s: float = 0.0) -> None:
-        """One agent: plays one group, and more until it is told to stop, with pauses between."""
+    async def run(self, number: int, pause_s: float = 0.0, until: float = math.inf) -> None:
+        """One agent: plays groups, with pauses, until it is told to stop or the monotonic clock says so; one at least."""
         tenant = self._tenants[number % len(self._tenants)]
         pair = number // len(self._tenants)
         chance = random.Random(f"agent-{self._seed}-{number}")
         for count in itertools.count():
-            if self.stopping and count:
+            if count and (self.stopping or time.monotonic() > until):
                 return
             # Every other group has a name that the other tenants use too: nothing of theirs may meet.
             own = f"{tenant.name}-" if count % 2 else ""

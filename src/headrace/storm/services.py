@@ -1,7 +1,7 @@
 """The processes of a storm: started as a user would start them, killed, frozen, thawed and started again.
 
-A `Service` is one of them over all of its lives. Its link is told where it listens as soon as it says so: calls reach it
-while it is not ready yet, as they do in the world.
+A `Service` is one of them over all of its lives. Its link is told where it listens as soon as it says so: calls reach
+it while it is not ready yet, as they do in the world.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A storm: a whole system, agents that use it, and a plan of what goes wrong with it; then everything heals, what is left
-is learned from, and the log is checked.
+"""A storm: a whole system, agents that use it, and a plan of what goes wrong with it. Then everything heals, what is
+left is learned from, and the log is checked.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from headrace.storm.checker import Report, check
 from headrace.storm.log import EventLog, read_logs
 from headrace.storm.plan import Fault, PoolKind, Sizes, make_plan
 from headrace.storm.services import Service, Stuck
+from headrace.storm.soak import Growth, Soak
 from headrace.storm.system import System, build_system
 from headrace.version import __version__
 
@@ -49,16 +50,17 @@ class Storm:
         folder.mkdir(parents=True, exist_ok=True)
         self._log = EventLog(folder, "storm")
 
-    async def run(self) -> Report:
-        """Plays the storm and checks its log."""
+    async def run(self, soak_s: float | None = None) -> tuple[Report, list[Growth]]:
+        """Plays the storm, or with `soak_s` load alone for so long, and checks its log: what it says, and with a soak
+        what grew."""
         self._log.write("begin", seed=self._seed, version=__version__, pool=self._pool)
         self._tell(f"seed {self._seed}, pool {self._pool}, folder {self._folder}")
         async with build_system(self._folder, self._log, self._sizes, self._pool, self._seed) as system:
-            await self._play(system)
+            growth = await self._play(system, soak_s)
         self._log.write("end")
-        return check(read_logs(self._folder))
+        return check(read_logs(self._folder)), growth
 
-    async def _play(self, system: System) -> None:
+    async def _play(self, system: System, soak_s: float | None) -> list[Growth]:
         agents = Agents(
             system.agents_address,
             self._log,
@@ -68,24 +70,37 @@ class Storm:
             patience_s=self._sizes.patience_s,
         )
         await self._note_ledger(system, "start")
+        growth: list[Growth] = []
         async with _alongside(self._raise_versions(system)):
-            playing = [asyncio.create_task(agents.run(number)) for number in range(self._sizes.agents)]
             try:
-                with contextlib.suppress(Stuck, ChildDied):  # both are in the log: what is left is checked all the same
-                    await self._faults(system)
-                self._tell("faults are over; agents end what they began")
-                agents.stopping = True
-                system.heal()
-                await asyncio.gather(*playing)
+                if soak_s is not None:
+                    growth = await Soak(system, agents, self._log, self._sizes.agents).run(soak_s)
+                else:
+                    await self._play_faults(system, agents)
             finally:
-                for task in playing:
-                    task.cancel()
-                await asyncio.gather(*playing, return_exceptions=True)
                 await agents.close()
-        self._check_crashes(system)
-        await self._drain(system)
-        await self._note_states(system)
-        await self._note_ledger(system, "end")
+        with contextlib.suppress(ChildDied):  # it is in the log: what is left is checked all the same
+            self._check_crashes(system)
+        with contextlib.suppress(Stuck):
+            await self._drain(system)
+            await self._note_states(system)
+            await self._note_ledger(system, "end")
+        return growth
+
+    async def _play_faults(self, system: System, agents: Agents) -> None:
+        """Plays agents while the plan is carried out; then all heals, and they end what they began."""
+        playing = [asyncio.create_task(agents.run(number)) for number in range(self._sizes.agents)]
+        try:
+            with contextlib.suppress(Stuck, ChildDied):  # both are in the log
+                await self._faults(system)
+            self._tell("faults are over; agents end what they began")
+            agents.stopping = True
+            system.heal()
+            await asyncio.gather(*playing)
+        finally:
+            for task in playing:
+                task.cancel()
+            await asyncio.gather(*playing, return_exceptions=True)
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
@@ -208,9 +223,10 @@ class Storm:
             if event["e"] == "trajectory":
                 by_channel.setdefault(event["channel"], []).append(event["trajectory"])
         for channel, uids in by_channel.items():
-            for some in itertools.batched(uids, STATES_AT_ONCE) if hasattr(itertools, "batched") else _batched(uids):
+            for at in range(0, len(uids), STATES_AT_ONCE):
+                some = uids[at : at + STATES_AT_ONCE]
                 rows = await self._ask_pool(
-                    system, lambda pool, some=some, channel=channel: pool.trajectory_states(list(some), channel)
+                    system, lambda pool, some=some, channel=channel: pool.trajectory_states(some, channel)
                 )
                 states = {uid: row["state"] for uid, row in zip(some, rows, strict=True)}
                 self._log.write("states", channel=channel, states=states)
@@ -229,10 +245,6 @@ class Storm:
                 await asyncio.sleep(LOOK_S)
             finally:
                 await pool.aclose()
-
-
-def _batched(uids: list[str]) -> list[tuple[str, ...]]:
-    return [tuple(uids[at : at + STATES_AT_ONCE]) for at in range(0, len(uids), STATES_AT_ONCE)]
 
 
 @asynccontextmanager
@@ -262,9 +274,16 @@ def random_seed() -> int:
 
 
 def run_storm(
-    folder: Path, *, seed: int, sizes: Sizes, pool: PoolKind = "embedded", tell: Callable[[str], None] = print
-) -> Report:
-    """Plays a storm in a folder and returns its report. Raises `HeadraceError` where the system does not even start."""
-    if any(folder.glob("*.jsonl")):
-        raise HeadraceError(f"{folder} holds the log of a storm already; name another folder")
-    return asyncio.run(Storm(folder, seed=seed, sizes=sizes, pool=pool, tell=tell).run())
+    folder: Path,
+    *,
+    seed: int,
+    sizes: Sizes,
+    pool: PoolKind = "embedded",
+    soak_s: float | None = None,
+    tell: Callable[[str], None] = print,
+) -> tuple[Report, list[Growth]]:
+    """Plays a storm in a folder, or with `soak_s` load alone: its report, and with a soak what grew. Raises
+    `HeadraceError` where the folder is not empty, or the system does not even start."""
+    if folder.exists() and any(folder.iterdir()):
+        raise HeadraceError(f"{folder} is not empty; name another folder")
+    return asyncio.run(Storm(folder, seed=seed, sizes=sizes, pool=pool, tell=tell).run(soak_s))

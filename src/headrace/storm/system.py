@@ -32,7 +32,7 @@ class System:
     """What runs, by name, and where it is reached."""
 
     def __init__(self, folder: Path, pool: PoolKind) -> None:
-        self.journal = folder / "journal"
+        self.journal, self.outbox = folder / "journal", folder / "outbox"
         self.links: dict[str, Link] = {}
         self.services: dict[str, Service] = {}
         self.tenants: Sequence[Tenant] = TENANTS
@@ -140,7 +140,7 @@ async def build_system(folder: Path, log: EventLog, sizes: Sizes, pool: PoolKind
             of_pool.append(to_pool)
             command = ("headrace", "pool", "serve", "--port", 0, "--journal", system.journal, *options)
             service("pool", "pool", *command, links=of_pool)
-            gateway += ["--pool-address", to_pool.address, "--journal", folder / "outbox"]
+            gateway += ["--pool-address", to_pool.address, "--journal", system.outbox]
         links = [agents, *of_pool] if pool == "embedded" else [agents]
         service("gateway", "gateway", *gateway, links=links, listens=True)
         for channel, to_pool in consumers.items():
