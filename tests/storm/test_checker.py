@@ -211,6 +211,26 @@ def test_an_answer_that_two_calls_share_is_found() -> None:
     assert "shared" in kinds(report_of(spoil))
 
 
+# -- scored groups -----------------------------------------------------------------------------------------------------
+
+
+def post_and_take(events: list[Event], taken: int, **changed: Any) -> None:
+    body = {"tokens": [[1, 2]], "scores": [0.5]}
+    append(events, "post.sent", group=1, body=body)
+    append(events, "post.acked", group=1)
+    for _ in range(taken):
+        append(events, "taken", batch="b", group=1, body={**body, **changed})
+
+
+@pytest.mark.parametrize(("taken", "found"), [(0, {"lost"}), (1, set()), (2, {"twice"})])
+def test_a_scored_group_that_was_received_is_taken_once(taken: int, found: set[str]) -> None:
+    assert kinds(report_of(lambda events: post_and_take(events, taken))) == found
+
+
+def test_a_scored_group_that_is_not_what_was_posted_is_found() -> None:
+    assert kinds(report_of(lambda events: post_and_take(events, 1, scores=[0.25]))) == {"tokens"}
+
+
 # -- ledgers -----------------------------------------------------------------------------------------------------------
 
 

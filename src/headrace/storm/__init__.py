@@ -7,11 +7,13 @@ what it answered against what was promised.
     model_server   the rollout server: every answer told apart, and logged
     dialects       what agents say and read, in four dialects
     agents         trajectories: turns, branches, retries, hang-ups, late rewards
+    environment    groups of the Trajectory API, posted and taken
     consumer       the trainer: writes down what it learned from before it acknowledges
     system         all of them, with a link between any two
     log            what happened, by everyone
     checker        what should not have
     storm          the run
+    soak           load without faults: what grows
 """
 
 from headrace.storm.checker import Finding, Report, check

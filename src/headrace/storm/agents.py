@@ -70,7 +70,7 @@ class Agents:
         self.latencies: list[tuple[float, float]] = []
 
     async def run(self, number: int, pause_s: float = 0.0, until: float = math.inf) -> None:
-        """One agent: plays groups, with pauses, until it is told to stop or the monotonic clock says so; one at least."""
+        """One agent: plays a group, and more with pauses, until it is told to stop or the monotonic clock says so."""
         tenant = self._tenants[number % len(self._tenants)]
         pair = number // len(self._tenants)
         chance = random.Random(f"agent-{self._seed}-{number}")

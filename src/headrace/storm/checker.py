@@ -88,6 +88,7 @@ def check(events: Sequence[Event]) -> Report:
         *_rewards(story),
         *_tenants(story),
         *_shared(story),
+        *_scored_groups(story),
     ]
     return Report(story.figures(), findings)
 
@@ -151,6 +152,7 @@ class Story:
             "redelivered": len(self.of("skipped")),
             "ledgers": len(self.of("ledger")),
             "peeks": len(self.of("peeked")),
+            "scored_groups": len(self.of("taken")),
         }
 
 
@@ -368,3 +370,18 @@ def _shared(story: Story) -> Iterable[Finding]:
         if event["answer"] in given:
             yield Finding("shared", f"{given[event['answer']]} was given the same answer", call)
         given[event["answer"]] = call
+
+
+def _scored_groups(story: Story) -> Iterable[Finding]:
+    """Groups of the Trajectory API: what was received is taken once, as it was posted."""
+    sent = {event["group"]: event["body"] for event in story.of("post.sent")}
+    taken = Counter(event["group"] for event in story.of("taken"))
+    for event in story.of("post.acked"):
+        if not taken[event["group"]]:
+            yield Finding("lost", "it was received, and handed to no trainer", f"scored group {event['group']}")
+    for group, count in taken.items():
+        if count > 1:
+            yield Finding("twice", f"it was handed to the trainer {count} times", f"scored group {group}")
+    for event in story.of("taken"):
+        if sent.get(event["group"]) != event["body"]:
+            yield Finding("tokens", "it is not what was posted", f"scored group {event['group']}")

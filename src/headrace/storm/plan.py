@@ -19,11 +19,11 @@ FaultKind = Literal["kill", "freeze", "network", "full_disk", "restart"]
 PoolKind = Literal["embedded", "http", "ray"]
 
 #: The longest pause before a fault, freeze, network fault and full disk, in seconds.
-MOST_PAUSE_S = 1.5
+MOST_PAUSE_S = 1.0
 MOST_FREEZE_S = 4.0
 MOST_NETWORK_S = 3.0
 MOST_FULL_DISK_S = 4.0
-#: How often a kill does not wait until what was killed before is ready: a crash within a start.
+#: How often a kill does not wait until its process is ready again: a crash within a start.
 CRASH_IN_START = 0.15
 #: How often a process is killed, in proportion: what starts soon is killed more often.
 WEIGHTS = {"worker": 3, "gateway": 3, "pool": 3, "server": 3, "consumer": 4, "reward": 1, "api": 2}
@@ -59,7 +59,8 @@ QUICK = Sizes(kills=24, freezes=6, network=10, full_disks=1, restarts=1, seconds
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """One fault: after `pause_s`, this happens to `target` (a process, or a link) and ends after `hold_s`. A `restart`
-    is a SIGTERM, as an upgrade sends it. `at_once`: the one before need not have recovered."""
+    is a SIGTERM, as an upgrade sends it. Faults of several processes overlap; one that is killed again is ready before,
+    unless `at_once`: then it may be in the middle of its start."""
 
     kind: FaultKind
     target: str

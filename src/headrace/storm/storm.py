@@ -25,6 +25,7 @@ from headrace.pool.errors import PoolError
 from headrace.processes import ChildDied
 from headrace.storm.agents import Agents
 from headrace.storm.checker import Report, check
+from headrace.storm.environment import ScoredGroups
 from headrace.storm.log import EventLog, read_logs
 from headrace.storm.plan import Fault, PoolKind, Sizes, make_plan
 from headrace.storm.services import Service, Stuck
@@ -89,15 +90,24 @@ class Storm:
 
     async def _play_faults(self, system: System, agents: Agents) -> None:
         """Plays agents while the plan is carried out; then all heals, and they end what they began."""
+        scored = ScoredGroups(
+            system.links["environments"].address,
+            lambda: system.services["api"].address,
+            self._log,
+            patience_s=self._sizes.patience_s,
+        )
+        await scored.begin()
         playing = [asyncio.create_task(agents.run(number)) for number in range(self._sizes.agents)]
+        playing += [asyncio.create_task(scored.post()), asyncio.create_task(scored.take())]
         try:
             with contextlib.suppress(Stuck, ChildDied):  # both are in the log
                 await self._faults(system)
             self._tell("faults are over; agents end what they began")
-            agents.stopping = True
+            agents.stopping = scored.stopping = True
             system.heal()
-            await asyncio.gather(*playing)
+            await asyncio.wait(playing, timeout=2 * self._sizes.patience_s)
         finally:
+            await scored.close()
             for task in playing:
                 task.cancel()
             await asyncio.gather(*playing, return_exceptions=True)
@@ -107,26 +117,26 @@ class Storm:
     async def _faults(self, system: System) -> None:
         plan = make_plan(self._seed, self._sizes, system.targets, system.links_at_risk, system.journal_owner)
         until = time.monotonic() + self._sizes.seconds if self._sizes.seconds is not None else None
-        starting: set[asyncio.Task[None]] = set()
+        starting: dict[str, asyncio.Task[None]] = {}
         try:
             for number, fault in enumerate(plan, 1):
                 if until is not None and time.monotonic() > until:
                     break
-                if not fault.at_once:
-                    await asyncio.gather(*starting)
-                    starting.clear()
                 await asyncio.sleep(fault.pause_s)
+                name = "gateway" if fault.target == "worker" else fault.target
+                if name in starting and (starting[name].done() or not fault.at_once):
+                    await starting.pop(name)  # raises what went wrong with it
                 self._check_crashes(system)
                 await self._do(system, fault, starting)
                 if number % 50 == 0:
                     self._tell(f"{number} of {len(plan)} faults")
-            await asyncio.gather(*starting)
+            await asyncio.gather(*starting.values())
         finally:
-            for task in starting:
+            for task in starting.values():
                 task.cancel()
-            await asyncio.gather(*starting, return_exceptions=True)
+            await asyncio.gather(*starting.values(), return_exceptions=True)
 
-    async def _do(self, system: System, fault: Fault, starting: set[asyncio.Task[None]]) -> None:
+    async def _do(self, system: System, fault: Fault, starting: dict[str, asyncio.Task[None]]) -> None:
         def note(**more: Any) -> None:
             self._log.write("fault", kind=fault.kind, target=fault.target, hold_s=fault.hold_s, **more)
 
@@ -158,7 +168,7 @@ class Storm:
                     return
                 note(pid=service.pid)
                 await (service.kill() if fault.kind == "kill" else service.end())
-                starting.add(asyncio.create_task(self._start(system, service)))
+                starting[service.name] = asyncio.create_task(self._start(system, service))
 
     def _check_crashes(self, system: System) -> None:
         """Raises `ChildDied` where a process has ended by itself; it is in the log then."""

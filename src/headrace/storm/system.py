@@ -1,5 +1,5 @@
-"""The system under the storm: rollout servers, a gateway with workers, a pool of any kind, a reward loop and consumers,
-each a process, with a link between any two.
+"""The system under the storm: rollout servers, a gateway with workers, a pool of any kind, a reward loop, consumers and
+a Trajectory API, each a process, with a link between any two.
 """
 
 from __future__ import annotations
@@ -141,6 +141,8 @@ async def build_system(folder: Path, log: EventLog, sizes: Sizes, pool: PoolKind
             command = ("headrace", "pool", "serve", "--port", 0, "--journal", system.journal, *options)
             service("pool", "pool", *command, links=of_pool)
             gateway += ["--pool-address", to_pool.address, "--journal", system.outbox]
+        command = ("headrace", "api", "--host", "127.0.0.1", "--port", 0, "--journal", folder / "api-journal")
+        service("api", "api", *command, links=[await link("environments")])
         links = [agents, *of_pool] if pool == "embedded" else [agents]
         service("gateway", "gateway", *gateway, links=links, listens=True)
         for channel, to_pool in consumers.items():
@@ -148,7 +150,7 @@ async def build_system(folder: Path, log: EventLog, sizes: Sizes, pool: PoolKind
             service(f"consumer-{channel}", "consumer", *command, links=())
         command = ("headrace", "reward", "start", "--reward", folder / "reward.json", "--pool", rewards.address)
         service("reward", "reward loop", *command, "--channel", CHANNELS[1], "--tokenizer-path", tokenizer)
-        first = [made for name, made in system.services.items() if name.startswith(("server", "pool"))]
+        first = [made for name, made in system.services.items() if name.startswith(("server", "pool", "api"))]
         await asyncio.gather(*(made.start() for made in first))
         await system.gateway.start()
         await asyncio.gather(*(made.start() for made in system.services.values() if made.pid is None))
