@@ -16,8 +16,8 @@ what it answered against what was promised.
     soak           load without faults: what grows
 """
 
-from headrace.storm.checker import Finding, Report, check
+from headrace.storm.checker import BrokenPromise, Report, check
 from headrace.storm.plan import QUICK, Sizes
 from headrace.storm.storm import random_seed, run_storm
 
-__all__ = ["QUICK", "Finding", "Report", "Sizes", "check", "random_seed", "run_storm"]
+__all__ = ["QUICK", "BrokenPromise", "Report", "Sizes", "check", "random_seed", "run_storm"]

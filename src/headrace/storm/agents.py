@@ -19,7 +19,7 @@ import orjson
 
 from headrace.net.async_client import AsyncHttpClient
 from headrace.net.http_answer import NoAnswer
-from headrace.storm.dialects import DIALECTS, PATHS, Broken, Dialect, StreamReader, Turn, body_of, whole_text
+from headrace.storm.dialects import DIALECTS, PATHS, Broken, Dialect, PastTurn, StreamReader, body_of, whole_text
 from headrace.storm.log import EventLog
 from headrace.storm.model_server import answer_in
 
@@ -36,25 +36,25 @@ FAILS, HANGS_UP, FORKS, NAMED, STREAMED = 0.05, 0.08, 0.15, 0.6, 0.5
 TRY_AGAIN = frozenset({408, 429, 499, 500, 502, 503, 504, 507})
 
 
-class Tenant(msgspec.Struct, frozen=True):
+class StormTenant(msgspec.Struct, frozen=True):
     """Who agents work for: its name in the pool, and the key that they present."""
 
     name: str
     key: str
 
 
-class GaveUp(Exception):
+class CallGivenUp(Exception):
     """A call was not answered within the storm's patience, or was refused for good; the log says which."""
 
 
-class Agents:
+class StormAgents:
     """All agents of a storm, on one gateway's address."""
 
     def __init__(
         self,
         address: str,
         log: EventLog,
-        tenants: Sequence[Tenant],
+        tenants: Sequence[StormTenant],
         channels: Sequence[str],
         *,
         seed: int,
@@ -88,7 +88,7 @@ class Agents:
 
     # -- groups and trajectories ---------------------------------------------------------------------------------------
 
-    async def _group(self, tenant: Tenant, prompt: str, chance: random.Random) -> None:
+    async def _group(self, tenant: StormTenant, prompt: str, chance: random.Random) -> None:
         size = chance.choice(GROUP_SIZES)
         channel = chance.choice(self._channels)
         plays = []
@@ -98,7 +98,7 @@ class Agents:
         await asyncio.gather(*plays)
 
     async def _rollout(
-        self, tenant: Tenant, prompt: str, uid: str, size: int, channel: str, chance: random.Random
+        self, tenant: StormTenant, prompt: str, uid: str, size: int, channel: str, chance: random.Random
     ) -> None:
         """One trajectory of a group; another in its place where it fails."""
         for attempt in itertools.count():
@@ -106,11 +106,11 @@ class Agents:
             try:
                 if await self._trajectory(tenant, prompt, name, size, channel, chance):
                     return
-            except GaveUp:
+            except CallGivenUp:
                 return  # the log has it
 
     async def _trajectory(
-        self, tenant: Tenant, prompt: str, uid: str, size: int, channel: str, chance: random.Random
+        self, tenant: StormTenant, prompt: str, uid: str, size: int, channel: str, chance: random.Random
     ) -> bool:
         """Plays one trajectory to its end; whether it ended well."""
         full = f"{tenant.name}/{uid}"
@@ -134,7 +134,7 @@ class Agents:
         await self._control(tenant, "begin", full, "/init_trajectory", begin)
         base = f"/{uid}/{prompt}"
         dialect = chance.choice(DIALECTS)
-        history: list[Turn] = []
+        history: list[PastTurn] = []
         calls: list[str] = []
         for _ in range(chance.randrange(1, MOST_TURNS + 1)):
             if history and chance.random() < FORKS:
@@ -160,7 +160,7 @@ class Agents:
         return True
 
     async def _finish(
-        self, tenant: Tenant, full: str, base: str, channel: str, worth: float, chance: random.Random
+        self, tenant: StormTenant, full: str, base: str, channel: str, worth: float, chance: random.Random
     ) -> None:
         """Ends a trajectory: with its reward, or with one that comes later, or without: then the reward loop's."""
         path = f"{base}/v1/complete_trajectory"
@@ -173,7 +173,7 @@ class Agents:
             await asyncio.sleep(chance.random())
             await self._control(tenant, "reward", full, f"{base}/v1/reward", {"reward": worth})
 
-    async def _peek(self, tenant: Tenant, uid: str, prompt: str) -> None:
+    async def _peek(self, tenant: StormTenant, uid: str, prompt: str) -> None:
         """Another tenant looks for what it does not have, by a name that is not its own."""
         other = next((one for one in self._tenants if one.name != tenant.name), None)
         if other is None or not uid.startswith(f"{tenant.name}-"):
@@ -191,15 +191,15 @@ class Agents:
 
     async def _call(
         self,
-        tenant: Tenant,
+        tenant: StormTenant,
         full: str,
         base: str,
         dialect: Dialect,
-        history: Sequence[Turn],
+        history: Sequence[PastTurn],
         after: Sequence[str],
         chance: random.Random,
-    ) -> tuple[Turn, str]:
-        """One call, tried until it is answered: the turn, and the call's name in the log. Raises `GaveUp`."""
+    ) -> tuple[PastTurn, str]:
+        """One call, tried until it is answered: the turn, and the call's name in the log. Raises `CallGivenUp`."""
         call = f"q{self._seed}n{next(self._numbers)}z"
         question = f"question {call}"
         named, stream = chance.random() < NAMED, chance.random() < STREAMED
@@ -235,7 +235,7 @@ class Agents:
                     said=refused.said,
                     count=count,
                 )
-                raise GaveUp from None
+                raise CallGivenUp from None
             except (NoAnswer, Broken, _NotNow) as error:
                 self._log.write("failed", call=call, count=count, why=str(error)[:200])
                 self._check_patience(begun, "call", full, call)
@@ -243,7 +243,7 @@ class Agents:
                 continue
             self._log.write("answered", call=call, trajectory=full, answer=answer_in(text), text=text)
             self.latencies.append((time.monotonic(), time.monotonic() - begun))
-            return Turn(question, text), call
+            return PastTurn(question, text), call
 
     async def _ask(self, path: str, body: bytes, headers: dict[str, str], dialect: Dialect, stream: bool) -> str:
         """One try: the whole text. Raises `NoAnswer`, `Broken`, or one of this module's for another status."""
@@ -261,7 +261,9 @@ class Agents:
             raise Broken("the stream ended before its end")
         return reader.text
 
-    async def _hang_up(self, tenant: Tenant, full: str, base: str, dialect: Dialect, history: Sequence[Turn]) -> None:
+    async def _hang_up(
+        self, tenant: StormTenant, full: str, base: str, dialect: Dialect, history: Sequence[PastTurn]
+    ) -> None:
         """A call that is left after its first piece."""
         call = f"q{self._seed}n{next(self._numbers)}z"
         self._log.write(
@@ -284,7 +286,7 @@ class Agents:
         except NoAnswer:
             return
 
-    async def _control(self, tenant: Tenant, what: str, full: str, path: str, body: dict[str, Any]) -> None:
+    async def _control(self, tenant: StormTenant, what: str, full: str, path: str, body: dict[str, Any]) -> None:
         """A request about a trajectory (`begin`, `reward`, `complete`, `fail`), tried until it is answered."""
         begun = time.monotonic()
         for count in itertools.count():
@@ -296,7 +298,7 @@ class Agents:
                 self._log.write(
                     "refused", what=what, trajectory=full, status=refused.status, said=refused.said, count=count
                 )
-                raise GaveUp from None
+                raise CallGivenUp from None
             except (NoAnswer, _NotNow) as error:
                 self._log.write("failed", what=what, trajectory=full, count=count, why=str(error)[:200])
                 self._check_patience(begun, what, full, None)
@@ -312,7 +314,7 @@ class Agents:
         waited_s = time.monotonic() - begun
         if waited_s > self._patience_s:
             self._log.write("stuck", what=what, target=full, call=call, waited_s=round(waited_s, 1))
-            raise GaveUp
+            raise CallGivenUp
 
 
 class _NotNow(Exception):
@@ -336,5 +338,5 @@ def _check_status(status: int, body: bytes) -> None:
     raise _Refused(status, said)
 
 
-def _key(tenant: Tenant) -> dict[str, str]:
+def _key(tenant: StormTenant) -> dict[str, str]:
     return {"authorization": f"Bearer {tenant.key}"}

@@ -48,7 +48,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 IN_POOL = ("queued", "leased")
 
 
-class Finding(msgspec.Struct, frozen=True):
+class BrokenPromise(msgspec.Struct, frozen=True):
     """A promise that was broken: which, what happened, and to whom."""
 
     kind: Kind
@@ -60,7 +60,7 @@ class Report(msgspec.Struct, frozen=True):
     """What a log says: how much happened, and what should not have."""
 
     figures: dict[str, int]
-    findings: list[Finding]
+    findings: list[BrokenPromise]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -166,22 +166,22 @@ def _unseen(story: Story) -> int:
 # -- what holds --------------------------------------------------------------------------------------------------------
 
 
-def _stuck_or_refused(story: Story) -> Iterable[Finding]:
+def _stuck_or_refused(story: Story) -> Iterable[BrokenPromise]:
     for event in story.of("stuck"):
-        yield Finding("stuck", f"{event['what']} took more than {event['waited_s']} s", str(event.get("target")))
+        yield BrokenPromise("stuck", f"{event['what']} took more than {event['waited_s']} s", str(event.get("target")))
     for event in story.of("refused"):
         if "status" in event:  # consumers log refusals too, which pass
             said = f"{event['what']} was refused: {event['status']} {event['said']}"
-            yield Finding("refused", said, str(event.get("call") or event["trajectory"]))
+            yield BrokenPromise("refused", said, str(event.get("call") or event["trajectory"]))
     for event in story.of("died"):
-        yield Finding("stuck", f"it ended by itself: {event['how']}", event["target"])
+        yield BrokenPromise("stuck", f"it ended by itself: {event['how']}", event["target"])
     for what in ("complete", "reward", "fail"):
         for uid, event in story.acked[what].items():
             if event["status"] != "ok" and event["count"] == 0:
-                yield Finding("refused", f"the first {what} was answered {event['status']}", uid)
+                yield BrokenPromise("refused", f"the first {what} was answered {event['status']}", uid)
 
 
-def _lost(story: Story) -> Iterable[Finding]:
+def _lost(story: Story) -> Iterable[BrokenPromise]:
     learned = {
         uid: {sample["answer"] for event in events for step in event["steps"] if (sample := story.sample_of(step))}
         for uid, events in story.trained.items()
@@ -189,7 +189,7 @@ def _lost(story: Story) -> Iterable[Finding]:
     for call, event in story.answered.items():
         uid = event["trajectory"]
         if uid in learned and event["answer"] not in learned[uid]:
-            yield Finding("lost", f"{uid} was learned from without the answer {event['answer']}", call)
+            yield BrokenPromise("lost", f"{uid} was learned from without the answer {event['answer']}", call)
     for uid in story.acked["begin"]:
         if uid in story.trained or uid in story.acked["fail"]:
             continue
@@ -197,21 +197,21 @@ def _lost(story: Story) -> Iterable[Finding]:
         if state is None:
             continue  # nobody asked: the storm was cut short
         if state not in IN_POOL and not _maybe_failed(story, uid):
-            yield Finding("lost", f"it was begun and not learned from, and the pool says {state}", uid)
+            yield BrokenPromise("lost", f"it was begun and not learned from, and the pool says {state}", uid)
         elif state in IN_POOL and uid in story.acked["complete"]:
-            yield Finding("stuck", f"it is complete, and still {state} at the end", uid)
+            yield BrokenPromise("stuck", f"it is complete, and still {state} at the end", uid)
 
 
 def _maybe_failed(story: Story, uid: str) -> bool:
     return any(event["trajectory"] == uid for event in story.of("fail.sent"))
 
 
-def _twice(story: Story) -> Iterable[Finding]:
+def _twice(story: Story) -> Iterable[BrokenPromise]:
     for uid, events in story.trained.items():
         if len(events) > 1:
-            yield Finding("twice", f"it was learned from {len(events)} times", uid)
+            yield BrokenPromise("twice", f"it was learned from {len(events)} times", uid)
         if uid in story.acked["fail"] and story.acked["fail"][uid]["status"] == "ok":
-            yield Finding("order", "it had failed, and was learned from", uid)
+            yield BrokenPromise("order", "it had failed, and was learned from", uid)
     places: Counter[tuple[int, ...]] = Counter()
     steps_of: dict[str, set[tuple[str, int]]] = defaultdict(set)
     for event, step in story.steps():
@@ -221,13 +221,13 @@ def _twice(story: Story) -> Iterable[Finding]:
             steps_of[sample["question"]].add((event["trajectory"], step["index"]))
     for response, count in places.items():
         if count > 1 and response in story.sampled:
-            yield Finding("twice", f"an answer is in {count} steps", story.sampled[response]["answer"])
+            yield BrokenPromise("twice", f"an answer is in {count} steps", story.sampled[response]["answer"])
     for call, steps in steps_of.items():
         if len(steps) > 1 and call in story.calls and story.calls[call]["named"]:
-            yield Finding("twice", f"a named call is in {len(steps)} steps: {sorted(steps)}", call)
+            yield BrokenPromise("twice", f"a named call is in {len(steps)} steps: {sorted(steps)}", call)
 
 
-def _after_ack(story: Story) -> Iterable[Finding]:
+def _after_ack(story: Story) -> Iterable[BrokenPromise]:
     acked: dict[str, int] = {}
     sent: dict[str, int] = {}
     for event in story.events:
@@ -241,22 +241,22 @@ def _after_ack(story: Story) -> Iterable[Finding]:
                 asked = sent.get(event["request"], int(event["t"]))
                 for uid in event["trajectories"]:
                     if uid in acked and acked[uid] < asked:
-                        yield Finding("after_ack", f"it was handed out again under {event['lease']}", uid)
+                        yield BrokenPromise("after_ack", f"it was handed out again under {event['lease']}", uid)
 
 
-def _tokens(story: Story) -> Iterable[Finding]:
+def _tokens(story: Story) -> Iterable[BrokenPromise]:
     for event, step in story.steps():
         where = f"step {step['index']} of {event['trajectory']}"
         sample = story.sample_of(step)
         if sample is None:
-            yield Finding("tokens", f"{where} has ids that no server sampled", event["trajectory"])
+            yield BrokenPromise("tokens", f"{where} has ids that no server sampled", event["trajectory"])
         elif step["prompt"] != sample["prompt"]:
-            yield Finding("tokens", f"{where} has another prompt than its server consumed", sample["answer"])
+            yield BrokenPromise("tokens", f"{where} has another prompt than its server consumed", sample["answer"])
         elif step["log_probs"] != sample["log_probs"]:
-            yield Finding("tokens", f"{where} has other log-probs than its server said", sample["answer"])
+            yield BrokenPromise("tokens", f"{where} has other log-probs than its server said", sample["answer"])
 
 
-def _ledgers(story: Story) -> Iterable[Finding]:
+def _ledgers(story: Story) -> Iterable[BrokenPromise]:
     before: dict[str, dict[str, Any]] = {}
     learned = _learned_by_time(story)
     for event in story.of("ledger"):
@@ -264,15 +264,17 @@ def _ledgers(story: Story) -> Iterable[Finding]:
             dropped = sum(ledger["dropped"].values())
             parts = ledger["queued"] + ledger["leased"] + ledger["consumed"] + ledger["quarantined"] + dropped
             if parts != ledger["submitted"]:
-                yield Finding("ledger", f"{ledger['submitted']} were submitted, and {parts} are accounted for", channel)
+                yield BrokenPromise(
+                    "ledger", f"{ledger['submitted']} were submitted, and {parts} are accounted for", channel
+                )
             known = before.get(channel)
             for name in ("submitted", "consumed"):
                 if known is not None and ledger[name] < known[name]:
-                    yield Finding("ledger", f"{name} went from {known[name]} to {ledger[name]}", channel)
+                    yield BrokenPromise("ledger", f"{name} went from {known[name]} to {ledger[name]}", channel)
             acknowledged = sum(count for at, of, count in learned if of == channel and at < event["asked"])
             if ledger["consumed"] < acknowledged:
                 said = f"{ledger['consumed']} are consumed, of {acknowledged} that were acknowledged"
-                yield Finding("ledger", said, channel)
+                yield BrokenPromise("ledger", said, channel)
             before[channel] = ledger
 
 
@@ -284,7 +286,7 @@ def _learned_by_time(story: Story) -> list[tuple[int, str, int]]:
     ]
 
 
-def _order(story: Story) -> Iterable[Finding]:
+def _order(story: Story) -> Iterable[BrokenPromise]:
     index_of: dict[str, tuple[str, int]] = {}
     ids_of: dict[str, tuple[list[int], list[int]]] = {}
     for event, step in story.steps():
@@ -295,13 +297,13 @@ def _order(story: Story) -> Iterable[Finding]:
     for uid, events in story.trained.items():
         indexes = [step["index"] for step in events[0]["steps"]]
         if indexes != list(range(len(indexes))):
-            yield Finding("order", f"its steps are numbered {indexes}", uid)
+            yield BrokenPromise("order", f"its steps are numbered {indexes}", uid)
         begun = story.trajectories.get(uid)
         if begun is not None and (
             len(events[0]["group"]) != begun["size"] or events[0]["prompt_uid"] != begun["prompt_uid"]
         ):
             group = f"{events[0]['prompt_uid']} with {events[0]['group']}"
-            yield Finding("order", f"its group of {begun['size']} was handed out as {group}", uid)
+            yield BrokenPromise("order", f"its group of {begun['size']} was handed out as {group}", uid)
     by_trajectory: dict[str, list[Event]] = defaultdict(list)
     for event in story.answered.values():
         by_trajectory[event["trajectory"]].append(event)
@@ -311,17 +313,17 @@ def _order(story: Story) -> Iterable[Finding]:
             if one is None or other is None or int(first["t"]) > int(story.calls[second["call"]]["t"]):
                 continue  # one of them was lost, which is told above, or they were under way together
             if one[1] >= other[1]:
-                yield Finding("order", f"step {other[1]} was asked after step {one[1]} was answered", uid)
+                yield BrokenPromise("order", f"step {other[1]} was asked after step {one[1]} was answered", uid)
     for call, event in story.answered.items():
         before = story.answered.get(story.calls[call]["after"] or "")
         here, there = ids_of.get(event["answer"]), ids_of.get(before["answer"]) if before is not None else None
         if here is not None and there is not None:
             whole = [*there[0], *there[1]]
             if here[0][: len(whole)] != whole:
-                yield Finding("order", "its prompt does not begin with the turn that it continues", call)
+                yield BrokenPromise("order", "its prompt does not begin with the turn that it continues", call)
 
 
-def _versions(story: Story) -> Iterable[Finding]:
+def _versions(story: Story) -> Iterable[BrokenPromise]:
     """A step's version is at least the newest that was acknowledged before its call began, and at most the newest that
     was sent before its answer."""
     told: list[tuple[int, int]] = [(int(event["t"]), event["version"]) for event in story.of("version.acked")]
@@ -335,53 +337,55 @@ def _versions(story: Story) -> Iterable[Finding]:
         most = max((version for at, version in sent if at < int(event["t"])), default=0)
         if not least <= step["version"] <= most:
             said = f"it is of version {step['version']}, and {least} to {most} were there"
-            yield Finding("versions", f"step {step['index']}: {said}", event["trajectory"])
+            yield BrokenPromise("versions", f"step {step['index']}: {said}", event["trajectory"])
 
 
-def _rewards(story: Story) -> Iterable[Finding]:
+def _rewards(story: Story) -> Iterable[BrokenPromise]:
     for uid, events in story.trained.items():
         begun = story.trajectories.get(uid)
         rewards = [step["reward"] for step in events[0]["steps"] if step["reward"] is not None]
         if begun is not None and rewards != [begun["worth"]]:
-            yield Finding("reward", f"it is worth {begun['worth']}, and has {rewards}", uid)
+            yield BrokenPromise("reward", f"it is worth {begun['worth']}, and has {rewards}", uid)
 
 
-def _tenants(story: Story) -> Iterable[Finding]:
+def _tenants(story: Story) -> Iterable[BrokenPromise]:
     for event in story.of("peeked"):
         if event["status"] not in (401, 403, 404) and event["status"] < 500:
-            yield Finding("tenant", f"{event['by']} called it, and was answered {event['status']}", event["trajectory"])
+            yield BrokenPromise(
+                "tenant", f"{event['by']} called it, and was answered {event['status']}", event["trajectory"]
+            )
     for event, step in story.steps():
         sample = story.sample_of(step)
         call = story.calls.get(sample["question"]) if sample is not None else None
         if call is not None and call["trajectory"] != event["trajectory"]:
             kind: Kind = "shared" if event["trajectory"].startswith(f"{call['tenant']}/") else "tenant"
-            yield Finding(kind, f"{event['trajectory']} has an answer to {call['call']}", call["trajectory"])
+            yield BrokenPromise(kind, f"{event['trajectory']} has an answer to {call['call']}", call["trajectory"])
 
 
-def _shared(story: Story) -> Iterable[Finding]:
+def _shared(story: Story) -> Iterable[BrokenPromise]:
     given: dict[str, str] = {}
     for call, event in story.answered.items():
         sample = story.by_answer.get(event["answer"])
         if sample is None:
-            yield Finding("tokens", f"it was answered what no server said: {event['text'][:80]!r}", call)
+            yield BrokenPromise("tokens", f"it was answered what no server said: {event['text'][:80]!r}", call)
             continue
         if sample["question"] != call:
-            yield Finding("shared", f"it was given the answer to {sample['question']}", call)
+            yield BrokenPromise("shared", f"it was given the answer to {sample['question']}", call)
         if event["answer"] in given:
-            yield Finding("shared", f"{given[event['answer']]} was given the same answer", call)
+            yield BrokenPromise("shared", f"{given[event['answer']]} was given the same answer", call)
         given[event["answer"]] = call
 
 
-def _scored_groups(story: Story) -> Iterable[Finding]:
+def _scored_groups(story: Story) -> Iterable[BrokenPromise]:
     """Groups of the Trajectory API: what was received is taken once, as it was posted."""
     sent = {event["group"]: event["body"] for event in story.of("post.sent")}
     taken = Counter(event["group"] for event in story.of("taken"))
     for event in story.of("post.acked"):
         if not taken[event["group"]]:
-            yield Finding("lost", "it was received, and handed to no trainer", f"scored group {event['group']}")
+            yield BrokenPromise("lost", "it was received, and handed to no trainer", f"scored group {event['group']}")
     for group, count in taken.items():
         if count > 1:
-            yield Finding("twice", f"it was handed to the trainer {count} times", f"scored group {group}")
+            yield BrokenPromise("twice", f"it was handed to the trainer {count} times", f"scored group {group}")
     for event in story.of("taken"):
         if sent.get(event["group"]) != event["body"]:
-            yield Finding("tokens", "it is not what was posted", f"scored group {event['group']}")
+            yield BrokenPromise("tokens", "it is not what was posted", f"scored group {event['group']}")

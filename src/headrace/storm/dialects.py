@@ -23,7 +23,7 @@ PATHS: dict[Dialect, str] = {
 }
 
 
-class Turn(msgspec.Struct, frozen=True):
+class PastTurn(msgspec.Struct, frozen=True):
     """One turn of a conversation that went before: what was asked, and what was answered."""
 
     question: str
@@ -34,7 +34,7 @@ class Broken(Exception):
     """An answer that ended before its end, or with an error in its stream."""
 
 
-def body_of(dialect: Dialect, history: Sequence[Turn], question: str, *, stream: bool) -> dict[str, Any]:
+def body_of(dialect: Dialect, history: Sequence[PastTurn], question: str, *, stream: bool) -> dict[str, Any]:
     """A call's body: a question behind the turns that went before. Text completions have no turns."""
     shared: dict[str, Any] = {"model": "any", "stream": stream}
     if dialect == "completions":

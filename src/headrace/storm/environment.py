@@ -54,7 +54,7 @@ def group_body(number: int, env_id: int) -> dict[str, Any]:
     return {"tokens": tokens, "masks": masks, "scores": scores, "env_id": env_id}
 
 
-class ScoredGroups:
+class ApiLoad:
     """Posts groups and takes them, both logged. `posts_to` is an address behind a link, `takes_from` tells where the
     API is now."""
 

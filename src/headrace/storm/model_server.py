@@ -56,7 +56,7 @@ def build_tokenizer(into: Path) -> None:
     bpe_tokenizer(corpus, 512, pre_tokenizers.ByteLevel(add_prefix_space=False)).save_pretrained(into)
 
 
-class Sampler:
+class AnswerMaker:
     """Makes answers: ids of a text that begins with a word of its own, the id that ends a turn, and log-probs that
     float32 holds exactly."""
 
@@ -94,7 +94,7 @@ class Sampler:
 class ModelServer:
     """Serves one sampler over HTTP, and logs what it samples."""
 
-    def __init__(self, sampler: Sampler, log: EventLog) -> None:
+    def __init__(self, sampler: AnswerMaker, log: EventLog) -> None:
         self._sampler, self._log = sampler, log
 
     async def run(self) -> None:
@@ -197,7 +197,7 @@ def _base36(number: int) -> str:
 
 
 def main(tokenizer: str, logs: str, name: str, seed: str) -> None:
-    sampler = Sampler(Path(tokenizer), name, seed)
+    sampler = AnswerMaker(Path(tokenizer), name, seed)
     asyncio.run(ModelServer(sampler, EventLog(Path(logs), f"server-{name}-{os.getpid()}")).run())
 
 

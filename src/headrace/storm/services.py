@@ -1,7 +1,7 @@
 """The processes of a storm: started as a user would start them, killed, frozen, thawed and started again.
 
-A `Service` is one of them over all of its lives. Its link is told where it listens as soon as it says so: calls reach
-it while it is not ready yet, as they do in the world.
+A `StormProcess` is one of them over all of its lives. Its link is told where it listens as soon as it says so: calls
+reach it while it is not ready yet, as they do in the world.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Stuck(HeadraceError):
     code = "stuck"
 
 
-class Service:
+class StormProcess:
     """One process, over its lives. `words` is how it says that it listens and is ready (`WORDS ready on ADDRESS`);
     `listens`: it says `listening on` before that. `links` lead to it."""
 
@@ -71,13 +71,17 @@ class Service:
     @property
     def children(self) -> list[int]:
         """The processes that it started, such as a gateway's workers."""
-        if self.pid is None:
-            return []
-        try:
-            listed = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
-        except OSError:
-            return []
-        return [int(pid) for pid in listed.split()]
+        return children_of(self.pid) if self.pid is not None else []
+
+    def descendant(self, title: str) -> int | None:
+        """A process below it whose title begins so; None where there is none now."""
+        found = self.children
+        for pid in found:
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title.encode()):
+                    return pid
+            found += children_of(pid)  # the list that is gone through grows
+        return None
 
     @property
     def crashed(self) -> bool:
@@ -151,17 +155,26 @@ class Service:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(target, number)
 
-    def fill_disk(self, folder: Path) -> Callable[[], None]:
-        """Lets no file of the process grow beyond the largest in a folder, as a disk without room would; what it
-        returns makes room again. Raises `HeadraceError` where the system has no such limit for other processes."""
-        pid = self.pid
-        if pid is None or not hasattr(resource, "prlimit"):
-            raise HeadraceError(f"{self.name}: a full disk cannot be played here")
+    def fill_disk(self, folder: Path, pid: int | None = None) -> Callable[[], None] | None:
+        """Lets no file of it, or of one of its children, grow beyond the largest in a folder, as a disk without room
+        would; what it returns makes room again. None where it does not run, or the system has no such limit."""
+        target = pid or self.pid
+        if target is None or not hasattr(resource, "prlimit"):
+            return None
         sizes = [file.stat().st_size for file in folder.rglob("*.seg")]
-        before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (max(sizes, default=0) + 1, resource.RLIM_INFINITY))
+        before = resource.prlimit(target, resource.RLIMIT_FSIZE, (max(sizes, default=0) + 1, resource.RLIM_INFINITY))
 
         def make_room() -> None:
             with contextlib.suppress(ProcessLookupError):  # killed meanwhile: the next life has no such limit
-                resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+                resource.prlimit(target, resource.RLIMIT_FSIZE, before)
 
         return make_room
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that another started; none where it is gone, or the system does not tell."""
+    try:
+        listed = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:
+        return []
+    return [int(child) for line in listed for child in line.split()]

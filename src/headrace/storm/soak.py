@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.storm.agents import Agents
+from headrace.storm.agents import StormAgents
 from headrace.storm.log import EventLog
 from headrace.storm.system import System
 
@@ -72,7 +72,7 @@ def growth_of(what: str, samples: Sequence[tuple[float, float]]) -> Growth:
 class Soak:
     """Load without faults, for a while; what every process uses meanwhile."""
 
-    def __init__(self, system: System, agents: Agents, log: EventLog, count: int) -> None:
+    def __init__(self, system: System, agents: StormAgents, log: EventLog, count: int) -> None:
         """`count`: agents at once, twice as many in a burst."""
         self._system, self._agents, self._log, self._count = system, agents, log, count
         self._sampled: dict[str, list[tuple[float, float]]] = {}

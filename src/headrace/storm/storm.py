@@ -23,12 +23,12 @@ from headrace.net.http_answer import NoAnswer
 from headrace.pool.connect import connect
 from headrace.pool.errors import PoolError
 from headrace.processes import ChildDied
-from headrace.storm.agents import Agents
+from headrace.storm.agents import StormAgents
 from headrace.storm.checker import Report, check
-from headrace.storm.environment import ScoredGroups
+from headrace.storm.environment import ApiLoad
 from headrace.storm.log import EventLog, read_logs
 from headrace.storm.plan import Fault, PoolKind, Sizes, make_plan
-from headrace.storm.services import Service, Stuck
+from headrace.storm.services import StormProcess, Stuck
 from headrace.storm.soak import Growth, Soak
 from headrace.storm.system import System, build_system
 from headrace.version import __version__
@@ -57,12 +57,16 @@ class Storm:
         self._log.write("begin", seed=self._seed, version=__version__, pool=self._pool)
         self._tell(f"seed {self._seed}, pool {self._pool}, folder {self._folder}")
         async with build_system(self._folder, self._log, self._sizes, self._pool, self._seed) as system:
-            growth = await self._play(system, soak_s)
+            try:
+                growth = await self._play(system, soak_s)
+            finally:
+                if self._pool == "ray":
+                    _leave_cluster()
         self._log.write("end")
         return check(read_logs(self._folder)), growth
 
     async def _play(self, system: System, soak_s: float | None) -> list[Growth]:
-        agents = Agents(
+        agents = StormAgents(
             system.agents_address,
             self._log,
             system.tenants,
@@ -88,9 +92,9 @@ class Storm:
             await self._note_ledger(system, "end")
         return growth
 
-    async def _play_faults(self, system: System, agents: Agents) -> None:
+    async def _play_faults(self, system: System, agents: StormAgents) -> None:
         """Plays agents while the plan is carried out; then all heals, and they end what they began."""
-        scored = ScoredGroups(
+        scored = ApiLoad(
             system.links["environments"].address,
             lambda: system.services["api"].address,
             self._log,
@@ -100,8 +104,12 @@ class Storm:
         playing = [asyncio.create_task(agents.run(number)) for number in range(self._sizes.agents)]
         playing += [asyncio.create_task(scored.post()), asyncio.create_task(scored.take())]
         try:
-            with contextlib.suppress(Stuck, ChildDied):  # both are in the log
+            try:
                 await self._faults(system)
+            except (Stuck, ChildDied) as error:  # it is in the log; what is left is checked all the same
+                self._tell(f"the storm is cut short: {error}")
+                with contextlib.suppress(Stuck, ChildDied):
+                    await asyncio.gather(*(one.start() for one in system.services.values() if one.crashed))
             self._tell("faults are over; agents end what they began")
             agents.stopping = scored.stopping = True
             system.heal()
@@ -124,7 +132,9 @@ class Storm:
                     break
                 await asyncio.sleep(fault.pause_s)
                 name = "gateway" if fault.target == "worker" else fault.target
-                if name in starting and (starting[name].done() or not fault.at_once):
+                # A gateway ends where a worker is killed before its first start is over (docs/reliability.md).
+                patient = not fault.at_once or fault.target == "worker"
+                if name in starting and (patient or starting[name].done()):
                     await starting.pop(name)  # raises what went wrong with it
                 self._check_crashes(system)
                 await self._do(system, fault, starting)
@@ -155,17 +165,25 @@ class Storm:
                 await asyncio.sleep(fault.hold_s)
                 service.signal(signal.SIGCONT, pid)
             case "full_disk":
-                service, _ = system.find(fault.target, self._seed)
-                make_room = service.fill_disk(system.journal)
-                note()
+                service, pid = system.find(fault.target, self._seed)
+                make_room = service.fill_disk(system.journal, pid)
+                if make_room is None:
+                    return
+                note(pid=pid)
                 await asyncio.sleep(fault.hold_s)
                 make_room()
             case "kill" | "restart":
                 service, pid = system.find(fault.target, self._seed)
-                if pid is not None:  # a worker: its gateway replaces it
+                if pid is not None:  # a worker, or an actor: its gateway, or Ray, replaces it
                     note(pid=pid)
-                    service.signal(signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM, pid)
+                    # Ray takes an actor that ends by SIGTERM for one that is meant to be gone.
+                    term = fault.kind == "restart" and fault.target == "worker"
+                    service.signal(signal.SIGTERM if term else signal.SIGKILL, pid)
+                    if fault.target == system.journal_owner:
+                        starting[service.name] = asyncio.create_task(self._note_ledger(system, "restart"))
                     return
+                if system.is_replaced(fault.target):
+                    return  # it is on its way
                 note(pid=service.pid)
                 await (service.kill() if fault.kind == "kill" else service.end())
                 starting[service.name] = asyncio.create_task(self._start(system, service))
@@ -177,7 +195,7 @@ class Storm:
                 self._log.write("died", target=service.name, how=f"its log is {service.name}.log")
                 raise ChildDied(f"{service.name} ended by itself")
 
-    async def _start(self, system: System, service: Service) -> None:
+    async def _start(self, system: System, service: StormProcess) -> None:
         if await service.start() and service.name == system.journal_owner:
             await self._note_ledger(system, "restart")
 
@@ -255,6 +273,13 @@ class Storm:
                 await asyncio.sleep(LOOK_S)
             finally:
                 await pool.aclose()
+
+
+def _leave_cluster() -> None:
+    """Lets go of the Ray cluster before it ends, which would be an error of ours otherwise."""
+    import ray
+
+    ray.shutdown()
 
 
 @asynccontextmanager
