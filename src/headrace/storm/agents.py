@@ -244,6 +244,7 @@ class StormAgents:
             self._log.write("answered", call=call, trajectory=full, answer=answer_in(text), text=text)
             self.latencies.append((time.monotonic(), time.monotonic() - begun))
             return PastTurn(question, text), call
+        raise AssertionError("a count that never ends has ended")
 
     async def _ask(self, path: str, body: bytes, headers: dict[str, str], dialect: Dialect, stream: bool) -> str:
         """One try: the whole text. Raises `NoAnswer`, `Broken`, or one of this module's for another status."""

@@ -95,7 +95,7 @@ class ApiLoad:
                     return
                 await asyncio.sleep(RETRY_S)
                 continue
-            name = answer.headers["headrace-batch"]
+            name = answer.headers.get("headrace-batch", "")
             self._received = {"Headrace-Received": name}
             for group in batch:
                 kept = {key: group[key] for key in ("tokens", "masks", "scores", "env_id")}

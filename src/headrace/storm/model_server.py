@@ -64,7 +64,9 @@ class AnswerMaker:
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self._end: int = self._tokenizer.token_to_id("<|im_end|>")
+        end = self._tokenizer.token_to_id("<|im_end|>")
+        assert end is not None, "a tokenizer of `build_tokenizer` has it"
+        self._end = end
         self._random = random.Random(seed)
         self._born = f"{name}{_base36(time.monotonic_ns())}"
         self._made = 0

@@ -74,8 +74,14 @@ def make_plan(seed: int, sizes: Sizes, targets: Sequence[str], links: Sequence[s
     """The faults of a run. `targets` are the processes that may be killed, `links` those that may fail, and
     `journal_owner` the process whose disk may be full."""
     chance = random.Random(f"storm-{seed}")
-    deck: list[FaultKind] = ["kill"] * sizes.kills + ["freeze"] * sizes.freezes + ["network"] * sizes.network
-    deck += ["full_disk"] * sizes.full_disks + ["restart"] * sizes.restarts
+    counts: dict[FaultKind, int] = {
+        "kill": sizes.kills,
+        "freeze": sizes.freezes,
+        "network": sizes.network,
+        "full_disk": sizes.full_disks,
+        "restart": sizes.restarts,
+    }
+    deck = [kind for kind, count in counts.items() for _ in range(count)]
     chance.shuffle(deck)
     weights = [WEIGHTS.get(name.rstrip("0123456789-"), 1) for name in targets]
     return [_fault(kind, chance, targets, weights, links, journal_owner) for kind in deck]

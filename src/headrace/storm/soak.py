@@ -11,10 +11,9 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, quantiles
-from typing import Any
 
 import msgspec
 
@@ -117,7 +116,7 @@ class Soak:
         if len(recent) > 1:
             figures["call p50 ms"] = quantiles(recent, n=2)[0] * 1e3
             figures["call p95 ms"] = quantiles(recent, n=20)[-1] * 1e3
-        self._log.write("usage", **figures)
+        self._log.write("usage", figures=figures)
         for what, value in figures.items():
             self._sampled.setdefault(what, []).append((passed, value))
 
@@ -147,7 +146,7 @@ def _size(folder: Path) -> float:
     return total
 
 
-def growth_figures(growth: Sequence[Growth]) -> Mapping[str, Any]:
+def growth_figures(growth: Sequence[Growth]) -> dict[str, object]:
     """For the line of figures: each growth by its name, and how many of them grow."""
     told = {one.what: [round(one.mean, 3), round(one.per_hour, 3), round(one.error, 3)] for one in growth}
     return {"grows": sum(one.grows for one in growth), "growth": told}

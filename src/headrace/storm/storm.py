@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +222,7 @@ class Storm:
     async def _note_ledger(self, system: System, when: str) -> None:
         """Logs the pool's ledger, by channel, as it tells it."""
         asked = time.monotonic_ns()
-        stats = await self._ask_pool(system, lambda pool: pool.stats())
+        stats = await self._ask_pool(system, methodcaller("stats"))
         channels = {name: channel["ledger"] for name, channel in stats["channels"].items()}
         self._log.write("ledger", when=when, asked=asked, channels=channels)
 
@@ -229,7 +230,7 @@ class Storm:
         """Waits until consumers have taken all that is complete."""
         give_up = time.monotonic() + self._sizes.patience_s
         while time.monotonic() < give_up:
-            stats = await self._ask_pool(system, lambda pool: pool.stats())
+            stats = await self._ask_pool(system, methodcaller("stats"))
             groups = [channel["groups"] for channel in stats["channels"].values()]
             if not any(group["ready"] or group["leased"] for group in groups) and not await self._unscored(system):
                 return
@@ -238,7 +239,7 @@ class Storm:
 
     async def _unscored(self, system: System) -> bool:
         for channel in system.channels:
-            page = await self._ask_pool(system, lambda pool, channel=channel: pool.unscored(channel, limit=1))
+            page = await self._ask_pool(system, methodcaller("unscored", channel, limit=1))
             if page["items"]:
                 return True
         return False
@@ -253,9 +254,7 @@ class Storm:
         for channel, uids in by_channel.items():
             for at in range(0, len(uids), STATES_AT_ONCE):
                 some = uids[at : at + STATES_AT_ONCE]
-                rows = await self._ask_pool(
-                    system, lambda pool, some=some, channel=channel: pool.trajectory_states(some, channel)
-                )
+                rows = await self._ask_pool(system, methodcaller("trajectory_states", some, channel))
                 states = {uid: row["state"] for uid, row in zip(some, rows, strict=True)}
                 self._log.write("states", channel=channel, states=states)
 

@@ -124,8 +124,8 @@ class _Builder:
             self._servers.append(link.address)
             words = ("headrace.storm.model_server", self._tokenizer, self._folder, f"s{n}", seed)
             starting.append(self._process(f"server-{n}", "model server", *words, links=[link]).start())
-        words = ("headrace", "api", "--host", "127.0.0.1", "--port", 0, "--journal", self._folder / "api-journal")
-        starting.append(self._process("api", "api", *words, links=[await self._link("environments")]).start())
+        api = ("headrace", "api", "--host", "127.0.0.1", "--port", 0, "--journal", self._folder / "api-journal")
+        starting.append(self._process("api", "api", *api, links=[await self._link("environments")]).start())
         await asyncio.gather(*starting)
 
     async def start_pool(self, kind: PoolKind) -> tuple[list[object], str | None]:
@@ -168,9 +168,9 @@ class _Builder:
             words = ("headrace.storm.consumer", where, self._folder, channel)
             starting.append(self._process(f"consumer-{channel}", "consumer", *words).start())
         where = pool_address or self._system.links["rewards"].address
-        words = ("headrace", "reward", "start", "--reward", self._folder / "reward.json", "--pool", where)
+        loop = ("headrace", "reward", "start", "--reward", self._folder / "reward.json", "--pool", where)
         flags = ("--channel", CHANNELS[1], "--tokenizer-path", self._tokenizer)
-        starting.append(self._process("reward", "reward loop", *words, *flags).start())
+        starting.append(self._process("reward", "reward loop", *loop, *flags).start())
         await asyncio.gather(*starting)
 
     async def _link(self, name: str) -> Link:
