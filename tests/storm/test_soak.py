@@ -12,11 +12,17 @@ from headrace.storm.soak import growth_of, usage_of
 
 def test_what_grows_by_so_much_an_hour_is_told_with_its_error() -> None:
     chance = random.Random(5)
-    samples = [(10.0 * n, 200 + 50 * (10.0 * n / 3600) + chance.gauss(0, 0.5)) for n in range(100)]
+    samples = [(10.0 * n, 200 + 150 * (10.0 * n / 3600) + chance.gauss(0, 0.5)) for n in range(100)]
     growth = growth_of("gateway memory MB", samples)
-    assert growth.per_hour == pytest.approx(50, abs=3 * growth.error)
+    assert growth.per_hour == pytest.approx(150, abs=3 * growth.error)
     assert 0 < growth.error < 2
     assert growth.grows
+
+
+def test_a_little_is_no_growth_however_certain() -> None:
+    growth = growth_of("gateway descriptors", [(10.0 * n, 20.0 + n // 20) for n in range(100)])
+    assert growth.per_hour > 4 * growth.error
+    assert not growth.grows
 
 
 def test_what_only_goes_up_and_down_does_not_grow() -> None:

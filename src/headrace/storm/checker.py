@@ -74,7 +74,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def check(events: Sequence[Event]) -> Report:
-    """The report of a whole log, its events in the order in which they happened."""
+    """The report of a whole log, its events in the order in which they happened; findings by kind, the worst first."""
     story = Story(events)
     findings = [
         *_stuck_or_refused(story),
@@ -90,7 +90,7 @@ def check(events: Sequence[Event]) -> Report:
         *_shared(story),
         *_scored_groups(story),
     ]
-    return Report(story.figures(), findings)
+    return Report(story.figures(), sorted(findings, key=lambda finding: KINDS.index(finding.kind)))
 
 
 class Story:

@@ -31,27 +31,32 @@ BURST_EVERY_S = 600.0
 BURST_SHARE = 0.1
 #: Seconds that an agent rests between two groups, on average.
 REST_S = 0.2
-#: What grows: by more than so much of its mean in an hour, and by more than so many of its errors.
+#: What grows: within what was looked at, by more than so much of its mean, by more than a few of its unit (connections
+#: come and go), and by more than so many of its errors.
 GROWS_SHARE = 0.1
+GROWS_LEAST = {"memory MB": 8.0, "descriptors": 24.0, "threads": 3.0, "ms": 50.0}
 GROWS_ERRORS = 4.0
 #: Growth that is told and not judged: a journal grows until it is compacted.
 NOT_JUDGED = ("bytes",)
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """How one figure changes: by how much in an hour, with the error of that, around its mean."""
+    """How one figure changes: by how much in an hour, with the error of that, around its mean, in what time."""
 
     what: str
     mean: float
     per_hour: float
     error: float
+    seconds: float
 
     @property
     def grows(self) -> bool:
-        """Whether it certainly grows, and by enough to matter."""
+        """Whether it certainly grew while it was looked at, and by enough to matter."""
         if self.what.endswith(NOT_JUDGED):
             return False
-        return self.per_hour > GROWS_ERRORS * self.error and self.per_hour > GROWS_SHARE * self.mean
+        least = next((value for unit, value in GROWS_LEAST.items() if self.what.endswith(unit)), 0.0)
+        grown = self.per_hour * self.seconds / 3600
+        return self.per_hour > GROWS_ERRORS * self.error and grown > max(GROWS_SHARE * self.mean, least)
 
     def __str__(self) -> str:
         return f"{self.what}: {self.mean:,.4g} on average, {self.per_hour:+,.3g} ± {self.error:,.2g} an hour"
@@ -65,7 +70,7 @@ def growth_of(what: str, samples: Sequence[tuple[float, float]]) -> Growth:
     slope = sum((at - middle) * (value - mean) for at, value in samples) / spread
     left = sum((value - mean - slope * (at - middle)) ** 2 for at, value in samples)
     error = math.sqrt(left / (len(samples) - 2) / spread)
-    return Growth(what, mean, slope * 3600, error * 3600)
+    return Growth(what, mean, slope * 3600, error * 3600, max(seconds) - min(seconds))
 
 
 class Soak:
