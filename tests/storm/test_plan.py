@@ -23,9 +23,9 @@ def test_the_same_seed_gives_the_same_faults() -> None:
 
 
 def test_all_that_was_ordered_is_in_the_plan() -> None:
-    sizes = Sizes(kills=1000, freezes=200, network=100, full_disks=20, restarts=20)
+    sizes = Sizes(kills=1000, freezes=200, network=100, full_disks=20, descriptors=20, restarts=20)
     kinds = Counter(fault.kind for fault in plan(1, sizes))
-    assert kinds == {"kill": 1000, "freeze": 200, "network": 100, "full_disk": 20, "restart": 20}
+    assert kinds == {"kill": 1000, "freeze": 200, "network": 100, "full_disk": 20, "descriptors": 20, "restart": 20}
 
 
 def test_every_process_is_killed_and_every_link_fails_in_every_way() -> None:

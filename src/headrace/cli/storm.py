@@ -37,6 +37,7 @@ class StormCommand(CommandModel):
     freezes: int | None = Field(None, ge=0, description="SIGSTOPs for seconds (default: 200)")
     network: int | None = Field(None, ge=0, description="network faults: drop, delay, duplicate, reset (default: 100)")
     full_disks: int | None = Field(None, ge=0, description="times that the journal's disk is full (default: 20)")
+    descriptors: int | None = Field(None, ge=0, description="times that a server has no descriptors left (default: 20)")
     restarts: int | None = Field(None, ge=0, description="SIGTERMs, as upgrades send them (default: 20)")
     seconds: float | None = Field(None, gt=0, description="begin no fault after so long (default: all are done)")
     soak: float | None = Field(None, gt=0, description="no faults: load for so many seconds, and what grows with it")

@@ -141,6 +141,7 @@ class Story:
             "freezes": done["freeze"],
             "network": done["network"],
             "full_disks": done["full_disk"],
+            "descriptors": done["descriptors"],
             "restarts": done["restart"],
             "starts": len(self.of("ready")),
             "calls": len(self.answered),

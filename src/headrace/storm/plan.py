@@ -15,18 +15,21 @@ import msgspec
 from headrace.data.errors import InvalidInput
 from headrace.storm.network import NETWORK_FAULTS, NetworkFault
 
-FaultKind = Literal["kill", "freeze", "network", "full_disk", "restart"]
+FaultKind = Literal["kill", "freeze", "network", "full_disk", "descriptors", "restart"]
 PoolKind = Literal["embedded", "http", "ray"]
 
-#: The longest pause before a fault, freeze, network fault and full disk, in seconds.
+#: The longest pause before a fault, freeze, network fault, full disk and lack of descriptors, in seconds.
 MOST_PAUSE_S = 1.0
 MOST_FREEZE_S = 4.0
 MOST_NETWORK_S = 3.0
 MOST_FULL_DISK_S = 4.0
+MOST_DESCRIPTORS_S = 4.0
 #: How often a kill does not wait until its process is ready again: a crash within a start.
 CRASH_IN_START = 0.15
 #: How often a process is killed, in proportion: what starts soon is killed more often.
 WEIGHTS = {"worker": 3, "gateway": 3, "pool": 3, "server": 3, "consumer": 4, "reward": 1, "api": 2}
+#: Processes that others connect to, which may run out of descriptors.
+SERVING = ("worker", "gateway", "pool", "api")
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +40,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     freezes: int = 200
     network: int = 100
     full_disks: int = 20
+    descriptors: int = 20
     restarts: int = 20
     seconds: float | None = None
     agents: int = 8
@@ -45,7 +49,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     patience_s: float = 300.0
 
     def __post_init__(self) -> None:
-        for name in ("kills", "freezes", "network", "full_disks", "restarts"):
+        for name in ("kills", "freezes", "network", "full_disks", "descriptors", "restarts"):
             if getattr(self, name) < 0:
                 raise InvalidInput(f"{name} is {getattr(self, name)}; it must be 0 or more")
         for name in ("agents", "servers", "workers"):
@@ -54,7 +58,9 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 #: What fits into two minutes on a free core.
-QUICK = Sizes(kills=24, freezes=6, network=10, full_disks=1, restarts=1, seconds=60, agents=4, patience_s=120)
+QUICK = Sizes(
+    kills=24, freezes=6, network=10, full_disks=1, descriptors=1, restarts=1, seconds=60, agents=4, patience_s=120
+)
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +85,7 @@ def make_plan(seed: int, sizes: Sizes, targets: Sequence[str], links: Sequence[s
         "freeze": sizes.freezes,
         "network": sizes.network,
         "full_disk": sizes.full_disks,
+        "descriptors": sizes.descriptors,
         "restart": sizes.restarts,
     }
     deck = [kind for kind, count in counts.items() for _ in range(count)]
@@ -108,6 +115,10 @@ def _fault(
             fault = chance.choice(NETWORK_FAULTS)
             hold_s = round(chance.random() * MOST_NETWORK_S, 3)
             return Fault(kind=kind, target=chance.choice(links), pause_s=pause_s, hold_s=hold_s, network=fault)
+        case "descriptors":
+            hold_s = round(1 + chance.random() * (MOST_DESCRIPTORS_S - 1), 3)
+            serving = [name for name in targets if name in SERVING]
+            return Fault(kind=kind, target=chance.choice(serving), pause_s=pause_s, hold_s=hold_s)
         case "full_disk":
             hold_s = round(1 + chance.random() * (MOST_FULL_DISK_S - 1), 3)
             return Fault(kind=kind, target=journal_owner, pause_s=pause_s, hold_s=hold_s)

@@ -25,6 +25,8 @@ from headrace.storm.network import Link
 POLL_S = 0.05
 #: Seconds that a process may take to end once it is told to, before it is killed.
 END_S = 60.0
+#: Where a process runs out of descriptors, the share that is left of those that it had.
+DESCRIPTORS_LEFT = 0.6
 
 
 class Stuck(HeadraceError):
@@ -155,6 +157,22 @@ class StormProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(target, number)
 
+    def limit_descriptors(self, pid: int | None = None) -> Callable[[], None] | None:
+        """Lets it, or one of its children, open less than it has open, and breaks all connections to it: not all that
+        come back find a descriptor. What it returns takes that back. None where it does not run, or the system has no
+        such limit."""
+        target = pid or self.pid
+        if target is None or not hasattr(resource, "prlimit"):
+            return None
+        try:
+            held = max(map(int, os.listdir(f"/proc/{target}/fd")), default=0)
+        except OSError:
+            return None
+        lift = _limited(target, resource.RLIMIT_NOFILE, int(held * DESCRIPTORS_LEFT))
+        for link in self._links:
+            link.begin("reset")
+        return lift
+
     def fill_disk(self, folder: Path, pid: int | None = None) -> Callable[[], None] | None:
         """Lets no file of it, or of one of its children, grow beyond the largest in a folder, as a disk without room
         would; what it returns makes room again. None where it does not run, or the system has no such limit."""
@@ -162,13 +180,19 @@ class StormProcess:
         if target is None or not hasattr(resource, "prlimit"):
             return None
         sizes = [file.stat().st_size for file in folder.rglob("*.seg")]
-        before = resource.prlimit(target, resource.RLIMIT_FSIZE, (max(sizes, default=0) + 1, resource.RLIM_INFINITY))
+        return _limited(target, resource.RLIMIT_FSIZE, max(sizes, default=0) + 1)
 
-        def make_room() -> None:
-            with contextlib.suppress(ProcessLookupError):  # killed meanwhile: the next life has no such limit
-                resource.prlimit(target, resource.RLIMIT_FSIZE, before)
 
-        return make_room
+def _limited(pid: int, what: int, limit: int) -> Callable[[], None]:
+    """Sets a process' soft limit; what it returns sets it back."""
+    before = resource.prlimit(pid, what)
+    resource.prlimit(pid, what, (limit, before[1]))
+
+    def lift() -> None:
+        with contextlib.suppress(ProcessLookupError):  # killed meanwhile: the next life has no such limit
+            resource.prlimit(pid, what, before)
+
+    return lift
 
 
 def children_of(pid: int) -> list[int]:

@@ -165,14 +165,15 @@ class Storm:
                 service.signal(signal.SIGSTOP, pid)
                 await asyncio.sleep(fault.hold_s)
                 service.signal(signal.SIGCONT, pid)
-            case "full_disk":
+            case "full_disk" | "descriptors":
                 service, pid = system.find(fault.target, self._seed)
-                make_room = service.fill_disk(system.journal, pid)
-                if make_room is None:
+                fills = fault.kind == "full_disk"
+                lift = service.fill_disk(system.journal, pid) if fills else service.limit_descriptors(pid)
+                if lift is None:
                     return
                 note(pid=pid)
                 await asyncio.sleep(fault.hold_s)
-                make_room()
+                lift()
             case "kill" | "restart":
                 service, pid = system.find(fault.target, self._seed)
                 if pid is not None:  # a worker, or an actor: its gateway, or Ray, replaces it
