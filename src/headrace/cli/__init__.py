@@ -37,6 +37,7 @@ headrace_app = group(
         "reward": ("headrace.cli.reward:reward_app", "score what agents did: start, stop, try"),
         "train": ("headrace.cli.train:train_app", "train a model from a pool"),
         "simulate": ("headrace.cli.simulate:simulate_app", "what a run would do with other agents, servers or bounds"),
+        "storm": ("headrace.cli.storm:storm_app", "kill, freeze and cut off a whole system; is anything lost?"),
         "run": ("headrace.cli.run:run_app", "from a dataset, an agent and a reward to a trained model"),
         "new": ("headrace.cli.new:new_app", "write a small project that runs as it is, to begin from"),
         "demo": ("headrace.cli.demo:demo_app", "watch an agent learn a game from scratch"),

@@ -171,7 +171,8 @@ def run_worker() -> None:
     for path, held in task.files.items():
         files.hand_on(path, held)
     do_without_torch()
-    threading.Thread(target=_watch_parent, name="headrace-parent", daemon=True).start()
+    with_its_pool = task.pool == f"unix://{task.control}"
+    threading.Thread(target=_watch_parent, args=(with_its_pool,), name="headrace-parent", daemon=True).start()
     with connect(task.pool, key=task.pool_key, retry_s=POOL_RETRY_S) as pool:
         settings = GatewaySettings.model_validate(task.settings)
         app = create_app(pool, settings, drain_s=task.drain_s)
@@ -192,11 +193,13 @@ def run_worker() -> None:
         server.run(serves)
 
 
-def _watch_parent() -> None:
-    """Ends this process once the parent is gone: its end of our standard input then closes, however it died."""
+def _watch_parent(with_its_pool: bool) -> None:
+    """Ends this process once the parent is gone: its end of our standard input then closes, however it died. Calls under
+    way end first, unless the pool has gone with the parent: no step of theirs can be kept any more, and their agents
+    try again elsewhere as soon as their connections break."""
     while os.read(0, 4096):
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGKILL if with_its_pool else signal.SIGTERM)
 
 
 if __name__ == "__main__":

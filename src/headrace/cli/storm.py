@@ -1,0 +1,96 @@
+"""`headrace storm`: see `headrace.storm`."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import orjson
+from pydantic import Field, model_validator
+
+from headrace.cli.common import remark
+from headrace.commands import CommandModel, command
+from headrace.extras import require_for
+from headrace.version import __version__
+
+if TYPE_CHECKING:
+    from headrace.storm import Report, Sizes
+
+#: Findings that are told one by one.
+MOST_TOLD = 20
+
+
+class StormCommand(CommandModel):
+    """Start a whole system (rollout servers, gateway with workers, pool, reward loop, consumers), have agents use it,
+    and kill, freeze and cut off its parts, or fill their disk; then check from outside that nothing acknowledged was
+    lost, nothing learned from twice, and nothing stuck.
+
+    The last line is JSON. It exits with 0 only where nothing was found.
+    """
+
+    quick: bool = Field(False, description="a small storm: ends within two minutes on a free core")
+    seed: int | None = Field(None, ge=0, description="plays a storm again (default: a random one, which is told)")
+    pool: Literal["embedded", "http", "ray"] = Field("embedded", description="where the pool lives")
+    kills: int | None = Field(None, ge=0, description="SIGKILLs, of any process (default: 1000)")
+    freezes: int | None = Field(None, ge=0, description="SIGSTOPs for seconds (default: 200)")
+    network: int | None = Field(None, ge=0, description="network faults: drop, delay, duplicate, reset (default: 100)")
+    full_disks: int | None = Field(None, ge=0, description="times that the journal's disk is full (default: 20)")
+    descriptors: int | None = Field(None, ge=0, description="times that a server has no descriptors left (default: 20)")
+    restarts: int | None = Field(None, ge=0, description="SIGTERMs, as upgrades send them (default: 20)")
+    seconds: float | None = Field(None, gt=0, description="begin no fault after so long (default: all are done)")
+    soak: float | None = Field(None, gt=0, description="no faults: load for so many seconds, and what grows with it")
+    agents: int | None = Field(None, ge=1, description="agents at once (default: 8)")
+    workers: int | None = Field(None, ge=1, le=64, description="the gateway's processes (default: 2)")
+    patience_s: float | None = Field(None, gt=0, description="longer than this is stuck (default: 300)")
+    folder: Path | None = Field(None, description="where logs, journals and files go (default: one of the system's)")
+    check: Path | None = Field(None, description="only check the log of a storm in this folder again")
+
+    @model_validator(mode="after")
+    def _one_thing(self) -> StormCommand:
+        if self.check is not None and not self.check.is_dir():
+            raise ValueError(f"--check is {str(self.check)!r}; it must be the folder of a storm that was played")
+        if self.soak is not None and self.check is not None:
+            raise ValueError("--soak plays a storm and --check looks at one that was played; give one")
+        return self
+
+    def execute(self) -> None:
+        require_for("gateway")
+        from headrace.storm import check, random_seed, run_storm
+        from headrace.storm.log import read_logs
+        from headrace.storm.soak import growth_figures
+
+        if self.check is not None:
+            _conclude(check(read_logs(self.check)), {})
+            return
+        seed = self.seed if self.seed is not None else random_seed()
+        folder = self.folder or Path(tempfile.mkdtemp(prefix=f"headrace-storm-{seed}-"))
+        report, growth = run_storm(
+            folder, seed=seed, sizes=self._sizes(), pool=self.pool, soak_s=self.soak, tell=remark
+        )
+        about: dict[str, object] = {"seed": seed, "pool": self.pool, "folder": str(folder)}
+        for one in growth:
+            remark(f"{one}{', which grows' if one.grows else ''}")
+        _conclude(report, about | (growth_figures(growth) if self.soak is not None else {}))
+
+    def _sizes(self) -> Sizes:
+        from headrace.storm import QUICK, Sizes
+
+        base = QUICK if self.quick else Sizes()
+        given = {name: value for name in Sizes.__struct_fields__ if (value := getattr(self, name, None)) is not None}
+        return msgspec.structs.replace(base, **given)
+
+
+def _conclude(report: Report, about: dict[str, object]) -> None:
+    """Prints what was found and the line of figures; exits with 1 where anything was."""
+    for finding in report.findings[:MOST_TOLD]:
+        remark(f"{finding.kind}: {finding.subject}: {finding.what}")
+    if len(report.findings) > MOST_TOLD:
+        remark(f"and {len(report.findings) - MOST_TOLD} more")
+    print(orjson.dumps({**report.figures, **report.counts, **about, "version": __version__}).decode(), flush=True)
+    if not report.clean or about.get("grows"):
+        raise SystemExit(1)
+
+
+storm_app = command("storm", StormCommand)

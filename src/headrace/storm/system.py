@@ -1,0 +1,207 @@
+"""The system under the storm: rollout servers, a gateway with workers, a pool of any kind, a reward loop, consumers and
+a Trajectory API, each a process, with a link between any two.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import orjson
+
+from headrace.pool import KEY_VARIABLE
+from headrace.storm.agents import StormTenant
+from headrace.storm.log import EventLog
+from headrace.storm.model_server import build_tokenizer
+from headrace.storm.network import Link
+from headrace.storm.plan import PoolKind, Sizes
+from headrace.storm.services import StormProcess
+
+ADMIN_KEY = "storm-admin"
+TENANTS = (StormTenant("acme", "storm-acme"), StormTenant("beta", "storm-beta"))
+#: Rewards of the first come from agents, those of the second from the reward loop.
+CHANNELS = ("train", "scored")
+#: How Ray calls the process of a pool that is an actor.
+ACTOR_PROCESS = "ray::PoolActor"
+#: Who takes from the pool, each through a link of that name: a consumer for each channel, and the reward loop.
+TAKERS = (*(f"consumer-{channel}" for channel in CHANNELS), "rewards")
+#: The reward of the loop: what the trajectory was begun with.
+REWARD_FUNCTION = "def score(sample):\n    return sample.metadata['worth']\n"
+
+
+class System:
+    """What runs, by name, and where it is reached."""
+
+    def __init__(self, folder: Path, pool: PoolKind, workers: int) -> None:
+        self.journal, self.outbox = folder / "journal", folder / "outbox"
+        self.links: dict[str, Link] = {}
+        self.services: dict[str, StormProcess] = {}
+        self.tenants: Sequence[StormTenant] = TENANTS
+        self.channels: Sequence[str] = CHANNELS
+        self.admin = {"authorization": f"Bearer {ADMIN_KEY}"}
+        self.pool_key = ADMIN_KEY
+        self._kind, self._workers = pool, workers
+        self.journal_owner = "gateway" if pool == "embedded" else "pool"
+        self._picks = 0
+
+    @property
+    def gateway(self) -> StormProcess:
+        return self.services["gateway"]
+
+    @property
+    def agents_address(self) -> str:
+        return self.links["agents"].address
+
+    @property
+    def pool_address(self) -> str:
+        """The pool without a link between: for looking in."""
+        return self.services[self.journal_owner].address
+
+    @property
+    def targets(self) -> list[str]:
+        """What may be killed or frozen: every process, and `worker`, any of the gateway's."""
+        return [*self.services, "worker"]
+
+    @property
+    def links_at_risk(self) -> list[str]:
+        return list(self.links)
+
+    def find(self, target: str, seed: int) -> tuple[StormProcess, int | None]:
+        """The process of a name; for `worker` the gateway, and one of its workers where it has any; for a pool that is
+        an actor the cluster, and the actor."""
+        if target == "pool" and self._kind == "ray":
+            return self.services[target], self.services[target].descendant(ACTOR_PROCESS)
+        if target != "worker":
+            return self.services[target], None
+        self._picks += 1
+        workers = self.gateway.children
+        return self.gateway, random.Random(f"{seed}-{self._picks}").choice(workers) if workers else None
+
+    def is_replaced(self, target: str) -> bool:
+        """Whether a target that is not there now is started by another process, not by the storm."""
+        return (target == "pool" and self._kind == "ray") or (target == "worker" and self._workers > 1)
+
+    def heal(self) -> None:
+        """Ends every network fault."""
+        for link in self.links.values():
+            link.heal()
+
+
+@asynccontextmanager
+async def build_system(folder: Path, log: EventLog, sizes: Sizes, pool: PoolKind, seed: int) -> AsyncIterator[System]:
+    """Starts a whole system in a folder, and ends it: the last process first."""
+    system = System(folder, pool, sizes.workers)
+    _write_files(folder)
+    await asyncio.to_thread(build_tokenizer, folder / "tokenizer")
+    async with AsyncExitStack() as stack:
+        builder = _Builder(system, folder, log, sizes, stack)
+        await builder.start_servers(seed)
+        pool_flags, pool_address = await builder.start_pool(pool)
+        await builder.start_gateway(pool_flags)
+        await builder.start_consumers(pool_address)
+        yield system
+
+
+class _Builder:
+    """Starts the parts of a system, each where it is reached through a link of its own; what it starts ends with its
+    stack."""
+
+    def __init__(self, system: System, folder: Path, log: EventLog, sizes: Sizes, stack: AsyncExitStack) -> None:
+        self._system, self._folder, self._log, self._sizes, self._stack = system, folder, log, sizes, stack
+        self._tokenizer = folder / "tokenizer"
+        self._servers: list[str] = []
+        #: Links that lead to the pool: the gateway's own process, or the pool's.
+        self._to_pool: list[Link] = []
+
+    async def start_servers(self, seed: int) -> None:
+        """The rollout servers, and the Trajectory API, which has a pool of its own."""
+        starting = []
+        for n in range(self._sizes.servers):
+            link = await self._link(f"to-server-{n}")
+            self._servers.append(link.address)
+            words = ("headrace.storm.model_server", self._tokenizer, self._folder, f"s{n}", seed)
+            starting.append(self._process(f"server-{n}", "model server", *words, links=[link]).start())
+        api = ("headrace", "api", "--host", "127.0.0.1", "--port", 0, "--journal", self._folder / "api-journal")
+        starting.append(self._process("api", "api", *api, links=[await self._link("environments")]).start())
+        await asyncio.gather(*starting)
+
+    async def start_pool(self, kind: PoolKind) -> tuple[list[object], str | None]:
+        """The pool, where it has a process of its own: the gateway's flags, and the address that consumers connect to
+        where no link can stand before it."""
+        journal, options = self._system.journal, [f"{channel}:require_reward=true" for channel in CHANNELS]
+        flags: list[object] = [word for option in options for word in ("--channel", option)]
+        if kind != "ray":
+            self._to_pool = [await self._link(name) for name in TAKERS]
+        if kind == "embedded":
+            return ["--journal", journal, *flags], None
+        outbox = self._system.outbox
+        if kind == "http":
+            link = await self._link("to-pool")
+            words = ("headrace", "pool", "serve", "--port", 0, "--journal", journal, *flags)
+            await self._process("pool", "pool", *words, links=[link, *self._to_pool]).start()
+            self._to_pool = []
+            return ["--pool-address", link.address, "--journal", outbox], None
+        actor = self._process("pool", "pool", "headrace.storm.ray_pool", journal, *CHANNELS)
+        await actor.start()
+        from headrace.net.ray_cluster import ActorAddress  # with Ray, which the other kinds do without
+
+        where = ActorAddress.read(actor.address)
+        flags = ["--data-pool-name", where.name, "--ray-namespace", where.namespace, "--ray-address", where.cluster]
+        return [*flags, "--prompt-length", 4096, "--journal", outbox], actor.address
+
+    async def start_gateway(self, pool_flags: list[object]) -> None:
+        links = [await self._link("agents"), *self._to_pool]
+        words: list[object] = ["headrace.gateway", "--vllm-addresses", ",".join(self._servers)]
+        words += ["--tokenizer-path", self._tokenizer, "--renderer", "template", "--response-length", 128]
+        words += ["--tenants", self._folder / "tenants.json", "--workers", self._sizes.workers]
+        words += ["--host", "127.0.0.1", "--port", 0, *pool_flags]
+        await self._process("gateway", "gateway", *words, links=links, listens=True).start()
+
+    async def start_consumers(self, pool_address: str | None) -> None:
+        """Those who take from the pool: a consumer for each channel, and the reward loop."""
+        starting = []
+        for channel in CHANNELS:
+            where = pool_address or self._system.links[f"consumer-{channel}"].address
+            words = ("headrace.storm.consumer", where, self._folder, channel)
+            starting.append(self._process(f"consumer-{channel}", "consumer", *words).start())
+        where = pool_address or self._system.links["rewards"].address
+        loop = ("headrace", "reward", "start", "--reward", self._folder / "reward.json", "--pool", where)
+        flags = ("--channel", CHANNELS[1], "--tokenizer-path", self._tokenizer)
+        starting.append(self._process("reward", "reward loop", *loop, *flags).start())
+        await asyncio.gather(*starting)
+
+    async def _link(self, name: str) -> Link:
+        made = Link(name)
+        await made.start()
+        self._stack.push_async_callback(made.close)
+        self._system.links[name] = made
+        return made
+
+    def _process(
+        self, name: str, words: str, *arguments: object, links: Sequence[Link] = (), listens: bool = False
+    ) -> StormProcess:
+        made = StormProcess(
+            name,
+            arguments,
+            words,
+            logs=self._folder / "logs",
+            log=self._log,
+            env={KEY_VARIABLE: ADMIN_KEY, "HEADRACE_ADMIN_KEY": ADMIN_KEY, "OMP_NUM_THREADS": "1"},
+            links=links,
+            listens=listens,
+            patience_s=self._sizes.patience_s,
+        )
+        self._system.services[name] = made
+        self._stack.push_async_callback(made.end)
+        return made
+
+
+def _write_files(folder: Path) -> None:
+    (folder / "logs").mkdir()
+    tenants = {one.name: {"keys": [one.key], "channels": list(CHANNELS)} for one in TENANTS}
+    (folder / "tenants.json").write_bytes(orjson.dumps({"tenants": tenants}))
+    (folder / "storm_reward.py").write_text(REWARD_FUNCTION)
+    (folder / "reward.json").write_bytes(orjson.dumps({"functions": ["storm_reward.py:score"]}))
