@@ -84,7 +84,8 @@ def test_only_groups_that_changed_are_read_again() -> None:
         sweep(follower)
         assert len(source.asked) == 1
         found = index.get(DEFAULT_CHANNEL, "g2-0")
-        assert found is not None and found.reward == 0.25
+        assert found is not None
+        assert found.reward == 0.25
 
 
 def test_what_leaves_the_pool_is_kept_with_what_became_of_it() -> None:

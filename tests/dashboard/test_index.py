@@ -39,7 +39,11 @@ def fits(row: TrajectoryRecord, asked: dict[str, Any]) -> bool:
     """The filters, as they are said in words."""
     low, high = asked.get("min_reward"), asked.get("max_reward")
     return (
-        all(getattr(row, name) == asked[name] for name in ("channel", "state", "complete", "prompt_uid") if name in asked)
+        all(
+            getattr(row, name) == asked[name]
+            for name in ("channel", "state", "complete", "prompt_uid")
+            if name in asked
+        )
         and ("tag" not in asked or asked["tag"] in row.tags)
         and ("find" not in asked or asked["find"] in row.uid or asked["find"] in row.prompt_uid)
         and (low is None or (row.reward is not None and row.reward >= low))
@@ -116,8 +120,10 @@ def test_beyond_its_bound_those_that_left_the_pool_go_first() -> None:
         index.put(TrajectoryRecord(f"t{number}", "p", "default", tags=("x",)))
     index.retire("default", "t5", "consumed")
     index.put(TrajectoryRecord("new", "q", "default"))
-    assert len(index) == 10 and index.evicted == 1
-    assert index.get("default", "t5") is None and index.get("default", "t0") is not None
+    assert len(index) == 10
+    assert index.evicted == 1
+    assert index.get("default", "t5") is None
+    assert index.get("default", "t0") is not None
     index.put(TrajectoryRecord("newer", "q", "default"))
     assert index.get("default", "t0") is None, "with none that left, the oldest goes"
     assert index.page(TrajectoryQuery(tag="x")).total == 8

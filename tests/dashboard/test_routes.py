@@ -44,15 +44,21 @@ def client(clock: Time) -> Iterator[TestClient]:
 
 
 def test_nothing_is_shown_without_the_key_and_all_of_it_after_a_login(client: TestClient) -> None:
-    views = [r.path for r in client.app.routes if isinstance(r, Route) and "/api/" in r.path and "GET" in (r.methods or ())]  # type: ignore[attr-defined]
+    views = [
+        r.path for r in client.app.routes if isinstance(r, Route) and "/api/" in r.path and "GET" in (r.methods or ())
+    ]  # type: ignore[attr-defined]
     assert len(views) == 10
     assert {client.get(path).status_code for path in views} == {401}
     answer = client.post("/dashboard/api/login", json={"key": "s3cret"}, headers=OWN)
     assert answer.status_code == 200
     said = answer.headers["set-cookie"]
-    assert "HttpOnly" in said and "SameSite=strict" in said and "Path=/dashboard" in said and "s3cret" not in said
+    assert "HttpOnly" in said
+    assert "SameSite=strict" in said
+    assert "Path=/dashboard" in said
+    assert "s3cret" not in said
     found = client.get("/dashboard/api/overview")
-    assert found.status_code == 200 and found.json()["ledger"]["submitted"] == 4
+    assert found.status_code == 200
+    assert found.json()["ledger"]["submitted"] == 4
     client.post("/dashboard/api/logout", headers=OWN)
     assert client.get("/dashboard/api/overview").status_code == 401
 
@@ -88,10 +94,14 @@ def test_wrong_keys_are_counted_and_then_refused_for_a_minute(client: TestClient
     assert client.post("/dashboard/api/login", json={"key": "s3cret"}, headers=OWN).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/dashboard/", "/dashboard/main.js", "/dashboard/vendor/uplot.js", "/dashboard/api/overview"])
+@pytest.mark.parametrize(
+    "path", ["/dashboard/", "/dashboard/main.js", "/dashboard/vendor/uplot.js", "/dashboard/api/overview"]
+)
 def test_every_answer_has_a_policy_without_inline_code(client: TestClient, path: str) -> None:
     policy = client.get(path).headers["content-security-policy"]
-    assert "unsafe" not in policy and "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'none'" in policy
 
 
 def test_files_beyond_the_page_cannot_be_reached(client: TestClient) -> None:
@@ -108,11 +118,17 @@ def test_nothing_but_the_login_takes_a_post() -> None:
 
 def test_a_wrong_filter_is_named(client: TestClient) -> None:
     key = {"authorization": "Bearer s3cret"}
-    for query, words in (("sort=colour", "sort is 'colour'"), ("min_reward=much", "min_reward"), ("limit=0", "limit is 0")):
+    for query, words in (
+        ("sort=colour", "sort is 'colour'"),
+        ("min_reward=much", "min_reward"),
+        ("limit=0", "limit is 0"),
+    ):
         answer = client.get(f"/dashboard/api/trajectories?{query}", headers=key)
-        assert answer.status_code == 400 and words in answer.json()["detail"]
+        assert answer.status_code == 400
+        assert words in answer.json()["detail"]
     answer = client.get("/dashboard/api/trajectory?channel=train&uid=none", headers=key)
-    assert answer.status_code == 404 and "no trajectory 'none'" in answer.json()["detail"]
+    assert answer.status_code == 404
+    assert "no trajectory 'none'" in answer.json()["detail"]
 
 
 def test_without_an_admin_key_a_keyed_gateway_shows_nobody_anything() -> None:
@@ -162,6 +178,7 @@ def test_listeners_share_one_task_and_hear_only_of_changes() -> None:
 
     heard, beats = asyncio.run(listen())
     for events in heard:
-        assert events[0]["title"] == "t" and "at" not in events[0]
+        assert events[0]["title"] == "t"
+        assert "at" not in events[0]
         assert [event.keys() for event in events[1:]] == [{"indexed"}, {"indexed"}]
     assert beats == made

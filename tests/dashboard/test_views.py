@@ -35,7 +35,8 @@ def test_a_step_shows_each_tokens_log_prob_mask_and_version() -> None:
             ]
         )
         found = step_tokens(pool.trajectory("t"), 0, 0, 100, None)
-    assert found.ids == [1, 2, 3, 7, 8, 9] and found.text is None
+    assert found.ids == [1, 2, 3, 7, 8, 9]
+    assert found.text is None
     assert found.log_probs == [None, None, None, -0.5, -1.0, -1.5]
     assert found.trained == [False, False, False, True, True, True]
     assert found.versions == [-1, -1, -1, 4, 4, 5]
@@ -80,14 +81,17 @@ def test_survivors_warn_where_the_long_ones_are_lost() -> None:
         ("4 to 7", 50, 50, 0),
         ("256 to 511", 50, 25, 25),
     ]
-    assert by_tokens.warning is not None and "50% of 256 to 511" in by_tokens.warning
-    assert by_turns.warning is None and by_reward.rows == []
+    assert by_tokens.warning is not None
+    assert "50% of 256 to 511" in by_tokens.warning
+    assert by_turns.warning is None
+    assert by_reward.rows == []
 
 
 def test_metrics_are_read_as_they_grow_and_anew_after_a_resume(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     metrics = MetricsFile(path)
-    assert not metrics.refresh() and metrics.curves() == {}
+    assert not metrics.refresh()
+    assert metrics.curves() == {}
     line = [orjson.dumps({"step": step, "reward": step / 10, "times": {"wait": 1.0}}) + b"\n" for step in range(4)]
     path.write_bytes(line[0] + line[1][:5])
     metrics.refresh()

@@ -112,17 +112,25 @@ def waits(channels: Mapping[str, Row], servers: Sequence[Mapping[str, Any]]) -> 
     said = []
     for server in servers:
         if server.get("state") not in ("up", "ready", "healthy", None):
-            said.append(f"Rollout server {server.get('address')} is {server.get('state')}: {server.get('reason') or '?'}")
+            said.append(
+                f"Rollout server {server.get('address')} is {server.get('state')}: {server.get('reason') or '?'}"
+            )
     for name, row in channels.items():
         groups, bound = row["groups"], row["config"].get("max_queue_size")
         if row["closed"]:
             said.append(f"Channel {name} is shut down: it takes no more steps.")
         if bound and groups["queued"] >= bound:
-            said.append(f"Channel {name} is full ({groups['queued']} of {bound} groups): agents are ahead of the trainer.")
+            said.append(
+                f"Channel {name} is full ({groups['queued']} of {bound} groups): agents are ahead of the trainer."
+            )
         elif groups["ready"] and not row["leases"]:
-            said.append(f"Channel {name}: {_count(groups['ready'], 'group')} ready, and no trainer has taken one yet.")
+            said.append(
+                f"Channel {name}: {_count(groups['ready'], 'group')} ready, and none is leased: they wait for the trainer."
+            )
         elif groups["queued"] and not groups["ready"]:
-            said.append(f"Channel {name}: {_count(groups['queued'], 'group')} begun, none ready: the trainer waits for agents.")
+            said.append(
+                f"Channel {name}: {_count(groups['queued'], 'group')} begun, none ready: the trainer waits for agents."
+            )
     return said
 
 

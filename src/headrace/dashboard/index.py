@@ -135,7 +135,9 @@ class TrajectoryIndex:
         chosen = slots[order[query.offset : query.offset + query.limit]]
         return TrajectoryPage(self._records(chosen), len(slots), len(self))
 
-    def prompts(self, channel: str | None, find: str, offset: int, limit: int) -> tuple[list[list[TrajectoryRecord]], int]:
+    def prompts(
+        self, channel: str | None, find: str, offset: int, limit: int
+    ) -> tuple[list[list[TrajectoryRecord]], int]:
         """Groups whose prompt's uid has `find` in it, newest first, each as its trajectories; and how many there are."""
         keys = [key for key in self._prompts if (channel is None or key[0] == channel) and find in key[1]]
         keys.reverse()
@@ -157,7 +159,9 @@ class TrajectoryIndex:
 
     def _select(self, query: TrajectoryQuery) -> Slots:
         if query.uid is not None:
-            slots = [slot for (_, uid), slot in self._slots.items() if uid == query.uid] if query.channel is None else []
+            slots = (
+                [slot for (_, uid), slot in self._slots.items() if uid == query.uid] if query.channel is None else []
+            )
             if query.channel is not None and (query.channel, query.uid) in self._slots:
                 slots = [self._slots[query.channel, query.uid]]
             return self._narrow(np.array(slots, np.int64), query)

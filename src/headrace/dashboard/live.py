@@ -22,7 +22,9 @@ MAX_LISTENERS = 64
 class LiveFigures:
     """Sends `data:` events with the fields of `Overview` that are others than before; the first one has them all."""
 
-    def __init__(self, make: Callable[[], Awaitable[Overview]], beat_s: float = BEAT_S, stream_s: float = STREAM_S) -> None:
+    def __init__(
+        self, make: Callable[[], Awaitable[Overview]], beat_s: float = BEAT_S, stream_s: float = STREAM_S
+    ) -> None:
         self._make, self._beat_s, self._stream_s = make, beat_s, stream_s
         self._listeners: set[asyncio.Event] = set()
         self._latest: dict[str, Any] = {}

@@ -30,7 +30,12 @@ class DashboardLogin:
     """The key of a dashboard. `key` None: it is open. `closed` says why nobody may look, whatever the key."""
 
     def __init__(
-        self, key: str | None, *, path: str = "/dashboard", closed: str | None = None, clock: Callable[[], float] = time.time
+        self,
+        key: str | None,
+        *,
+        path: str = "/dashboard",
+        closed: str | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._key = None if key is None else key.encode()
         self._path, self.closed, self._clock = path, closed, clock

@@ -240,7 +240,9 @@ def _whole(request: Request, name: str, usual: int) -> int:
 
 def _json(value: Any) -> Response:
     return Response(
-        msgspec.json.encode(value), media_type="application/json", headers={**SECURITY_HEADERS, "cache-control": "no-store"}
+        msgspec.json.encode(value),
+        media_type="application/json",
+        headers={**SECURITY_HEADERS, "cache-control": "no-store"},
     )
 
 

@@ -15,7 +15,7 @@ export function chart(title, curves) {
   const value = (_, one) => number(one);
   const options = {
     width: 300, height: 190, scales: { x: { time: false } },
-    axes: [{ ...axis }, { ...axis, size: 58, values: (_, those) => those.map((one) => number(one)) }],
+    axes: [{ ...axis }, { ...axis, size: 64, values: (_, those) => those.map((one) => number(one)) }],
     series: [{ label: "step" }, ...names.map((name, at) => (
       { label: name.replaceAll("_", " "), stroke: strokes[at], width: 1.75, points: { show: curves.step.length < 3 }, value }))],
     cursor: { drag: { x: true, y: false } },

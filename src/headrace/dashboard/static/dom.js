@@ -12,8 +12,13 @@ export function el(tag, given = {}, ...inside) {
     else if (name === "class") made.className = value;
     else made.setAttribute(name, value === true ? "" : String(value));
   }
-  made.append(...inside.flat().filter((one) => one !== null && one !== undefined && one !== false));
-  return made;
+  return fill(made, ...inside);
+}
+
+/** Adds texts and elements to an element, which is returned; what is null or false is left out. */
+export function fill(place, ...inside) {
+  place.append(...inside.flat().filter((one) => one !== null && one !== undefined && one !== false));
+  return place;
 }
 
 /** Text of somebody's: its invisible characters can be seen. */
@@ -38,7 +43,9 @@ export function plain(text) {
 export function number(value, digits = 3) {
   if (value === null || value === undefined) return "–";
   if (Number.isInteger(value)) return value.toLocaleString("en");
-  return Number(value).toPrecision(digits).replace(/\.?0+$/, "");
+  const size = Math.abs(value);
+  if (size < 1e-3 || size >= 1e6) return Number(value).toExponential(1);
+  return String(Number(Number(value).toPrecision(digits)));
 }
 
 /** A table; a column has `title`, `cell(row)`, and may be `numeric` or `optional` on a small screen. */

@@ -11,7 +11,7 @@ const COLUMNS = [
   { title: "state", cell: (row) => hostile(row.complete ? row.state : `${row.state}, open`) },
   { title: "reward", sort: "reward", numeric: true, cell: (row) => number(row.reward) },
   { title: "steps", sort: "steps", numeric: true, cell: (row) => number(row.steps) },
-  { title: "tokens", sort: "tokens", numeric: true, cell: (row) => number(row.tokens) },
+  { title: "tokens", sort: "tokens", numeric: true, optional: true, cell: (row) => number(row.tokens) },
   { title: "version", sort: "version", numeric: true, optional: true, cell: (row) => number(row.version) },
   { title: "tags", optional: true, cell: (row) => hostile(row.tags.join(", ")) },
   { title: "begun", sort: "created_at", optional: true, cell: (row) => when(row.created_at) },
@@ -62,9 +62,9 @@ export function open(view, asked, go) {
       field("state", choice("state", asked, choices.states)),
       field("tag", choice("tag", asked, choices.tags)),
       field("reward from", text("min_reward", { type: "number", step: "any", class: "short" })),
-      field("to", text("max_reward", { type: "number", step: "any", class: "short" })),
+      field("reward to", text("max_reward", { type: "number", step: "any", class: "short" })),
       field("version from", text("min_version", { type: "number", min: 0, class: "short" })),
-      field("to", text("max_version", { type: "number", min: 0, class: "short" })),
+      field("version to", text("max_version", { type: "number", min: 0, class: "short" })),
       el("button", { type: "submit" }, "Find"),
       el("button", { type: "button", onclick: () => go("trajectories", {}) }, "Clear"));
     const last = Math.min(offset + ROWS, page.total);

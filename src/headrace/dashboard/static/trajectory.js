@@ -1,7 +1,7 @@
 // One trajectory: its branches as conversations, its steps, and any step's tokens.
 
 import { get } from "./api.js";
-import { el, hostile, number, plain, table, when } from "./dom.js";
+import { el, fill, hostile, number, plain, table, when } from "./dom.js";
 
 const TOKENS = 500, STEPS = 200;
 // Log-probs by how likely a token was: from likely to one in a thousand.
@@ -53,7 +53,7 @@ export function open(view, asked, go) {
     const facts = { prompt: t.prompt_uid, channel: t.channel, state: t.complete ? t.state : `${t.state}, open`, reward: number(t.reward),
       steps: number(t.steps), "tokens sampled": number(t.tokens), "oldest version": number(t.version), begun: when(t.created_at), ...found.metadata };
     const inside = (value) => hostile(typeof value === "string" ? value : JSON.stringify(value));
-    body.append(
+    fill(body,
       el("dl", { class: "facts" }, Object.entries(facts).flatMap(([name, value]) => [el("dt", {}, hostile(name)), el("dd", {}, inside(value))])),
       el("h2", {}, found.total_leaves > 1 ? `Conversation: ${number(found.total_leaves)} branches` : "Conversation"),
       found.total_leaves > 1 ? el("div", { class: "row" }, found.leaves.map((leaf) => el("button", { type: "button", onclick: () => converse(talk, leaf) }, `to step ${leaf}`))) : null,
@@ -83,7 +83,8 @@ export function open(view, asked, go) {
     const found = await get("conversation", { ...named, leaf });
     if (closed) return;
     if (found.messages === null) return void place.replaceChildren(el("p", { class: "soft" }, hostile(found.why_none)));
-    place.replaceChildren(found.left_out ? el("p", { class: "soft" }, `${number(found.left_out)} messages before are not shown.`) : "", ...found.messages.map(message));
+    place.replaceChildren();
+    fill(place, found.left_out ? el("p", { class: "soft" }, `${number(found.left_out)} messages before are not shown.`) : null, found.messages.map(message));
   }
 
   async function show(place, step, bring = true, offset = undefined, paint = "log-prob") {
