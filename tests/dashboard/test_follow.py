@@ -1,4 +1,4 @@
-"""The index follows a pool: what is submitted, rewarded, leased, consumed and dropped, and only what changed is read."""
+"""The index follows a pool: what is submitted, rewarded, leased, consumed and dropped, and what changed is read."""
 
 from __future__ import annotations
 

@@ -124,9 +124,8 @@ def waits(channels: Mapping[str, Row], servers: Sequence[Mapping[str, Any]]) -> 
                 f"Channel {name} is full ({groups['queued']} of {bound} groups): agents are ahead of the trainer."
             )
         elif groups["ready"] and not row["leases"]:
-            said.append(
-                f"Channel {name}: {_count(groups['ready'], 'group')} ready, and none is leased: they wait for the trainer."
-            )
+            ready = _count(groups["ready"], "group")
+            said.append(f"Channel {name}: {ready} ready, and none is leased: they wait for the trainer.")
         elif groups["queued"] and not groups["ready"]:
             said.append(
                 f"Channel {name}: {_count(groups['queued'], 'group')} begun, none ready: the trainer waits for agents."

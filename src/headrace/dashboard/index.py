@@ -138,7 +138,7 @@ class TrajectoryIndex:
     def prompts(
         self, channel: str | None, find: str, offset: int, limit: int
     ) -> tuple[list[list[TrajectoryRecord]], int]:
-        """Groups whose prompt's uid has `find` in it, newest first, each as its trajectories; and how many there are."""
+        """Groups whose prompt's uid has `find` in it, newest first, as their trajectories; and how many there are."""
         keys = [key for key in self._prompts if (channel is None or key[0] == channel) and find in key[1]]
         keys.reverse()
         return [self.group(*key) for key in keys[offset : offset + limit]], len(keys)

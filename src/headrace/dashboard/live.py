@@ -13,8 +13,9 @@ from headrace.dashboard.records import Overview
 
 #: Seconds between two overviews.
 BEAT_S = 1.0
-#: Seconds after which a stream ends, and the browser asks again: a server that is to stop waits for its streams.
-STREAM_S = 20.0
+#: Seconds after which a stream ends, and the browser asks again: a server that is to stop waits for its streams, and
+#: ends those by force that take longer than `headrace.net.server.GRACE_S`.
+STREAM_S = 4.0
 #: Listeners at a time.
 MAX_LISTENERS = 64
 
@@ -48,7 +49,7 @@ class LiveFigures:
             woken.set()
         sent: dict[str, Any] = {}
         try:
-            yield b"retry: 1000\n\n"
+            yield b"retry: 300\n\n"
             while (left := end - loop.time()) > 0:
                 try:
                     await asyncio.wait_for(woken.wait(), left)

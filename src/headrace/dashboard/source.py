@@ -1,4 +1,4 @@
-"""Where the dashboard reads: a pool that runs, here or elsewhere, or a journal's folder. Nothing is ever changed there."""
+"""Where the dashboard reads: a pool that runs, here or elsewhere, or a journal's folder. Nothing is changed there."""
 
 from __future__ import annotations
 

@@ -23,19 +23,21 @@ export async function post(name, body = {}) {
 
 /** Follows the live figures; `heard(fields)` gets those that changed, `lost(reason)` hears when the server is away. */
 export function listen(heard, lost) {
-  let source = null, timer = null, closed = false;
+  let source = null, timer = null, checking = null, closed = false;
   const open = () => {
     source = new EventSource("api/live");
     source.onmessage = (event) => heard(JSON.parse(event.data));
+    source.onopen = () => { clearTimeout(checking); checking = null; };
     source.onerror = () => {
-      if (source.readyState !== EventSource.CLOSED) return void check();
-      source.close();
-      check();
-      if (!closed) timer = setTimeout(open, 2000);
+      checking ??= setTimeout(check, 1500);
+      if (source.readyState === EventSource.CLOSED && !closed) timer = setTimeout(open, 2000);
     };
   };
-  // A stream that ends by itself is opened again at once; only a server that does not answer is away.
-  const check = () => get("choices").catch((error) => { if (!closed) lost(error); });
+  // A stream ends by itself every few seconds, and the browser opens it again: only one that stays away is looked into.
+  const check = () => {
+    checking = null;
+    get("choices").catch((error) => { if (!closed) lost(error); });
+  };
   open();
-  return () => { closed = true; clearTimeout(timer); source.close(); };
+  return () => { closed = true; clearTimeout(timer); clearTimeout(checking); source.close(); };
 }
