@@ -20,7 +20,7 @@ from headrace.dashboard.source import RunningPool
 from headrace.net.server import Server
 
 #: Milliseconds that a page may take on a machine that is busy.
-PATIENCE_MS = 20_000
+PATIENCE_MS = 120_000
 
 #: Serves a pool's dashboard and gives its address: `with serving(pool, key=...) as address`.
 Serving = Callable[..., Any]

@@ -135,7 +135,7 @@ def test_without_an_admin_key_a_keyed_gateway_shows_nobody_anything() -> None:
     with DataPool() as pool:
         app = dashboard_app(Dashboard(RunningPool(pool, "here")), DashboardLogin(None, closed="there is no admin key"))
         with TestClient(app) as client:
-            assert client.get("/dashboard/api/overview").status_code == 403
+            assert client.get("/dashboard/api/overview").status_code == 401
             assert client.post("/dashboard/api/login", json={"key": ""}, headers=OWN).status_code == 403
 
 

@@ -32,6 +32,8 @@ class Opens(IntEnum):
 
 #: A page of documentation, and whether the process is well.
 OPEN = {"/health", "/ready", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
+#: The dashboard's page, which holds nothing of anybody's, and its login.
+OPEN |= {"/dashboard", "/dashboard/{name:path}", "/dashboard/api/login", "/dashboard/api/logout"}
 #: What agents call; below a trajectory's base URL and at the root, with and without /v1.
 CALLS = {"chat/completions", "completions", "responses", "messages", "messages/count_tokens", "models"}
 AGENTS = {"/init_trajectory", "/generate", "/submit_steps", "register_trajectory", "{rest:path}", *CALLS}

@@ -176,10 +176,10 @@ class DashboardRoutes:
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
+            if not self._login.admits(request):
+                return _error(401, self._login.closed or "log in first")
             if not same_origin(request):
                 return _error(403, "the request comes from a page of another site")
-            if not self._login.admits(request):
-                return _error(403, self._login.closed) if self._login.closed else _error(401, "log in first")
             try:
                 return await handler(request)
             except InvalidInput as error:

@@ -26,7 +26,7 @@ function say(words) {
 }
 
 function failed(error) {
-  if (error instanceof NeedsLogin) return login();
+  if (error instanceof NeedsLogin) return login(error.message);
   say(`No answer: ${error.message} The page goes on by itself when it comes back.`);
 }
 
@@ -54,14 +54,14 @@ function heard(changed) {
   current?.live?.(live);
 }
 
-function login() {
+function login(why) {
   stop?.();
   stop = null;
   current?.close();
   current = null;
   const key = el("input", { type: "password", name: "key", autocomplete: "current-password", required: true });
   const wrong = el("p", { class: "bad", role: "alert" });
-  const form = el("form", { class: "login" }, el("h1", {}, "Log in"), el("label", {}, "admin key", key), el("button", { type: "submit" }, "Log in"), wrong);
+  const form = el("form", { class: "login" }, el("h1", {}, "Log in"), why && why !== "log in first" ? el("p", { class: "warning" }, why) : null, el("label", {}, "admin key", key), el("button", { type: "submit" }, "Log in"), wrong);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     try {
@@ -95,6 +95,6 @@ addEventListener("keydown", (event) => {
 });
 
 get("choices").then(begin, (error) => {
-  if (error instanceof NeedsLogin) login();
+  if (error instanceof NeedsLogin) login(error.message);
   else { failed(error); setTimeout(() => location.reload(), 3000); }
 });
