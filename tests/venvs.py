@@ -5,7 +5,7 @@ Python that runs it. It is made under another name and renamed when it is whole,
 under its own name is complete. A renamed environment's scripts name a folder that is gone, so nothing but its
 `bin/python` is to be started.
 
-python -m tests.venvs vllm    # makes it, or finds it, and prints the path of its Python; or verl, atropos, gym, playwright
+python -m tests.venvs vllm    # makes or finds it, and prints the path of its Python; or verl, atropos, gym, playwright
 """
 
 from __future__ import annotations
