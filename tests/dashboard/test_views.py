@@ -10,7 +10,7 @@ from tests.dashboard.test_follow import submit, sweep
 
 from headrace import DataPool, Step
 from headrace.dashboard.detail import conversation, detail, step_tokens
-from headrace.dashboard.figures import MetricsFile, Rates, group_record, survivors, waits
+from headrace.dashboard.figures import LedgerRates, MetricsFile, group_record, survivors, waits
 from headrace.dashboard.follow import PoolFollower
 from headrace.dashboard.index import TrajectoryIndex
 from headrace.dashboard.records import TrajectoryRecord
@@ -105,7 +105,7 @@ def test_metrics_are_read_as_they_grow_and_anew_after_a_resume(tmp_path: Path) -
 
 
 def test_rates_are_those_of_the_last_minute() -> None:
-    rates = Rates()
+    rates = LedgerRates()
     rates.add(0.0, {"submitted": 0, "consumed": 0})
     assert rates.add(10.0, {"submitted": 100, "consumed": 50}) == {"submitted": 10.0, "consumed": 5.0}
     for at in (60.0, 70.0, 120.0):

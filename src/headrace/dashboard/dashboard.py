@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.dashboard import detail as details
-from headrace.dashboard.figures import MetricsFile, Rates, group_record, survivors, waits
+from headrace.dashboard.figures import LedgerRates, MetricsFile, group_record, survivors, waits
 from headrace.dashboard.follow import PoolFollower
 from headrace.dashboard.index import TrajectoryIndex
 from headrace.dashboard.records import (
@@ -65,7 +65,7 @@ class Dashboard:
         self._metrics = MetricsFile(metrics) if metrics is not None else None
         self._renderer, self._servers = renderer, servers
         self._reader: tuple[Renderer, SampleReader] | None = None
-        self._rates = Rates()
+        self._rates = LedgerRates()
         self._overview: Overview | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dashboard")
         self._task: asyncio.Task[None] | None = None

@@ -86,7 +86,7 @@ class MetricsFile:
         return found
 
 
-class Rates:
+class LedgerRates:
     """Steps a second over the last minute, of what the ledger counted."""
 
     def __init__(self) -> None:
