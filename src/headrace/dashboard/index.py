@@ -1,0 +1,245 @@
+"""The index of trajectories: found, sorted and paged without asking the pool. Pure: rows come in by `put` and `retire`.
+
+Numbers are in columns, so that a filter over 100,000 rows is a handful of vector operations; names are looked up. At
+most `most` rows are kept: beyond, those that have left the pool go first, the oldest first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from headrace.dashboard.records import TrajectoryPage, TrajectoryQuery, TrajectoryRecord
+
+#: Rows that are kept: some 600 bytes each, so 120 MB.
+MAX_TRAJECTORIES = 200_000
+#: States of a trajectory that is in the pool.
+PRESENT = ("queued", "leased")
+
+Slots = npt.NDArray[np.int64]
+Key = tuple[str, str]
+
+_COLUMNS = np.dtype(
+    [
+        ("alive", np.bool_),
+        ("number", np.int64),
+        ("state", np.int32),
+        ("channel", np.int32),
+        ("complete", np.bool_),
+        ("steps", np.int64),
+        ("tokens", np.int64),
+        ("reward", np.float64),
+        ("version", np.int64),
+        ("created_at", np.float64),
+    ]
+)
+
+
+class _Codes:
+    """Names as small numbers."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, int] = {}
+
+    def of(self, name: str) -> int:
+        return self._codes.setdefault(name, len(self._codes))
+
+    def known(self, name: str) -> int:
+        """The number of a name; -1 where no row ever had it."""
+        return self._codes.get(name, -1)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._codes)
+
+
+class TrajectoryIndex:
+    """Every trajectory that was heard of, by channel and uid. Not to be used by two threads at once."""
+
+    def __init__(self, most: int = MAX_TRAJECTORIES) -> None:
+        self._most = most
+        self._columns = np.zeros(min(most, 1024), _COLUMNS)
+        self._rows: list[TrajectoryRecord | None] = []
+        self._slots: dict[Key, int] = {}
+        self._free: list[int] = []
+        self._prompts: OrderedDict[Key, dict[str, None]] = OrderedDict()
+        self._tags: dict[str, set[int]] = {}
+        self._retired: OrderedDict[Key, None] = OrderedDict()
+        self._states, self._channels = _Codes(), _Codes()
+        self._next = 0
+        self.evicted = 0
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def get(self, channel: str, uid: str) -> TrajectoryRecord | None:
+        """The row of a trajectory; None where it is unknown."""
+        slot = self._slots.get((channel, uid))
+        return None if slot is None else self._rows[slot]
+
+    def put(self, record: TrajectoryRecord) -> None:
+        """Adds a trajectory, or takes the place of what was known of it."""
+        key = (record.channel, record.uid)
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._new_slot(key)
+        else:
+            self._untag(slot)
+        self._rows[slot] = record
+        self._prompts.setdefault((record.channel, record.prompt_uid), {})[record.uid] = None
+        for tag in record.tags:
+            self._tags.setdefault(tag, set()).add(slot)
+        self._columns[slot] = (
+            True,
+            self._columns[slot]["number"],
+            self._states.of(record.state),
+            self._channels.of(record.channel),
+            record.complete,
+            record.steps,
+            record.tokens,
+            np.nan if record.reward is None else record.reward,
+            record.version,
+            np.nan if record.created_at is None else record.created_at,
+        )
+        if record.state in PRESENT:
+            self._retired.pop(key, None)
+        else:
+            self._retired.setdefault(key)
+
+    def retire(self, channel: str, uid: str, state: str) -> None:
+        """Says what became of a trajectory that has left the pool; nothing where it is unknown."""
+        known = self.get(channel, uid)
+        if known is not None and known.state != state:
+            self.put(replace(known, state=state))
+
+    def states(self) -> list[str]:
+        """The states that rows have had."""
+        return self._states.names
+
+    def tags(self) -> list[str]:
+        """The tags that rows have."""
+        return sorted(tag for tag, slots in self._tags.items() if slots)
+
+    def page(self, query: TrajectoryQuery) -> TrajectoryPage:
+        """The rows of a query. Those without a value come last, whichever way it is sorted."""
+        slots = self._select(query)
+        values = self._columns[query.sort][slots].astype(np.float64)
+        missing = np.isnan(values)
+        numbers = self._columns["number"][slots]
+        way = -1.0 if query.descending else 1.0
+        order = np.lexsort((numbers * int(way), np.where(missing, 0.0, values * way), missing))
+        chosen = slots[order[query.offset : query.offset + query.limit]]
+        return TrajectoryPage(self._records(chosen), len(slots), len(self))
+
+    def prompts(
+        self, channel: str | None, find: str, offset: int, limit: int
+    ) -> tuple[list[list[TrajectoryRecord]], int]:
+        """Groups whose prompt's uid has `find` in it, newest first, as their trajectories; and how many there are."""
+        keys = [key for key in self._prompts if (channel is None or key[0] == channel) and find in key[1]]
+        keys.reverse()
+        return [self.group(*key) for key in keys[offset : offset + limit]], len(keys)
+
+    def group(self, channel: str, prompt_uid: str) -> list[TrajectoryRecord]:
+        """The trajectories of one prompt."""
+        found = (self.get(channel, uid) for uid in self._prompts.get((channel, prompt_uid), ()))
+        return [record for record in found if record is not None]
+
+    def measured(self, name: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """A column of every row, with which of them were consumed, and which left the pool otherwise."""
+        rows = self._columns[: len(self._rows)]
+        alive = rows["alive"]
+        states = rows["state"][alive]
+        consumed = states == self._states.known("consumed")
+        present = np.isin(states, [self._states.known(name) for name in PRESENT])
+        return rows[name][alive].astype(np.float64), consumed, ~consumed & ~present
+
+    def _select(self, query: TrajectoryQuery) -> Slots:
+        if query.uid is not None:
+            slots = (
+                [slot for (_, uid), slot in self._slots.items() if uid == query.uid] if query.channel is None else []
+            )
+            if query.channel is not None and (query.channel, query.uid) in self._slots:
+                slots = [self._slots[query.channel, query.uid]]
+            return self._narrow(np.array(slots, np.int64), query)
+        if query.prompt_uid is not None:
+            channels = self._channels.names if query.channel is None else [query.channel]
+            uids = [(name, uid) for name in channels for uid in self._prompts.get((name, query.prompt_uid), ())]
+            return self._narrow(np.array([self._slots[key] for key in uids], np.int64), query)
+        if query.tag is not None:
+            return self._narrow(np.array(sorted(self._tags.get(query.tag, ())), np.int64), query)
+        return self._narrow(np.flatnonzero(self._columns["alive"][: len(self._rows)]), query)
+
+    def _narrow(self, slots: Slots, query: TrajectoryQuery) -> Slots:
+        rows = self._columns[slots]
+        fits = np.ones(len(slots), np.bool_)
+        if query.channel is not None:
+            fits &= rows["channel"] == self._channels.known(query.channel)
+        if query.state is not None:
+            fits &= rows["state"] == self._states.known(query.state)
+        if query.complete is not None:
+            fits &= rows["complete"] == query.complete
+        with np.errstate(invalid="ignore"):  # a row without a reward is in no range
+            if query.min_reward is not None:
+                fits &= rows["reward"] >= query.min_reward
+            if query.max_reward is not None:
+                fits &= rows["reward"] <= query.max_reward
+        if query.min_version is not None:
+            fits &= rows["version"] >= query.min_version
+        if query.max_version is not None:
+            fits &= rows["version"] <= query.max_version
+        slots = slots[fits]
+        if query.tag is not None and (query.uid is not None or query.prompt_uid is not None):
+            tagged = self._tags.get(query.tag, set())
+            slots = np.array([slot for slot in slots.tolist() if slot in tagged], np.int64)
+        if query.find:
+            slots = np.array([slot for slot in slots.tolist() if _names(self._rows[slot], query.find)], np.int64)
+        return slots
+
+    def _records(self, slots: Iterable[int]) -> list[TrajectoryRecord]:
+        return [record for slot in slots if (record := self._rows[int(slot)]) is not None]
+
+    def _new_slot(self, key: Key) -> int:
+        if len(self._slots) >= self._most:
+            self._evict()
+        if self._free:
+            slot = self._free.pop()
+        else:
+            slot = len(self._rows)
+            self._rows.append(None)
+            if slot == len(self._columns):
+                grown = np.zeros(min(2 * slot, self._most), _COLUMNS)
+                grown[:slot] = self._columns
+                self._columns = grown
+        self._slots[key] = slot
+        self._columns[slot]["number"] = self._next
+        self._next += 1
+        return slot
+
+    def _evict(self) -> None:
+        key = next(iter(self._retired), None) or next(iter(self._slots))
+        self._retired.pop(key, None)
+        slot = self._slots.pop(key)
+        record = self._rows[slot]
+        assert record is not None
+        self._untag(slot)
+        self._rows[slot] = None
+        self._columns[slot]["alive"] = False
+        prompt = (record.channel, record.prompt_uid)
+        self._prompts[prompt].pop(record.uid, None)
+        if not self._prompts[prompt]:
+            del self._prompts[prompt]
+        self._free.append(slot)
+        self.evicted += 1
+
+    def _untag(self, slot: int) -> None:
+        record = self._rows[slot]
+        for tag in record.tags if record is not None else ():
+            self._tags[tag].discard(slot)
+
+
+def _names(record: TrajectoryRecord | None, part: str) -> bool:
+    return record is not None and (part in record.uid or part in record.prompt_uid)

@@ -1,0 +1,263 @@
+"""The dashboard over HTTP: plain routes below one path. All but the login's and the logout's only read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from importlib import resources
+from typing import Any
+
+import msgspec
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from headrace.dashboard.dashboard import Dashboard
+from headrace.dashboard.detail import MAX_TOKENS
+from headrace.dashboard.live import LiveFigures
+from headrace.dashboard.login import REQUEST_HEADER, DashboardLogin, same_origin
+from headrace.dashboard.records import MAX_ROWS, TrajectoryQuery
+from headrace.data.errors import HeadraceError, InvalidInput, shown
+from headrace.net.server import BodyTooLarge, read_body
+from headrace.pool.errors import Gone, NotFound
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+PATH = "/dashboard"
+#: Bytes of a login.
+MAX_LOGIN = 4096
+
+#: Scripts and styles of this package alone; no frame, no form that leads elsewhere, no inline code.
+SECURITY_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+#: The files of the page, and what each is.
+KINDS = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+class DashboardRoutes:
+    """The routes of one dashboard. `closing` is to be awaited at the end."""
+
+    def __init__(self, dashboard: Dashboard, login: DashboardLogin) -> None:
+        self._dashboard, self._login = dashboard, login
+        self._live = LiveFigures(dashboard.overview)
+        self._files = _static_files()
+
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """The routes, for an application to put before its own."""
+        views: dict[str, Handler] = {
+            "overview": self.overview,
+            "curves": self.curves,
+            "survivors": self.survivors,
+            "choices": self.choices,
+            "trajectories": self.trajectories,
+            "groups": self.groups,
+            "trajectory": self.trajectory,
+            "conversation": self.conversation,
+            "tokens": self.tokens,
+            "live": self.live,
+        }
+        routes: list[BaseRoute] = [
+            Route(f"{PATH}/api/{name}", self._guarded(view), methods=["GET"]) for name, view in views.items()
+        ]
+        routes.append(Route(f"{PATH}/api/login", self._changes(self.log_in), methods=["POST"]))
+        routes.append(Route(f"{PATH}/api/logout", self._changes(self.log_out), methods=["POST"]))
+        routes.append(Route(PATH, self.redirect, methods=["GET"]))
+        routes.append(Route(f"{PATH}/{{name:path}}", self.file, methods=["GET"]))
+        return routes
+
+    async def closing(self) -> None:
+        """Ends what goes on by itself."""
+        await self._live.close()
+        await self._dashboard.close()
+
+    # -- the page ------------------------------------------------------------------------------------------------------
+
+    async def redirect(self, request: Request) -> Response:
+        return RedirectResponse(f"{PATH}/", headers=SECURITY_HEADERS)
+
+    async def file(self, request: Request) -> Response:
+        """A file of the page. Without a key: it holds nothing of anybody's."""
+        found = self._files.get(request.path_params["name"] or "index.html")
+        if found is None:
+            return _error(404, "there is no such file")
+        body, kind, tag = found
+        headers = {**SECURITY_HEADERS, "etag": tag, "cache-control": "no-cache"}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(body, media_type=kind, headers=headers)
+
+    # -- login ---------------------------------------------------------------------------------------------------------
+
+    async def log_in(self, request: Request) -> Response:
+        if self._login.closed is not None:
+            return _error(403, self._login.closed)
+        if self._login.exhausted:
+            return _error(429, "too many wrong keys; try again in a minute")
+        try:
+            given = orjson.loads(await read_body(request, MAX_LOGIN))
+        except (orjson.JSONDecodeError, BodyTooLarge):
+            given = None
+        key = given.get("key") if isinstance(given, dict) else None
+        if not isinstance(key, str):
+            return _error(400, "the body must be an object with the key, as text, in `key`")
+        if not self._login.opens(key):
+            return _error(401, "this is not the key")
+        response = _json({})
+        self._login.admit(request, response)
+        return response
+
+    async def log_out(self, request: Request) -> Response:
+        response = _json({})
+        self._login.dismiss(response)
+        return response
+
+    # -- views ---------------------------------------------------------------------------------------------------------
+
+    async def overview(self, request: Request) -> Response:
+        return _json(await self._dashboard.overview())
+
+    async def curves(self, request: Request) -> Response:
+        return _json(await self._dashboard.curves())
+
+    async def survivors(self, request: Request) -> Response:
+        return _json(await self._dashboard.survivors())
+
+    async def choices(self, request: Request) -> Response:
+        return _json(await self._dashboard.choices())
+
+    async def trajectories(self, request: Request) -> Response:
+        return _json(await self._dashboard.trajectories(_query(request)))
+
+    async def groups(self, request: Request) -> Response:
+        limit = _whole(request, "limit", 20)
+        if not 1 <= limit <= MAX_ROWS:
+            raise InvalidInput(f"limit is {limit}; it is a number of rows, from 1 to {MAX_ROWS}")
+        asked = request.query_params
+        found = await self._dashboard.groups(
+            asked.get("channel") or None, asked.get("find", ""), _whole(request, "offset", 0), limit
+        )
+        return _json(found)
+
+    async def trajectory(self, request: Request) -> Response:
+        return _json(await self._dashboard.trajectory(*_named(request), _whole(request, "offset", 0)))
+
+    async def conversation(self, request: Request) -> Response:
+        return _json(await self._dashboard.conversation(*_named(request), _whole(request, "leaf", 0)))
+
+    async def tokens(self, request: Request) -> Response:
+        offset = _whole(request, "offset", 0) if "offset" in request.query_params else None
+        found = await self._dashboard.tokens(
+            *_named(request), _whole(request, "step", 0), offset, min(_whole(request, "limit", 500), MAX_TOKENS)
+        )
+        return _json(found)
+
+    async def live(self, request: Request) -> Response:
+        if self._live.full:
+            return _error(503, "too many pages are open")
+        headers = {**SECURITY_HEADERS, "cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(self._live.listen(), media_type="text/event-stream", headers=headers)
+
+    # -- guards --------------------------------------------------------------------------------------------------------
+
+    def _guarded(self, handler: Handler) -> Handler:
+        async def guarded(request: Request) -> Response:
+            if not self._login.admits(request):
+                return _error(401, self._login.closed or "log in first")
+            if not same_origin(request):
+                return _error(403, "the request comes from a page of another site")
+            try:
+                return await handler(request)
+            except InvalidInput as error:
+                return _error(400, str(error))
+            except (Gone, NotFound) as error:
+                return _error(404, str(error))
+            except HeadraceError as error:
+                return _error(503, str(error))
+
+        return guarded
+
+    def _changes(self, handler: Handler) -> Handler:
+        async def checked(request: Request) -> Response:
+            if not same_origin(request) or REQUEST_HEADER not in request.headers:
+                return _error(403, f"only the dashboard's own page may ask this (it sends {REQUEST_HEADER})")
+            return await handler(request)
+
+        return checked
+
+
+def dashboard_app(dashboard: Dashboard, login: DashboardLogin) -> Starlette:
+    """An application that serves a dashboard and nothing else. Its root leads to the page."""
+    served = DashboardRoutes(dashboard, login)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await served.closing()
+
+    return Starlette(routes=[*served.routes, Route("/", served.redirect)], lifespan=lifespan)
+
+
+def _query(request: Request) -> TrajectoryQuery:
+    given = {name: value for name, value in request.query_params.items() if value != ""}
+    try:
+        return msgspec.convert(given, TrajectoryQuery, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidInput(f"the filter is wrong: {error}") from None
+
+
+def _named(request: Request) -> tuple[str, str]:
+    found = [request.query_params.get(name) for name in ("channel", "uid")]
+    if not all(found):
+        raise InvalidInput("name the trajectory: ?channel=...&uid=...")
+    return found[0] or "", found[1] or ""
+
+
+def _whole(request: Request, name: str, usual: int) -> int:
+    given = request.query_params.get(name)
+    if given is None:
+        return usual
+    if not (given.isascii() and given.isdecimal() and len(given) <= 9):
+        raise InvalidInput(f"{name} is {shown(given)}; it must be a whole number")
+    return int(given)
+
+
+def _json(value: Any) -> Response:
+    return Response(
+        msgspec.json.encode(value),
+        media_type="application/json",
+        headers={**SECURITY_HEADERS, "cache-control": "no-store"},
+    )
+
+
+def _error(status: int, words: str | None) -> Response:
+    return JSONResponse({"detail": words}, status, headers={**SECURITY_HEADERS, "cache-control": "no-store"})
+
+
+def _static_files() -> dict[str, tuple[bytes, str, str]]:
+    """Every file of the page by its path, with its kind and its tag: a few hundred kilobytes."""
+    found = {}
+    folder = resources.files("headrace.dashboard") / "static"
+    for prefix, place in (("", folder), ("vendor/", folder / "vendor")):
+        for file in place.iterdir():
+            kind = KINDS.get("." + file.name.rpartition(".")[2])
+            if file.is_file() and kind is not None:
+                body = file.read_bytes()
+                found[prefix + file.name] = (body, kind, f'"{hashlib.sha256(body).hexdigest()[:16]}"')
+    return found
