@@ -96,6 +96,7 @@ def test_what_leaves_the_pool_is_kept_with_what_became_of_it() -> None:
         follower = PoolFollower(RunningPool(pool, "here"), index)
         sweep(follower)
         batch = pool.fetch_batch(1, lease_s=60.0)
+        assert batch is not None
         sweep(follower)
         assert Counter(states(index).values()) == {"queued": 4, "leased": 2}
         batch.ack()
@@ -113,7 +114,9 @@ def test_a_journal_is_read_while_a_pool_writes_it_with_what_was_consumed(tmp_pat
     with DataPool(tmp_path / "journal", defaults={"n_rollouts": 2}) as pool:
         for group in range(3):
             submit(pool, group)
-        pool.fetch_batch(1, lease_s=60.0).ack()
+        batch = pool.fetch_batch(1, lease_s=60.0)
+        assert batch is not None
+        batch.ack()
         source = JournalFolder(tmp_path / "journal", clock=lambda: 0.0)
         index = TrajectoryIndex()
         follower = PoolFollower(source, index)

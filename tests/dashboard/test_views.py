@@ -108,6 +108,6 @@ def test_rates_are_those_of_the_last_minute() -> None:
     rates = LedgerRates()
     rates.add(0.0, {"submitted": 0, "consumed": 0})
     assert rates.add(10.0, {"submitted": 100, "consumed": 50}) == {"submitted": 10.0, "consumed": 5.0}
-    for at in (60.0, 70.0, 120.0):
-        last = rates.add(at, {"submitted": 100, "consumed": 50})
-    assert last == {"submitted": 0.0, "consumed": 0.0}
+    for at in (60.0, 70.0):
+        rates.add(at, {"submitted": 100, "consumed": 50})
+    assert rates.add(120.0, {"submitted": 100, "consumed": 50}) == {"submitted": 0.0, "consumed": 0.0}

@@ -26,8 +26,10 @@ TENANTS = {"acme": {"keys": [TENANT]}, "globex": {"keys": [OTHER], "reward_keys"
 CALLS = ("chat/completions", "completions", "responses", "messages", "messages/count_tokens")
 BASE = "/{trajectory_uid}/{prompt_uid}"
 #: What the dashboard's page asks for.
-DASHBOARD_VIEWS = ("overview", "curves", "survivors", "choices", "trajectories", "groups", "trajectory")
-DASHBOARD_VIEWS += ("conversation", "tokens", "live")
+DASHBOARD_VIEWS = [
+    *("overview", "curves", "survivors", "choices", "trajectories", "groups"),
+    *("trajectory", "conversation", "tokens", "live"),
+]
 #: Every route of a gateway, by who may call it. Below a base URL, each is there with and without /v1.
 ROUTES = table(
     {

@@ -120,8 +120,8 @@ def _record(trajectory: Trajectory, index: int) -> Record:
 def _step(record: Record, parent: int) -> StepRecord:
     head, extra = record.head, record.head.unpack_extra()
     mean = None
-    if record.log_probs is not None and len(record.log_probs):
-        values = floats_array(record.log_probs)
+    if packed := record.log_probs:
+        values = floats_array(packed)
         known = values[~np.isnan(values)]
         mean = float(known.mean()) if len(known) else None
     return StepRecord(

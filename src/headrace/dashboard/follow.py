@@ -160,7 +160,7 @@ def record_of(trajectory: Trajectory) -> TrajectoryRecord:
         prompt_tokens=max((head.keep + head.n_prompt for head in heads), default=0),
         reward=trajectory.reward,
         version=min((head.policy_version or 0 for head in heads), default=0),
-        created_at=min((head.created_at for head in heads if head.created_at is not None), default=None),
+        created_at=min((head.created_at for head in heads), default=None),
         quarantined=sum(extra.quarantined is not None for extra in extras),
         tags=_all_tags(extra.tags for extra in extras),
     )
