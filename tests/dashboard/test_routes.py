@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import orjson
 import pytest
@@ -48,7 +49,7 @@ def test_nothing_is_shown_without_the_key_and_all_of_it_after_a_login(client: Te
     assert isinstance(client.app, Starlette)
     routes = [route for route in client.app.routes if isinstance(route, Route) and "/api/" in route.path]
     views = [route.path for route in routes if "GET" in (route.methods or ())]
-    assert len(views) == 10
+    assert len(views) == 12
     assert {client.get(path).status_code for path in views} == {401}
     answer = client.post("/dashboard/api/login", json={"key": "s3cret"}, headers=OWN)
     assert answer.status_code == 200
@@ -183,3 +184,17 @@ def test_listeners_share_one_task_and_hear_only_of_changes() -> None:
         assert "at" not in events[0]
         assert [event.keys() for event in events[1:]] == [{"indexed"}, {"indexed"}]
     assert beats == made
+
+
+def test_a_journalled_pool_lists_its_batches_and_says_what_became_of_a_trajectory(tmp_path: Path) -> None:
+    with DataPool(tmp_path, durability="os", defaults={"n_rollouts": 2}) as pool:
+        submit(pool, 0)
+        pool.fetch_batch(1, timeout=0)
+        with TestClient(dashboard_app(Dashboard(RunningPool(pool, "here")), DashboardLogin(None))) as client:
+            page = client.get("/dashboard/api/consumption").json()
+            assert [(row["number"], row["state"]) for row in page["rows"]] == [(1, "consumed")]
+            (found,) = client.get("/dashboard/api/why", params={"name": "g0-1"}).json()
+            assert found["verdict"].startswith("It was trained on")
+            assert client.get("/dashboard/api/why", params={"name": "nobody"}).status_code == 404
+            assert client.get("/dashboard/api/why").status_code == 400
+            assert client.get("/dashboard/api/consumption", params={"limit": "0"}).status_code == 400

@@ -25,6 +25,7 @@ headrace_app = group(
             "headrace.cli.dashboard:dashboard_command",
             "a page on what a pool holds: figures, trajectories, groups",
         ),
+        "why": ("headrace.cli.why:why_command", "what became of a call, a trajectory or a batch, from the journal"),
         "pool": ("headrace.cli.pool:pool_app", "start, read and look after a pool"),
         "env": ("headrace.cli.env:env_app", "run an environment: serve, process, evaluate, probe"),
         "bench": ("headrace.cli.bench:bench_app", "measure, against named limits and peers"),

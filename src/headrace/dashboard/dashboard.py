@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.dashboard import detail as details
+from headrace.dashboard.consumption import ConsumptionPage, HistoryKeeper, consumption
 from headrace.dashboard.figures import LedgerRates, MetricsFile, group_record, survivors, waits
 from headrace.dashboard.follow import PoolFollower
 from headrace.dashboard.index import TrajectoryIndex
@@ -29,7 +30,8 @@ from headrace.dashboard.records import (
     TrajectoryQuery,
 )
 from headrace.dashboard.source import PoolSource
-from headrace.data.errors import HeadraceError
+from headrace.dashboard.why import Why, why
+from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.data.trajectory import Trajectory
 from headrace.rewards.recorded import SampleReader
 from headrace.tokens import Renderer
@@ -68,6 +70,8 @@ class Dashboard:
         self._rates = LedgerRates()
         self._overview: Overview | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dashboard")
+        self._history = HistoryKeeper(source)
+        self._history_thread = ThreadPoolExecutor(1, thread_name_prefix="dashboard-history")
         self._task: asyncio.Task[None] | None = None
         self._asked_at = 0.0
         self._swept = asyncio.Event()
@@ -130,6 +134,27 @@ class Dashboard:
             lambda: details.step_tokens(self._read(channel, uid), step, offset, limit, self._renderer())
         )
 
+    async def consumption(self, offset: int, limit: int) -> ConsumptionPage:
+        """A page of the batches that consumers got, newest first; without a journal the pool's latest events."""
+
+        def make() -> ConsumptionPage:
+            history = self._history.get()
+            events = self.source.events() if history is None else []
+            return consumption(history, offset, limit, events=events, read_at=self._history.read_at)
+
+        return await self._run_on_history(make)
+
+    async def why(self, name: str, channel: str | None) -> list[Why]:
+        """What became of what has that name. Raises `NotFound` for nothing, `InvalidInput` without a journal."""
+
+        def make() -> list[Why]:
+            history = self._history.get()
+            if history is None:
+                raise InvalidInput("this pool has no journal that can be read here; only a journal tells what became")
+            return why(history, name, channel)
+
+        return await self._run_on_history(make)
+
     async def settled(self) -> None:
         """Waits until a sweep that begins after this call has gone through the whole pool."""
         await self._attend(whole=True)
@@ -144,6 +169,7 @@ class Dashboard:
                 await self._task
             self._task = None
         self._thread.shutdown(wait=True)
+        self._history_thread.shutdown(wait=True)
 
     async def __aenter__(self) -> Dashboard:
         return self
@@ -154,12 +180,19 @@ class Dashboard:
     async def _attend(self, *, whole: bool) -> None:
         """Has the pool followed from now on; with `whole`, waits for two sweeps to end, the second of which began
         after this call."""
+        self._look()
+        for _ in range(2 if whole else 0):
+            self._swept = swept = asyncio.Event()
+            while not swept.is_set():
+                self._look()  # a sweep may take longer than a pool is followed with nobody looking
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(swept.wait(), SWEEP_S)
+
+    def _look(self) -> None:
+        """Notes that somebody looks."""
         self._asked_at = time.monotonic()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._follow())
-        for _ in range(2 if whole else 0):
-            self._swept = asyncio.Event()
-            await self._swept.wait()
 
     async def _follow(self) -> None:
         share = FIRST_SHARE
@@ -194,6 +227,10 @@ class Dashboard:
 
     async def _run(self, work: Callable[[], Found]) -> Found:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def _run_on_history(self, work: Callable[[], Found]) -> Found:
+        """On a thread of its own: reading a journal takes seconds, and the other views do not wait for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._history_thread, work)
 
     # -- on the thread -------------------------------------------------------------------------------------------------
 

@@ -62,28 +62,47 @@ class PoolFollower:
             page = self._source.groups(channel, cursor, GROUPS_A_SLICE)
             cursor = page["next"]
             yield
+            changed: dict[str, Row] = {}
             for row in page["items"]:
                 listed.add(row["seq"])
-                seen = (tuple(row[name] for name in _WATCHED), row["prompt_uid"])
-                if known.get(row["seq"]) != seen:
+                is_new = known.get(row["seq"]) != _seen(row)
+                # Steps name their prompt, and not their group: two groups of one prompt are not read together.
+                if not is_new or row["prompt_uid"] in changed:
+                    yield from self._read_groups(channel, list(changed.values()))
+                    changed = {}
+                if is_new:
+                    changed[row["prompt_uid"]] = row
                     known[row["seq"]] = ((), row["prompt_uid"])  # read again where reading fails
-                    yield from self._read_group(channel, row)
-                    known[row["seq"]] = seen
+            yield from self._read_groups(channel, list(changed.values()))
         yield from self._settle(channel, [seq for seq in known if seq not in listed])
         yield from self._read_consumed(channel)
 
-    def _read_group(self, channel: str, group: Row) -> Iterator[None]:
-        """Reads the steps of one group: pages from its place on, up to the next group's."""
-        prompt, steps = group["prompt_uid"], dict[str, list[Row]]()
-        self._group_rows[channel, prompt] = group
-        cursor: str | None = str(group["seq"])
-        while cursor is not None and int(cursor.partition("-")[0]) == group["seq"]:
-            page = self._source.steps(channel, cursor, min(STEPS_A_SLICE, max(1, group["steps"]) + 8))
+    def _read_groups(self, channel: str, groups: Sequence[Row]) -> Iterator[None]:
+        """Reads the steps of groups that stand one after the other: pages from the first one's place on, past the last
+        one's. Each group is put into the index once all of its steps were read."""
+        waiting = {group["prompt_uid"]: group for group in groups}
+        steps: dict[str, dict[str, list[Row]]] = {prompt: {} for prompt in waiting}
+        cursor: str | None = str(groups[0]["seq"]) if groups else None
+        while cursor is not None and waiting:
+            left = sum(group["steps"] for group in waiting.values()) - sum(
+                len(rows) for prompt in waiting for rows in steps[prompt].values()
+            )
+            page = self._source.steps(channel, cursor, min(STEPS_A_SLICE, max(1, left) + 8))
             for row in page["items"]:
-                if row["prompt_uid"] == prompt:
-                    steps.setdefault(row["trajectory_uid"], []).append(row)
+                if row["prompt_uid"] in waiting:
+                    steps[row["prompt_uid"]].setdefault(row["trajectory_uid"], []).append(row)
             cursor = page["next"]
+            begins = int(cursor.partition("-")[0]) if cursor is not None else None
             yield
+            for prompt, group in list(waiting.items()):
+                if begins is None or group["seq"] < begins:
+                    del waiting[prompt]
+                    yield from self._put_group(channel, group, steps.pop(prompt))
+
+    def _put_group(self, channel: str, group: Row, steps: dict[str, list[Row]]) -> Iterator[None]:
+        """A group whose steps were read."""
+        self._group_rows[channel, group["prompt_uid"]] = group
+        self._groups[channel][group["seq"]] = _seen(group)
         state = "leased" if group["state"] == "leased" else "queued"
         for uid, rows in steps.items():
             self._index.put(record_of_rows(channel, state, uid, rows))
@@ -121,6 +140,10 @@ class PoolFollower:
             if number % CONSUMED_A_SLICE == 0:
                 yield
         self._consumed_read[channel] = consumed
+
+
+def _seen(row: Row) -> tuple[tuple[Any, ...], str]:
+    return tuple(row[name] for name in _WATCHED), row["prompt_uid"]
 
 
 def record_of_rows(channel: str, state: str, uid: str, rows: Sequence[Row]) -> TrajectoryRecord:

@@ -69,6 +69,8 @@ class DashboardRoutes:
             "trajectory": self.trajectory,
             "conversation": self.conversation,
             "tokens": self.tokens,
+            "consumption": self.consumption,
+            "why": self.why,
             "live": self.live,
         }
         routes: list[BaseRoute] = [
@@ -144,9 +146,7 @@ class DashboardRoutes:
         return _json(await self._dashboard.trajectories(_query(request)))
 
     async def groups(self, request: Request) -> Response:
-        limit = _whole(request, "limit", 20)
-        if not 1 <= limit <= MAX_ROWS:
-            raise InvalidInput(f"limit is {limit}; it is a number of rows, from 1 to {MAX_ROWS}")
+        limit = _limit(request, 20)
         asked = request.query_params
         found = await self._dashboard.groups(
             asked.get("channel") or None, asked.get("find", ""), _whole(request, "offset", 0), limit
@@ -165,6 +165,17 @@ class DashboardRoutes:
             *_named(request), _whole(request, "step", 0), offset, min(_whole(request, "limit", 500), MAX_TOKENS)
         )
         return _json(found)
+
+    async def consumption(self, request: Request) -> Response:
+        return _json(await self._dashboard.consumption(_whole(request, "offset", 0), _limit(request, 50)))
+
+    async def why(self, request: Request) -> Response:
+        name = request.query_params.get("name")
+        if not name:
+            raise InvalidInput(
+                "name what is asked about: ?name=..., a trajectory, a call, a prompt, a lease or a batch"
+            )
+        return _json(await self._dashboard.why(name, request.query_params.get("channel") or None))
 
     async def live(self, request: Request) -> Response:
         if self._live.full:
@@ -236,6 +247,13 @@ def _whole(request: Request, name: str, usual: int) -> int:
     if not (given.isascii() and given.isdecimal() and len(given) <= 9):
         raise InvalidInput(f"{name} is {shown(given)}; it must be a whole number")
     return int(given)
+
+
+def _limit(request: Request, usual: int) -> int:
+    found = _whole(request, "limit", usual)
+    if not 1 <= found <= MAX_ROWS:
+        raise InvalidInput(f"limit is {found}; it is a number of rows, from 1 to {MAX_ROWS}")
+    return found
 
 
 def _json(value: Any) -> Response:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from headrace.data.trajectory import Trajectory
 from headrace.pool.embedded import DataPool
 from headrace.pool.readonly import JournalView
@@ -16,6 +18,8 @@ Row = dict[str, Any]
 
 #: A journal is read again after so many times the seconds that reading it took.
 REST_FACTOR = 20.0
+#: Events that are asked for at a time and kept, and how often: a pool keeps some thousands.
+EVENTS_A_PAGE, EVENT_PAGES = 500, 40
 
 
 class PoolSource(Protocol):
@@ -38,6 +42,13 @@ class PoolSource(Protocol):
 
     def consumed(self, channel: str) -> Iterator[Trajectory]:
         """Trajectories that a trainer has taken, where they can still be read."""
+
+    def events(self) -> list[Row]:
+        """The latest things that the pool noted: drops, late rewards, redeliveries, versions."""
+
+    @property
+    def journal(self) -> Path | None:
+        """The folder of its journal, where that can be read from here."""
 
 
 class RunningPool:
@@ -69,6 +80,21 @@ class RunningPool:
     def consumed(self, channel: str) -> Iterator[Trajectory]:
         return iter(())
 
+    def events(self) -> list[Row]:
+        found: list[Row] = []
+        for _ in range(EVENT_PAGES):
+            page = self._pool.events(found[-1]["cursor"] + 1 if found else 0, limit=EVENTS_A_PAGE)
+            found = [*found, *(msgspec.to_builtins(event) for event in page)][-EVENTS_A_PAGE:]
+            if len(page) < EVENTS_A_PAGE:
+                break
+        return found
+
+    @property
+    def journal(self) -> Path | None:
+        """Of a pool in this process alone: another one's may be on another machine."""
+        found = self._pool.describe()["journal"] if isinstance(self._pool, DataPool) else None
+        return None if found is None else Path(found)
+
 
 class JournalFolder(RunningPool):
     """A journal's folder, also one that a process has open: read as it was at one moment, and again when it changed."""
@@ -84,7 +110,7 @@ class JournalFolder(RunningPool):
     def refresh(self) -> None:
         if self._view is not None and self._clock() < self._next_reading:
             return
-        found = _fingerprint(self._folder)
+        found = fingerprint(self._folder)
         if found == self._seen:
             return
         begun = self._clock()
@@ -99,13 +125,17 @@ class JournalFolder(RunningPool):
         assert self._view is not None
         return self._view.consumed(channel)
 
+    @property
+    def journal(self) -> Path:
+        return self._folder
+
     def close(self) -> None:
         """Frees what was read."""
         if self._view is not None:
             self._view.close()
 
 
-def _fingerprint(folder: Path) -> tuple[Any, ...]:
+def fingerprint(folder: Path) -> tuple[Any, ...]:
     """What changes when the journal does: its files, their sizes and times."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     return tuple((path.name, (found := path.stat()).st_size, found.st_mtime_ns) for path in files)

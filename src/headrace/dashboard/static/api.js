@@ -1,6 +1,6 @@
 // Requests to the server that this page came from.
 
-export class NeedsLogin extends Error {}
+export class NeedsLogin extends Error { name = "NeedsLogin"; }
 
 async function answer(response) {
   const body = await response.json().catch(() => ({}));

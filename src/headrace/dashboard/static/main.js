@@ -2,12 +2,13 @@
 
 import { NeedsLogin, get, listen, post } from "./api.js";
 import { el, number } from "./dom.js";
+import * as consumption from "./consumption.js";
 import * as groups from "./groups.js";
 import * as overview from "./overview.js";
 import * as trajectories from "./trajectories.js";
 import * as trajectory from "./trajectory.js";
 
-const VIEWS = { overview, trajectories, groups, trajectory };
+const VIEWS = { overview, trajectories, groups, consumption, trajectory };
 const byId = (id) => document.getElementById(id);
 const view = byId("view");
 let current = null, live = {}, stop = null;
@@ -89,7 +90,7 @@ byId("logout").addEventListener("click", async () => {
 addEventListener("hashchange", () => stop && show());
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
-  const to = { o: "overview", t: "trajectories", g: "groups" }[event.key];
+  const to = { o: "overview", t: "trajectories", g: "groups", c: "consumption" }[event.key];
   if (to) go(to, {});
   if (event.key === "/") { event.preventDefault(); view.querySelector("input[type=search]")?.focus(); }
 });

@@ -1,6 +1,7 @@
 // One trajectory: its branches as conversations, its steps, and any step's tokens.
 
 import { get } from "./api.js";
+import { whyLink } from "./consumption.js";
 import { el, fill, hostile, number, plain, table, when } from "./dom.js";
 
 const TOKENS = 500, STEPS = 200;
@@ -55,6 +56,7 @@ export function open(view, asked, go) {
     const inside = (value) => hostile(typeof value === "string" ? value : JSON.stringify(value));
     fill(body,
       el("dl", { class: "facts" }, Object.entries(facts).flatMap(([name, value]) => [el("dt", {}, hostile(name)), el("dd", {}, inside(value))])),
+      el("p", {}, whyLink(t.uid, "What became of it")),
       el("h2", {}, found.total_leaves > 1 ? `Conversation: ${number(found.total_leaves)} branches` : "Conversation"),
       found.total_leaves > 1 ? el("div", { class: "row" }, found.leaves.map((leaf) => el("button", { type: "button", onclick: () => converse(talk, leaf) }, `to step ${leaf}`))) : null,
       talk,
