@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.dashboard.index import TrajectoryIndex
+from headrace.dashboard.name_text import NameText
 from headrace.dashboard.records import TrajectoryQuery, TrajectoryRecord
 from headrace.data.errors import InvalidInput
 
@@ -134,3 +135,31 @@ def test_a_query_names_what_is_wrong_with_it() -> None:
         TrajectoryQuery(sort="colour")
     with pytest.raises(InvalidInput, match="limit is 0"):
         TrajectoryQuery(limit=0)
+
+
+def test_a_part_of_a_name_is_found_wherever_it_stands_and_whatever_became_of_other_rows() -> None:
+    names = NameText()
+    for slot in range(10_000):
+        names.put(slot, f"u{slot}", f"p{slot // 2}")
+    assert names.find("u9999") == {9999}
+    assert names.find("p4999") == {9998, 9999}
+    assert names.find("u123") == {123, *range(1230, 1240)}
+    names.drop(123)
+    names.drop(1230)
+    names.put(1230, "another", "line\nbreak")
+    assert names.find("u123") == set(range(1231, 1240))
+    assert names.find("e\nb") == names.find("e b") == {1230}
+    assert names.find("her\nl") == set()
+    assert len(names.find("p")) == 9_998
+
+
+def test_pages_deep_in_a_sorted_list_are_those_of_the_whole_list() -> None:
+    index = TrajectoryIndex()
+    for number in range(300):
+        index.put(TrajectoryRecord(f"t{number}", "p", "train", reward=None if number % 7 == 0 else float(number % 5)))
+    for descending in (False, True):
+        whole = index.page(TrajectoryQuery(sort="reward", descending=descending, limit=500)).rows
+        assert [row.reward is None for row in whole] == sorted(row.reward is None for row in whole)
+        for offset in range(0, 300, 37):
+            page = index.page(TrajectoryQuery(sort="reward", descending=descending, offset=offset, limit=20))
+            assert page.rows == whole[offset : offset + 20]

@@ -342,7 +342,7 @@ def _lease(batch: SeenBatch) -> str:
 
 def read_history(folder: Path, rest: Callable[[], None] = lambda: None) -> JournalHistory:
     """The history of a journal's folder, also of one that a process has open, which is read as it was at one moment.
-    `rest` is called between commits. Raises `NotFound` where there is no journal, `JournalError` where one is damaged."""
+    `rest` is called between commits. Raises `NotFound` where there is no journal, `JournalError` for a damaged one."""
     check_journal(folder)
     for left in reversed(range(LIVE_READINGS)):
         history = JournalHistory()

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from headrace.dashboard.name_text import NameText
 from headrace.dashboard.records import TrajectoryPage, TrajectoryQuery, TrajectoryRecord
 
 #: Rows that are kept: some 600 bytes each, so 120 MB.
@@ -23,20 +25,19 @@ PRESENT = ("queued", "leased")
 Slots = npt.NDArray[np.int64]
 Key = tuple[str, str]
 
-_COLUMNS = np.dtype(
-    [
-        ("alive", np.bool_),
-        ("number", np.int64),
-        ("state", np.int32),
-        ("channel", np.int32),
-        ("complete", np.bool_),
-        ("steps", np.int64),
-        ("tokens", np.int64),
-        ("reward", np.float64),
-        ("version", np.int64),
-        ("created_at", np.float64),
-    ]
-)
+#: Each in an array of its own: a filter reads the columns that it is about, and no others.
+_COLUMNS: dict[str, type[np.generic]] = {
+    "alive": np.bool_,
+    "number": np.int64,
+    "state": np.int32,
+    "channel": np.int32,
+    "complete": np.bool_,
+    "steps": np.int64,
+    "tokens": np.int64,
+    "reward": np.float64,
+    "version": np.int64,
+    "created_at": np.float64,
+}
 
 
 class _Codes:
@@ -62,7 +63,8 @@ class TrajectoryIndex:
 
     def __init__(self, most: int = MAX_TRAJECTORIES) -> None:
         self._most = most
-        self._columns = np.zeros(min(most, 1024), _COLUMNS)
+        self._columns = {name: np.zeros(min(most, 1024), kind) for name, kind in _COLUMNS.items()}
+        self._names = NameText()
         self._rows: list[TrajectoryRecord | None] = []
         self._slots: dict[Key, int] = {}
         self._free: list[int] = []
@@ -93,18 +95,20 @@ class TrajectoryIndex:
         self._prompts.setdefault((record.channel, record.prompt_uid), {})[record.uid] = None
         for tag in record.tags:
             self._tags.setdefault(tag, set()).add(slot)
-        self._columns[slot] = (
-            True,
-            self._columns[slot]["number"],
-            self._states.of(record.state),
-            self._channels.of(record.channel),
-            record.complete,
-            record.steps,
-            record.tokens,
-            np.nan if record.reward is None else record.reward,
-            record.version,
-            np.nan if record.created_at is None else record.created_at,
-        )
+        self._names.put(slot, record.uid, record.prompt_uid)
+        values = {
+            "alive": True,
+            "state": self._states.of(record.state),
+            "channel": self._channels.of(record.channel),
+            "complete": record.complete,
+            "steps": record.steps,
+            "tokens": record.tokens,
+            "reward": np.nan if record.reward is None else record.reward,
+            "version": record.version,
+            "created_at": np.nan if record.created_at is None else record.created_at,
+        }
+        for name, value in values.items():
+            self._columns[name][slot] = value
         if record.state in PRESENT:
             self._retired.pop(key, None)
         else:
@@ -128,11 +132,23 @@ class TrajectoryIndex:
         """The rows of a query. Those without a value come last, whichever way it is sorted."""
         slots = self._select(query)
         values = self._columns[query.sort][slots].astype(np.float64)
-        missing = np.isnan(values)
+        if query.descending:
+            np.negative(values, out=values)
+        # Those without a value are NaN, which numpy sorts last; the newest of equals comes first, or last.
         numbers = self._columns["number"][slots]
-        way = -1.0 if query.descending else 1.0
-        order = np.lexsort((numbers * int(way), np.where(missing, 0.0, values * way), missing))
-        chosen = slots[order[query.offset : query.offset + query.limit]]
+        ties = -numbers if query.descending else numbers
+        end = query.offset + query.limit
+        if end < len(slots):  # the rows before the page's end, in any order, are found in one pass
+            last = np.partition(values, end - 1)[end - 1]
+            if not np.isnan(last):
+                near = np.flatnonzero(values <= last)
+                slots_near, values, ties = slots[near], values[near], ties[near]
+            else:
+                slots_near = slots
+        else:
+            slots_near = slots
+        order = np.lexsort((ties, values))
+        chosen = slots_near[order[query.offset : end]]
         return TrajectoryPage(self._records(chosen), len(slots), len(self))
 
     def prompts(
@@ -150,54 +166,57 @@ class TrajectoryIndex:
 
     def measured(self, name: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """A column of every row, with which of them were consumed, and which left the pool otherwise."""
-        rows = self._columns[: len(self._rows)]
-        alive = rows["alive"]
-        states = rows["state"][alive]
+        alive = self._column("alive")
+        states = self._column("state")[alive]
         consumed = states == self._states.known("consumed")
         present = np.isin(states, [self._states.known(name) for name in PRESENT])
-        return rows[name][alive].astype(np.float64), consumed, ~consumed & ~present
+        return self._column(name)[alive].astype(np.float64), consumed, ~consumed & ~present
+
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        """A column, as far as there are rows."""
+        return self._columns[name][: len(self._rows)]
 
     def _select(self, query: TrajectoryQuery) -> Slots:
-        if query.uid is not None:
-            slots = (
-                [slot for (_, uid), slot in self._slots.items() if uid == query.uid] if query.channel is None else []
-            )
-            if query.channel is not None and (query.channel, query.uid) in self._slots:
-                slots = [self._slots[query.channel, query.uid]]
-            return self._narrow(np.array(slots, np.int64), query)
-        if query.prompt_uid is not None:
-            channels = self._channels.names if query.channel is None else [query.channel]
-            uids = [(name, uid) for name in channels for uid in self._prompts.get((name, query.prompt_uid), ())]
-            return self._narrow(np.array([self._slots[key] for key in uids], np.int64), query)
-        if query.tag is not None:
-            return self._narrow(np.array(sorted(self._tags.get(query.tag, ())), np.int64), query)
-        return self._narrow(np.flatnonzero(self._columns["alive"][: len(self._rows)]), query)
+        few = self._few(query)
+        if few is not None:
+            return few[self._fits(query, few)]
+        return np.flatnonzero(self._fits(query, slice(0, len(self._rows))))
 
-    def _narrow(self, slots: Slots, query: TrajectoryQuery) -> Slots:
-        rows = self._columns[slots]
-        fits = np.ones(len(slots), np.bool_)
+    def _few(self, query: TrajectoryQuery) -> Slots | None:
+        """The slots that the names of a query leave; None where it names none."""
+        found: set[int] | None = None
+        channels = self._channels.names if query.channel is None else [query.channel]
+        if query.uid is not None:
+            found = {self._slots[name, query.uid] for name in channels if (name, query.uid) in self._slots}
+        if query.prompt_uid is not None:
+            keys = [(name, uid) for name in channels for uid in self._prompts.get((name, query.prompt_uid), ())]
+            found = _both(found, {self._slots[key] for key in keys})
+        if query.tag is not None:
+            found = _both(found, self._tags.get(query.tag, set()))
+        if query.find:
+            found = _both(found, self._names.find(query.find))
+        return None if found is None else np.fromiter(found, np.int64, len(found))
+
+    def _fits(self, query: TrajectoryQuery, slots: Slots | slice) -> npt.NDArray[np.bool_]:
+        """Which of those slots have the values that a query asks for."""
+        columns = self._columns
+        fits: npt.NDArray[np.bool_] = columns["alive"][slots].copy()
         if query.channel is not None:
-            fits &= rows["channel"] == self._channels.known(query.channel)
+            fits &= columns["channel"][slots] == self._channels.known(query.channel)
         if query.state is not None:
-            fits &= rows["state"] == self._states.known(query.state)
+            fits &= columns["state"][slots] == self._states.known(query.state)
         if query.complete is not None:
-            fits &= rows["complete"] == query.complete
+            fits &= columns["complete"][slots] == query.complete
         with np.errstate(invalid="ignore"):  # a row without a reward is in no range
             if query.min_reward is not None:
-                fits &= rows["reward"] >= query.min_reward
+                fits &= columns["reward"][slots] >= query.min_reward
             if query.max_reward is not None:
-                fits &= rows["reward"] <= query.max_reward
+                fits &= columns["reward"][slots] <= query.max_reward
         if query.min_version is not None:
-            fits &= rows["version"] >= query.min_version
+            fits &= columns["version"][slots] >= query.min_version
         if query.max_version is not None:
-            fits &= rows["version"] <= query.max_version
-        slots = slots[fits]
-        if query.tag is not None and (query.uid is not None or query.prompt_uid is not None):
-            tagged = self._tags.get(query.tag, set())
-            slots = np.array([slot for slot in slots.tolist() if slot in tagged], np.int64)
-        if query.find:
-            slots = np.array([slot for slot in slots.tolist() if _names(self._rows[slot], query.find)], np.int64)
-        return slots
+            fits &= columns["version"][slots] <= query.max_version
+        return fits
 
     def _records(self, slots: Iterable[int]) -> list[TrajectoryRecord]:
         return [record for slot in slots if (record := self._rows[int(slot)]) is not None]
@@ -210,12 +229,11 @@ class TrajectoryIndex:
         else:
             slot = len(self._rows)
             self._rows.append(None)
-            if slot == len(self._columns):
-                grown = np.zeros(min(2 * slot, self._most), _COLUMNS)
-                grown[:slot] = self._columns
-                self._columns = grown
+            if slot == len(self._columns["number"]):
+                more = min(2 * slot, self._most) - slot
+                self._columns = {name: np.pad(column, (0, more)) for name, column in self._columns.items()}
         self._slots[key] = slot
-        self._columns[slot]["number"] = self._next
+        self._columns["number"][slot] = self._next
         self._next += 1
         return slot
 
@@ -227,7 +245,8 @@ class TrajectoryIndex:
         assert record is not None
         self._untag(slot)
         self._rows[slot] = None
-        self._columns[slot]["alive"] = False
+        self._columns["alive"][slot] = False
+        self._names.drop(slot)
         prompt = (record.channel, record.prompt_uid)
         self._prompts[prompt].pop(record.uid, None)
         if not self._prompts[prompt]:
@@ -241,5 +260,5 @@ class TrajectoryIndex:
             self._tags[tag].discard(slot)
 
 
-def _names(record: TrajectoryRecord | None, part: str) -> bool:
-    return record is not None and (part in record.uid or part in record.prompt_uid)
+def _both(found: set[int] | None, others: set[int]) -> set[int]:
+    return others if found is None else found & others
