@@ -76,14 +76,19 @@ def test_survivors_warn_where_the_long_ones_are_lost() -> None:
         long = number % 2 == 1
         state = "stale" if long and number % 4 == 1 else "consumed"
         index.put(TrajectoryRecord(f"t{number}", "p", "default", state=state, steps=1, tokens=500 if long else 5))
-    by_tokens, by_turns, by_reward = survivors(index)
+    for number in range(30):
+        index.put(TrajectoryRecord(f"o{number}", "p", "other", state="timeout", steps=2))
+    by_tokens, by_turns, by_reward, by_channel = survivors(index)
+    assert [(row.label, row.share) for row in by_channel.rows] == [("default", 0.75), ("other", 0.0)]
+    assert by_channel.warning is not None
     assert [(row.label, row.known, row.consumed, row.dropped) for row in by_tokens.rows] == [
+        ("0", 30, 0, 30),
         ("4 to 7", 50, 50, 0),
         ("256 to 511", 50, 25, 25),
     ]
     assert by_tokens.warning is not None
-    assert "50% of 256 to 511" in by_tokens.warning
-    assert by_turns.warning is None
+    assert "0% of 0 were trained on, and 100% of 4 to 7" in by_tokens.warning
+    assert by_turns.warning is not None
     assert by_reward.rows == []
 
 

@@ -162,13 +162,28 @@ def survivors(index: TrajectoryIndex) -> list[SurvivorTable]:
         rows = []
         for low, high, label in _ranges(values, column):
             inside = (values >= low) & (values < high)
-            if not inside.any():
-                continue
-            taken, lost = int((inside & consumed).sum()), int((inside & dropped).sum())
-            share = taken / (taken + lost) if taken + lost else None
-            rows.append(SurvivorRow(label, int(inside.sum()), taken, lost, share))
+            if inside.any():
+                rows.append(_survivor_row(label, inside, consumed, dropped))
         found.append(SurvivorTable(words, rows, _unequal(words, rows)))
-    return found
+    return [*found, _by_channel(index)]
+
+
+def _by_channel(index: TrajectoryIndex) -> SurvivorTable:
+    """Environments and kinds of agents feed channels of their own."""
+    _, consumed, dropped = index.measured("steps")
+    names, numbers = index.channels()
+    rows = []
+    for number, name in enumerate(names):
+        inside = numbers == number
+        if inside.any():
+            rows.append(_survivor_row(name, inside, consumed, dropped))
+    return SurvivorTable("channel", rows if len(rows) > 1 else [], _unequal("channel", rows))
+
+
+def _survivor_row(label: str, inside: Any, consumed: Any, dropped: Any) -> SurvivorRow:
+    taken, lost = int((inside & consumed).sum()), int((inside & dropped).sum())
+    share = taken / (taken + lost) if taken + lost else None
+    return SurvivorRow(label, int(inside.sum()), taken, lost, share)
 
 
 def _ranges(values: Any, column: str) -> list[tuple[float, float, str]]:

@@ -172,6 +172,10 @@ class TrajectoryIndex:
         present = np.isin(states, [self._states.known(name) for name in PRESENT])
         return self._column(name)[alive].astype(np.float64), consumed, ~consumed & ~present
 
+    def channels(self) -> tuple[list[str], npt.NDArray[np.int32]]:
+        """The channels' names, and each row's, by its number among them; the rows are those of `measured`."""
+        return self._channels.names, self._column("channel")[self._column("alive")]
+
     def _column(self, name: str) -> npt.NDArray[Any]:
         """A column, as far as there are rows."""
         return self._columns[name][: len(self._rows)]

@@ -56,11 +56,12 @@ function survivors(tables) {
     el("h3", {}, `By ${one.measure}`),
     one.warning ? el("p", { class: "warning" }, one.warning) : null,
     table([
-      { title: one.measure, cell: (row) => row.label },
+      { title: one.measure, cell: (row) => hostile(row.label) },
       { title: "known", numeric: true, cell: (row) => number(row.known) },
       { title: "consumed", numeric: true, cell: (row) => number(row.consumed) },
       { title: "dropped", numeric: true, cell: (row) => number(row.dropped) },
       { title: "trained on", numeric: true, cell: (row) => (row.share === null ? "–" : `${Math.round(100 * row.share)} %`) },
+      { title: "", optional: true, cell: (row) => (row.share === null ? "" : el("progress", { max: 1, value: row.share, "aria-hidden": "true" })) },
     ], one.rows, "")));
 }
 
