@@ -14,8 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from headrace.dashboard import detail as details
 from headrace.dashboard.consumption import ConsumptionPage, HistoryKeeper, consumption
+from headrace.dashboard.exports import ExportFormat, ExportResult, write_export
 from headrace.dashboard.figures import LedgerRates, MetricsFile, group_record, survivors, waits
 from headrace.dashboard.follow import PoolFollower
 from headrace.dashboard.index import TrajectoryIndex
@@ -154,6 +157,21 @@ class Dashboard:
             return why(history, name, channel)
 
         return await self._run_on_history(make)
+
+    async def export(self, query: TrajectoryQuery, what: ExportFormat, path: Path) -> ExportResult:
+        """Writes all that fit a query, whichever page it asks for, to a file. Raises `InvalidInput` where they cannot
+        be written so."""
+        await self._attend(whole=False)
+        keys = await self._run(lambda: self._index.keys(query))
+        filters = {name: value for name, value in msgspec.to_builtins(query).items() if value not in (None, "")}
+        for name in ("sort", "descending", "offset", "limit"):
+            filters.pop(name, None)
+
+        def write() -> ExportResult:
+            reader, title = self._sample_reader(), self.source.title
+            return write_export(path, what, keys, self._read, reader=reader, source=title, filters=filters)
+
+        return await self._run_on_history(write)
 
     async def settled(self) -> None:
         """Waits until a sweep that begins after this call has gone through the whole pool."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from headrace.dashboard.exports import branch_messages
 from headrace.dashboard.follow import record_of
 from headrace.dashboard.records import (
     ShownConversation,
@@ -91,19 +92,11 @@ def conversation(trajectory: Trajectory, leaf: int, reader: SampleReader | None)
     record = _record(trajectory, leaf)
     if reader is None:
         return ShownConversation(leaf, None, why_none="no tokenizer is known here")
-    tree, parents = trajectory.tree, trajectory.parents
     length = record.end
     if length > MAX_READ_TOKENS:
         return ShownConversation(leaf, None, why_none=f"the branch has {length} tokens; see the tokens of its steps")
-    spans, at = [], leaf
-    while at >= 0:
-        head = tree.records[at].head
-        spans.append((tree.records[at].end - head.n_response, tree.records[at].end))
-        at = parents[at]
-    spans.reverse()
-    ids = np.frombuffer(bytes(tree.whole(leaf)), "<i4").tolist()
     try:
-        found = reader.messages(ids[: spans[0][0]], spans, ids)
+        found = branch_messages(trajectory, leaf, reader)
     except Exception as error:  # templates and parsers of strangers may raise anything
         return ShownConversation(leaf, None, why_none=f"it cannot be read back: {type(error).__name__}: {error}"[:500])
     shown = [_message(message) for message in found[-MAX_MESSAGES:]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -151,10 +152,19 @@ class TrajectoryIndex:
         chosen = slots_near[order[query.offset : end]]
         return TrajectoryPage(self._records(chosen), len(slots), len(self))
 
+    def keys(self, query: TrajectoryQuery) -> list[tuple[str, str, str]]:
+        """All that fit a query, whichever page it asks for, oldest first: channel, prompt's uid and uid."""
+        slots = self._select(query)
+        slots = slots[np.argsort(self._columns["number"][slots])]
+        return [(row.channel, row.prompt_uid, row.uid) for row in self._records(slots)]
+
     def prompts(
         self, channel: str | None, find: str, offset: int, limit: int
     ) -> tuple[list[list[TrajectoryRecord]], int]:
         """Groups whose prompt's uid has `find` in it, newest first, as their trajectories; and how many there are."""
+        if channel is None and not find:
+            shown = islice(reversed(self._prompts), offset, offset + limit)
+            return [self.group(*key) for key in shown], len(self._prompts)
         keys = [key for key in self._prompts if (channel is None or key[0] == channel) and find in key[1]]
         keys.reverse()
         return [self.group(*key) for key in keys[offset : offset + limit]], len(keys)

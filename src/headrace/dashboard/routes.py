@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from importlib import resources
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 import msgspec
 import orjson
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from headrace.dashboard.dashboard import Dashboard
 from headrace.dashboard.detail import MAX_TOKENS
+from headrace.dashboard.exports import check_format
 from headrace.dashboard.live import LiveFigures
 from headrace.dashboard.login import REQUEST_HEADER, DashboardLogin, same_origin
 from headrace.dashboard.records import MAX_ROWS, TrajectoryQuery
@@ -71,6 +77,7 @@ class DashboardRoutes:
             "tokens": self.tokens,
             "consumption": self.consumption,
             "why": self.why,
+            "export": self.export,
             "live": self.live,
         }
         routes: list[BaseRoute] = [
@@ -177,6 +184,28 @@ class DashboardRoutes:
             )
         return _json(await self._dashboard.why(name, request.query_params.get("channel") or None))
 
+    async def export(self, request: Request) -> Response:
+        """What a filter shows, as a file to keep: it is written whole, then sent, then removed."""
+        what = check_format(request.query_params.get("format", ""))
+        query = _query(request, but=("format",))
+        suffix = ".parquet" if what.endswith(".parquet") else ".jsonl"
+        folder = await run_in_threadpool(mkdtemp, prefix="headrace-export-")
+        path = Path(folder) / f"export{suffix}"
+        try:
+            done = await self._dashboard.export(query, what, path)
+        except BaseException:
+            rmtree(folder, ignore_errors=True)
+            raise
+        counts = "; ".join(f"{name}={count}" for name, count in msgspec.to_builtins(done).items())
+        name = f"headrace-{what.removesuffix(suffix)}{suffix}"
+        return FileResponse(
+            path,
+            media_type="application/octet-stream",
+            filename=name,
+            headers={**SECURITY_HEADERS, "cache-control": "no-store", "x-headrace-export": counts},
+            background=BackgroundTask(rmtree, folder, ignore_errors=True),
+        )
+
     async def live(self, request: Request) -> Response:
         if self._live.full:
             return _error(503, "too many pages are open")
@@ -225,8 +254,8 @@ def dashboard_app(dashboard: Dashboard, login: DashboardLogin) -> Starlette:
     return Starlette(routes=[*served.routes, Route("/", served.redirect)], lifespan=lifespan)
 
 
-def _query(request: Request) -> TrajectoryQuery:
-    given = {name: value for name, value in request.query_params.items() if value != ""}
+def _query(request: Request, but: Collection[str] = ()) -> TrajectoryQuery:
+    given = {name: value for name, value in request.query_params.items() if value != "" and name not in but}
     try:
         return msgspec.convert(given, TrajectoryQuery, strict=False)
     except msgspec.ValidationError as error:

@@ -11,6 +11,7 @@ import msgspec
 
 from headrace.data.trajectory import Trajectory
 from headrace.pool.embedded import DataPool
+from headrace.pool.errors import Gone
 from headrace.pool.readonly import JournalView
 from headrace.pool.remote import RemotePool
 
@@ -124,6 +125,16 @@ class JournalFolder(RunningPool):
     def consumed(self, channel: str) -> Iterator[Trajectory]:
         assert self._view is not None
         return self._view.consumed(channel)
+
+    def trajectory(self, channel: str, uid: str) -> Trajectory:
+        """Also one that was consumed, as far as the journal still holds it."""
+        try:
+            return super().trajectory(channel, uid)
+        except Gone:
+            found = self._view.consumed_trajectory(uid, channel) if self._view is not None else None
+            if found is None:
+                raise
+            return found
 
     @property
     def journal(self) -> Path:

@@ -16,6 +16,12 @@ export async function get(name, asked = {}, signal = undefined) {
   return answer(await fetch(`api/${name}${query && "?"}${query}`, { signal }));
 }
 
+/** Where a file of what a filter shows is downloaded. */
+export function exportAddress(asked) {
+  const given = Object.entries(asked).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  return `api/export?${new URLSearchParams(given)}`;
+}
+
 export async function post(name, body = {}) {
   const headers = { "content-type": "application/json", "x-headrace-dashboard": "1" };
   return answer(await fetch(`api/${name}`, { method: "POST", headers, body: JSON.stringify(body) }));

@@ -1,9 +1,13 @@
 // All trajectories: found, sorted, paged. What is asked for stands in the address, so that it can be kept and shared.
 
-import { get } from "./api.js";
+import { exportAddress, get } from "./api.js";
 import { el, hostile, number, table, when } from "./dom.js";
 
 const ROWS = 50;
+const EXPORTS = {
+  "steps.jsonl": "steps (JSONL)", "steps.parquet": "steps (Parquet)", "sequences.jsonl": "sequences (JSONL)", "sequences.parquet": "sequences (Parquet)",
+  sft: "conversations (SFT)", preferences: "best against worst (preferences)",
+};
 const COLUMNS = [
   { title: "trajectory", name: true, cell: (row) => link(row) },
   { title: "prompt", name: true, optional: true, cell: (row) => hostile(row.prompt_uid) },
@@ -52,6 +56,14 @@ export function open(view, asked, go) {
     return { ...column, head, sorted: sorted ? (down ? "descending" : "ascending") : undefined };
   }
 
+  /** Links that download all that the filter shows, not only this page. */
+  function exports(total) {
+    const { offset: _, sort: __, descending: ___, ...filter } = asked;
+    const to = (format) => exportAddress({ ...filter, format });
+    return el("p", { class: "row exports" }, `Download all ${number(total)}:`,
+      Object.entries(EXPORTS).map(([format, words]) => el("a", { href: to(format), download: "" }, words)));
+  }
+
   async function draw() {
     const [choices, page] = await Promise.all([get("choices"), get("trajectories", { ...asked, limit: ROWS })]);
     if (closed) return;
@@ -74,7 +86,8 @@ export function open(view, asked, go) {
       el("div", { class: "row" },
         el("button", { type: "button", "data-page": "previous", disabled: offset === 0, onclick: () => change({ offset: Math.max(0, offset - ROWS) }) }, "← Previous"),
         el("button", { type: "button", "data-page": "next", disabled: last >= page.total, onclick: () => change({ offset: offset + ROWS }) }, "Next →"),
-        el("button", { type: "button", onclick: draw }, "Refresh")));
+        el("button", { type: "button", onclick: draw }, "Refresh")),
+      page.total ? exports(page.total) : el("p"));
   }
   return { ready: draw(), close() { closed = true; } };
 }
