@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import orjson
 import pytest
 from tests.dashboard.conftest import Serving
 from tests.dashboard.test_follow import submit
 
 from headrace import DataPool, Step
+from headrace.dashboard.dashboard import Dashboard
+from headrace.dashboard.single_file import collect, single_file
+from headrace.dashboard.source import RunningPool
 from headrace.pool.config import DEFAULT_CHANNEL
 
 #: What agents may write, and name their trajectories.
@@ -84,6 +92,65 @@ def test_a_step_is_shown_token_by_token(page: Any, serving: Serving) -> None:
         page.get_by_role("button", name="loss mask").click()
         assert page.locator(".tokens .trained").all_inner_texts() == ["7", "8"]
         assert "log-prob -1.0000" in (page.locator(".tokens .token").nth(3).get_attribute("title") or "")
+
+
+def test_batches_lead_to_what_became_of_their_calls_and_back(page: Any, serving: Serving, tmp_path: Path) -> None:
+    with DataPool(tmp_path, durability="os", defaults={"n_rollouts": 2}) as pool, serving(pool) as address:
+        for group in range(3):
+            submit(pool, group)
+        pool.fetch_batch(2, timeout=0)
+        page.goto(f"{address}/#/consumption")
+        page.get_by_role("link", name="batch 1", exact=True).click()
+        wait(page, "Batch 1 of 2 groups was consumed on hand-out.")
+        page.locator("[data-view=why] tr", has_text="step 1 of g1-1").get_by_role("link", name="look").click()
+        page.get_by_role("link", name="What became of it").click()
+        wait(page, "It was trained on: batch 1 was handed out for good.")
+        page.get_by_role("searchbox").fill("nobody")
+        page.keyboard.press("Enter")
+        wait(page, "the journal tells of no trajectory, call, prompt, lease or batch 'nobody'")
+
+
+def test_what_a_filter_shows_is_downloaded(page: Any, serving: Serving) -> None:
+    with DataPool(defaults={"n_rollouts": 2}) as pool, serving(pool) as address:
+        for group in range(3):
+            submit(pool, group)
+        page.goto(f"{address}/#/trajectories?tag=odd")
+        settled(page, 6)
+        page.get_by_role("button", name="Find").click()
+        wait(page, "1 to 2 of 2")
+        with page.expect_download() as begun:
+            page.get_by_role("link", name="steps (JSONL)").click()
+        rows = [orjson.loads(line) for line in Path(begun.value.path()).read_bytes().splitlines()]
+        assert {row["trajectory_uid"] for row in rows} == {"g1-0", "g1-1"}
+
+
+def test_one_file_shows_the_same_without_a_server(page: Any, tmp_path: Path) -> None:
+    async def written(pool: DataPool) -> bytes:
+        async with Dashboard(RunningPool(pool, "a file of tests")) as dashboard:
+            return single_file(await collect(dashboard))
+
+    with DataPool(defaults={"n_rollouts": 2}) as pool:
+        for group in range(30):
+            submit(pool, group)
+        (tmp_path / "run.html").write_bytes(in_a_loop_of_its_own(written(pool)))
+    page.goto(f"file://{tmp_path}/run.html")
+    page.wait_for_selector("[data-view=flow]")
+    assert page.locator("[data-view=flow] > div b").first.inner_text() == "120"
+    page.keyboard.press("t")
+    wait(page, "1 to 50 of 60")
+    page.get_by_role("searchbox").fill("g29")
+    page.keyboard.press("Enter")
+    wait(page, "1 to 2 of 2")
+    page.locator("tbody a").first.click()
+    page.locator("[data-step='0']").click()
+    wait(page, "Tokens of step 0")
+    assert page.locator(".tokens .token").all_inner_texts() == ["1", "2", "7", "8"]
+
+
+def in_a_loop_of_its_own(work: Coroutine[Any, Any, bytes]) -> bytes:
+    """What a coroutine returns; in a thread, since playwright's loop runs in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def test_hostile_names_and_texts_are_text(page: Any, serving: Serving) -> None:
@@ -167,7 +234,7 @@ def test_nothing_is_wider_than_the_screen(page: Any, serving: Serving, width: in
         page.set_viewport_size({"width": width, "height": 800})
         page.goto(address)
         settled(page, 2)
-        for view in ("overview", "trajectories", "groups", f"trajectory?channel={DEFAULT_CHANNEL}&uid=g0-1"):
+        for view in ("overview", "trajectories", "groups", "consumption", f"trajectory?channel={DEFAULT_CHANNEL}&uid=g0-1"):
             page.goto(f"{address}/#/{view}")
             page.wait_for_selector("main h1")
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view

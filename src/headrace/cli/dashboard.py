@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +11,21 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from headrace.cli.common import TargetCommand, connected, folder_of, listening_on, log_to_stderr, warn_unprotected
-from headrace.commands import command
+from headrace.cli.common import (
+    TargetCommand,
+    connected,
+    folder_of,
+    listening_on,
+    log_to_stderr,
+    megabytes,
+    warn_unprotected,
+)
+from headrace.commands import Usage, command
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from headrace.dashboard.dashboard import Dashboard
     from headrace.dashboard.source import PoolSource
 
 #: The environment variable of `--admin-key`.
@@ -24,7 +34,8 @@ KEY_OF_DASHBOARD = "HEADRACE_DASHBOARD_KEY"
 
 class DashboardCommand(TargetCommand):
     """Serve a page on what a pool holds, until SIGTERM or Ctrl-C: figures, trajectories with their tokens, groups.
-    Prints one line with its address as soon as it serves. Nothing is changed.
+    Prints one line with its address as soon as it serves. Nothing is changed. With --export nothing is served: the page
+    is written to a file.
     """
 
     host: str | None = Field(None, description="address to listen on; 0.0.0.0 where a key is set, else 127.0.0.1")
@@ -37,6 +48,8 @@ class DashboardCommand(TargetCommand):
         None, description="the model's folder, to show texts; found by itself where TARGET is the journal of a run"
     )
 
+    export: Path | None = Field(None, description="write the page with all that it shows into one .html file, and end")
+
     def execute(self) -> None:
         from headrace.dashboard.dashboard import Dashboard
         from headrace.dashboard.login import DashboardLogin
@@ -44,6 +57,8 @@ class DashboardCommand(TargetCommand):
         from headrace.net.server import LocalOnly, Server, loopback, settle_memory, usual_host
         from headrace.tokens import do_without_torch, load_renderer
 
+        if self.export is not None and self.export.suffix.lower() not in (".html", ".htm"):
+            raise Usage(f"--export is {str(self.export)!r}; it is a page, so end it with .html")
         log_to_stderr()
         do_without_torch()
         key = self.admin_key or os.environ.get(KEY_OF_DASHBOARD) or None
@@ -56,6 +71,9 @@ class DashboardCommand(TargetCommand):
         renderer = load_renderer(tokenizer) if tokenizer is not None else None
         with self._source() as source:
             dashboard = Dashboard(source, metrics=metrics, renderer=lambda: renderer)
+            if self.export is not None:
+                asyncio.run(_export(dashboard, self.export))
+                return
             with listening_on(host, self.port):
                 app: ASGIApp = dashboard_app(dashboard, DashboardLogin(key))
                 if key is None and loopback(host):
@@ -79,6 +97,19 @@ class DashboardCommand(TargetCommand):
         with connected(self) as pool:
             pool.stats()  # so that a pool that is not there is told now
             yield RunningPool(pool, self.target)
+
+
+async def _export(dashboard: Dashboard, path: Path) -> None:
+    from headrace.dashboard.single_file import collect, single_file
+
+    async with dashboard:
+        answers = await collect(dashboard)
+    written = single_file(answers)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    draft.write_bytes(written)
+    draft.replace(path)
+    listed, whole = len(answers["trajectories"]), len(answers["whole"])
+    print(f"{listed} trajectories, {whole} of them whole, in {path} ({megabytes(len(written))})")
 
 
 def _beside(folder: Path | None, name: str, holding: str = "") -> Path | None:

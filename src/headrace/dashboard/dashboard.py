@@ -36,6 +36,7 @@ from headrace.dashboard.source import PoolSource
 from headrace.dashboard.why import Why, why
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.data.trajectory import Trajectory
+from headrace.pool.errors import PoolUnreachable
 from headrace.rewards.recorded import SampleReader
 from headrace.tokens import Renderer
 
@@ -176,6 +177,16 @@ class Dashboard:
     async def settled(self) -> None:
         """Waits until a sweep that begins after this call has gone through the whole pool."""
         await self._attend(whole=True)
+
+    async def read_once(self) -> None:
+        """Waits until the whole pool was read once. Raises `PoolUnreachable` where it does not answer."""
+        while not self._follower.done_once:
+            self._look()
+            swept = self._swept
+            with suppress(TimeoutError):
+                await asyncio.wait_for(swept.wait(), SWEEP_S)
+            if self._trouble is not None:
+                raise PoolUnreachable(self._trouble)
 
     # -- following -----------------------------------------------------------------------------------------------------
 

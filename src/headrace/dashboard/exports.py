@@ -115,7 +115,9 @@ class _Conversations:
         """A row for each branch that may be learned from."""
         for channel, _, uid in keys:
             trajectory = self._get(channel, uid)
-            for leaf in _leaves(trajectory) if trajectory is not None else ():
+            if trajectory is None:
+                continue
+            for leaf in _leaves(trajectory):
                 messages = self._messages(trajectory, leaf)
                 if messages is not None:
                     yield {"messages": messages, "reward": trajectory.reward, "provenance": self._of(trajectory, leaf)}
@@ -172,7 +174,11 @@ class _Conversations:
         for index in branch(trajectory, leaf):
             head = trajectory.tree.records[index].head
             extra = head.unpack_extra()
-            step = {"step_index": index, "call_id": extra.call_id, "policy_version": head.policy_version}
+            step: dict[str, Any] = {
+                "step_index": index,
+                "call_id": extra.call_id,
+                "policy_version": head.policy_version,
+            }
             for name in ("quality", "note", "quarantined"):
                 if getattr(extra, name) is not None:
                     step[name] = getattr(extra, name)

@@ -87,7 +87,7 @@ export function open(view) {
         drawn.set(title, made);
         places.charts.append(made.box);
       }
-      if (!drawn.size) places.charts.replaceChildren(el("p", { class: "soft" }, "No trainer's metrics are known here."));
+      if (!Object.keys(curves).length) places.charts.replaceChildren(el("p", { class: "soft" }, "No trainer's metrics are known here."));
       else places.charts.querySelector(":scope > p")?.remove();
       const found = survivors(tables);
       places.survivors.replaceChildren(...(found.length ? found : [el("p", { class: "soft" }, "No trajectory is known yet.")]));

@@ -60,6 +60,7 @@ export function open(view, asked, go) {
   function exports(total) {
     const { offset: _, sort: __, descending: ___, ...filter } = asked;
     const to = (format) => exportAddress({ ...filter, format });
+    if (to("sft") === null) return el("p");
     return el("p", { class: "row exports" }, `Download all ${number(total)}:`,
       Object.entries(EXPORTS).map(([format, words]) => el("a", { href: to(format), download: "" }, words)));
   }
