@@ -32,7 +32,36 @@ if TYPE_CHECKING:
 KEY_OF_DASHBOARD = "HEADRACE_DASHBOARD_KEY"
 
 
-class DashboardCommand(TargetCommand):
+class SourceCommand(TargetCommand):
+    """A command that only reads a pool, or a journal's folder, also one that a process has open."""
+
+    @contextmanager
+    def source(self) -> Iterator[PoolSource]:
+        """What TARGET names, opened to be read."""
+        from headrace.dashboard.source import JournalFolder, RunningPool
+
+        folder = folder_of(self.target)
+        if folder is not None:
+            journal = JournalFolder(folder)
+            try:
+                yield journal
+            finally:
+                journal.close()
+            return
+        with connected(self) as pool:
+            pool.stats()  # so that a pool that is not there is told now
+            yield RunningPool(pool, self.target)
+
+    @staticmethod
+    def beside(folder: Path | None, name: str, holding: str = "") -> Path | None:
+        """A file or folder of the run whose journal a folder is; None where there is none."""
+        if folder is None:
+            return None
+        found = folder.resolve().parent / name
+        return found if (found / holding if holding else found).exists() else None
+
+
+class DashboardCommand(SourceCommand):
     """Serve a page on what a pool holds, until SIGTERM or Ctrl-C: figures, trajectories with their tokens, groups.
     Prints one line with its address as soon as it serves. Nothing is changed. With --export nothing is served: the page
     is written to a file.
@@ -47,7 +76,6 @@ class DashboardCommand(TargetCommand):
     tokenizer_path: Path | None = Field(
         None, description="the model's folder, to show texts; found by itself where TARGET is the journal of a run"
     )
-
     export: Path | None = Field(None, description="write the page with all that it shows into one .html file, and end")
 
     def execute(self) -> None:
@@ -66,10 +94,10 @@ class DashboardCommand(TargetCommand):
         if key is None:
             warn_unprotected(host, "read everything", f"{KEY_OF_DASHBOARD} or --admin-key")
         folder = folder_of(self.target)
-        metrics = self.metrics or _beside(folder, "trainer/metrics.jsonl")
-        tokenizer = self.tokenizer_path or _beside(folder, "model", "tokenizer.json")
+        metrics = self.metrics or self.beside(folder, "trainer/metrics.jsonl")
+        tokenizer = self.tokenizer_path or self.beside(folder, "model", "tokenizer.json")
         renderer = load_renderer(tokenizer) if tokenizer is not None else None
-        with self._source() as source:
+        with self.source() as source:
             dashboard = Dashboard(source, metrics=metrics, renderer=lambda: renderer)
             if self.export is not None:
                 asyncio.run(_export(dashboard, self.export))
@@ -81,22 +109,6 @@ class DashboardCommand(TargetCommand):
                 server = Server(app, host, self.port, lifespan=True)
             settle_memory()
             server.run(lambda address: print(f"dashboard ready on {address}{PATH}", flush=True))
-
-    @contextmanager
-    def _source(self) -> Iterator[PoolSource]:
-        from headrace.dashboard.source import JournalFolder, RunningPool
-
-        folder = folder_of(self.target)
-        if folder is not None:
-            journal = JournalFolder(folder)
-            try:
-                yield journal
-            finally:
-                journal.close()
-            return
-        with connected(self) as pool:
-            pool.stats()  # so that a pool that is not there is told now
-            yield RunningPool(pool, self.target)
 
 
 async def _export(dashboard: Dashboard, path: Path) -> None:
@@ -110,14 +122,6 @@ async def _export(dashboard: Dashboard, path: Path) -> None:
     draft.replace(path)
     listed, whole = len(answers["trajectories"]), len(answers["whole"])
     print(f"{listed} trajectories, {whole} of them whole, in {path} ({megabytes(len(written))})")
-
-
-def _beside(folder: Path | None, name: str, holding: str = "") -> Path | None:
-    """A file or folder of the run whose journal a folder is; None where there is none."""
-    if folder is None:
-        return None
-    found = folder.resolve().parent / name
-    return found if (found / holding if holding else found).exists() else None
 
 
 dashboard_command = command("dashboard", DashboardCommand)

@@ -39,7 +39,7 @@ function batches(page) {
     { title: "tokens sampled", numeric: true, optional: true, cell: (row) => number(row.tokens) },
     { title: "mean reward", numeric: true, cell: (row) => number(row.reward) },
     { title: "versions", numeric: true, optional: true, cell: (row) => (row.versions === null ? "–" : row.versions[0] === row.versions[1] ? number(row.versions[0]) : `${number(row.versions[0])} to ${number(row.versions[1])}`) },
-    { title: "lease", name: true, optional: true, cell: (row) => hostile(row.name) },
+    { title: "lease", name: true, optional: true, cell: (row) => (row.deadline === null ? "–" : hostile(row.name)) },
   ], page.rows, "No batch was handed out yet.");
 }
 

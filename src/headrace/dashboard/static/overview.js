@@ -94,9 +94,10 @@ export function open(view) {
     } catch { /* the head of the page says what is wrong */ }
     if (!closed) timer = setTimeout(slow, SLOW_MS);
   }
-  slow();
+  let read = null;
   return {
     live(now) {
+      if (read !== now.indexing) { read = now.indexing; clearTimeout(timer); slow(); }  // at first, and once all is read
       places.flow.replaceChildren(flow(now), ...(now.balanced ? [] : [el("p", { class: "warning bad" }, "The ledger does not balance: steps were lost.")]));
       places.waits.replaceChildren(...now.waits.map((words) => el("p", { class: "warning" }, hostile(words))));
       places.channels.replaceChildren(channels(now));

@@ -45,7 +45,7 @@ export function open(view, asked, go) {
       found = await get("trajectory", { ...named, offset: asked.offset });
     } catch (error) {
       if (error.constructor !== Error) throw error;
-      body.append(el("p", { class: "warning" }, hostile(error.message)));
+      body.append(el("p", { class: "warning" }, hostile(error.message)), el("p", {}, whyLink(asked.uid ?? "", "What became of it")));
       return;
     }
     if (closed) return;
