@@ -62,9 +62,12 @@ def page(browser: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def serve(pool: DataPool, *, key: str | None = None, port: int = 0, **options: Any) -> Iterator[str]:
+def serve(
+    pool: DataPool, *, key: str | None = None, port: int = 0, editable: bool = False, **options: Any
+) -> Iterator[str]:
     """A dashboard of a pool, in a thread; yields its address."""
-    app = dashboard_app(Dashboard(RunningPool(pool, "a pool of tests"), **options), DashboardLogin(key))
+    source = RunningPool(pool, "a pool of tests", editable=editable)
+    app = dashboard_app(Dashboard(source, **options), DashboardLogin(key))
     server = Server(app, "127.0.0.1", port, lifespan=True)
     ready = threading.Event()
     thread = threading.Thread(target=_run, args=(server, ready), daemon=True)

@@ -110,6 +110,25 @@ def test_batches_lead_to_what_became_of_their_calls_and_back(page: Any, serving:
         wait(page, "the journal tells of no trajectory, call, prompt, lease or batch 'nobody'")
 
 
+def test_what_is_curated_is_in_the_pool_and_can_be_undone(page: Any, serving: Serving) -> None:
+    with DataPool(defaults={"n_rollouts": 2}) as pool, serving(pool, editable=True) as address:
+        submit(pool, 0)
+        page.goto(f"{address}/#/trajectory?channel={DEFAULT_CHANNEL}&uid=g0-1")
+        page.get_by_text("Curate by hand").click()
+        page.get_by_label("of", exact=True).select_option("1")
+        page.get_by_label("trained on").select_option("no")
+        page.get_by_label("note").fill("it guessed")
+        page.get_by_label("your name").fill("anna")
+        page.get_by_role("button", name="Change", exact=True).click()
+        page.locator("td", has_text="not trainable; it guessed").wait_for()
+        step = pool.trajectory("g0-1").steps[1]
+        assert (step.trainable, step.note, step.metadata["curation"]["by"]) == (False, "it guessed", "anna")
+        page.get_by_text("Curate by hand").click()
+        page.get_by_role("button", name="Undo the last change").click()
+        wait(page, "1 steps of 1 trajectories changed.")
+        assert pool.trajectory("g0-1").steps[1].trainable
+
+
 def test_what_a_filter_shows_is_downloaded(page: Any, serving: Serving) -> None:
     with DataPool(defaults={"n_rollouts": 2}) as pool, serving(pool) as address:
         for group in range(3):
@@ -234,7 +253,13 @@ def test_nothing_is_wider_than_the_screen(page: Any, serving: Serving, width: in
         page.set_viewport_size({"width": width, "height": 800})
         page.goto(address)
         settled(page, 2)
-        for view in ("overview", "trajectories", "groups", "consumption", f"trajectory?channel={DEFAULT_CHANNEL}&uid=g0-1"):
+        for view in (
+            "overview",
+            "trajectories",
+            "groups",
+            "consumption",
+            f"trajectory?channel={DEFAULT_CHANNEL}&uid=g0-1",
+        ):
             page.goto(f"{address}/#/{view}")
             page.wait_for_selector("main h1")
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view

@@ -111,11 +111,11 @@ def test_files_beyond_the_page_cannot_be_reached(client: TestClient) -> None:
         assert client.get(f"/dashboard/{path}").status_code == 404
 
 
-def test_nothing_but_the_login_takes_a_post() -> None:
+def test_nothing_but_the_login_and_curation_takes_a_post() -> None:
     with DataPool() as pool:
         served = DashboardRoutes(Dashboard(RunningPool(pool, "here")), DashboardLogin(None))
         writing = {r.path for r in served.routes if isinstance(r, Route) and (r.methods or set()) - {"GET", "HEAD"}}
-        assert writing == {"/dashboard/api/login", "/dashboard/api/logout"}
+        assert writing == {f"/dashboard/api/{name}" for name in ("login", "logout", "curate", "undo")}
 
 
 def test_a_wrong_filter_is_named(client: TestClient) -> None:

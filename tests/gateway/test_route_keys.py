@@ -66,6 +66,7 @@ ROUTES = table(
             *(f"POST /{name}" for name in ("register", "register-env", "disconnect-env", "scored_data")),
             "POST /scored_data_list",
             *(f"GET /dashboard/api/{name}" for name in DASHBOARD_VIEWS),
+            *(f"POST /dashboard/api/{name}" for name in ("curate", "undo")),
         ],
     }
 )

@@ -33,11 +33,11 @@ KEY_OF_DASHBOARD = "HEADRACE_DASHBOARD_KEY"
 
 
 class SourceCommand(TargetCommand):
-    """A command that only reads a pool, or a journal's folder, also one that a process has open."""
+    """A command that reads a pool, or a journal's folder, also one that a process has open."""
 
     @contextmanager
-    def source(self) -> Iterator[PoolSource]:
-        """What TARGET names, opened to be read."""
+    def source(self, *, editable: bool = False) -> Iterator[PoolSource]:
+        """What TARGET names; `editable`: steps of a pool that runs may be curated. A folder is only ever read."""
         from headrace.dashboard.source import JournalFolder, RunningPool
 
         folder = folder_of(self.target)
@@ -50,7 +50,7 @@ class SourceCommand(TargetCommand):
             return
         with connected(self) as pool:
             pool.stats()  # so that a pool that is not there is told now
-            yield RunningPool(pool, self.target)
+            yield RunningPool(pool, self.target, editable=editable)
 
     @staticmethod
     def beside(folder: Path | None, name: str, holding: str = "") -> Path | None:
@@ -63,8 +63,8 @@ class SourceCommand(TargetCommand):
 
 class DashboardCommand(SourceCommand):
     """Serve a page on what a pool holds, until SIGTERM or Ctrl-C: figures, trajectories with their tokens, groups.
-    Prints one line with its address as soon as it serves. Nothing is changed. With --export nothing is served: the page
-    is written to a file.
+    Prints one line with its address as soon as it serves. Without --edit nothing is changed. With --export nothing is
+    served: the page is written to a file.
     """
 
     host: str | None = Field(None, description="address to listen on; 0.0.0.0 where a key is set, else 127.0.0.1")
@@ -76,6 +76,7 @@ class DashboardCommand(SourceCommand):
     tokenizer_path: Path | None = Field(
         None, description="the model's folder, to show texts; found by itself where TARGET is the journal of a run"
     )
+    edit: bool = Field(False, description="let people curate the steps of a pool that runs; else the page only reads")
     export: Path | None = Field(None, description="write the page with all that it shows into one .html file, and end")
 
     def execute(self) -> None:
@@ -97,7 +98,7 @@ class DashboardCommand(SourceCommand):
         metrics = self.metrics or self.beside(folder, "trainer/metrics.jsonl")
         tokenizer = self.tokenizer_path or self.beside(folder, "model", "tokenizer.json")
         renderer = load_renderer(tokenizer) if tokenizer is not None else None
-        with self.source() as source:
+        with self.source(editable=self.edit) as source:
             dashboard = Dashboard(source, metrics=metrics, renderer=lambda: renderer)
             if self.export is not None:
                 asyncio.run(_export(dashboard, self.export))

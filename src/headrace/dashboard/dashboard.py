@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,9 +18,10 @@ import msgspec
 
 from headrace.dashboard import detail as details
 from headrace.dashboard.consumption import ConsumptionPage, HistoryKeeper, consumption
+from headrace.dashboard.curation import CurationRequest, CurationResult, Curator
 from headrace.dashboard.exports import ExportFormat, ExportResult, write_export
 from headrace.dashboard.figures import LedgerRates, MetricsFile, group_record, survivors, waits
-from headrace.dashboard.follow import PoolFollower
+from headrace.dashboard.follow import PoolFollower, record_of
 from headrace.dashboard.index import TrajectoryIndex
 from headrace.dashboard.records import (
     GroupPage,
@@ -74,6 +75,7 @@ class Dashboard:
         self._rates = LedgerRates()
         self._overview: Overview | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dashboard")
+        self._curator = Curator(source)
         self._history = HistoryKeeper(source)
         self._history_thread = ThreadPoolExecutor(1, thread_name_prefix="dashboard-history")
         self._task: asyncio.Task[None] | None = None
@@ -103,12 +105,17 @@ class Dashboard:
         await self._attend(whole=False)
         return await self._run(lambda: self._index.page(query))
 
-    async def choices(self) -> dict[str, list[str]]:
-        """What filters may be set to: channels, states and tags."""
+    async def choices(self) -> dict[str, Any]:
+        """What filters may be set to: channels, states and tags; and whether people may curate here."""
         await self._attend(whole=False)
         channels = list(self._follower.stats.get("channels", ()))
         return await self._run(
-            lambda: {"channels": channels, "states": self._index.states(), "tags": self._index.tags()[:200]}
+            lambda: {
+                "channels": channels,
+                "states": self._index.states(),
+                "tags": self._index.tags()[:200],
+                "editable": self.source.editable,
+            }
         )
 
     async def groups(self, channel: str | None, find: str, offset: int, limit: int) -> GroupPage:
@@ -173,6 +180,32 @@ class Dashboard:
             return write_export(path, what, keys, self._read, reader=reader, source=title, filters=filters)
 
         return await self._run_on_history(write)
+
+    async def curate(self, request: CurationRequest, query: TrajectoryQuery | None) -> CurationResult:
+        """Changes what a person decided about steps. Raises `InvalidInput` where this dashboard only reads."""
+        self._check_editable()
+
+        def change() -> CurationResult:
+            if query is not None:
+                keys = [(channel, uid) for channel, _, uid in self._index.keys(query)]
+            else:
+                keys = [(request.channel or "", request.uid or "")]
+            done = self._curator.apply(keys, request.step, request.changes, request.by)
+            self._reread(keys)
+            return done
+
+        return await self._run(change)
+
+    async def undo(self, by: str) -> CurationResult:
+        """Takes the last change by hand back. Raises `InvalidInput` where there is none, or where nothing may change."""
+        self._check_editable()
+
+        def change() -> CurationResult:
+            done, keys = self._curator.undo(by)
+            self._reread(keys)
+            return done
+
+        return await self._run(change)
 
     async def settled(self) -> None:
         """Waits until a sweep that begins after this call has gone through the whole pool."""
@@ -262,6 +295,16 @@ class Dashboard:
         return await asyncio.get_running_loop().run_in_executor(self._history_thread, work)
 
     # -- on the thread -------------------------------------------------------------------------------------------------
+
+    def _check_editable(self) -> None:
+        if not self.source.editable:
+            raise InvalidInput("this dashboard only reads: nothing can be changed here")
+
+    def _reread(self, keys: Iterable[tuple[str, str]]) -> None:
+        """Has the index say at once what was changed."""
+        for channel, uid in keys:
+            with suppress(HeadraceError):
+                self._index.put(record_of(self._read(channel, uid)))
 
     def _read(self, channel: str, uid: str) -> Trajectory:
         return self.source.trajectory(channel, uid)

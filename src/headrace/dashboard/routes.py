@@ -1,15 +1,15 @@
-"""The dashboard over HTTP: plain routes below one path. All but the login's and the logout's only read."""
+"""The dashboard over HTTP: plain routes below one path. All that is a GET only reads."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from importlib import resources
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import orjson
@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from headrace.dashboard.curation import CurationRequest
 from headrace.dashboard.dashboard import Dashboard
 from headrace.dashboard.detail import MAX_TOKENS
 from headrace.dashboard.exports import check_format
@@ -31,10 +32,11 @@ from headrace.net.server import BodyTooLarge, read_body
 from headrace.pool.errors import Gone, NotFound
 
 Handler = Callable[[Request], Awaitable[Response]]
+Decoded = TypeVar("Decoded")
 
 PATH = "/dashboard"
-#: Bytes of a login.
-MAX_LOGIN = 4096
+#: Bytes of a login, and of a change by hand.
+MAX_LOGIN, MAX_CHANGE = 4096, 100_000
 
 #: Scripts and styles of this package alone; no frame, no form that leads elsewhere, no inline code.
 SECURITY_HEADERS = {
@@ -85,6 +87,8 @@ class DashboardRoutes:
         ]
         routes.append(Route(f"{PATH}/api/login", self._changes(self.log_in), methods=["POST"]))
         routes.append(Route(f"{PATH}/api/logout", self._changes(self.log_out), methods=["POST"]))
+        for name, handler in (("curate", self.curate), ("undo", self.undo)):
+            routes.append(Route(f"{PATH}/api/{name}", self._guarded(self._changes(handler)), methods=["POST"]))
         routes.append(Route(PATH, self.redirect, methods=["GET"]))
         routes.append(Route(f"{PATH}/{{name:path}}", self.file, methods=["GET"]))
         return routes
@@ -212,6 +216,16 @@ class DashboardRoutes:
         headers = {**SECURITY_HEADERS, "cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(self._live.listen(), media_type="text/event-stream", headers=headers)
 
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    async def curate(self, request: Request) -> Response:
+        asked = _decoded(await _body(request), CurationRequest)
+        query = None if asked.filter is None else _query_of(asked.filter)
+        return _json(await self._dashboard.curate(asked, query))
+
+    async def undo(self, request: Request) -> Response:
+        return _json(await self._dashboard.undo(_decoded(await _body(request), UndoRequest).by))
+
     # -- guards --------------------------------------------------------------------------------------------------------
 
     def _guarded(self, handler: Handler) -> Handler:
@@ -254,8 +268,32 @@ def dashboard_app(dashboard: Dashboard, login: DashboardLogin) -> Starlette:
     return Starlette(routes=[*served.routes, Route("/", served.redirect)], lifespan=lifespan)
 
 
+class UndoRequest(msgspec.Struct, frozen=True):
+    """`by` is who takes the last change back."""
+
+    by: str = ""
+
+
+async def _body(request: Request) -> bytes:
+    try:
+        return await read_body(request, MAX_CHANGE)
+    except BodyTooLarge:
+        raise InvalidInput(f"the body is larger than {MAX_CHANGE} bytes") from None
+
+
+def _decoded(body: bytes, kind: type[Decoded]) -> Decoded:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise InvalidInput(f"the body is wrong: {error}") from None
+
+
 def _query(request: Request, but: Collection[str] = ()) -> TrajectoryQuery:
-    given = {name: value for name, value in request.query_params.items() if value != "" and name not in but}
+    return _query_of({name: value for name, value in request.query_params.items() if name not in but})
+
+
+def _query_of(fields: Mapping[str, str]) -> TrajectoryQuery:
+    given = {name: value for name, value in fields.items() if value != ""}
     try:
         return msgspec.convert(given, TrajectoryQuery, strict=False)
     except msgspec.ValidationError as error:

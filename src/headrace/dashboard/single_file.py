@@ -26,7 +26,7 @@ MAX_TOKENS = 400_000
 STEP_TOKENS, BRANCHES = 500, 8
 
 #: The page's modules; `offline.js` answers in a file what `api.js` asks the server for.
-MODULES = ("main", "overview", "trajectories", "trajectory", "groups", "consumption", "charts", "dom", "vendor/uplot")
+MODULES = ("main", "overview", "trajectories", "trajectory", "groups", "consumption", "curate", "charts", "dom")
 #: Files that a module may import, by what stands in its source.
 _IMPORT = re.compile(r'from "\./([a-z/]+)\.js"')
 
@@ -53,7 +53,7 @@ async def collect(dashboard: Dashboard) -> dict[str, Any]:
         "overview": await dashboard.overview(),
         "curves": await dashboard.curves(),
         "survivors": await dashboard.survivors(),
-        "choices": await dashboard.choices(),
+        "choices": {**await dashboard.choices(), "editable": False},
         "consumption": await dashboard.consumption(0, MAX_ROWS),
         "trajectories": listed,
         "groups": groups[:MAX_GROUPS],
@@ -108,7 +108,7 @@ def single_file(answers: dict[str, Any]) -> bytes:
     def address(text: str) -> str:
         return "data:text/javascript;base64," + base64.b64encode(text.encode()).decode()
 
-    modules = {name: _IMPORT.sub(r'from "headrace/\1"', source(f"{name}.js")) for name in MODULES}
+    modules = {name: _IMPORT.sub(r'from "headrace/\1"', source(f"{name}.js")) for name in (*MODULES, "vendor/uplot")}
     modules["api"] = source("offline.js")
     imports = {f"headrace/{name}": address(text) for name, text in modules.items() if name != "main"}
     importmap = msgspec.json.encode({"imports": imports}).decode()

@@ -51,13 +51,22 @@ class PoolSource(Protocol):
     def journal(self) -> Path | None:
         """The folder of its journal, where that can be read from here."""
 
+    @property
+    def editable(self) -> bool:
+        """Whether `curate` and `reward` are carried out."""
+
+    def curate(self, channel: str, uid: str, step: int, changes: Row) -> None: ...
+
+    def reward(self, channel: str, uid: str, step: int, reward: float, source: str) -> str: ...
+
 
 class RunningPool:
-    """A pool that runs: embedded in this process, over HTTP, or a Ray actor. It stays the caller's."""
+    """A pool that runs: embedded in this process, over HTTP, or a Ray actor. It stays the caller's. `editable`: people
+    may curate it."""
 
-    def __init__(self, pool: DataPool | RemotePool, title: str) -> None:
+    def __init__(self, pool: DataPool | RemotePool, title: str, *, editable: bool = False) -> None:
         self._pool = pool
-        self.title = title
+        self.title, self.editable = title, editable
 
     def refresh(self) -> None:
         """Nothing is to be done: each call asks the pool."""
@@ -80,6 +89,13 @@ class RunningPool:
 
     def consumed(self, channel: str) -> Iterator[Trajectory]:
         return iter(())
+
+    def curate(self, channel: str, uid: str, step: int, changes: Row) -> None:
+        self._pool.curate(uid, step, channel, **changes)
+
+    def reward(self, channel: str, uid: str, step: int, reward: float, source: str) -> str:
+        said: str = self._pool.reward(uid, reward, step, channel, source=source)
+        return said
 
     def events(self) -> list[Row]:
         found: list[Row] = []
@@ -105,7 +121,7 @@ class JournalFolder(RunningPool):
         self._seen: tuple[Any, ...] = ()
         self._next_reading = 0.0
         self._view: JournalView | None = None
-        self.title = str(folder)
+        self.title, self.editable = str(folder), False
         self.refresh()
 
     def refresh(self) -> None:

@@ -166,7 +166,7 @@ def _dashboard(gateway: Gateway, pool: DataPool | RemotePool, settings: GatewayS
     def renderer() -> Renderer | None:
         return next((model.renderer for model in gateway.models if model.loaded), None)
 
-    shown = Dashboard(RunningPool(pool, "gateway"), renderer=renderer, servers=gateway.models.servers)
+    shown = Dashboard(RunningPool(pool, "gateway", editable=True), renderer=renderer, servers=gateway.models.servers)
     return DashboardRoutes(shown, DashboardLogin(settings.admin_key, closed=closed))
 
 

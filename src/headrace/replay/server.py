@@ -21,7 +21,7 @@ MODEL_NAME, MAX_MODEL_LEN = "recorded", 10_000_000
 PROBED = {"token_id:1": -0.5, "token_id:2": -2.5}
 
 
-class CompletionRequest(msgspec.Struct):
+class ReplayedCall(msgspec.Struct):
     """What is read of a call; every sampling parameter is passed over, since nothing is sampled."""
 
     prompt: list[int] | str
@@ -62,7 +62,7 @@ class RecordedServer:
 
     async def _completions(self, request: Request) -> Response:
         try:
-            asked = msgspec.json.decode(await request.body(), type=CompletionRequest)
+            asked = msgspec.json.decode(await request.body(), type=ReplayedCall)
         except msgspec.MsgspecError as error:
             return _fault(400, f"the call cannot be read: {error}")
         if isinstance(asked.prompt, str):
@@ -78,14 +78,14 @@ class RecordedServer:
         choices = [self._choice(asked.prompt, at, answer, asked.max_tokens) for at, answer in enumerate(found)]
         return _json({"id": "cmpl-recorded", "object": "text_completion", "choices": choices})
 
-    async def _streamed(self, asked: CompletionRequest, found: list[RecordedAnswer]) -> AsyncIterator[bytes]:
+    async def _streamed(self, asked: ReplayedCall, found: list[RecordedAnswer]) -> AsyncIterator[bytes]:
         """Each answer in one event: how it was cut into events was not recorded."""
         assert not isinstance(asked.prompt, str)
         for at, answer in enumerate(found):
             yield _event({"choices": [self._choice(asked.prompt, at, answer, asked.max_tokens)]})
         yield _event({"choices": [], "usage": {}}) + b"data: [DONE]\n\n"
 
-    def _probed(self, asked: CompletionRequest) -> dict[str, Any]:
+    def _probed(self, asked: ReplayedCall) -> dict[str, Any]:
         """One token with log-probs of what was sampled from, as recorded ones are."""
         top = {name: value / asked.temperature for name, value in PROBED.items()}
         told = {"token_logprobs": [-0.5], "tokens": ["token_id:1"], "top_logprobs": [top], "text_offset": []}

@@ -1,6 +1,7 @@
 // All trajectories: found, sorted, paged. What is asked for stands in the address, so that it can be kept and shared.
 
 import { exportAddress, get } from "./api.js";
+import { curateForm } from "./curate.js";
 import { el, hostile, number, table, when } from "./dom.js";
 
 const ROWS = 50;
@@ -65,6 +66,12 @@ export function open(view, asked, go) {
       Object.entries(EXPORTS).map(([format, words]) => el("a", { href: to(format), download: "" }, words)));
   }
 
+  /** What is decided about all that the filter shows. */
+  function curate(total) {
+    const { offset: _, sort: __, descending: ___, ...filter } = asked;
+    return curateForm(`Change all ${number(total)}`, () => ({ filter }), () => {});
+  }
+
   async function draw() {
     const [choices, page] = await Promise.all([get("choices"), get("trajectories", { ...asked, limit: ROWS })]);
     if (closed) return;
@@ -88,7 +95,8 @@ export function open(view, asked, go) {
         el("button", { type: "button", "data-page": "previous", disabled: offset === 0, onclick: () => change({ offset: Math.max(0, offset - ROWS) }) }, "← Previous"),
         el("button", { type: "button", "data-page": "next", disabled: last >= page.total, onclick: () => change({ offset: offset + ROWS }) }, "Next →"),
         el("button", { type: "button", onclick: draw }, "Refresh")),
-      page.total ? exports(page.total) : el("p"));
+      page.total ? exports(page.total) : el("p"),
+      choices.editable && page.total ? curate(page.total) : el("p"));
   }
   return { ready: draw(), close() { closed = true; } };
 }

@@ -2,6 +2,7 @@
 
 import { get } from "./api.js";
 import { whyLink } from "./consumption.js";
+import { curateForm } from "./curate.js";
 import { el, fill, hostile, number, plain, table, when } from "./dom.js";
 
 const TOKENS = 500, STEPS = 200;
@@ -40,9 +41,9 @@ export function open(view, asked, go) {
   view.append(el("h1", {}, hostile(asked.uid ?? "")), body);
 
   async function draw() {
-    let found;
+    let found, choices;
     try {
-      found = await get("trajectory", { ...named, offset: asked.offset });
+      [found, choices] = await Promise.all([get("trajectory", { ...named, offset: asked.offset }), get("choices")]);
     } catch (error) {
       if (error.constructor !== Error) throw error;
       body.append(el("p", { class: "warning" }, hostile(error.message)), el("p", {}, whyLink(asked.uid ?? "", "What became of it")));
@@ -57,6 +58,7 @@ export function open(view, asked, go) {
     fill(body,
       el("dl", { class: "facts" }, Object.entries(facts).flatMap(([name, value]) => [el("dt", {}, hostile(name)), el("dd", {}, inside(value))])),
       el("p", {}, whyLink(t.uid, "What became of it")),
+      choices.editable ? curation(found) : null,
       el("h2", {}, found.total_leaves > 1 ? `Conversation: ${number(found.total_leaves)} branches` : "Conversation"),
       found.total_leaves > 1 ? el("div", { class: "row" }, found.leaves.map((leaf) => el("button", { type: "button", onclick: () => converse(talk, leaf) }, `to step ${leaf}`))) : null,
       talk,
@@ -79,6 +81,15 @@ export function open(view, asked, go) {
     const leaf = found.leaves.at(-1);
     if (leaf !== undefined) await converse(talk, leaf);
     if (found.steps.length) await show(tokens, found.steps.at(-1).step_index, false);
+  }
+
+  /** What is decided about this trajectory, or one step of it. */
+  function curation(found) {
+    const which = el("select", { name: "step" }, el("option", { value: "" }, "all steps"), found.steps.map((one) => el("option", { value: one.step_index }, `step ${one.step_index}`)));
+    const target = () => ({ ...named, ...(which.value === "" ? {} : { step: Number(which.value) }) });
+    const form = curateForm("Change", target, () => setTimeout(() => { if (!closed) go("trajectory", asked); }, 1500));
+    form.querySelector("form").prepend(el("label", {}, "of", which));
+    return form;
   }
 
   async function converse(place, leaf) {
