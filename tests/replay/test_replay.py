@@ -16,6 +16,7 @@ from tests.gateway.rollout import Rollout, chat, content_of, in_front, uid_of, u
 
 from headrace import DataPool
 from headrace.dashboard.source import JournalFolder, RunningPool
+from headrace.pool.remote import RemotePool
 from headrace.replay.recorded import NotRecorded, RecordedAnswers, trajectories_of
 from headrace.replay.server import RecordedServer
 from headrace.tokens.vocabulary import Vocabulary, load_vocabulary
@@ -36,7 +37,7 @@ def rollout(vocabulary: Vocabulary) -> Iterator[Rollout]:
 
 
 @contextmanager
-def replaying(pool: DataPool, vocabulary: Vocabulary, folder: Path) -> Iterator[Running]:
+def replaying(pool: DataPool | RemotePool, vocabulary: Vocabulary, folder: Path) -> Iterator[Running]:
     """A gateway in front of what a pool recorded."""
     answers = RecordedAnswers(trajectories_of(RunningPool(pool, "here"), None, None), vocabulary)
     with (

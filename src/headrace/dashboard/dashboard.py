@@ -33,6 +33,7 @@ from headrace.dashboard.records import (
     TrajectoryPage,
     TrajectoryQuery,
 )
+from headrace.dashboard.search import SearchPage, search
 from headrace.dashboard.source import PoolSource
 from headrace.dashboard.why import Why, why
 from headrace.data.errors import HeadraceError, InvalidInput
@@ -166,6 +167,14 @@ class Dashboard:
 
         return await self._run_on_history(make)
 
+    async def search(self, query: TrajectoryQuery, text: str) -> SearchPage:
+        """Trajectories of a query in which a text stands, from its offset on. Raises `InvalidInput` for no text."""
+        await self._attend(whole=False)
+        records = await self._run(lambda: self._index.matching(query))
+        renderer = self._renderer()
+        vocabulary = None if renderer is None else renderer.vocabulary
+        return await self._run_on_history(lambda: search(records, text, query.offset, self._read, vocabulary))
+
     async def export(self, query: TrajectoryQuery, what: ExportFormat, path: Path) -> ExportResult:
         """Writes all that fit a query, whichever page it asks for, to a file. Raises `InvalidInput` where they cannot
         be written so."""
@@ -197,7 +206,7 @@ class Dashboard:
         return await self._run(change)
 
     async def undo(self, by: str) -> CurationResult:
-        """Takes the last change by hand back. Raises `InvalidInput` where there is none, or where nothing may change."""
+        """Takes the last change by hand back. Raises `InvalidInput` where there is none, or nothing may change."""
         self._check_editable()
 
         def change() -> CurationResult:

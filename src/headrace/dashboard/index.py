@@ -152,11 +152,14 @@ class TrajectoryIndex:
         chosen = slots_near[order[query.offset : end]]
         return TrajectoryPage(self._records(chosen), len(slots), len(self))
 
+    def matching(self, query: TrajectoryQuery) -> list[TrajectoryRecord]:
+        """All that fit a query, whichever page it asks for, newest first."""
+        slots = self._select(query)
+        return self._records(slots[np.argsort(self._columns["number"][slots])[::-1]])
+
     def keys(self, query: TrajectoryQuery) -> list[tuple[str, str, str]]:
         """All that fit a query, whichever page it asks for, oldest first: channel, prompt's uid and uid."""
-        slots = self._select(query)
-        slots = slots[np.argsort(self._columns["number"][slots])]
-        return [(row.channel, row.prompt_uid, row.uid) for row in self._records(slots)]
+        return [(row.channel, row.prompt_uid, row.uid) for row in reversed(self.matching(query))]
 
     def prompts(
         self, channel: str | None, find: str, offset: int, limit: int

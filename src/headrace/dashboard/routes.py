@@ -79,6 +79,7 @@ class DashboardRoutes:
             "tokens": self.tokens,
             "consumption": self.consumption,
             "why": self.why,
+            "search": self.search,
             "export": self.export,
             "live": self.live,
         }
@@ -187,6 +188,10 @@ class DashboardRoutes:
                 "name what is asked about: ?name=..., a trajectory, a call, a prompt, a lease or a batch"
             )
         return _json(await self._dashboard.why(name, request.query_params.get("channel") or None))
+
+    async def search(self, request: Request) -> Response:
+        text = request.query_params.get("text", "")
+        return _json(await self._dashboard.search(_query(request, but=("text",)), text))
 
     async def export(self, request: Request) -> Response:
         """What a filter shows, as a file to keep: it is written whole, then sent, then removed."""

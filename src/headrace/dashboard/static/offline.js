@@ -41,6 +41,7 @@ function part(found, what) {
 }
 
 const VIEWS = {
+  search: () => part(undefined, "an index of texts"),
   trajectories, groups, consumption,
   trajectory: (asked) => whole(asked).detail,
   conversation: (asked) => part(whole(asked).conversations[asked.leaf], "this branch"),

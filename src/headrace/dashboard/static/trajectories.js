@@ -57,6 +57,14 @@ export function open(view, asked, go) {
     return { ...column, head, sorted: sorted ? (down ? "descending" : "ascending") : undefined };
   }
 
+  /** What a search for a text found: it reads for a while, and says how far it came. */
+  function found(page) {
+    count.textContent = `${number(page.rows.length)} found in ${number(page.searched)} read, from ${number(offset)} on, of ${number(page.total)}, newest first`;
+    rows.replaceChildren(
+      table(COLUMNS, page.rows, "The text stands in none of these."),
+      el("div", { class: "row" }, el("button", { type: "button", disabled: page.next === null, onclick: () => change({ offset: page.next }) }, "Search on →")));
+  }
+
   /** Links that download all that the filter shows, not only this page. */
   function exports(total) {
     const { offset: _, sort: __, descending: ___, ...filter } = asked;
@@ -73,11 +81,13 @@ export function open(view, asked, go) {
   }
 
   async function draw() {
-    const [choices, page] = await Promise.all([get("choices"), get("trajectories", { ...asked, limit: ROWS })]);
+    const view = asked.text ? "search" : "trajectories";
+    const [choices, page] = await Promise.all([get("choices"), get(view, { ...asked, limit: ROWS })]);
     if (closed) return;
     const text = (name, more) => el("input", { name, value: asked[name] ?? "", ...more });
     filters.replaceChildren(
       field("uid or prompt", text("find", { type: "search", accesskey: "f" })),
+      field("text or metadata", text("text", { placeholder: "what was said, an agent's name" })),
       field("channel", choice("channel", asked, choices.channels)),
       field("state", choice("state", asked, choices.states)),
       field("tag", choice("tag", asked, choices.tags)),
@@ -87,6 +97,7 @@ export function open(view, asked, go) {
       field("version to", text("max_version", { type: "number", min: 0, class: "short" })),
       el("button", { type: "submit" }, "Find"),
       el("button", { type: "button", onclick: () => go("trajectories", {}) }, "Clear"));
+    if (asked.text) return found(page);
     const last = Math.min(offset + ROWS, page.total);
     count.textContent = page.total ? `${number(offset + 1)} to ${number(last)} of ${number(page.total)}` : "None fits.";
     rows.replaceChildren(
