@@ -14,8 +14,8 @@ JOBS   ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 3 / 2 )))
 PYTEST  = $(BIN)/pytest -q --numprocesses $(JOBS) --maxprocesses 8 -o cache_dir=.pytest_cache/$@
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-vllm test-verl test-atropos test-gym test-install test-agents test-models test-storm bench lint \
-        audit docs format clean
+.PHONY: help setup demo test test-long test-vllm test-verl test-atropos test-gym test-install test-agents test-models test-dashboard \
+        test-storm bench lint audit docs format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ test-models: setup ## run the tests of every model family (tokenizers and templa
 
 test-storm: setup ## kill, freeze and cut off a whole system for two minutes, and check that nothing is lost (SEED=7 plays one again)
 	$(BIN)/headrace storm --quick $(if $(SEED),--seed $(SEED))
+
+test-dashboard: setup ## run the dashboard's tests in Chromium (Debian's `chromium` on the PATH, or HEADRACE_CHROMIUM; playwright is installed once into the user's cache, 0.2 GB)
+	HEADRACE_DASHBOARD=1 $(PYTEST) $(PYTEST_ARGS) -m dashboard tests/dashboard
 
 bench: setup ## run the quick benchmarks of pool, gateway, trainer, environments, API and runs, into bench-*.json
 	$(BIN)/headrace bench pool --quick --json bench-pool.json

@@ -66,6 +66,7 @@ TIERS = (
     Tier("agents", "runs command-line agents from npm", ("agents",)),
     Tier("install", "installs a built wheel into clean environments", ("install",), frozenset({"built", "uv"})),
     Tier("models", "fetches some sixty models' tokenizers and chat templates", ("models",)),
+    Tier("dashboard", "drives Chromium with playwright", ("dashboard",), frozenset({"browser"})),
     Tier("gym", "needs the real reasoning-gym"),
     LONG,
 )

@@ -5,7 +5,7 @@ Python that runs it. It is made under another name and renamed when it is whole,
 under its own name is complete. A renamed environment's scripts name a folder that is gone, so nothing but its
 `bin/python` is to be started.
 
-python -m tests.venvs vllm    # makes it, or finds it, and prints the path of its Python; or verl, atropos, gym
+python -m tests.venvs vllm    # makes or finds it, and prints the path of its Python; or verl, atropos, gym, playwright
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ VERL = Venv("verl", "verl==0.9.1", _pins("verl"))
 ATROPOS = Venv("atropos", "atroposlib==0.4.0", _pins("atropos"))
 #: reasoning-gym: some of what it needs comes as source, in part C; 0.3 GB.
 GYM = Venv("gym", "reasoning-gym==0.1.25", _pins("gym"), build_tools=("setuptools==84.2.1", "wheel==0.48.0"))
+#: Drives a browser, which it does not bring; 0.2 GB.
+PLAYWRIGHT = Venv("playwright", "playwright==1.65.2", _pins("dashboard"))
 
 
 def gym_lacks() -> str | None:
@@ -110,11 +112,20 @@ def gym_lacks() -> str | None:
 
 def provide_gym() -> None:
     """Makes reasoning-gym importable in this process: after all that is installed here, which is pinned by itself."""
+    _provide(GYM)
+
+
+def provide_playwright() -> None:
+    """Makes playwright importable in this process, likewise."""
+    _provide(PLAYWRIGHT)
+
+
+def _provide(venv: Venv) -> None:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    packages = str(GYM.python().parents[1] / "lib" / version / "site-packages")
+    packages = str(venv.python().parents[1] / "lib" / version / "site-packages")
     if packages not in sys.path:
         sys.path.append(packages)
 
 
 if __name__ == "__main__":
-    print({venv.name: venv for venv in (VLLM, VERL, ATROPOS, GYM)}[sys.argv[1]].python())
+    print({venv.name: venv for venv in (VLLM, VERL, ATROPOS, GYM, PLAYWRIGHT)}[sys.argv[1]].python())

@@ -25,12 +25,20 @@ TENANTS = {"acme": {"keys": [TENANT]}, "globex": {"keys": [OTHER], "reward_keys"
 #: What agents call, below a trajectory's base URL and at the root.
 CALLS = ("chat/completions", "completions", "responses", "messages", "messages/count_tokens")
 BASE = "/{trajectory_uid}/{prompt_uid}"
+#: What the dashboard's page asks for.
+DASHBOARD_VIEWS = [
+    *("overview", "curves", "survivors", "choices", "trajectories", "groups"),
+    *("trajectory", "conversation", "tokens", "consumption", "why", "search", "export", "live"),
+]
 #: Every route of a gateway, by who may call it. Below a base URL, each is there with and without /v1.
 ROUTES = table(
     {
         Opens.EVERYBODY: [
             *(f"GET {path}" for path in ("/health", "/ready", "/docs", "/docs/oauth2-redirect", "/redoc")),
             "GET /openapi.json",
+            "GET /dashboard",
+            "GET /dashboard/{name:path}",  # the page's files, which hold nothing of anybody's
+            *(f"POST /dashboard/api/{name}" for name in ("login", "logout")),
             f"POST {DROP_SESSION}",  # said only among workers: nobody else finds it
         ],
         Opens.AGENT: [
@@ -57,6 +65,8 @@ ROUTES = table(
             *("GET /status-env", "GET /reset_data", "POST /reset_data"),
             *(f"POST /{name}" for name in ("register", "register-env", "disconnect-env", "scored_data")),
             "POST /scored_data_list",
+            *(f"GET /dashboard/api/{name}" for name in DASHBOARD_VIEWS),
+            *(f"POST /dashboard/api/{name}" for name in ("curate", "undo")),
         ],
     }
 )
@@ -64,7 +74,7 @@ ROUTES = table(
 
 def url(path: str) -> str:
     """A path of that kind, with what makes it refuse whoever it lets in: nobody is to be paused here."""
-    for name in ("trajectory_uid", "prompt_uid", "uid:path", "rest:path"):
+    for name in ("trajectory_uid", "prompt_uid", "uid:path", "name:path", "rest:path"):
         path = path.replace(f"{{{name}}}", "embeddings" if name == "rest:path" else "nobody")
     return path + ("?lease_s=none" if path == "/pause" else "")
 
@@ -114,7 +124,9 @@ def test_with_any_key_set_what_is_not_the_agents_needs_the_admins(
                 # A tenant's key opens what its own role does. What is computed of no trajectory is no tenant's.
                 closed = opened < role or path == "/compute_reward" if key in of_tenants else opened < needs[role]
                 assert (answer.status_code == 401) == closed, where
-                assert answer.status_code not in (403, 500), where
+                # The dashboard answers to no page of another site, whoever asks.
+                refused = 403 if not path.startswith("/dashboard/api/") else 500
+                assert answer.status_code not in (refused, 500), where
                 assert path != DROP_SESSION or answer.status_code == 404, where
                 assert not [name for name in answer.headers if name.startswith("access-control")], where
         assert pool.stats()["ledger"] == before["ledger"]

@@ -21,6 +21,15 @@ headrace_app = group(
         "gateway": ("headrace.cli.gateway:gateway_app", "forward agents' calls and record them"),
         "serve": ("headrace.cli.gateway:serve_app", "gateway and pool in one process"),
         "api": ("headrace.cli.api:api_app", "Atropos' Trajectory API: environments post, trainers take"),
+        "dashboard": (
+            "headrace.cli.dashboard:dashboard_command",
+            "a page on what a pool holds: figures, trajectories, groups",
+        ),
+        "why": ("headrace.cli.why:why_command", "what became of a call, a trajectory or a batch, from the journal"),
+        "replay": (
+            "headrace.cli.replay:replay_command",
+            "serve recorded trajectories as a model that repeats them",
+        ),
         "pool": ("headrace.cli.pool:pool_app", "start, read and look after a pool"),
         "env": ("headrace.cli.env:env_app", "run an environment: serve, process, evaluate, probe"),
         "bench": ("headrace.cli.bench:bench_app", "measure, against named limits and peers"),

@@ -23,6 +23,10 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.api import TrajectoryApi
 from headrace.api import TrajectoryApiSettings as ApiSettings
+from headrace.dashboard.dashboard import Dashboard
+from headrace.dashboard.login import DashboardLogin
+from headrace.dashboard.routes import DashboardRoutes
+from headrace.dashboard.source import RunningPool
 from headrace.gateway.access import Role
 from headrace.gateway.dialects import Dialect, anthropic, openai
 from headrace.gateway.dialects.anthropic_messages import AnthropicMessages
@@ -45,6 +49,7 @@ from headrace.gateway.worker_control import DROP_SESSION
 from headrace.pool.embedded import DataPool
 from headrace.pool.http import pool_routes
 from headrace.pool.remote import RemotePool
+from headrace.tokens import Renderer
 from headrace.version import __version__
 
 _BELOW_BASE = BASE_PATH.encode() + b"/"
@@ -117,6 +122,8 @@ def create_app(
     given = {name: getattr(settings, name) for name in ("serve_channel", "heartbeat_s", "max_body_mb")}
     api = TrajectoryApi(pool, ApiSettings(**given), authorize=authorize, front_page=partial(gateway_page, gateway))
 
+    dashboard = _dashboard(gateway, pool, settings)
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await gateway.start(api.start)
@@ -125,6 +132,7 @@ def create_app(
         try:
             yield
         finally:
+            await dashboard.closing()
             await api.close()
             if live is not None:
                 await live.close()
@@ -139,6 +147,7 @@ def create_app(
     )
     app.state.gateway = gateway
     app.state.live = live
+    app.router.routes += dashboard.routes
     _add_routes(app, gateway, live)
     app.router.routes += [*pool_routes(pool, authorize=authorize, backups=settings.backups), *api.routes]
     if gateway.models.passing:  # last: what is no route of ours may still be one of a provider's
@@ -146,6 +155,19 @@ def create_app(
             handler = llm_handler(gateway, NoDialect(), "other", find)
             app.router.routes.append(Route(f"{path}/{{rest:path}}", handler, methods=["POST"]))
     return app
+
+
+def _dashboard(gateway: Gateway, pool: DataPool | RemotePool, settings: GatewaySettings) -> DashboardRoutes:
+    """The dashboard of a gateway: for its admin, where it has keys."""
+    closed = None
+    if settings.keyed and not settings.admin_key:
+        closed = "the dashboard needs an admin key, and the gateway was started without --admin-key"
+
+    def renderer() -> Renderer | None:
+        return next((model.renderer for model in gateway.models if model.loaded), None)
+
+    shown = Dashboard(RunningPool(pool, "gateway", editable=True), renderer=renderer, servers=gateway.models.servers)
+    return DashboardRoutes(shown, DashboardLogin(settings.admin_key, closed=closed))
 
 
 def _add_routes(app: GatewayApp, gateway: Gateway, live: LiveConversations | None) -> None:

@@ -128,6 +128,7 @@ DIALECT_SCHEMAS: dict[str, dict[str, Any]] = {
 }
 
 LINKS = {
+    "/dashboard": "figures, trajectories with their tokens, groups",
     "/docs": "every route, with its request and answer",
     "/ready": "200 once calls are taken, 503 with the reason before",
     "/health": "whether steps reach the pool",

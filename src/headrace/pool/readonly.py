@@ -94,6 +94,14 @@ class JournalView(DataPool):
             for trajectory in group.trajectories.values():
                 yield trajectory_view(there, trajectory)
 
+    def consumed_trajectory(self, trajectory_uid: str, channel: str) -> Trajectory | None:
+        """One of those that `consumed` gives; None where there is none of that name."""
+        there = self._state.look(channel)
+        for group in there.history.values():
+            if trajectory_uid in group.trajectories:
+                return trajectory_view(there, group.trajectories[trajectory_uid])
+        return None
+
     @property
     def orphans(self) -> dict[str, int]:
         """Facts about what is not there, by kind: none in a journal that is whole."""

@@ -20,6 +20,9 @@ from headrace.pool.errors import Conflict, NotFound
 from headrace.pool.operation import Change, Plan, Upkeep
 from headrace.pool.state import State
 
+#: The field of a step's metadata that says who curated it last, and when.
+CURATION_FIELD = "curation"
+
 
 class ConfigureChannel(Change[ChannelConfig], frozen=True):
     """Changes a channel's options; returns all of them."""
@@ -114,12 +117,16 @@ class CurateStep(Change[None], frozen=True):
             raise Conflict(f"trajectory {uid!r} is with a consumer; it can be curated until then")
         extra = known.tree.records[index].head.unpack_extra()
         for name, value in self.changes.items():
-            setattr(extra, name, _checked_curation(name, value))
+            if name == "by":
+                extra.metadata = {**extra.metadata, CURATION_FIELD: {"by": _checked_curation(name, value), "at": now}}
+            else:
+                setattr(extra, name, _checked_curation(name, value))
         return Plan([f.Amended(channel.name, now, uid, index, extra=pack_extra(extra))])
 
 
 def curate(trajectory_uid: str, step_index: int, channel: str | None = None, **changes: Any) -> CurateStep:
-    """Sets `quality`, `trainable`, `tags` or `note` of a step; untrainable steps become context."""
+    """Sets `quality`, `trainable`, `tags` or `note` of a step; untrainable steps become context. `by` says who did it,
+    and is kept with the time in the step's metadata, as `curation`."""
     return CurateStep(trajectory_uid, step_index, changes, channel)
 
 
@@ -128,12 +135,15 @@ def _checked_curation(name: str, value: Any) -> Any:
         return value
     if name == "quality" and (value is None or isinstance(value, int | float)):
         return value if value is None else check_finite(value, "quality")
+    if name == "by" and isinstance(value, str):
+        return value
     if name == "note" and (value is None or isinstance(value, str)):
         return value
     if name == "tags":
         return check_tags(value)
     raise InvalidInput(
-        f"{name} = {shown(value)}: curation takes trainable (bool), quality (number), tags (strings), note (string)"
+        f"{name} = {shown(value)}: curation takes trainable (bool), quality (number), tags (strings), note "
+        "(string), by (string)"
     )
 
 

@@ -286,11 +286,10 @@ def _failed(there: Channel, f: _Filters) -> Iterator[tuple[Position, Row]]:
 
 def _trajectories(there: Channel, cursor: Position) -> Iterator[tuple[Position, TrajectoryState]]:
     """Trajectories from a cursor's on, each with its place."""
-    for seq in sorted(there.groups):
-        if (seq,) >= cursor[:1]:
-            for place, trajectory in enumerate(there.groups[seq].trajectories.values()):
-                if (seq, place) >= cursor[:2]:
-                    yield (seq, place), trajectory
+    for seq in sorted(seq for seq in there.groups if seq >= cursor[0]):
+        for place, trajectory in enumerate(there.groups[seq].trajectories.values()):
+            if (seq, place) >= cursor[:2]:
+                yield (seq, place), trajectory
 
 
 def _trajectory_row(t: TrajectoryState) -> Row:

@@ -1,0 +1,163 @@
+"""One trajectory as people look at it: its steps, a branch as a conversation, and a step's tokens. Pure.
+
+What is shown is bounded, however long a trajectory is: steps and tokens come in pages, and long texts are cut.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import orjson
+
+from headrace.dashboard.exports import branch_messages
+from headrace.dashboard.follow import record_of
+from headrace.dashboard.records import (
+    ShownConversation,
+    ShownMessage,
+    StepRecord,
+    StepTokens,
+    TrajectoryDetail,
+)
+from headrace.data.block import Record, floats_array
+from headrace.data.errors import InvalidInput
+from headrace.data.packing import unpack
+from headrace.data.trajectory import Trajectory
+from headrace.pool.errors import NotFound
+from headrace.rewards.recorded import SampleReader
+from headrace.tokens import Renderer
+
+#: Steps of a page, tokens of a page, branches that are named.
+MAX_STEPS, MAX_TOKENS, MAX_LEAVES = 200, 2_000, 200
+#: Characters of a message, and messages of a conversation (the last ones), that are shown.
+MAX_CHARACTERS, MAX_MESSAGES = 20_000, 200
+#: Tokens of a branch that are read back into messages: more would take seconds.
+MAX_READ_TOKENS = 500_000
+#: Bytes of metadata that are shown, as JSON.
+MAX_METADATA = 100_000
+
+
+def detail(trajectory: Trajectory, offset: int = 0, limit: int = MAX_STEPS) -> TrajectoryDetail:
+    """A trajectory with a page of its steps."""
+    parents = trajectory.parents
+    indexes = sorted(trajectory.tree.records)
+    leaves = sorted(set(indexes) - set(parents.values()))
+    page = indexes[offset : offset + min(limit, MAX_STEPS)]
+    return TrajectoryDetail(
+        trajectory=record_of(trajectory),
+        metadata=_shown_metadata(trajectory.metadata),
+        steps=[_step(trajectory.tree.records[index], parents[index]) for index in page],
+        total_steps=len(indexes),
+        leaves=leaves[:MAX_LEAVES],
+        total_leaves=len(leaves),
+    )
+
+
+def step_tokens(
+    trajectory: Trajectory, step_index: int, offset: int | None, limit: int, renderer: Renderer | None
+) -> StepTokens:
+    """A run of a step's tokens. Without an offset it begins shortly before the response. Raises `NotFound` where there
+    is no such step."""
+    record = _record(trajectory, step_index)
+    tree = trajectory.tree
+    step = unpack(record, tree.prompt(step_index) if record.head.base >= 0 else None, trajectory.blobs)
+    prompt, total = len(step.prompt_ids), len(step.prompt_ids) + len(step.response_ids)
+    begin = max(0, prompt - limit // 4) if offset is None else offset
+    if begin < 0 or not 1 <= limit <= MAX_TOKENS:
+        raise InvalidInput(f"offset is {begin} and limit {limit}; an offset is at least 0, a limit 1 to {MAX_TOKENS}")
+    ids = np.concatenate([step.prompt_ids, step.response_ids])[begin : begin + limit].tolist()
+    log_probs: list[float | None] = [None] * total
+    if step.rollout_log_probs is not None:
+        log_probs[prompt:] = [None if math.isnan(value) else value for value in step.rollout_log_probs.tolist()]
+    versions = [-1] * prompt + [step.policy_version or 0] * len(step.response_ids)
+    for first, version in step.version_spans or ():
+        versions[prompt + first :] = [version] * (total - prompt - first)
+    may = step.trainable and step.quarantined is None
+    return StepTokens(
+        step_index=step_index,
+        offset=begin,
+        total=total,
+        prompt_tokens=prompt,
+        ids=ids,
+        text=None if renderer is None else [renderer.vocabulary.decode([one]) for one in ids],
+        log_probs=log_probs[begin : begin + limit],
+        trained=[may and begin + at >= prompt for at in range(len(ids))],
+        versions=versions[begin : begin + limit],
+    )
+
+
+def conversation(trajectory: Trajectory, leaf: int, reader: SampleReader | None) -> ShownConversation:
+    """A branch as messages; none, with the reason, where it cannot be read back. Raises `NotFound` for no step."""
+    record = _record(trajectory, leaf)
+    if reader is None:
+        return ShownConversation(leaf, None, why_none="no tokenizer is known here")
+    length = record.end
+    if length > MAX_READ_TOKENS:
+        return ShownConversation(leaf, None, why_none=f"the branch has {length} tokens; see the tokens of its steps")
+    try:
+        found = branch_messages(trajectory, leaf, reader)
+    except Exception as error:  # templates and parsers of strangers may raise anything
+        return ShownConversation(leaf, None, why_none=f"it cannot be read back: {type(error).__name__}: {error}"[:500])
+    shown = [_message(message) for message in found[-MAX_MESSAGES:]]
+    return ShownConversation(leaf, shown, left_out=len(found) - len(shown))
+
+
+def _record(trajectory: Trajectory, index: int) -> Record:
+    record = trajectory.tree.records.get(index)
+    if record is None:
+        raise NotFound(f"trajectory {trajectory.uid!r} has no step {index}")
+    return record
+
+
+def _step(record: Record, parent: int) -> StepRecord:
+    head, extra = record.head, record.head.unpack_extra()
+    mean = None
+    if packed := record.log_probs:
+        values = floats_array(packed)
+        known = values[~np.isnan(values)]
+        mean = float(known.mean()) if len(known) else None
+    return StepRecord(
+        step_index=head.step_index,
+        parent=parent,
+        prompt_tokens=head.keep + head.n_prompt,
+        response_tokens=head.n_response,
+        reward=head.reward,
+        version=head.policy_version or 0,
+        finish_reason=extra.finish_reason,
+        quarantined=extra.quarantined,
+        trainable=extra.trainable,
+        quality=extra.quality,
+        tags=tuple(extra.tags),
+        note=extra.note,
+        created_at=head.created_at,
+        mean_log_prob=mean,
+    )
+
+
+def _message(message: dict[str, Any]) -> ShownMessage:
+    content = message["content"] or ""
+    text = content if isinstance(content, str) else orjson.dumps(content, default=str).decode()
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    reasoning = message.get("reasoning_content")
+    return ShownMessage(
+        role=message["role"],
+        content=text[:MAX_CHARACTERS],
+        reasoning=None if reasoning is None else reasoning[:MAX_CHARACTERS],
+        calls=tuple((call["name"], call["arguments"][:MAX_CHARACTERS]) for call in calls),
+        cut=max(0, len(text) - MAX_CHARACTERS),
+    )
+
+
+def _shown_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Metadata whose values have a JSON form, cut to what a page shows."""
+    found: dict[str, Any] = {}
+    room = MAX_METADATA
+    for name, value in metadata.items():
+        text = orjson.dumps(value, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+        if len(text) > room:
+            found[name] = f"{text[:200]}… ({len(text)} characters)"
+        else:
+            found[name] = orjson.loads(text)
+        room -= min(len(text), room)
+    return found

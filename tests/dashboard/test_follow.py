@@ -1,0 +1,129 @@
+"""The index follows a pool: what is submitted, rewarded, leased, consumed and dropped, and what changed is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from headrace import DataPool, Step
+from headrace.dashboard.follow import PoolFollower, record_of
+from headrace.dashboard.index import TrajectoryIndex
+from headrace.dashboard.records import TrajectoryQuery
+from headrace.dashboard.source import JournalFolder, RunningPool
+from headrace.pool.config import DEFAULT_CHANNEL
+
+
+def submit(pool: DataPool, group: int, *, rollouts: int = 2, steps: int = 2, ended: bool = True) -> None:
+    """A group whose trajectories have some steps each; rollout r earns r at its end."""
+    pool.submit_steps(
+        [
+            Step(
+                prompt_ids=[1, 2, *range(10, 10 + 4 * index)],
+                response_ids=[7, 8],
+                rollout_log_probs=[-0.5, -1.0],
+                trajectory_uid=f"g{group}-{rollout}",
+                prompt_uid=f"g{group}",
+                step_index=index,
+                reward=float(rollout) if ended and index == steps - 1 else None,
+                is_last=ended and index == steps - 1,
+                policy_version=3,
+                tags=("odd",) if group % 2 else (),
+            )
+            for rollout in range(rollouts)
+            for index in range(steps)
+        ]
+    )
+
+
+class Counting(RunningPool):
+    """Counts what is asked."""
+
+    def __init__(self, pool: DataPool) -> None:
+        super().__init__(pool, "counted")
+        self.asked: Counter[str] = Counter()
+
+    def steps(self, channel: str, cursor: str, limit: int) -> dict[str, Any]:
+        self.asked[cursor.partition("-")[0]] += 1
+        return super().steps(channel, cursor, limit)
+
+
+def sweep(follower: PoolFollower) -> None:
+    for _ in follower.sweep():
+        pass
+
+
+def states(index: TrajectoryIndex) -> dict[str, str]:
+    return {row.uid: row.state for row in index.page(TrajectoryQuery(limit=500)).rows}
+
+
+def test_rows_say_what_the_trajectories_themselves_say() -> None:
+    with DataPool(defaults={"n_rollouts": 2}) as pool:
+        for group in range(5):
+            submit(pool, group, ended=group != 4)
+        index = TrajectoryIndex()
+        sweep(PoolFollower(RunningPool(pool, "here"), index))
+        assert len(index) == 10
+        for row in index.page(TrajectoryQuery(limit=500)).rows:
+            assert row == record_of(pool.trajectory(row.uid))
+        assert index.page(TrajectoryQuery(tag="odd")).total == 4
+
+
+def test_only_groups_that_changed_are_read_again() -> None:
+    with DataPool(defaults={"n_rollouts": 2}) as pool:
+        for group in range(4):
+            submit(pool, group, ended=False)
+        source, index = Counting(pool), TrajectoryIndex()
+        follower = PoolFollower(source, index)
+        sweep(follower)
+        assert source.asked == {"0": 1}  # all four at once
+        source.asked.clear()
+        sweep(follower)
+        assert not source.asked
+        pool.reward("g2-0", 0.25)
+        pool.reward("g0-0", 0.25)
+        sweep(follower)
+        assert source.asked == {"0": 1, "2": 1}
+        found = index.get(DEFAULT_CHANNEL, "g2-0")
+        assert found is not None
+        assert found.reward == 0.25
+
+
+def test_what_leaves_the_pool_is_kept_with_what_became_of_it() -> None:
+    with DataPool(defaults={"n_rollouts": 2}) as pool:
+        for group in range(3):
+            submit(pool, group)
+        index = TrajectoryIndex()
+        follower = PoolFollower(RunningPool(pool, "here"), index)
+        sweep(follower)
+        batch = pool.fetch_batch(1, lease_s=60.0)
+        assert batch is not None
+        sweep(follower)
+        assert Counter(states(index).values()) == {"queued": 4, "leased": 2}
+        batch.ack()
+        submit(pool, 3, ended=False)
+        sweep(follower)
+        pool.fail("g3-0", "it crashed")
+        sweep(follower)
+        assert {name: states(index)[name] for name in ("g0-0", "g0-1")} == {"g0-0": "consumed", "g0-1": "consumed"}
+        assert (states(index)["g3-0"], states(index)["g3-1"]) == ("failed", "queued")
+        assert follower.group_row(DEFAULT_CHANNEL, "g0") is None
+        assert follower.group_row(DEFAULT_CHANNEL, "g1") is not None
+
+
+def test_a_journal_is_read_while_a_pool_writes_it_with_what_was_consumed(tmp_path: Path) -> None:
+    with DataPool(tmp_path / "journal", defaults={"n_rollouts": 2}) as pool:
+        for group in range(3):
+            submit(pool, group)
+        batch = pool.fetch_batch(1, lease_s=60.0)
+        assert batch is not None
+        batch.ack()
+        source = JournalFolder(tmp_path / "journal", clock=lambda: 0.0)
+        index = TrajectoryIndex()
+        follower = PoolFollower(source, index)
+        sweep(follower)
+        assert Counter(states(index).values()) == {"queued": 4, "consumed": 2}
+        submit(pool, 3)
+        sweep(follower)
+        assert len(index) == 8
+        source.close()
