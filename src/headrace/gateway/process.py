@@ -22,6 +22,7 @@ from headrace import files
 from headrace.gateway.app import create_app
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.settings import GatewaySettings
+from headrace.gateway.stamps import SessionStamps
 from headrace.gateway.startup import ProcessObserver, WorkerReporter
 from headrace.gateway.usage import UsageTable
 from headrace.gateway.worker_control import ControlRelay
@@ -178,6 +179,7 @@ def run_worker() -> None:
         relay = ControlRelay(app, socket=task.control, secret=task.secret)
         gateway: Gateway = app.state.gateway
         gateway.others = relay
+        gateway.sessions.stamps = SessionStamps(Path(task.stamps))
         if task.usage is not None:
             tenants = len(gateway.access.tenants)
             table = UsageTable(tenants, workers=task.workers, worker=task.number, path=Path(task.usage))
