@@ -209,7 +209,8 @@ class Workers:
     def _task(self, socket_path: str, number: int) -> bytes:
         # Another worker must find what this one answered: steps are acknowledged by the pool itself. What calls may
         # hold is shared out, since no worker knows what the others hold.
-        settings = {**self._settings.model_dump(), "ack": "pool", "memory_mb": self._settings.memory_mb / self._count}
+        share_mb = max(1.0, self._settings.memory_mb / self._count)
+        settings = {**self._settings.model_dump(), "ack": "pool", "memory_mb": share_mb}
         port = self._reserved.getsockname()[1]
         pool = self._pool_address or f"frames://{Path(socket_path).with_name(POOL_SOCKET_NAME)}"
         # A worker that is started later reads what the first one read; tenants' keys are written nowhere.
