@@ -127,6 +127,8 @@ def test_without_another_word_the_contracts_defaults_hold() -> None:
         ({"ack": "never"}, "ack"),
         ({"idle_s": 0}, "idle_s"),
         ({"max_in_flight": 0}, "max_in_flight"),
+        ({"memory_mb": 0}, "memory_mb"),
+        ({"max_in_flight": 10, "max_connections": 10}, "--max-connections 4106 would"),
         ({"outbox_mb": 0}, "outbox_mb"),
         ({"sampling": ["temperature=1"]}, "train:temperature=1"),
         ({"sampling": ["train:temperature"]}, "name=value"),

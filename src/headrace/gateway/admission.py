@@ -35,8 +35,8 @@ SMALL_BODY_BYTES = 64 * 1024
 LOOK_S = 0.1
 #: Seconds that it may be behind: a new connection's request takes three of its rounds, and `/health` has a second.
 MAX_BEHIND_S = 0.25
-#: Calls under way below which none is refused for that: so few are no queue, and something else holds the loop up.
-MIN_QUEUE_CALLS = 64
+#: Calls under way below which none is refused for that: at 2 ms each, so few cannot hold the loop up for so long.
+MIN_QUEUE_CALLS = 128
 
 #: The share of the bytes from which on they are scarce,
 SCARCE_SHARE = 0.75

@@ -249,7 +249,9 @@ class Gateway:
         """Drops what is known of a trajectory, here and in the other workers: the next call reads it from the pool."""
         for held in dict.fromkeys(model.uid_of(uid) for model in self.models):
             self.drop(held)
-            if self.others is not None:
+            if self.sessions.stamps is not None:
+                self.sessions.stamps.change(held)
+            if self.others is not None and self.settings.open:  # what is known of live conversations is more than these
                 await self.others.dropped(held)
 
     def drop(self, held: str) -> None:

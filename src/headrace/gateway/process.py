@@ -22,6 +22,7 @@ from headrace import files
 from headrace.gateway.app import create_app
 from headrace.gateway.gateway import Gateway
 from headrace.gateway.settings import GatewaySettings
+from headrace.gateway.stamps import SessionStamps
 from headrace.gateway.startup import ProcessObserver, WorkerReporter
 from headrace.gateway.usage import UsageTable
 from headrace.gateway.worker_control import ControlRelay
@@ -179,6 +180,7 @@ def run_worker() -> None:
         relay = ControlRelay(app, socket=task.control, secret=task.secret)
         gateway: Gateway = app.state.gateway
         gateway.others = relay
+        gateway.sessions.stamps = SessionStamps(Path(task.stamps))
         if task.usage is not None:
             tenants = len(gateway.access.tenants)
             table = UsageTable(tenants, workers=task.workers, worker=task.number, path=Path(task.usage))
@@ -194,8 +196,8 @@ def run_worker() -> None:
 
 
 def _watch_parent(with_its_pool: bool) -> None:
-    """Ends this process once the parent is gone: its end of our standard input then closes, however it died. Calls under
-    way end first, unless the pool has gone with the parent: no step of theirs can be kept any more, and their agents
+    """Ends this process once the parent is gone: its end of our standard input then closes, however it died. Calls
+    under way end first, unless the pool has gone with the parent: no step of theirs can be kept any more, and their agents
     try again elsewhere as soon as their connections break."""
     while os.read(0, 4096):
         pass

@@ -24,6 +24,7 @@ from headrace.data.trajectory import Trajectory
 from headrace.gateway.errors import Refusal
 from headrace.gateway.request import CallRequest, checked_sampling
 from headrace.gateway.retries import Retries
+from headrace.gateway.stamps import SessionStamps
 from headrace.gateway.turn import TextKey, digest_of
 from headrace.pool.calls import AsyncPool
 from headrace.pool.errors import Gone, NotFound
@@ -161,6 +162,7 @@ class Session:
         self.tokens = 0
         self.retries = Retries()
         self.busy = 0
+        self.stamp: int | None = None  # what `Sessions.stamps` said when it was read
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> Session:
@@ -219,6 +221,7 @@ class Sessions:
         self._flushed = flushed
         self._most_tokens = most_tokens
         self._open_unknown = open_unknown
+        self.stamps: SessionStamps | None = None  # of all workers, where this process is one of several
         self._known: OrderedDict[str, Session] = OrderedDict()
         self._loading: dict[str, asyncio.Task[Session]] = {}
         self._tokens = 0
@@ -265,7 +268,7 @@ class Sessions:
 
     async def _called(self, uid: str) -> Session | None:
         """The session, now the last to be forgotten; None where there is none, 409 where its trajectory is gone."""
-        session = self._known.get(uid)
+        session = self._current(uid)
         if session is not None:
             self._known.move_to_end(uid)
             return session
@@ -278,7 +281,7 @@ class Sessions:
 
     async def find(self, uid: str) -> Session:
         """The session, wherever it is; the pool's `NotFound` or `Gone` where there is none."""
-        session = self._known.get(uid)
+        session = self._current(uid)
         if session is not None:
             return session
         task = self._loading.get(uid)
@@ -304,6 +307,8 @@ class Sessions:
 
     def add(self, session: Session) -> Session:
         """Takes in a session; the one that is known under its uid already, where there is one."""
+        if session.stamp is None and self.stamps is not None:
+            session.stamp = self.stamps.of(session.uid)
         known = self._known.setdefault(session.uid, session)
         if known is session:
             self._tokens += session.tokens
@@ -333,8 +338,19 @@ class Sessions:
             self._trim()
 
     async def _load(self, uid: str) -> Session:
+        stamp = self.stamps.of(uid) if self.stamps is not None else None  # before it is read: a change may come between
         await self._flushed(uid)
-        return self.add(Session.of(await self._pool.trajectory(uid)))
+        session = Session.of(await self._pool.trajectory(uid))
+        session.stamp = stamp
+        return self.add(session)
+
+    def _current(self, uid: str) -> Session | None:
+        """The session in memory; None where there is none, or another worker changed its trajectory since."""
+        session = self._known.get(uid)
+        if session is None or self.stamps is None or session.stamp == self.stamps.of(uid):
+            return session
+        self.drop(uid)
+        return None
 
     def _loaded(self, uid: str, task: asyncio.Task[Session]) -> None:
         del self._loading[uid]

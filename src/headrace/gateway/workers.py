@@ -29,6 +29,7 @@ from headrace import files
 from headrace.data.errors import HeadraceError
 from headrace.gateway.config_files import read_tenants
 from headrace.gateway.settings import GatewaySettings
+from headrace.gateway.stamps import SessionStamps
 from headrace.gateway.startup import ProcessObserver, WorkerMessage
 from headrace.gateway.usage import UsageTable
 from headrace.gateway.worker_control import WorkerControl, control_app
@@ -53,8 +54,8 @@ FILE_SETTINGS = ("models", "tenants", "reward")
 SOCKET_NAME = "control.sock"
 #: The pool's, beside it.
 POOL_SOCKET_NAME = "pool.sock"
-#: The file of what tenants use, beside it.
-USAGE_NAME = "usage"
+#: The files of what tenants use, and of the sessions that are out of date.
+USAGE_NAME, STAMPS_NAME = "usage", "stamps"
 #: Bytes of the path that a unix socket can have.
 MAX_SOCKET_PATH_BYTES = 107
 
@@ -73,6 +74,7 @@ class WorkerTask(msgspec.Struct):
     files: dict[str, dict[str, Any]]  # what those that the settings name held
     number: int  # of this worker
     workers: int
+    stamps: str  # the file that says which sessions are out of date
     usage: str | None  # the file in which all of them count what tenants use
 
 
@@ -149,6 +151,7 @@ class Workers:
                     await serving
                     raise HeadraceError(f"the workers' socket {socket_path} could not be opened; it said why above")
                 await asyncio.sleep(0.01)
+            SessionStamps.create(Path(folder) / STAMPS_NAME)
             self._open_usage(Path(folder) / USAGE_NAME)
             tasks = [self._task(socket_path, number) for number in range(self._count)]
             keepers = [self._keep(number, task, control, start) for number, task in enumerate(tasks)]
@@ -206,7 +209,8 @@ class Workers:
     def _task(self, socket_path: str, number: int) -> bytes:
         # Another worker must find what this one answered: steps are acknowledged by the pool itself. What calls may
         # hold is shared out, since no worker knows what the others hold.
-        settings = {**self._settings.model_dump(), "ack": "pool", "memory_mb": self._settings.memory_mb / self._count}
+        share_mb = max(1.0, self._settings.memory_mb / self._count)
+        settings = {**self._settings.model_dump(), "ack": "pool", "memory_mb": share_mb}
         port = self._reserved.getsockname()[1]
         pool = self._pool_address or f"frames://{Path(socket_path).with_name(POOL_SOCKET_NAME)}"
         # A worker that is started later reads what the first one read; tenants' keys are written nowhere.
@@ -223,6 +227,7 @@ class Workers:
             files=held,
             number=number,
             workers=self._count,
+            stamps=str(Path(socket_path).with_name(STAMPS_NAME)),
             usage=self._usage_path,
         )
         return msgspec.json.encode(task) + b"\n"

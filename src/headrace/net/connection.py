@@ -166,9 +166,13 @@ class Connection(HttpToolsProtocol):
 
     def _say_idle(self) -> None:
         """Tells the bound where no request is under way here: what is left is to be read, or a request to come."""
-        if self.bound is not None and self.cycle is not None and self.cycle.response_complete:
+        cycle: RequestResponseCycle | None = self.cycle
+        if self.bound is not None and cycle is not None and cycle.response_complete:
             self.bound.drop(self)
-            (self.bound.unread if self.flow.write_paused else self.bound.waiting)[self] = None
+            if self.flow.write_paused:
+                self.bound.unread[self] = None
+            elif not self.transport.is_closing():
+                self.bound.waiting[self] = None
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """A client sends nothing more: it left, or it only says so and waits for its answer. Until that begins, one

@@ -33,6 +33,9 @@ def test_tenants_are_apart_in_every_worker(engine: Client, folder: Path, tmp_pat
             assert ask("/t/p/v1/chat/completions", "two-key", body).status_code == 404
             assert ask("/t/p/v1/chat/completions", "three-key", body).status_code == 401
         assert len(connect(gateway.address, key="admin").trajectory("one/t")) == 6
+        told(ask("/t/p/complete_trajectory", "one-key", {"reward": 1.0}))
+        answers = [ask("/t/p/v1/chat/completions", "one-key", body).status_code for _ in range(12)]
+        assert answers == [409] * 12, "a worker did not hear that the trajectory is complete"
 
 
 def test_a_tenants_bound_is_one_over_all_workers(engine: Client, folder: Path, tmp_path: Path) -> None:

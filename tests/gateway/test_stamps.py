@@ -1,0 +1,50 @@
+"""What one worker changes is read anew by the others, though nobody tells them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace import DataPool
+from headrace.gateway.errors import Refusal
+from headrace.gateway.sessions import Sessions
+from headrace.gateway.stamps import SessionStamps
+
+
+async def flushed(uid: str) -> None:
+    """Everything is in the pool."""
+
+
+def worker(pool: DataPool, path: Path) -> Sessions:
+    """The sessions of a process that maps the table at `path`."""
+    found = Sessions(pool.aio, flushed, most_tokens=1_000, open_unknown=False)
+    found.stamps = SessionStamps(path)
+    return found
+
+
+async def test_a_session_that_another_worker_ended_is_read_again(tmp_path: Path) -> None:
+    table = tmp_path / "stamps"
+    SessionStamps.create(table)
+    with DataPool() as pool:
+        one, other = worker(pool, table), worker(pool, table)
+        await pool.aio.open("t", "p", "train")
+        await pool.aio.open("u", "p", "train")
+        held = await one.running("t", "p", "train", begin=True)
+        untouched = await one.running("u", "p", "train", begin=True)
+        assert await one.running("t", "p", "train", begin=True) is held, "nothing has changed"
+        await pool.aio.complete("t", "train")
+        assert other.stamps is not None
+        other.stamps.change("t")
+        with pytest.raises(Refusal) as found:
+            await one.running("t", "p", "train", begin=True)
+        assert found.value.status == 409
+        assert await one.running("u", "p", "train", begin=True) is untouched
+
+
+def test_changes_of_several_processes_add_up(tmp_path: Path) -> None:
+    SessionStamps.create(tmp_path / "stamps")
+    one, other = (SessionStamps(tmp_path / "stamps") for _ in range(2))
+    one.change("t")
+    other.change("t")
+    assert (one.of("t"), other.of("t"), one.of("u")) == (2, 2, 0)
