@@ -65,6 +65,7 @@ class ApiLoad:
         self._received: dict[str, str] = {}
         self._env_id = 0
         self.stopping = False
+        self._posted_all = False
 
     async def begin(self) -> None:
         """Registers the trainer, has it ask once, and registers the environment."""
@@ -77,6 +78,7 @@ class ApiLoad:
         """Posts groups until it is told to stop."""
         for number in itertools.count(1):
             if self.stopping:
+                self._posted_all = True
                 return
             body = group_body(number, self._env_id)
             self._log.write("post.sent", group=number, body=body)
@@ -88,10 +90,11 @@ class ApiLoad:
     async def take(self) -> None:
         """Takes batches until the queue is empty, once nobody posts any more."""
         while True:
+            last = self._posted_all
             answer = await self._ask("GET", self._takes_from, "/batch", headers=self._received)
             batch = orjson.loads(answer.body)["batch"]
             if batch is None:
-                if self.stopping:
+                if last:
                     return
                 await asyncio.sleep(RETRY_S)
                 continue

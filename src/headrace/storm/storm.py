@@ -10,7 +10,7 @@ import itertools
 import secrets
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from operator import methodcaller
 from pathlib import Path
@@ -40,6 +40,9 @@ LOOK_S = 0.25
 #: Trajectories whose states are asked for at once.
 STATES_AT_ONCE = 1000
 
+#: What is coming back after a fault, by process: several where one was killed again within its start.
+Starting = dict[str, list[asyncio.Task[None]]]
+
 
 class Storm:
     """One storm in one folder, which is empty before."""
@@ -51,6 +54,7 @@ class Storm:
         self._tell = tell
         folder.mkdir(parents=True, exist_ok=True)
         self._log = EventLog(folder, "storm")
+        self._ledger_turn = asyncio.Lock()
 
     async def run(self, soak_s: float | None = None) -> tuple[Report, list[Growth]]:
         """Plays the storm, or with `soak_s` load alone for so long, and checks its log: what it says, and with a soak
@@ -114,19 +118,23 @@ class Storm:
             self._tell("faults are over; agents end what they began")
             agents.stopping = scored.stopping = True
             system.heal()
-            await asyncio.wait(playing, timeout=2 * self._sizes.patience_s)
+            ended, going = await asyncio.wait(playing, timeout=2 * self._sizes.patience_s)
+            for task in ended:
+                task.result()  # raises what an agent did not expect: that is a fault of the storm's
+            if going:
+                self._log.write("stuck", what="end", target="agents", waited_s=2 * self._sizes.patience_s)
         finally:
-            await scored.close()
             for task in playing:
                 task.cancel()
             await asyncio.gather(*playing, return_exceptions=True)
+            await scored.close()
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
     async def _faults(self, system: System) -> None:
         plan = make_plan(self._seed, self._sizes, system.targets, system.links_at_risk, system.journal_owner)
         until = time.monotonic() + self._sizes.seconds if self._sizes.seconds is not None else None
-        starting: dict[str, asyncio.Task[None]] = {}
+        starting: Starting = {}
         try:
             for number, fault in enumerate(plan, 1):
                 if until is not None and time.monotonic() > until:
@@ -135,19 +143,25 @@ class Storm:
                 name = "gateway" if fault.target == "worker" else fault.target
                 # A gateway ends where a worker is killed before its first start is over (docs/reliability.md).
                 patient = not fault.at_once or fault.target == "worker"
-                if name in starting and (patient or starting[name].done()):
-                    await starting.pop(name)  # raises what went wrong with it
+                if patient or all(task.done() for task in starting.get(name, ())):
+                    await asyncio.gather(*starting.pop(name, ()))  # raises what went wrong with it
                 self._check_crashes(system)
                 await self._do(system, fault, starting)
                 if number % 50 == 0:
                     self._tell(f"{number} of {len(plan)} faults")
-            await asyncio.gather(*starting.values())
+            await asyncio.gather(*itertools.chain(*starting.values()))
         finally:
-            for task in starting.values():
+            left = list(itertools.chain(*starting.values()))
+            for task in left:
                 task.cancel()
-            await asyncio.gather(*starting.values(), return_exceptions=True)
+            await asyncio.gather(*left, return_exceptions=True)
 
-    async def _do(self, system: System, fault: Fault, starting: dict[str, asyncio.Task[None]]) -> None:
+    async def _do(self, system: System, fault: Fault, starting: Starting) -> None:
+        """Carries out one fault, from its beginning to its end; what is to start again is added to `starting`."""
+
+        def recover(name: str, work: Coroutine[Any, Any, None]) -> None:
+            starting.setdefault(name, []).append(asyncio.create_task(work))
+
         def note(**more: Any) -> None:
             self._log.write("fault", kind=fault.kind, target=fault.target, hold_s=fault.hold_s, **more)
 
@@ -182,13 +196,13 @@ class Storm:
                     term = fault.kind == "restart" and fault.target == "worker"
                     service.signal(signal.SIGTERM if term else signal.SIGKILL, pid)
                     if fault.target == system.journal_owner:
-                        starting[service.name] = asyncio.create_task(self._note_ledger(system, "restart"))
+                        recover(service.name, self._note_ledger(system, "restart"))
                     return
                 if system.is_replaced(fault.target):
                     return  # it is on its way
                 note(pid=service.pid)
                 await (service.kill() if fault.kind == "kill" else service.end())
-                starting[service.name] = asyncio.create_task(self._start(system, service))
+                recover(service.name, self._start(system, service))
 
     def _check_crashes(self, system: System) -> None:
         """Raises `ChildDied` where a process has ended by itself; it is in the log then."""
@@ -221,11 +235,12 @@ class Storm:
     # -- looking in ----------------------------------------------------------------------------------------------------
 
     async def _note_ledger(self, system: System, when: str) -> None:
-        """Logs the pool's ledger, by channel, as it tells it."""
-        asked = time.monotonic_ns()
-        stats = await self._ask_pool(system, methodcaller("stats"))
-        channels = {name: channel["ledger"] for name, channel in stats["channels"].items()}
-        self._log.write("ledger", when=when, asked=asked, channels=channels)
+        """Logs the pool's ledger, by channel, as it tells it: one at a time, so that the log has them in order."""
+        async with self._ledger_turn:
+            asked = time.monotonic_ns()
+            stats = await self._ask_pool(system, methodcaller("stats"))
+            channels = {name: channel["ledger"] for name, channel in stats["channels"].items()}
+            self._log.write("ledger", when=when, asked=asked, channels=channels)
 
     async def _drain(self, system: System) -> None:
         """Waits until consumers have taken all that is complete."""
