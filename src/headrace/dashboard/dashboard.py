@@ -22,6 +22,7 @@ from headrace.dashboard.curation import CurationRequest, CurationResult, Curator
 from headrace.dashboard.exports import ExportFormat, ExportResult, write_export
 from headrace.dashboard.figures import LedgerRates, MetricsFile, group_record, survivors, waits
 from headrace.dashboard.follow import PoolFollower, record_of
+from headrace.dashboard.group_detail import MAX_TRAJECTORIES, GroupDetail, group_detail
 from headrace.dashboard.index import TrajectoryIndex
 from headrace.dashboard.records import (
     GroupPage,
@@ -38,7 +39,7 @@ from headrace.dashboard.source import PoolSource
 from headrace.dashboard.why import Why, why
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.data.trajectory import Trajectory
-from headrace.pool.errors import PoolUnreachable
+from headrace.pool.errors import Gone, NotFound, PoolUnreachable
 from headrace.rewards.recorded import SampleReader
 from headrace.tokens import Renderer
 
@@ -131,6 +132,23 @@ class Dashboard:
             )
 
         return await self._run(make)
+
+    async def group(self, channel: str, prompt_uid: str) -> GroupDetail:
+        """What the trajectories of a group share, and where its best leaves its worst. Raises `NotFound` where none of
+        them can be read."""
+        await self._attend(whole=False)
+        records = await self._run(lambda: self._index.group(channel, prompt_uid)[:MAX_TRAJECTORIES])
+
+        def make() -> GroupDetail:
+            found: list[Trajectory] = []
+            for record in records:
+                with suppress(Gone, NotFound):
+                    found.append(self._read(channel, record.uid))
+            if not found:
+                raise NotFound(f"no trajectory of {prompt_uid!r} in channel {channel!r} can be read any more")
+            return group_detail(found, self._sample_reader())
+
+        return await self._run_on_history(make)
 
     async def trajectory(self, channel: str, uid: str, offset: int) -> TrajectoryDetail:
         """One trajectory with a page of its steps. Raises `NotFound` or `Gone`."""

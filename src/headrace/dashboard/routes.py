@@ -74,6 +74,7 @@ class DashboardRoutes:
             "choices": self.choices,
             "trajectories": self.trajectories,
             "groups": self.groups,
+            "group": self.group,
             "trajectory": self.trajectory,
             "conversation": self.conversation,
             "tokens": self.tokens,
@@ -164,6 +165,9 @@ class DashboardRoutes:
             asked.get("channel") or None, asked.get("find", ""), _whole(request, "offset", 0), limit
         )
         return _json(found)
+
+    async def group(self, request: Request) -> Response:
+        return _json(await self._dashboard.group(*_named(request)))
 
     async def trajectory(self, request: Request) -> Response:
         return _json(await self._dashboard.trajectory(*_named(request), _whole(request, "offset", 0)))
