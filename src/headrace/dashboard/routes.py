@@ -81,6 +81,8 @@ class DashboardRoutes:
             "consumption": self.consumption,
             "why": self.why,
             "search": self.search,
+            "comparison": self.comparison,
+            "answers": self.answers,
             "export": self.export,
             "live": self.live,
         }
@@ -196,6 +198,15 @@ class DashboardRoutes:
     async def search(self, request: Request) -> Response:
         text = request.query_params.get("text", "")
         return _json(await self._dashboard.search(_query(request, but=("text",)), text))
+
+    async def comparison(self, request: Request) -> Response:
+        return _json(await self._dashboard.comparison(_whole(request, "offset", 0), _limit(request, 50)))
+
+    async def answers(self, request: Request) -> Response:
+        prompt = request.query_params.get("prompt_uid")
+        if not prompt:
+            raise InvalidInput("name the prompt: ?prompt_uid=...")
+        return _json(await self._dashboard.answers(prompt))
 
     async def export(self, request: Request) -> Response:
         """What a filter shows, as a file to keep: it is written whole, then sent, then removed."""

@@ -41,6 +41,7 @@ function part(found, what) {
 }
 
 const VIEWS = {
+  comparison: () => part(undefined, "another run"),
   group: () => part(undefined, "what a group shares"),
   search: () => part(undefined, "an index of texts"),
   trajectories, groups, consumption,
