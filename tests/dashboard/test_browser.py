@@ -115,7 +115,7 @@ def test_what_is_curated_is_in_the_pool_and_can_be_undone(page: Any, serving: Se
         submit(pool, 0)
         page.goto(f"{address}/#/trajectory?channel={DEFAULT_CHANNEL}&uid=g0-1")
         page.get_by_text("Curate by hand").click()
-        page.get_by_label("of", exact=True).select_option("1")
+        page.locator("select[name=step]").select_option("1")
         page.get_by_label("trained on").select_option("no")
         page.get_by_label("note").fill("it guessed")
         page.get_by_label("your name").fill("anna")
@@ -127,6 +127,17 @@ def test_what_is_curated_is_in_the_pool_and_can_be_undone(page: Any, serving: Se
         page.get_by_role("button", name="Undo the last change").click()
         wait(page, "1 steps of 1 trajectories changed.")
         assert pool.trajectory("g0-1").steps[1].trainable
+
+
+def test_a_group_shows_what_its_trajectories_share(page: Any, serving: Serving) -> None:
+    with DataPool(defaults={"n_rollouts": 2}) as pool, serving(pool) as address:
+        submit(pool, 0)
+        page.goto(f"{address}/#/groups")
+        settled(page, 2)
+        page.get_by_role("button", name="Find").click()
+        page.get_by_text("What they share, and where they part").click()
+        wait(page, "4 sequences of 24 tokens; 10 are different ones, so 58 % need not be computed twice.")
+        assert page.locator("svg.prefix rect.shared").count() >= 1
 
 
 def test_what_a_filter_shows_is_downloaded(page: Any, serving: Serving) -> None:

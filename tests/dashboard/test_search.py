@@ -34,10 +34,10 @@ class Ticking:
         return self.now
 
 
-def listed(pool: DataPool, **query: str) -> list[TrajectoryRecord]:
+def listed(pool: DataPool) -> list[TrajectoryRecord]:
     index = TrajectoryIndex()
     sweep(PoolFollower(RunningPool(pool, "here"), index))
-    return index.matching(TrajectoryQuery(**query))
+    return index.matching(TrajectoryQuery())
 
 
 def uids(page: SearchPage) -> list[str]:

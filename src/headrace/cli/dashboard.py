@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +53,7 @@ class SourceCommand(TargetCommand):
             yield RunningPool(pool, self.target, editable=editable)
 
     @staticmethod
-    def beside(folder: Path | None, name: str, holding: str = "") -> Path | None:
+    def of_run(folder: Path | None, name: str, holding: str = "") -> Path | None:
         """A file or folder of the run whose journal a folder is; None where there is none."""
         if folder is None:
             return None
@@ -76,6 +76,7 @@ class DashboardCommand(SourceCommand):
     tokenizer_path: Path | None = Field(
         None, description="the model's folder, to show texts; found by itself where TARGET is the journal of a run"
     )
+    beside: str | None = Field(None, description="another TARGET, such as an earlier run's journal, to compare it with")
     edit: bool = Field(False, description="let people curate the steps of a pool that runs; else the page only reads")
     export: Path | None = Field(None, description="write the page with all that it shows into one .html file, and end")
 
@@ -95,11 +96,17 @@ class DashboardCommand(SourceCommand):
         if key is None:
             warn_unprotected(host, "read everything", f"{KEY_OF_DASHBOARD} or --admin-key")
         folder = folder_of(self.target)
-        metrics = self.metrics or self.beside(folder, "trainer/metrics.jsonl")
-        tokenizer = self.tokenizer_path or self.beside(folder, "model", "tokenizer.json")
+        metrics = self.metrics or self.of_run(folder, "trainer/metrics.jsonl")
+        tokenizer = self.tokenizer_path or self.of_run(folder, "model", "tokenizer.json")
         renderer = load_renderer(tokenizer) if tokenizer is not None else None
-        with self.source(editable=self.edit) as source:
-            dashboard = Dashboard(source, metrics=metrics, renderer=lambda: renderer)
+        with self.source(editable=self.edit) as source, ExitStack() as stack:
+            other = None
+            if self.beside is not None:
+                there = folder_of(self.beside)
+                its = self.of_run(there, "trainer/metrics.jsonl")
+                named = SourceCommand(target=self.beside, key=self.key)
+                other = Dashboard(stack.enter_context(named.source()), metrics=its, renderer=lambda: renderer)
+            dashboard = Dashboard(source, metrics=metrics, renderer=lambda: renderer, beside=other)
             if self.export is not None:
                 asyncio.run(_export(dashboard, self.export))
                 return

@@ -45,7 +45,7 @@ class ReplayCommand(SourceCommand):
         from headrace.tokens.vocabulary import load_vocabulary
 
         do_without_torch()
-        tokenizer = self.tokenizer_path or self.beside(folder_of(self.target), "model", "tokenizer.json")
+        tokenizer = self.tokenizer_path or self.of_run(folder_of(self.target), "model", "tokenizer.json")
         if tokenizer is None:
             raise Usage("no tokenizer was found beside TARGET; name the model's folder: --tokenizer-path FOLDER")
         vocabulary = load_vocabulary(tokenizer)

@@ -17,11 +17,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from headrace.dashboard import detail as details
+from headrace.dashboard.compare import Answer, Comparison, best_answer, compare
 from headrace.dashboard.consumption import ConsumptionPage, HistoryKeeper, consumption
 from headrace.dashboard.curation import CurationRequest, CurationResult, Curator
 from headrace.dashboard.exports import ExportFormat, ExportResult, write_export
 from headrace.dashboard.figures import LedgerRates, MetricsFile, group_record, survivors, waits
 from headrace.dashboard.follow import PoolFollower, record_of
+from headrace.dashboard.group_detail import MAX_TRAJECTORIES, GroupDetail, group_detail
 from headrace.dashboard.index import TrajectoryIndex
 from headrace.dashboard.records import (
     GroupPage,
@@ -38,7 +40,7 @@ from headrace.dashboard.source import PoolSource
 from headrace.dashboard.why import Why, why
 from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.data.trajectory import Trajectory
-from headrace.pool.errors import PoolUnreachable
+from headrace.pool.errors import Gone, NotFound, PoolUnreachable
 from headrace.rewards.recorded import SampleReader
 from headrace.tokens import Renderer
 
@@ -66,8 +68,10 @@ class Dashboard:
         renderer: Callable[[], Renderer | None] = lambda: None,
         servers: Servers = lambda: (),
         index: TrajectoryIndex | None = None,
+        beside: Dashboard | None = None,
     ) -> None:
         self.source = source
+        self._beside = beside
         self._index = index if index is not None else TrajectoryIndex()
         self._follower = PoolFollower(source, self._index)
         self._metrics = MetricsFile(metrics) if metrics is not None else None
@@ -116,6 +120,7 @@ class Dashboard:
                 "states": self._index.states(),
                 "tags": self._index.tags()[:200],
                 "editable": self.source.editable,
+                "beside": None if self._beside is None else self._beside.source.title,
             }
         )
 
@@ -131,6 +136,23 @@ class Dashboard:
             )
 
         return await self._run(make)
+
+    async def group(self, channel: str, prompt_uid: str) -> GroupDetail:
+        """What the trajectories of a group share, and where its best leaves its worst. Raises `NotFound` where none of
+        them can be read."""
+        await self._attend(whole=False)
+        records = await self._run(lambda: self._index.group(channel, prompt_uid)[:MAX_TRAJECTORIES])
+
+        def make() -> GroupDetail:
+            found: list[Trajectory] = []
+            for record in records:
+                with suppress(Gone, NotFound):
+                    found.append(self._read(channel, record.uid))
+            if not found:
+                raise NotFound(f"no trajectory of {prompt_uid!r} in channel {channel!r} can be read any more")
+            return group_detail(found, self._sample_reader())
+
+        return await self._run_on_history(make)
 
     async def trajectory(self, channel: str, uid: str, offset: int) -> TrajectoryDetail:
         """One trajectory with a page of its steps. Raises `NotFound` or `Gone`."""
@@ -190,6 +212,37 @@ class Dashboard:
 
         return await self._run_on_history(write)
 
+    async def comparison(self, offset: int, limit: int) -> Comparison:
+        """This run and the one beside it. Raises `InvalidInput` where there is none."""
+        beside = self._other()
+        await self._attend(whole=False)
+        await beside._attend(whole=False)
+        own, others = await self.curves(), await beside.curves()
+        there = await beside._run(beside._index.copied)
+        sides = (beside.source.title, there, others)
+        return await self._run(lambda: compare((self.source.title, self._index, own), sides, offset, limit))
+
+    async def answers(self, prompt_uid: str) -> list[Answer]:
+        """The last answer of a prompt's best trajectory, here and in the run beside it."""
+        return [await self._best_answer(prompt_uid), await self._other()._best_answer(prompt_uid)]
+
+    async def _best_answer(self, prompt_uid: str) -> Answer:
+        rows = await self._run(lambda: self._index.matching(TrajectoryQuery(prompt_uid=prompt_uid, sort="reward")))
+        rewarded = sorted((row for row in rows if row.reward is not None), key=lambda row: row.reward or 0.0)
+        if not rows:
+            raise NotFound(f"{self.source.title} has no prompt {prompt_uid!r}")
+        best = rewarded[-1] if rewarded else rows[0]
+        try:
+            found = await self._run_on_history(lambda: self._read(best.channel, best.uid))
+        except (Gone, NotFound):
+            return Answer(best.uid, best.reward, None, "it has left the pool")
+        return await self._run_on_history(lambda: best_answer(found, self._sample_reader()))
+
+    def _other(self) -> Dashboard:
+        if self._beside is None:
+            raise InvalidInput("there is no run beside this one; start the dashboard with --beside TARGET")
+        return self._beside
+
     async def curate(self, request: CurationRequest, query: TrajectoryQuery | None) -> CurationResult:
         """Changes what a person decided about steps. Raises `InvalidInput` where this dashboard only reads."""
         self._check_editable()
@@ -241,6 +294,8 @@ class Dashboard:
             self._task = None
         self._thread.shutdown(wait=True)
         self._history_thread.shutdown(wait=True)
+        if self._beside is not None:
+            await self._beside.close()
 
     async def __aenter__(self) -> Dashboard:
         return self

@@ -172,6 +172,22 @@ class TrajectoryIndex:
         keys.reverse()
         return [self.group(*key) for key in keys[offset : offset + limit]], len(keys)
 
+    def copied(self) -> TrajectoryIndex:
+        """The same rows in an index of their own, for another thread."""
+        found = TrajectoryIndex(self._most)
+        for row in self._rows:
+            if row is not None:
+                found.put(row)
+        return found
+
+    def by_prompt(self) -> dict[str, list[TrajectoryRecord]]:
+        """Every row, by its prompt's uid, whichever channel."""
+        found: dict[str, list[TrajectoryRecord]] = {}
+        for row in self._rows:
+            if row is not None:
+                found.setdefault(row.prompt_uid, []).append(row)
+        return found
+
     def group(self, channel: str, prompt_uid: str) -> list[TrajectoryRecord]:
         """The trajectories of one prompt."""
         found = (self.get(channel, uid) for uid in self._prompts.get((channel, prompt_uid), ()))

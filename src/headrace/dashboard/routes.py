@@ -74,12 +74,15 @@ class DashboardRoutes:
             "choices": self.choices,
             "trajectories": self.trajectories,
             "groups": self.groups,
+            "group": self.group,
             "trajectory": self.trajectory,
             "conversation": self.conversation,
             "tokens": self.tokens,
             "consumption": self.consumption,
             "why": self.why,
             "search": self.search,
+            "comparison": self.comparison,
+            "answers": self.answers,
             "export": self.export,
             "live": self.live,
         }
@@ -165,6 +168,9 @@ class DashboardRoutes:
         )
         return _json(found)
 
+    async def group(self, request: Request) -> Response:
+        return _json(await self._dashboard.group(*_named(request)))
+
     async def trajectory(self, request: Request) -> Response:
         return _json(await self._dashboard.trajectory(*_named(request), _whole(request, "offset", 0)))
 
@@ -192,6 +198,15 @@ class DashboardRoutes:
     async def search(self, request: Request) -> Response:
         text = request.query_params.get("text", "")
         return _json(await self._dashboard.search(_query(request, but=("text",)), text))
+
+    async def comparison(self, request: Request) -> Response:
+        return _json(await self._dashboard.comparison(_whole(request, "offset", 0), _limit(request, 50)))
+
+    async def answers(self, request: Request) -> Response:
+        prompt = request.query_params.get("prompt_uid")
+        if not prompt:
+            raise InvalidInput("name the prompt: ?prompt_uid=...")
+        return _json(await self._dashboard.answers(prompt))
 
     async def export(self, request: Request) -> Response:
         """What a filter shows, as a file to keep: it is written whole, then sent, then removed."""

@@ -26,7 +26,18 @@ MAX_TOKENS = 400_000
 STEP_TOKENS, BRANCHES = 500, 8
 
 #: The page's modules; `offline.js` answers in a file what `api.js` asks the server for.
-MODULES = ("main", "overview", "trajectories", "trajectory", "groups", "consumption", "curate", "charts", "dom")
+MODULES = (
+    "main",
+    "overview",
+    "trajectories",
+    "trajectory",
+    "groups",
+    "consumption",
+    "compare",
+    "curate",
+    "charts",
+    "dom",
+)
 #: Files that a module may import, by what stands in its source.
 _IMPORT = re.compile(r'from "\./([a-z/]+)\.js"')
 
@@ -53,7 +64,7 @@ async def collect(dashboard: Dashboard) -> dict[str, Any]:
         "overview": await dashboard.overview(),
         "curves": await dashboard.curves(),
         "survivors": await dashboard.survivors(),
-        "choices": {**await dashboard.choices(), "editable": False},
+        "choices": {**await dashboard.choices(), "editable": False, "beside": None},
         "consumption": await dashboard.consumption(0, MAX_ROWS),
         "trajectories": listed,
         "groups": groups[:MAX_GROUPS],

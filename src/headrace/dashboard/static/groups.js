@@ -22,7 +22,56 @@ function group(one) {
     one.waits_for ? el("p", { class: "warning" }, `Not ready: ${one.waits_for}.`) : null,
     flat ? el("p", { class: "soft" }, "All earned the same: there is nothing to tell them apart by.") : null,
     el("div", { class: "bars" }, one.trajectories.slice(0, 64).map((row) => bar(row, low, high))),
+    whole(one),
     one.trajectories.length > 64 ? el("p", { class: "soft" }, `and ${number(one.trajectories.length - 64)} more`) : null);
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+const WIDTH = 900, LANE = 14;
+
+function shape(tag, given, ...inside) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(given)) made.setAttribute(name, String(value));
+  made.append(...inside);
+  return made;
+}
+
+/** The tokens of a group: along it their places, down it its sequences; what is shared is one box. */
+function prefixPicture(tree) {
+  const longest = Math.max(1, ...tree.nodes.map((node) => node.end)), height = Math.max(1, tree.leaves.length) * LANE;
+  const boxes = tree.nodes.map((node) => shape("rect", {
+    x: (node.start / longest) * WIDTH, y: node.first * LANE, width: Math.max(1, ((node.end - node.start) / longest) * WIDTH), height: node.count * LANE - 2,
+    class: node.count > 1 ? "shared" : "own",
+  }, shape("title", {}, `${node.end - node.start} tokens of ${node.count} sequence${node.count === 1 ? "" : "s"}, from ${node.start} on`)));
+  return shape("svg", { viewBox: `0 0 ${WIDTH} ${height}`, class: "prefix", role: "img", "aria-label": "tokens that the sequences share" }, ...boxes);
+}
+
+function side(words, uid, reward, message) {
+  return el("div", { class: "message" }, el("div", { class: "role" }, `${words} · `, hostile(uid), ` · reward ${number(reward)}`),
+    message === null ? el("p", { class: "soft" }, "It has ended.") : el("div", {}, el("div", { class: "role" }, hostile(message.role)),
+      el("div", { class: "text", dir: "auto" }, hostile(message.content)), message.calls.map(([name, given]) => el("pre", { class: "call" }, hostile(`${name}(${given})`)))));
+}
+
+/** What the trajectories of a group share, and where its best leaves its worst: read when it is asked for. */
+function whole(one) {
+  const body = el("div");
+  const box = el("details", { class: "whole" }, el("summary", {}, "What they share, and where they part"), body);
+  box.addEventListener("toggle", async () => {
+    if (!box.open || body.childNodes.length) return;
+    try {
+      const found = await get("group", { channel: one.channel, uid: one.prompt_uid }), tree = found.prefix;
+      const saved = tree.tokens ? Math.round(100 * (1 - tree.computed / tree.tokens)) : 0;
+      body.append(el("p", {}, `${number(tree.leaves.length)} sequences of ${number(tree.tokens)} tokens; ${number(tree.computed)} are different ones, so ${saved} % need not be computed twice.`),
+        tree.nodes.length ? prefixPicture(tree) : "");
+      if (found.difference === null) return void body.append(el("p", { class: "soft" }, `Its best and its worst are not compared: ${found.why_none}.`));
+      const parts = found.difference;
+      body.append(el("p", {}, `The best and the worst part at message ${parts.at + 1}:`),
+        el("div", { class: "charts" }, side("best", parts.best, parts.best_reward, parts.best_message), side("worst", parts.worst, parts.worst_reward, parts.worst_message)));
+    } catch (error) {
+      body.replaceChildren(el("p", { class: "warning" }, hostile(error.message)));
+    }
+  });
+  return box;
 }
 
 export function open(view, asked, go) {

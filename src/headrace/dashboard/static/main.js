@@ -2,13 +2,14 @@
 
 import { NeedsLogin, get, listen, post } from "./api.js";
 import { el, number } from "./dom.js";
+import * as compare from "./compare.js";
 import * as consumption from "./consumption.js";
 import * as groups from "./groups.js";
 import * as overview from "./overview.js";
 import * as trajectories from "./trajectories.js";
 import * as trajectory from "./trajectory.js";
 
-const VIEWS = { overview, trajectories, groups, consumption, trajectory };
+const VIEWS = { overview, trajectories, groups, consumption, compare, trajectory };
 const byId = (id) => document.getElementById(id);
 const view = byId("view");
 let current = null, live = {}, stop = null;
@@ -95,7 +96,7 @@ addEventListener("keydown", (event) => {
   if (event.key === "/") { event.preventDefault(); view.querySelector("input[type=search]")?.focus(); }
 });
 
-get("choices").then(begin, (error) => {
+get("choices").then((choices) => { byId("compare").hidden = !choices.beside; begin(); }, (error) => {
   if (error instanceof NeedsLogin) login(error.message);
   else { failed(error); setTimeout(() => location.reload(), 3000); }
 });

@@ -41,6 +41,8 @@ function part(found, what) {
 }
 
 const VIEWS = {
+  comparison: () => part(undefined, "another run"),
+  group: () => part(undefined, "what a group shares"),
   search: () => part(undefined, "an index of texts"),
   trajectories, groups, consumption,
   trajectory: (asked) => whole(asked).detail,

@@ -1,0 +1,140 @@
+"""Two runs side by side: their figures, their curves, and what the same prompts earned in both. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headrace.dashboard.exports import branch_messages
+from headrace.dashboard.index import TrajectoryIndex
+from headrace.dashboard.records import TrajectoryRecord
+from headrace.data.trajectory import Trajectory
+from headrace.rewards.recorded import SampleReader, last_answer
+
+#: Characters of an answer that are shown.
+MAX_ANSWER = 4_000
+
+
+class RunFigures(msgspec.Struct, frozen=True):
+    """One run in numbers; means are over trajectories that have the value."""
+
+    title: str
+    trajectories: int
+    prompts: int
+    consumed: int
+    reward: float | None
+    tokens: float | None
+    turns: float | None
+
+
+class PromptInRun(msgspec.Struct, frozen=True):
+    """What a prompt's trajectories earned in one run; `best` is the one with the highest reward."""
+
+    trajectories: int
+    reward: float | None
+    best: TrajectoryRecord
+
+
+class ComparedPrompt(msgspec.Struct, frozen=True):
+    """A prompt that both runs have."""
+
+    prompt_uid: str
+    here: PromptInRun
+    beside: PromptInRun
+    gain: float | None
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Two runs: `curves` by chart, each with the points of both; prompts of both, those whose reward differs most
+    first."""
+
+    here: RunFigures
+    beside: RunFigures
+    curves: dict[str, dict[str, Any]]
+    prompts: list[ComparedPrompt]
+    total: int
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The last answer of a prompt's best trajectory in one run; `why_none` where it is not told."""
+
+    uid: str
+    reward: float | None
+    text: str | None
+    why_none: str | None = None
+
+
+def compare(
+    here: tuple[str, TrajectoryIndex, dict[str, Any]],
+    beside: tuple[str, TrajectoryIndex, dict[str, Any]],
+    offset: int,
+    limit: int,
+) -> Comparison:
+    """Two runs, each with its title, its index and its curves."""
+    own, others = here[1].by_prompt(), beside[1].by_prompt()
+    both = [
+        ComparedPrompt(prompt, a := _in_run(own[prompt]), b := _in_run(others[prompt]), _gain(a, b))
+        for prompt in own
+        if prompt in others
+    ]
+    both.sort(key=lambda one: (one.gain is None, -abs(one.gain or 0.0)))
+    return Comparison(
+        figures(*here[:2]), figures(*beside[:2]), merged(here[2], beside[2]), both[offset : offset + limit], len(both)
+    )
+
+
+def figures(title: str, index: TrajectoryIndex) -> RunFigures:
+    """A run's numbers."""
+    rewards, consumed, _ = index.measured("reward")
+    tokens, turns = index.measured("tokens")[0], index.measured("steps")[0]
+    known = rewards[rewards == rewards]
+    return RunFigures(
+        title,
+        len(index),
+        len(index.by_prompt()),
+        int(consumed.sum()),
+        float(known.mean()) if len(known) else None,
+        float(tokens.mean()) if len(tokens) else None,
+        float(turns.mean()) if len(turns) else None,
+    )
+
+
+def merged(here: dict[str, Any], beside: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Charts that either run has, by the first of their fields; a run has None at steps of the other's alone."""
+    found: dict[str, dict[str, Any]] = {}
+    for chart in [*here, *(name for name in beside if name not in here)]:
+        sides = [_points(curves.get(chart, {})) for curves in (here, beside)]
+        steps = sorted(sides[0].keys() | sides[1].keys())
+        found[chart] = {
+            "step": steps,
+            "this run": [sides[0].get(step) for step in steps],
+            "the other": [sides[1].get(step) for step in steps],
+        }
+    return found
+
+
+def best_answer(trajectory: Trajectory, reader: SampleReader | None) -> Answer:
+    """The last answer of a trajectory."""
+    if reader is None:
+        return Answer(trajectory.uid, trajectory.reward, None, "no tokenizer is known here")
+    try:
+        text = last_answer(branch_messages(trajectory, max(trajectory.tree.records), reader))
+    except Exception as error:  # templates and parsers of strangers may raise anything
+        return Answer(trajectory.uid, trajectory.reward, None, f"it cannot be read back: {error}"[:300])
+    return Answer(trajectory.uid, trajectory.reward, text[:MAX_ANSWER])
+
+
+def _points(curve: dict[str, Any]) -> dict[int, float | None]:
+    names = [name for name in curve if name != "step"]
+    return dict(zip(curve["step"], curve[names[0]], strict=True)) if names else {}
+
+
+def _in_run(rows: list[TrajectoryRecord]) -> PromptInRun:
+    rewards = [row.reward for row in rows if row.reward is not None]
+    best = max(rows, key=lambda row: float("-inf") if row.reward is None else row.reward)
+    return PromptInRun(len(rows), sum(rewards) / len(rewards) if rewards else None, best)
+
+
+def _gain(here: PromptInRun, beside: PromptInRun) -> float | None:
+    return None if here.reward is None or beside.reward is None else here.reward - beside.reward

@@ -1,0 +1,65 @@
+// Two runs side by side: figures, curves, and what the same prompts earned in both.
+
+import { get } from "./api.js";
+import { chart } from "./charts.js";
+import { el, hostile, number, table } from "./dom.js";
+
+const ROWS = 50;
+const FIGURES = { trajectories: "trajectories", prompts: "prompts", consumed: "consumed", reward: "mean reward", tokens: "mean tokens sampled", turns: "mean turns" };
+
+function answer(words, one) {
+  return el("div", { class: "message" }, el("div", { class: "role" }, `${words} · `, hostile(one.uid), ` · reward ${number(one.reward)}`),
+    one.text === null ? el("p", { class: "soft" }, hostile(one.why_none)) : el("div", { class: "text", dir: "auto" }, hostile(one.text)));
+}
+
+export function open(view, asked, go) {
+  const offset = Number(asked.offset ?? 0), body = el("div"), answers = el("div", { class: "charts", role: "status" });
+  const drawn = [];
+  let closed = false;
+  view.append(el("h1", {}, "Two runs side by side"), body);
+
+  async function show(prompt) {
+    try {
+      const [here, there] = await get("answers", { prompt_uid: prompt });
+      if (!closed) answers.replaceChildren(answer("this run", here), answer("the other", there));
+    } catch (error) {
+      if (!closed) answers.replaceChildren(el("p", { class: "warning" }, hostile(error.message)));
+    }
+    answers.scrollIntoView({ block: "nearest" });
+  }
+
+  async function draw() {
+    let found;
+    try {
+      found = await get("comparison", { offset, limit: ROWS });
+    } catch (error) {
+      if (error.name === "NeedsLogin") throw error;
+      return void body.append(el("p", { class: "warning" }, hostile(error.message)));
+    }
+    if (closed) return;
+    const curves = Object.entries(found.curves).map(([title, those]) => chart(title, those));
+    drawn.push(...curves);
+    const last = Math.min(offset + ROWS, found.total), to = (at) => () => go("compare", { offset: at });
+    body.append(
+      table([
+        { title: "", cell: ([, words]) => words },
+        { title: found.here.title, head: hostile(found.here.title), numeric: true, cell: ([name]) => number(found.here[name]) },
+        { title: found.beside.title, head: hostile(found.beside.title), numeric: true, cell: ([name]) => number(found.beside[name]) },
+      ], Object.entries(FIGURES), ""),
+      el("h2", {}, "Curves"), curves.length ? el("div", { class: "charts" }, curves.map((one) => one.box)) : el("p", { class: "soft" }, "Neither has a trainer's metrics."),
+      el("h2", {}, "The same prompts"),
+      el("p", { class: "soft" }, `${number(found.total)} prompts are in both; those whose reward differs most come first.`),
+      table([
+        { title: "prompt", name: true, cell: (row) => el("button", { type: "button", onclick: () => show(row.prompt_uid) }, hostile(row.prompt_uid)) },
+        { title: "reward here", numeric: true, cell: (row) => number(row.here.reward) },
+        { title: "in the other", numeric: true, cell: (row) => number(row.beside.reward) },
+        { title: "difference", numeric: true, cell: (row) => el("span", { class: row.gain > 0 ? "good" : row.gain < 0 ? "bad" : "" }, number(row.gain)) },
+        { title: "rollouts", numeric: true, optional: true, cell: (row) => `${number(row.here.trajectories)} and ${number(row.beside.trajectories)}` },
+      ], found.prompts, "No prompt is in both."),
+      el("div", { class: "row" },
+        el("button", { type: "button", disabled: offset === 0, onclick: to(Math.max(0, offset - ROWS)) }, "← Before"),
+        el("button", { type: "button", disabled: last >= found.total, onclick: to(offset + ROWS) }, "After →")),
+      answers);
+  }
+  return { ready: draw(), close() { closed = true; for (const one of drawn) one.close(); } };
+}
