@@ -33,7 +33,7 @@ async def test_a_session_that_another_worker_ended_is_read_again(tmp_path: Path)
         held = await one.running("t", "p", "train", begin=True)
         untouched = await one.running("u", "p", "train", begin=True)
         assert await one.running("t", "p", "train", begin=True) is held, "nothing has changed"
-        await pool.aio.complete("t", "train")
+        await pool.aio.complete("t", 1.0)
         assert other.stamps is not None
         other.stamps.change("t")
         with pytest.raises(Refusal) as found:
