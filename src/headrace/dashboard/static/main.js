@@ -81,6 +81,7 @@ function login(why) {
 function begin() {
   stop?.();
   stop = listen(heard, failed);
+  get("choices").then((choices) => { byId("compare").hidden = !choices.beside; }, () => {});
   show();
 }
 
@@ -96,7 +97,7 @@ addEventListener("keydown", (event) => {
   if (event.key === "/") { event.preventDefault(); view.querySelector("input[type=search]")?.focus(); }
 });
 
-get("choices").then((choices) => { byId("compare").hidden = !choices.beside; begin(); }, (error) => {
+get("choices").then(begin, (error) => {
   if (error instanceof NeedsLogin) login(error.message);
   else { failed(error); setTimeout(() => location.reload(), 3000); }
 });
