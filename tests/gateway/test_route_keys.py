@@ -28,7 +28,8 @@ BASE = "/{trajectory_uid}/{prompt_uid}"
 #: What the dashboard's page asks for.
 DASHBOARD_VIEWS = [
     *("overview", "curves", "survivors", "choices", "trajectories", "groups"),
-    *("trajectory", "conversation", "tokens", "consumption", "why", "group", "comparison", "answers", "search", "export", "live"),
+    *("trajectory", "conversation", "tokens", "consumption", "why", "group", "comparison", "answers", "search"),
+    *("export", "live"),
 ]
 #: Every route of a gateway, by who may call it. Below a base URL, each is there with and without /v1.
 ROUTES = table(
