@@ -84,7 +84,8 @@ class _Connection(asyncio.Protocol):
 
     async def call(self, body: bytes, timeout_s: float) -> bytes:
         loop, number = asyncio.get_running_loop(), next(self._numbers)
-        answer = self._waiting[number] = loop.create_future()
+        answer: asyncio.Future[bytes] = loop.create_future()
+        self._waiting[number] = answer
         limit = loop.call_later(timeout_s, _give_up, answer, timeout_s)
         assert self._transport is not None
         self._transport.write(HEAD.pack(len(body), number) + body)
@@ -148,7 +149,7 @@ class FrameTransport:
                 loop = asyncio.get_running_loop()
                 _, connection = await loop.create_unix_connection(_Connection, self._path)
         except OSError as error:  # a time-out among them
-            raise Unreachable(f"{self._path}: {error or 'no connection in time'}") from error
+            raise Unreachable(f"{self._path}: {str(error) or 'no connection in time'}") from error
         return connection
 
     def close(self) -> None:

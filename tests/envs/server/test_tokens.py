@@ -112,7 +112,7 @@ async def test_a_conversation_of_many_turns_is_one_sequence(server: ServerManage
     async with server.managed_server() as managed:
         for turn in range(4):
             messages.append(user(f"turn {turn}"))
-            answer = await managed.chat_completion(messages=messages, max_tokens=7, temperature=1.0)
+            answer = await managed.chat_completion(messages=messages, max_tokens=7, temperature=1.0, seed=turn)
             messages.append({"role": "assistant", "content": answer.choices[0].message.content})
         (node,) = managed.get_state()["nodes"]
     holds(node, evidence.calls())
