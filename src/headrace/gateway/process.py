@@ -170,9 +170,9 @@ def run_worker() -> None:
 
 
 def _watch_parent(with_its_pool: bool) -> None:
-    """Ends this process once the parent is gone: its end of our standard input then closes, however it died. Calls under
-    way end first, unless the pool has gone with the parent: no step of theirs can be kept any more, and their agents
-    try again elsewhere as soon as their connections break."""
+    """Ends this process once the parent is gone: its end of our standard input then closes, however it died. Calls
+    under way end first, unless the pool has gone with the parent: no step of theirs can be kept any more, and their
+    agents try again elsewhere as soon as their connections break."""
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGKILL if with_its_pool else signal.SIGTERM)
