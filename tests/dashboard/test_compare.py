@@ -60,6 +60,7 @@ def test_two_pools_are_served_as_one_comparison_and_one_alone_says_that_it_is() 
             client.portal.call(other.read_once)
             assert client.get("/dashboard/api/choices").json()["beside"] == "before"
             found = client.get("/dashboard/api/comparison").json()
+            assert not found["reading"]
             assert (found["here"]["title"], found["beside"]["title"], found["total"]) == ("now", "before", 2)
             assert {one["gain"] for one in found["prompts"]} == {0.5}
             answers = client.get("/dashboard/api/answers", params={"prompt_uid": "g0"}).json()

@@ -47,13 +47,14 @@ class ComparedPrompt(msgspec.Struct, frozen=True):
 
 class Comparison(msgspec.Struct, frozen=True):
     """Two runs: `curves` by chart, each with the points of both; prompts of both, those whose reward differs most
-    first."""
+    first. `reading`: one of them was not read through yet."""
 
     here: RunFigures
     beside: RunFigures
     curves: dict[str, dict[str, Any]]
     prompts: list[ComparedPrompt]
     total: int
+    reading: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True):

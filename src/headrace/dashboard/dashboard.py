@@ -220,7 +220,9 @@ class Dashboard:
         own, others = await self.curves(), await beside.curves()
         there = await beside._run(beside._index.copied)
         sides = (beside.source.title, there, others)
-        return await self._run(lambda: compare((self.source.title, self._index, own), sides, offset, limit))
+        found = await self._run(lambda: compare((self.source.title, self._index, own), sides, offset, limit))
+        read = self._follower.done_once and beside._follower.done_once
+        return msgspec.structs.replace(found, reading=not read)
 
     async def answers(self, prompt_uid: str) -> list[Answer]:
         """The last answer of a prompt's best trajectory, here and in the run beside it."""

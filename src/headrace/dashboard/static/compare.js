@@ -15,7 +15,7 @@ function answer(words, one) {
 export function open(view, asked, go) {
   const offset = Number(asked.offset ?? 0), body = el("div"), answers = el("div", { class: "charts", role: "status" });
   const drawn = [];
-  let closed = false;
+  let closed = false, timer = null;
   view.append(el("h1", {}, "Two runs side by side"), body);
 
   async function show(prompt) {
@@ -37,6 +37,12 @@ export function open(view, asked, go) {
       return void body.append(el("p", { class: "warning" }, hostile(error.message)));
     }
     if (closed) return;
+    if (found.reading) {
+      body.replaceChildren(el("p", { class: "soft", role: "status" }, "The runs are still being read…"));
+      timer = setTimeout(draw, 1500);
+      return;
+    }
+    body.replaceChildren();
     const curves = Object.entries(found.curves).map(([title, those]) => chart(title, those));
     drawn.push(...curves);
     const last = Math.min(offset + ROWS, found.total), to = (at) => () => go("compare", { offset: at });
@@ -61,5 +67,5 @@ export function open(view, asked, go) {
         el("button", { type: "button", disabled: last >= found.total, onclick: to(offset + ROWS) }, "After →")),
       answers);
   }
-  return { ready: draw(), close() { closed = true; for (const one of drawn) one.close(); } };
+  return { ready: draw(), close() { closed = true; clearTimeout(timer); for (const one of drawn) one.close(); } };
 }
