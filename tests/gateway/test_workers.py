@@ -31,10 +31,14 @@ PATIENCE_S = 240
 class Gateway:
     """`python -m headrace.gateway --workers 2`, and its workers."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, kill_first: bool = False) -> None:
+        """With `kill_first`, the first worker is killed while it starts."""
         command = [sys.executable, "-m", "headrace.gateway", "--host", "127.0.0.1", "--port", "0", *flags]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
+        if kill_first:
+            until(lambda: bool(self.workers))
+            self.workers[0].kill()
         said = self.process.stdout.readline()
         assert said.startswith("gateway listening on "), said
         self.address = said.split()[-1]
@@ -49,9 +53,9 @@ class Gateway:
 
 
 @contextmanager
-def started(engine: Client, folder: Path, journal: Path, *more: str) -> Iterator[Gateway]:
+def started(engine: Client, folder: Path, journal: Path, *more: str, kill_first: bool = False) -> Iterator[Gateway]:
     flags = ["--vllm-addresses", f"http://{engine.host}", "--tokenizer-path", str(folder), "--workers", str(WORKERS)]
-    running = Gateway(*flags, "--journal", str(journal), *more)
+    running = Gateway(*flags, "--journal", str(journal), *more, kill_first=kill_first)
     try:
         yield running
     finally:
@@ -185,6 +189,12 @@ def test_no_process_of_a_gateway_loads_torch(gateway: Gateway) -> None:
     libraries = [{Path(found.path).name for found in one.memory_maps()} for one in (parent, *gateway.workers)]
     assert any("tokenizers" in name for name in set.union(*libraries))
     assert not [name for name in set.union(*libraries) if "torch" in name]
+
+
+def test_a_worker_that_is_killed_as_it_starts_is_started_again(engine: Client, folder: Path, tmp_path: Path) -> None:
+    with started(engine, folder, tmp_path / "journal", kill_first=True) as running:
+        await_ready(running.address)
+        assert running.end() == 0
 
 
 def test_the_end_of_the_parent_is_the_end_of_its_workers(engine: Client, folder: Path, tmp_path: Path) -> None:

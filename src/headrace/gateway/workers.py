@@ -263,7 +263,7 @@ class Workers:
                 self._usage.clear(self._tenants, number)
             if self._ending.is_set():
                 return
-            if number not in self._listening:
+            if number not in self._listening and code >= 0:  # by itself, and so it would each time
                 self._end()
                 raise HeadraceError(f"a worker ended with code {code} before it served; it said why above")
             log.error("worker %d ended with code %d and is started again", number, code)
