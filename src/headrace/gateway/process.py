@@ -172,7 +172,7 @@ def run_worker() -> None:
     for path, held in task.files.items():
         files.hand_on(path, held)
     do_without_torch()
-    with_its_pool = task.pool == f"unix://{task.control}"
+    with_its_pool = task.pool.startswith("frames://")  # which nobody but the parent serves
     threading.Thread(target=_watch_parent, args=(with_its_pool,), name="headrace-parent", daemon=True).start()
     with connect(task.pool, key=task.pool_key, retry_s=POOL_RETRY_S) as pool:
         settings = GatewaySettings.model_validate(task.settings)

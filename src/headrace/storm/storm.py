@@ -141,9 +141,7 @@ class Storm:
                     break
                 await asyncio.sleep(fault.pause_s)
                 name = "gateway" if fault.target == "worker" else fault.target
-                # A gateway ends where a worker is killed before its first start is over (docs/reliability.md).
-                patient = not fault.at_once or fault.target == "worker"
-                if patient or all(task.done() for task in starting.get(name, ())):
+                if not fault.at_once or all(task.done() for task in starting.get(name, ())):
                     await asyncio.gather(*starting.pop(name, ()))  # raises what went wrong with it
                 self._check_crashes(system)
                 await self._do(system, fault, starting)
