@@ -50,7 +50,7 @@ PARENT_HEALTH_S = 0.9
 Change = tuple[int, str, str, bytes, float]
 
 
-class WorkerAnswer(NamedTuple):
+class RelayedAnswer(NamedTuple):
     """What one worker answered; `absent`: it is not there, and this says so."""
 
     status: int
@@ -78,7 +78,7 @@ class WorkerControl:
         if request.url.path == "/health":
             return await self._health(path, headers)
         changes = request.method != "GET"
-        answers: list[WorkerAnswer] = []
+        answers: list[RelayedAnswer] = []
         asked: set[str] = set()
         # One that was started while the others took their time, as a drain does, is asked too.
         while new := [worker for worker in self._workers.values() if worker not in asked]:
@@ -134,14 +134,14 @@ class WorkerControl:
         body: bytes,
         headers: Mapping[str, str],
         within_s: float = WORKER_TIMEOUT_S,
-    ) -> WorkerAnswer:
+    ) -> RelayedAnswer:
         try:
             answer = await self._client.request(method, worker + path, body, headers=headers, total_s=within_s)
-            return WorkerAnswer(answer.status, answer.content_type, answer.body)
+            return RelayedAnswer(answer.status, answer.content_type, answer.body)
         except NoAnswer as error:
             why = f"a worker of this gateway is starting: {error.reason}"
             said = Refusal(why, 503, code="worker_starting", retry_after=1)
-            return WorkerAnswer(503, "application/json", bytes(refusal_response(said).body), absent=True)
+            return RelayedAnswer(503, "application/json", bytes(refusal_response(said).body), absent=True)
 
     def _remember(self, method: str, path: str, body: bytes, lasts_s: float) -> None:
         route = path.partition("?")[0]
@@ -226,7 +226,7 @@ async def _handed_on(request: Request) -> tuple[str, dict[str, str], bytes]:
     return path, headers, await read_body(request, MAX_BODY_BYTES)
 
 
-def join_answers(path: str, answers: list[WorkerAnswer]) -> bytes:
+def join_answers(path: str, answers: list[RelayedAnswer]) -> bytes:
     """One answer out of every worker's."""
     if path == "/metrics":
         return joined_by_worker(answer.body.decode() for answer in answers)
