@@ -142,3 +142,7 @@ def test_a_line_has_no_part_below_zero() -> None:
     assert weighted_line([(1, 3.0, 1), (2, 5.0, 1), (3, 7.0, 1)]) == (pytest.approx(1), pytest.approx(2))
     assert weighted_line([(1, 5.0, 1), (2, 3.0, 1)]) == (pytest.approx(4), 0.0)
     assert weighted_line([(4, 8.0, 3)]) == (0.0, 2.0)
+
+
+def test_a_recorded_pace_has_the_gateway_s_time_in_it_already(run: Path) -> None:
+    assert recorded(run).scenario.gateway.call_ms == 0

@@ -25,7 +25,16 @@ from headrace.pool import facts as f
 from headrace.pool.readonly import JournalView
 from headrace.run.progress import METRICS
 from headrace.run.services import JOURNAL, TRAINER
-from headrace.simulate.scenario import Play, PoolTimes, RecordedTurn, Scenario, ServerTimes, Spread, TrainerTimes
+from headrace.simulate.scenario import (
+    GatewayTimes,
+    Play,
+    PoolTimes,
+    RecordedTurn,
+    Scenario,
+    ServerTimes,
+    Spread,
+    TrainerTimes,
+)
 
 #: Rollouts that a scenario draws from; of more, an even choice is taken.
 MOST_PLAYS = 2000
@@ -103,6 +112,7 @@ def recorded(run: Path, channel: str = "train") -> RecordedRun:
         hours=(end - begin) / 3600,
         plays=tuple(_plays(rollouts, journal)),
         servers=server_times(calls),
+        gateway=GatewayTimes(call_ms=0.0),  # what it took is in the recorded pace
         pool=PoolTimes(max_queue_size=config.max_queue_size, overflow=config.overflow),
         trainer=trainer,
     )
