@@ -53,7 +53,7 @@ function events(page) {
 }
 
 export function open(view, asked, go) {
-  const offset = Number(asked.offset ?? 0), body = el("div"), answers = el("div", { role: "status" });
+  const offset = Number(asked.offset ?? 0), body = el("div", {}, el("p", { class: "soft" }, "The journal is being read.")), answers = el("div", { role: "status" });
   let closed = false;
   const form = el("form", { class: "filters" },
     el("label", {}, "what became of", el("input", { name: "name", type: "search", value: asked.name ?? "", placeholder: "a trajectory, call, prompt or lease", class: "long" })),
