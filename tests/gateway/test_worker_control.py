@@ -159,10 +159,21 @@ async def test_a_pause_that_comes_while_a_worker_is_gone_reaches_the_one_in_its_
     first, second = start(), start()
     await control.add_worker(0, first)
     await control.add_worker(1, GONE)
+    control.remove_worker(1)
     told(await http.post(f"{first}/pause", headers=ADMIN))
     assert (await state(http, first))["paused"] is True
     await control.add_worker(1, second)
     assert (await state(http, second))["paused"] is True
+
+
+async def test_a_change_that_a_worker_does_not_hear_though_it_is_there_is_not_done(
+    control: WorkerControl, start: Start, http: httpx.AsyncClient
+) -> None:
+    first = start()
+    await control.add_worker(0, first)
+    await control.add_worker(1, GONE)  # it lives, and takes no connection
+    answer = await http.post(f"{first}/policy_version", json={"version": 3}, headers=ADMIN)
+    assert (answer.status_code, answer.json()["code"]) == (503, "worker_starting")
 
 
 async def test_a_worker_that_starts_while_the_others_drain_is_paused_with_them(

@@ -79,10 +79,10 @@ class WorkerControl:
             return await self._health(path, headers)
         changes = request.method != "GET"
         answers: list[RelayedAnswer] = []
-        asked: set[str] = set()
+        asked: list[str] = []
         # One that was started while the others took their time, as a drain does, is asked too.
         while new := [worker for worker in self._workers.values() if worker not in asked]:
-            asked.update(new)
+            asked += new
             answers += await asyncio.gather(*(self._ask(worker, request.method, path, body, headers) for worker in new))
             if not changes:
                 break
@@ -90,8 +90,12 @@ class WorkerControl:
             return refusal_response(
                 Refusal("the workers of this gateway are starting", 503, code="starting", retry_after=1)
             )
-        if changes:  # a worker that is gone hears of it when it is back: what the others do is what holds
-            answers = [answer for answer in answers if not answer.absent] or answers
+        if changes:
+            # A worker that is gone hears of it when it is back: what the others do is what holds. One that is there and
+            # did not hear it would go on as before: whoever asked has to ask again.
+            there = set(self._workers.values())
+            each = zip(asked, answers, strict=True)
+            answers = [answer for worker, answer in each if not answer.absent or worker in there] or answers
         wrong = next((answer for answer in answers if answer.status != 200), None)
         if wrong is None and changes:
             self._remember(request.method, path, body, _lasts_s(request.url.path, answers[0].body))
@@ -122,6 +126,10 @@ class WorkerControl:
                 if time.monotonic() < until:
                     await self._ask(worker, method, path, body, {TRUSTED_HEADER: "yes"})
         self._workers[number] = worker
+
+    def remove_worker(self, number: int) -> None:
+        """A worker has ended."""
+        self._workers.pop(number, None)
 
     async def close(self) -> None:
         await self._client.close()

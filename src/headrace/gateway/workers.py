@@ -259,6 +259,7 @@ class Workers:
                     await control.add_worker(number, line.text)
                 self._heard(number, line, start)
             code = await child.wait()
+            control.remove_worker(number)
             if self._usage is not None:
                 self._usage.clear(self._tenants, number)
             if self._ending.is_set():
