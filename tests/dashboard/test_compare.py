@@ -6,7 +6,7 @@ from starlette.testclient import TestClient
 from tests.dashboard.test_follow import submit
 
 from headrace import DataPool
-from headrace.dashboard.compare import compare, merged
+from headrace.dashboard.compare import RunSummary, compare, merged, summary
 from headrace.dashboard.dashboard import Dashboard
 from headrace.dashboard.index import TrajectoryIndex
 from headrace.dashboard.login import DashboardLogin
@@ -15,18 +15,20 @@ from headrace.dashboard.routes import dashboard_app
 from headrace.dashboard.source import RunningPool
 
 
-def index_of(rewards: dict[str, list[float | None]]) -> TrajectoryIndex:
+def run_of(title: str, rewards: dict[str, list[float | None]]) -> RunSummary:
     index = TrajectoryIndex()
     for prompt, those in rewards.items():
         for at, reward in enumerate(those):
             index.put(TrajectoryRecord(f"{prompt}-{at}", prompt, "train", steps=2, tokens=10 * (at + 1), reward=reward))
-    return index
+    return summary(title, index)
 
 
 def test_prompts_of_both_come_by_how_much_their_rewards_differ() -> None:
-    here = index_of({"same": [1.0], "better": [1.0, 0.5], "worse": [0.0, 0.1], "unknown": [None], "only here": [1.0]})
-    there = index_of({"same": [1.0], "better": [0.5], "worse": [1.0], "unknown": [1.0], "only there": [1.0]})
-    found = compare(("a", here, {}), ("b", there, {}), 0, 10)
+    here = run_of(
+        "a", {"same": [1.0], "better": [1.0, 0.5], "worse": [0.0, 0.1], "unknown": [None], "only here": [1.0]}
+    )
+    there = run_of("a", {"same": [1.0], "better": [0.5], "worse": [1.0], "unknown": [1.0], "only there": [1.0]})
+    found = compare(here, there, ({}, {}), 0, 10)
     assert [(one.prompt_uid, one.gain) for one in found.prompts] == [
         ("worse", -0.95),
         ("better", 0.25),
@@ -35,7 +37,7 @@ def test_prompts_of_both_come_by_how_much_their_rewards_differ() -> None:
     ]
     assert found.prompts[0].here.best.uid == "worse-1"
     assert (found.here.trajectories, found.here.prompts, found.here.turns) == (7, 5, 2.0)
-    assert compare(("a", here, {}), ("b", there, {}), 1, 2).prompts == found.prompts[1:3]
+    assert compare(here, there, ({}, {}), 1, 2).prompts == found.prompts[1:3]
 
 
 def test_curves_of_both_have_one_axis() -> None:

@@ -176,6 +176,29 @@ async def test_a_change_that_a_worker_does_not_hear_though_it_is_there_is_not_do
     assert (answer.status_code, answer.json()["code"]) == (503, "worker_starting")
 
 
+async def test_a_worker_that_cannot_be_told_what_changed_is_not_taken_in(
+    control: WorkerControl, start: Start, http: httpx.AsyncClient
+) -> None:
+    first = start()
+    assert await control.add_worker(0, first)
+    told(await http.post(f"{first}/policy_version", json={"version": 3}, headers=ADMIN))
+    assert not await control.add_worker(1, GONE)
+
+
+async def test_health_says_that_a_worker_is_being_started_again(
+    control: WorkerControl, start: Start, http: httpx.AsyncClient
+) -> None:
+    first, second = start(), start()
+    await control.add_worker(0, first)
+    await control.add_worker(1, second)
+    assert (await http.get(f"{first}/health")).json()["status"] == "ok"
+    control.remove_worker(1)
+    found = (await http.get(f"{first}/health")).json()
+    assert (found["status"], "worker 1" in found["detail"]) == ("degraded", True)
+    await control.add_worker(1, second)
+    assert (await http.get(f"{first}/health")).json()["status"] == "ok"
+
+
 async def test_a_worker_that_starts_while_the_others_drain_is_paused_with_them(
     control: WorkerControl, start: Start, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

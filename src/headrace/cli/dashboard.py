@@ -21,6 +21,7 @@ from headrace.cli.common import (
     warn_unprotected,
 )
 from headrace.commands import Usage, command
+from headrace.files import write_whole
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -125,9 +126,7 @@ async def _export(dashboard: Dashboard, path: Path) -> None:
     async with dashboard:
         answers = await collect(dashboard)
     written = single_file(answers)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    draft.write_bytes(written)
-    draft.replace(path)
+    write_whole(path, written)
     listed, whole = len(answers["trajectories"]), len(answers["whole"])
     print(f"{listed} trajectories, {whole} of them whole, in {path} ({megabytes(len(written))})")
 

@@ -14,9 +14,6 @@ from headrace.commands import CommandModel, Positional, Usage, command
 if TYPE_CHECKING:
     from headrace.dashboard.why import Why
 
-#: A run's journal, in its folder.
-JOURNAL = "journal"
-
 
 class WhyCommand(CommandModel):
     """Say what became of something, from the journal alone: of a call (the id in `x-headrace-call`), a trajectory, all
@@ -32,6 +29,7 @@ class WhyCommand(CommandModel):
     def execute(self) -> None:
         from headrace.dashboard.history import read_history
         from headrace.dashboard.why import why
+        from headrace.run.services import JOURNAL
 
         folder = folder_of(self.journal)
         if folder is None:

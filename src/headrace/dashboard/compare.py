@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.dashboard.exports import branch_messages
+from headrace.dashboard.branches import branch_messages
 from headrace.dashboard.index import TrajectoryIndex
 from headrace.dashboard.records import TrajectoryRecord
 from headrace.data.trajectory import Trajectory
@@ -66,39 +66,47 @@ class Answer(msgspec.Struct, frozen=True):
     why_none: str | None = None
 
 
+class RunSummary(msgspec.Struct, frozen=True):
+    """What two runs are compared by: one's figures, and its trajectories by prompt. Its index goes on without it."""
+
+    figures: RunFigures
+    by_prompt: dict[str, list[TrajectoryRecord]]
+
+
 def compare(
-    here: tuple[str, TrajectoryIndex, dict[str, Any]],
-    beside: tuple[str, TrajectoryIndex, dict[str, Any]],
+    here: RunSummary,
+    beside: RunSummary,
+    curves: tuple[dict[str, Any], dict[str, Any]],
     offset: int,
     limit: int,
 ) -> Comparison:
-    """Two runs, each with its title, its index and its curves."""
-    own, others = here[1].by_prompt(), beside[1].by_prompt()
+    """Two runs, with the curves of both."""
+    own, others = here.by_prompt, beside.by_prompt
     both = [
         ComparedPrompt(prompt, a := _in_run(own[prompt]), b := _in_run(others[prompt]), _gain(a, b))
         for prompt in own
         if prompt in others
     ]
     both.sort(key=lambda one: (one.gain is None, -abs(one.gain or 0.0)))
-    return Comparison(
-        figures(*here[:2]), figures(*beside[:2]), merged(here[2], beside[2]), both[offset : offset + limit], len(both)
-    )
+    return Comparison(here.figures, beside.figures, merged(*curves), both[offset : offset + limit], len(both))
 
 
-def figures(title: str, index: TrajectoryIndex) -> RunFigures:
-    """A run's numbers."""
+def summary(title: str, index: TrajectoryIndex) -> RunSummary:
+    """A run's numbers and trajectories as they are now."""
+    by_prompt = index.by_prompt()
     rewards, consumed, _ = index.measured("reward")
     tokens, turns = index.measured("tokens")[0], index.measured("steps")[0]
     known = rewards[rewards == rewards]
-    return RunFigures(
+    figures = RunFigures(
         title,
         len(index),
-        len(index.by_prompt()),
+        len(by_prompt),
         int(consumed.sum()),
         float(known.mean()) if len(known) else None,
         float(tokens.mean()) if len(tokens) else None,
         float(turns.mean()) if len(turns) else None,
     )
+    return RunSummary(figures, by_prompt)
 
 
 def merged(here: dict[str, Any], beside: dict[str, Any]) -> dict[str, dict[str, Any]]:

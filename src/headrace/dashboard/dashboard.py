@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headrace.dashboard import detail as details
-from headrace.dashboard.compare import Answer, Comparison, best_answer, compare
+from headrace.dashboard.compare import Answer, Comparison, best_answer, compare, summary
 from headrace.dashboard.consumption import ConsumptionPage, HistoryKeeper, consumption
 from headrace.dashboard.curation import CurationRequest, CurationResult, Curator
 from headrace.dashboard.exports import ExportFormat, ExportResult, write_export
@@ -218,9 +218,9 @@ class Dashboard:
         await self._attend(whole=False)
         await beside._attend(whole=False)
         own, others = await self.curves(), await beside.curves()
-        there = await beside._run(beside._index.copied)
-        sides = (beside.source.title, there, others)
-        found = await self._run(lambda: compare((self.source.title, self._index, own), sides, offset, limit))
+        here = await self._run(lambda: summary(self.source.title, self._index))
+        there = await beside._run(lambda: summary(beside.source.title, beside._index))
+        found = await self._run_on_history(lambda: compare(here, there, (own, others), offset, limit))
         read = self._follower.done_once and beside._follower.done_once
         return msgspec.structs.replace(found, reading=not read)
 

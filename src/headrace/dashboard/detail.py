@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from headrace.dashboard.exports import branch_messages
+from headrace.dashboard.branches import branch_messages, shown_message
 from headrace.dashboard.follow import record_of
 from headrace.dashboard.records import (
     ShownConversation,
-    ShownMessage,
     StepRecord,
     StepTokens,
     TrajectoryDetail,
@@ -99,7 +98,7 @@ def conversation(trajectory: Trajectory, leaf: int, reader: SampleReader | None)
         found = branch_messages(trajectory, leaf, reader)
     except Exception as error:  # templates and parsers of strangers may raise anything
         return ShownConversation(leaf, None, why_none=f"it cannot be read back: {type(error).__name__}: {error}"[:500])
-    shown = [_message(message) for message in found[-MAX_MESSAGES:]]
+    shown = [shown_message(message, MAX_CHARACTERS) for message in found[-MAX_MESSAGES:]]
     return ShownConversation(leaf, shown, left_out=len(found) - len(shown))
 
 
@@ -132,20 +131,6 @@ def _step(record: Record, parent: int) -> StepRecord:
         note=extra.note,
         created_at=head.created_at,
         mean_log_prob=mean,
-    )
-
-
-def _message(message: dict[str, Any]) -> ShownMessage:
-    content = message["content"] or ""
-    text = content if isinstance(content, str) else orjson.dumps(content, default=str).decode()
-    calls = [call["function"] for call in message.get("tool_calls", ())]
-    reasoning = message.get("reasoning_content")
-    return ShownMessage(
-        role=message["role"],
-        content=text[:MAX_CHARACTERS],
-        reasoning=None if reasoning is None else reasoning[:MAX_CHARACTERS],
-        calls=tuple((call["name"], call["arguments"][:MAX_CHARACTERS]) for call in calls),
-        cut=max(0, len(text) - MAX_CHARACTERS),
     )
 
 

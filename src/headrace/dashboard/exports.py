@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 import msgspec
 import orjson
 
+from headrace.dashboard.branches import Messages, branch, branch_messages
 from headrace.data.errors import InvalidInput, shown
 from headrace.data.trajectory import Trajectory
 from headrace.pool.errors import Gone, NotFound
@@ -32,7 +33,6 @@ EXPORT_FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 #: A trajectory's channel, prompt and uid.
 Key = tuple[str, str, str]
 ReadTrajectory = Callable[[str, str], Trajectory]
-Messages = list[dict[str, Any]]
 
 
 class ExportResult(msgspec.Struct, frozen=True):
@@ -189,25 +189,6 @@ class _Conversations:
             steps.append(step)
         names = {"channel": trajectory.channel, "prompt_uid": trajectory.prompt_uid, "trajectory_uid": trajectory.uid}
         return {**self._about, **names, "state": trajectory.state, "reward": trajectory.reward, "steps": steps}
-
-
-def branch(trajectory: Trajectory, leaf: int) -> list[int]:
-    """The steps from a branch's root to its leaf."""
-    parents, found = trajectory.parents, [leaf]
-    while parents[found[-1]] >= 0:
-        found.append(parents[found[-1]])
-    return found[::-1]
-
-
-def branch_messages(trajectory: Trajectory, leaf: int, reader: SampleReader) -> Messages:
-    """A branch as messages of OpenAI's form. Raises what templates and parsers raise."""
-    tree = trajectory.tree
-    spans = [
-        (tree.records[index].end - tree.records[index].head.n_response, tree.records[index].end)
-        for index in branch(trajectory, leaf)
-    ]
-    ids = memoryview(bytes(tree.whole(leaf))).cast("i").tolist()
-    return reader.messages(ids[: spans[0][0]], spans, ids)
 
 
 def _leaves(trajectory: Trajectory) -> list[int]:

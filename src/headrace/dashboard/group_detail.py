@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dashboard.exports import branch_messages
+from headrace.dashboard.branches import branch_messages, shown_message
 from headrace.dashboard.records import ShownMessage
 from headrace.data.trajectory import Trajectory
 from headrace.rewards.recorded import SampleReader
@@ -79,7 +79,7 @@ def group_detail(trajectories: Sequence[Trajectory], reader: SampleReader | None
     except Exception as error:  # templates and parsers of strangers may raise anything
         return GroupDetail(share, None, f"it cannot be read back: {type(error).__name__}: {error}"[:500])
     at = next((n for n, (a, b) in enumerate(zip(*talks, strict=False)) if a != b), min(map(len, talks)))
-    shown = [_message(talk[at]) if at < len(talk) else None for talk in talks]
+    shown = [shown_message(talk[at], MAX_CHARACTERS) if at < len(talk) else None for talk in talks]
     return GroupDetail(
         share, FirstDifference(best.uid, worst.uid, best.reward or 0.0, worst.reward or 0.0, at, shown[0], shown[1])
     )
@@ -121,10 +121,3 @@ def _common(first: Ids, second: Ids) -> int:
     length = min(len(first), len(second))
     differs = np.flatnonzero(first[:length] != second[:length])
     return int(differs[0]) if len(differs) else length
-
-
-def _message(message: dict[str, Any]) -> ShownMessage:
-    content = message.get("content") or ""
-    text = content if isinstance(content, str) else str(content)
-    calls = tuple((call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ()))
-    return ShownMessage(message["role"], text[:MAX_CHARACTERS], calls=calls, cut=max(0, len(text) - MAX_CHARACTERS))

@@ -172,14 +172,6 @@ class TrajectoryIndex:
         keys.reverse()
         return [self.group(*key) for key in keys[offset : offset + limit]], len(keys)
 
-    def copied(self) -> TrajectoryIndex:
-        """The same rows in an index of their own, for another thread."""
-        found = TrajectoryIndex(self._most)
-        for row in self._rows:
-            if row is not None:
-                found.put(row)
-        return found
-
     def by_prompt(self) -> dict[str, list[TrajectoryRecord]]:
         """Every row, by its prompt's uid, whichever channel."""
         found: dict[str, list[TrajectoryRecord]] = {}

@@ -19,7 +19,7 @@ from starlette.requests import Request
 
 from headrace.data.errors import HeadraceError
 from headrace.gateway.access import Access, Caller
-from headrace.gateway.admission import SMALL_BODY_BYTES, Admission, AdmittedCall
+from headrace.gateway.admission import SMALL_BODY_BYTES, TOO_LARGE, Admission, AdmittedCall
 from headrace.gateway.counters import PREFIX, GatewayCounters
 from headrace.gateway.errors import Refusal
 from headrace.gateway.executor import CallExecutor
@@ -231,7 +231,7 @@ class Gateway:
                 with self.admission.request() as reading:
                     return await read_body(request, int(most * 1e6), reading.body, free=SMALL_BODY_BYTES)
         except BodyTooLarge:
-            raise Refusal(f"the body is larger than {most:g} MB (--max-body-mb)", 413, code="body_too_large") from None
+            raise Refusal(f"the body is larger than {most:g} MB (--max-body-mb)", 413, code=TOO_LARGE) from None
         except TimeoutError:
             raise Refusal(f"the body did not arrive within {BODY_TIMEOUT_S} s", 408, code="body_too_slow") from None
 

@@ -64,6 +64,7 @@ class WorkerControl:
 
     def __init__(self, secret: str) -> None:
         self._workers: dict[int, str] = {}
+        self._ended: set[int] = set()  # those that are being started again
         self._client = AsyncHttpClient(total_s=WORKER_TIMEOUT_S, headers={SECRET_HEADER: secret})
         self._changes: dict[tuple[str, ...], Change] = {}
         self._changed = 0  # how often anything was
@@ -113,23 +114,33 @@ class WorkerControl:
             else {"status": "degraded", "detail": f"worker {number} does not answer /health within {HEALTH_S:g} s"}
             for (number, _), answer in zip(workers, answers, strict=True)
         ]
+        found += [
+            {"status": "degraded", "detail": f"worker {number} ended, and is being started again"}
+            for number in self._ended
+        ]
         starting = {"status": "degraded", "detail": "the workers of this gateway are starting"}
         said = next((each for each in found if each["status"] != "ok"), found[0] if found else starting)
         return Response(orjson.dumps(said), media_type="application/json")
 
-    async def add_worker(self, number: int, worker: str) -> None:
-        """Takes in a worker that listens, perhaps in place of one that died, once it is told what changed before."""
+    async def add_worker(self, number: int, worker: str) -> bool:
+        """Takes in a worker that listens, perhaps in place of one that died, once it is told what changed before; False
+        where that cannot be told to it."""
         told = 0
         while todo := [change for change in self._changes.values() if change[0] > told]:  # more may come meanwhile
             told = self._changed
             for _, method, path, body, until in todo:
                 if time.monotonic() < until:
-                    await self._ask(worker, method, path, body, {TRUSTED_HEADER: "yes"})
+                    answer = await self._ask(worker, method, path, body, {TRUSTED_HEADER: "yes"})
+                    if answer.absent:
+                        return False
         self._workers[number] = worker
+        self._ended.discard(number)
+        return True
 
     def remove_worker(self, number: int) -> None:
-        """A worker has ended."""
+        """A worker has ended, and is started again."""
         self._workers.pop(number, None)
+        self._ended.add(number)
 
     async def close(self) -> None:
         await self._client.close()

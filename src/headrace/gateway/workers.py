@@ -255,8 +255,10 @@ class Workers:
                 except msgspec.MsgspecError:  # a library's own word
                     log.info("worker %d: %s", number, said.decode(errors="replace"))
                     continue
-                if line.what == "listening":
-                    await control.add_worker(number, line.text)
+                if line.what == "listening" and not await control.add_worker(number, line.text):
+                    log.error("worker %d does not hear what the others know, and is started again", number)
+                    child.kill()
+                    continue
                 self._heard(number, line, start)
             code = await child.wait()
             control.remove_worker(number)

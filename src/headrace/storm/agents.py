@@ -200,21 +200,11 @@ class StormAgents:
         chance: random.Random,
     ) -> tuple[PastTurn, str]:
         """One call, tried until it is answered: the turn, and the call's name in the log. Raises `CallGivenUp`."""
-        call = f"q{self._seed}n{next(self._numbers)}z"
-        question = f"question {call}"
         named, stream = chance.random() < NAMED, chance.random() < STREAMED
-        body = orjson.dumps(body_of(dialect, history, question, stream=stream))
         continues = after[-1] if after and dialect != "completions" else None
-        self._log.write(
-            "call",
-            call=call,
-            trajectory=full,
-            tenant=tenant.name,
-            dialect=dialect,
-            stream=stream,
-            named=named,
-            after=continues,
-        )
+        call = self._announce(tenant, full, dialect=dialect, stream=stream, named=named, after=continues)
+        question = f"question {call}"
+        body = orjson.dumps(body_of(dialect, history, question, stream=stream))
         headers = {"content-type": "application/json", **_key(tenant)}
         if named:
             headers["idempotency-key"] = call
@@ -246,6 +236,12 @@ class StormAgents:
             return PastTurn(question, text), call
         raise AssertionError("a count that never ends has ended")
 
+    def _announce(self, tenant: StormTenant, full: str, **about: Any) -> str:
+        """Logs a call that is about to be made; the word that its question carries."""
+        call = f"q{self._seed}n{next(self._numbers)}z"
+        self._log.write("call", call=call, trajectory=full, tenant=tenant.name, **about)
+        return call
+
     async def _ask(self, path: str, body: bytes, headers: dict[str, str], dialect: Dialect, stream: bool) -> str:
         """One try: the whole text. Raises `NoAnswer`, `Broken`, or one of this module's for another status."""
         if not stream:
@@ -266,18 +262,7 @@ class StormAgents:
         self, tenant: StormTenant, full: str, base: str, dialect: Dialect, history: Sequence[PastTurn]
     ) -> None:
         """A call that is left after its first piece."""
-        call = f"q{self._seed}n{next(self._numbers)}z"
-        self._log.write(
-            "call",
-            call=call,
-            trajectory=full,
-            tenant=tenant.name,
-            dialect=dialect,
-            stream=True,
-            named=False,
-            after=None,
-            hung_up=True,
-        )
+        call = self._announce(tenant, full, dialect=dialect, stream=True, named=False, after=None, hung_up=True)
         body = orjson.dumps(body_of(dialect, history, f"question {call}", stream=True))
         headers = {"content-type": "application/json", **_key(tenant)}
         try:

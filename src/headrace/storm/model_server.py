@@ -20,6 +20,7 @@ from typing import Any
 
 import orjson
 
+from headrace.net.stub_http import EVENT_STREAM, event_chunk, last_chunks, requests_of, whole_answer
 from headrace.storm.log import EventLog
 
 MODEL = "storm"
@@ -107,13 +108,8 @@ class ModelServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while line := await reader.readline():
-                length = 0
-                while (header := await reader.readline()) not in (b"\r\n", b""):
-                    name, _, value = header.partition(b":")
-                    if name.lower() == b"content-length":
-                        length = int(value)
-                await self._answer(line.split(b" ")[1].decode(), await reader.readexactly(length), writer)
+            async for path, body in requests_of(reader):
+                await self._answer(path, body, writer)
                 await writer.drain()
         except (OSError, asyncio.IncompleteReadError):
             pass
@@ -123,14 +119,14 @@ class ModelServer:
     async def _answer(self, path: str, body: bytes, writer: asyncio.StreamWriter) -> None:
         match path.partition("?")[0]:
             case "/health":
-                writer.write(_whole(b"200 OK", {}))
+                writer.write(whole_answer(200, {}))
             case "/v1/models":
                 card = {"id": MODEL, "object": "model", "max_model_len": CONTEXT}
-                writer.write(_whole(b"200 OK", {"object": "list", "data": [card]}))
+                writer.write(whole_answer(200, {"object": "list", "data": [card]}))
             case "/v1/completions":
                 await self._complete(orjson.loads(body), writer)
             case _:
-                writer.write(_whole(b"404 Not Found", {"error": {"message": f"no route {path}", "code": 404}}))
+                writer.write(whole_answer(404, {"error": {"message": f"no route {path}", "code": 404}}))
 
     async def _complete(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         prompt: list[int] = asked["prompt"]
@@ -146,22 +142,18 @@ class ModelServer:
         if not asked.get("stream"):
             await asyncio.sleep(sum(self._sampler.wait_s() for _ in ids))
             choice = {**_choice(ids, texts, log_probs, reason), "prompt_token_ids": prompt}
-            writer.write(_whole(b"200 OK", {**head, "choices": [choice], "usage": usage}))
+            writer.write(whole_answer(200, {**head, "choices": [choice], "usage": usage}))
             return
-        writer.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
-        )
+        writer.write(EVENT_STREAM)
         for at, token in enumerate(ids):
             if wait_s := self._sampler.wait_s():
                 await asyncio.sleep(wait_s)
             last = at + 1 == len(ids)
             choice = _choice([token], [texts[at]], [log_probs[at]], reason if last else None)
             choice["prompt_token_ids"] = prompt if at == 0 else None
-            writer.write(_chunk({**head, "choices": [choice]}))
+            writer.write(event_chunk({**head, "choices": [choice]}))
             await writer.drain()
-        done = b"data: [DONE]\n\n"
-        ending = b"%x\r\n%b\r\n0\r\n\r\n" % (len(done), done)
-        writer.write(_chunk({**head, "choices": [], "usage": usage}) + ending)
+        writer.write(last_chunks({**head, "choices": [], "usage": usage}))
 
 
 def _choice(ids: list[int], texts: list[str], log_probs: list[float], reason: str | None) -> dict[str, Any]:
@@ -178,16 +170,6 @@ def _choice(ids: list[int], texts: list[str], log_probs: list[float], reason: st
         "stop_reason": None,
         "token_ids": ids,
     }
-
-
-def _chunk(event: dict[str, Any]) -> bytes:
-    data = b"data: " + orjson.dumps(event) + b"\n\n"
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-def _whole(status: bytes, body: dict[str, Any]) -> bytes:
-    data = orjson.dumps(body)
-    return b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (status, len(data), data)
 
 
 def _base36(number: int) -> str:

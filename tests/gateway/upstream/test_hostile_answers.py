@@ -18,10 +18,11 @@ from tests.gateway.upstream.kit import upstream_request
 from headrace.data.adapter_name import adapter_version, new_adapter_name
 from headrace.gateway.upstream.dispatch import ServerCall
 from headrace.gateway.upstream.errors import MalformedAnswer, ServerFault, read_fault
+from headrace.gateway.upstream.experts import decode_experts
 from headrace.gateway.upstream.gate import Deadline
 from headrace.gateway.upstream.http_client import SseDecoder
 from headrace.gateway.upstream.server import UpstreamServer, _candidates, version_number
-from headrace.gateway.upstream.wire import CompletionsWire, EncodedRequest, GenerateWire, decode_experts
+from headrace.gateway.upstream.wire import CompletionsWire, EncodedRequest, GenerateWire
 from headrace.net.http_answer import MAX_RETRY_AFTER_S, HttpAnswer, seconds_of
 
 #: What a caller takes for an answer that cannot be read, or for a server's own error.

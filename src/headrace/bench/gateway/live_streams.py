@@ -7,7 +7,6 @@ process between them, everything that a call costs included.
 from __future__ import annotations
 
 import asyncio
-import resource
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,11 +22,14 @@ from headrace.bench.gateway.servers import ready, start_gateway
 from headrace.bench.report import Figures
 from headrace.bench.server_process import ServerProcess
 from headrace.bench.timing import median
+from headrace.net.server import allow_files
 
 #: The channel whose streams are written every 250 ms.
 ROLLOUTS = "rollouts"
 FLUSH_MS = f"50,{ROLLOUTS}:250"
 PROMPT_WORDS = 60
+#: A socket is a file, and there are thousands.
+MANY_FILES = 1 << 16
 #: A stream counts as held where its first token comes within so many seconds of the rollout server's own, and it takes
 #: no longer than so many times its pace.
 FIRST_TOKEN_S, STRETCH = 0.1, 1.05
@@ -45,7 +47,7 @@ class StreamTimes:
 def live_streams(sizes: GatewaySizes, folder: Path) -> Figures:
     """`stream_us_token`, `stream_vs_proxy` and `stream250_vs_proxy`: a sampled token's CPU at flushes of 50 and 250 ms;
     `streams_held`: how many live streams one process holds at 250 ms."""
-    allow_many_files()
+    allow_files(MANY_FILES)
     cpu: dict[str, list[float]] = {"proxy": [], "gateway": [], "gateway250": []}
     with (
         start_paced_stub(folder, sizes.live_tokens, sizes.live_rate) as stub,
@@ -169,9 +171,3 @@ async def _stream(address: str, path: str, tokens: int, text: str) -> StreamTime
 def p99(values: list[float]) -> float:
     """The value that one in a hundred is above."""
     return sorted(values)[min(len(values) - 1, int(len(values) * 0.99))]
-
-
-def allow_many_files() -> None:
-    """A socket is a file, and there are thousands."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

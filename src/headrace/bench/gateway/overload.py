@@ -16,12 +16,13 @@ import aiohttp
 import orjson
 import uvloop
 
-from headrace.bench.gateway.live_streams import allow_many_files, begin_trajectories, p99
+from headrace.bench.gateway.live_streams import MANY_FILES, begin_trajectories, p99
 from headrace.bench.gateway.load import GatewaySizes, speech, words_from
 from headrace.bench.gateway.paced import start_paced_stub
 from headrace.bench.gateway.servers import ready, start_gateway
 from headrace.bench.report import Figures
 from headrace.bench.server_process import ServerProcess
+from headrace.net.server import allow_files
 
 #: How many times as many calls come as are taken at once.
 TIMES = 3
@@ -45,7 +46,7 @@ class OverloadedCall:
 
 def overload(sizes: GatewaySizes, folder: Path) -> Figures:
     """`overload_*`: what becomes of calls, health checks and memory."""
-    allow_many_files()
+    allow_files(MANY_FILES)
     flags = ("--max-in-flight", sizes.overload_calls, "--memory-mb", MEMORY_MB)
     with (
         start_paced_stub(folder, sizes.overload_tokens, sizes.live_rate) as stub,

@@ -8,7 +8,6 @@ that passes streams on as they come; each a process of its own.
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,7 +16,6 @@ from typing import Any
 
 import aiohttp
 import orjson
-import uvicorn
 import uvloop
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -25,13 +23,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from headrace.bench.gateway.load import JSON
-from headrace.bench.gateway.servers import CONTEXT, MODEL, CannedAnswer, build_tokenizer
+from headrace.bench.gateway.servers import BACKLOG, CONTEXT, MODEL, CannedAnswer, build_tokenizer, serve_proxy
 from headrace.bench.server_process import ServerProcess
-
-EVENT_STREAM = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
-)
-BACKLOG = 4096
+from headrace.net.stub_http import EVENT_STREAM, event_chunk, last_chunks, requests_of, whole_answer
 
 
 def start_paced_stub(folder: Path, tokens: int, rate: float) -> ServerProcess:
@@ -54,7 +48,9 @@ class PacedStub:
         self._period_s = 1 / rate
         self._head = {"id": "cmpl-1", "object": "text_completion", "created": 1, "model": MODEL}
         self._first = sampled.choice(0, 1)
-        self._frames = [_chunk({**self._head, "choices": [sampled.choice(at, at + 1)]}) for at in range(self._count)]
+        self._frames = [
+            event_chunk({**self._head, "choices": [sampled.choice(at, at + 1)]}) for at in range(self._count)
+        ]
         self._live: dict[asyncio.StreamWriter, tuple[int, int, asyncio.Event]] = {}
 
     async def run(self) -> None:
@@ -78,19 +74,12 @@ class PacedStub:
     def _ending(self, prompt: int) -> bytes:
         count = self._count
         usage = {"prompt_tokens": prompt, "total_tokens": prompt + count, "completion_tokens": count}
-        done = b"data: [DONE]\n\n"
-        return _chunk({**self._head, "choices": [], "usage": usage}) + b"%x\r\n%b\r\n0\r\n\r\n" % (len(done), done)
+        return last_chunks({**self._head, "choices": [], "usage": usage})
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while line := await reader.readline():
-                length = 0
-                while (header := await reader.readline()) not in (b"\r\n", b""):
-                    name, _, value = header.partition(b":")
-                    if name.lower() == b"content-length":
-                        length = int(value)
-                body = await reader.readexactly(length)
-                await self._answer(line.split(b" ")[1].decode(), body, writer)
+            async for path, body in requests_of(reader):
+                await self._answer(path, body, writer)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -102,36 +91,25 @@ class PacedStub:
             asked = orjson.loads(body)
             prompt = asked.get("prompt") or []
             if not asked.get("stream"):  # the gateway's probe
-                writer.write(_whole(200, self._probed(prompt)))
+                writer.write(whole_answer(200, self._probed(prompt)))
                 return
             over = asyncio.Event()
             first = {**self._head, "choices": [{**self._first, "prompt_token_ids": prompt}]}
-            writer.write(EVENT_STREAM + _chunk(first))
+            writer.write(EVENT_STREAM + event_chunk(first))
             self._live[writer] = (1, len(prompt), over)
             await over.wait()
         elif path == "/health":
-            writer.write(_whole(200, {}))
+            writer.write(whole_answer(200, {}))
         elif path == "/v1/models":
             model = {"id": MODEL, "object": "model", "max_model_len": CONTEXT}
-            writer.write(_whole(200, {"object": "list", "data": [model]}))
+            writer.write(whole_answer(200, {"object": "list", "data": [model]}))
         else:
-            writer.write(_whole(404, {"detail": "Not Found"}))
+            writer.write(whole_answer(404, {"detail": "Not Found"}))
 
     def _probed(self, prompt: list[int]) -> dict[str, Any]:
         usage = {"prompt_tokens": len(prompt), "total_tokens": len(prompt) + 1, "completion_tokens": 1}
         choice = {**self._first, "finish_reason": "length", "prompt_token_ids": prompt}
         return {**self._head, "choices": [choice], "usage": usage}
-
-
-def _chunk(event: dict[str, Any]) -> bytes:
-    data = b"data: " + orjson.dumps(event) + b"\n\n"
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-def _whole(status: int, body: dict[str, Any]) -> bytes:
-    data = orjson.dumps(body)
-    line = b"200 OK" if status == 200 else b"404 Not Found"
-    return b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (line, len(data), data)
 
 
 def create_streaming_proxy(upstream: str) -> Starlette:
@@ -161,12 +139,7 @@ def _serve_stub(folder: str, tokens: str, rate: str) -> None:
 
 
 def _serve_proxy(upstream: str) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(BACKLOG)
-        print(f"proxy ready on http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
-        config = uvicorn.Config(create_streaming_proxy(upstream), log_level="warning", access_log=False)
-        uvicorn.Server(config).run([listener])
+    serve_proxy(create_streaming_proxy(upstream))
 
 
 if __name__ == "__main__":

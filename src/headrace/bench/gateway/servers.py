@@ -51,6 +51,8 @@ def build_tokenizer(into: Path) -> None:
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
+#: Connections that may wait to be taken: a thousand streams begin within seconds.
+BACKLOG = 4096
 MODEL = "stub"
 CONTEXT = 131_072
 
@@ -238,13 +240,18 @@ def _serve_stub(folder: str, sampled: str, first_token_ms: str) -> None:
     Server(stub, "127.0.0.1", 0).run(lambda address: print(f"stub ready on {address}", flush=True))
 
 
-def _serve_proxy(upstream: str) -> None:
+def serve_proxy(proxy: Starlette) -> None:
+    """Serves a proxy on a port of the system's, which it prints."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        listener.listen()
+        listener.listen(BACKLOG)
         print(f"proxy ready on http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
-        config = uvicorn.Config(create_proxy(upstream), log_level="warning", access_log=False)
+        config = uvicorn.Config(proxy, log_level="warning", access_log=False)
         uvicorn.Server(config).run([listener])
+
+
+def _serve_proxy(upstream: str) -> None:
+    serve_proxy(create_proxy(upstream))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,8 @@ what every server has; generate tells the versions that sampled each token, take
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from collections.abc import Sequence
-from tokenize import TokenError
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -20,6 +17,7 @@ import orjson
 from headrace.data.errors import shown
 from headrace.data.step import INT32_MAX, IntArray
 from headrace.gateway.upstream.errors import ErrorBody, MalformedAnswer, ServerFault
+from headrace.gateway.upstream.experts import decode_experts
 from headrace.gateway.upstream.types import SampledChoice, UpstreamRequest, VersionSpans
 from headrace.tokens.vision import fold_images
 
@@ -30,12 +28,6 @@ PROMPT_FIELD = b'"prompt_token_ids":'
 AS_SENT = b'"as sent"'
 #: Bytes from which it is cheaper to look for a prompt in an answer than to parse it there.
 LONG_PROMPT_BYTES = 2048
-
-
-#: How the head of a `.npy` file is read, by the format's version. Later ones are for arrays of records alone.
-NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-#: What numpy raises where there is no such file: its head is Python's syntax, and read as that.
-NOT_NPY = (ValueError, TypeError, KeyError, SyntaxError, OverflowError, RecursionError, MemoryError, TokenError)
 
 
 class EncodedRequest(msgspec.Struct, frozen=True, eq=False):
@@ -114,28 +106,6 @@ def log_prob_values(given: Sequence[float | None]) -> list[float]:
     if None in given:
         return [math.nan if value is None else value for value in given]
     return given  # type: ignore[return-value]
-
-
-def decode_experts(told: str | None) -> Any:
-    """The experts that tokens were routed to, out of a `.npy` file in base64. No more memory is taken than the answer
-    has, whatever shape the file speaks of. Raises `MalformedAnswer` for what is no array of numbers of at least 0."""
-    if told is None:
-        return None
-    try:
-        data = base64.b64decode(told, validate=True)
-        file = io.BytesIO(data)
-        read_header = NPY_HEADERS[np.lib.format.read_magic(file)]
-        shape, by_columns, dtype = read_header(file)
-        if dtype.kind not in "iu":
-            raise MalformedAnswer(f"routed_experts is an array of {dtype}, not of integers")
-        if any(size < 1 for size in shape):
-            raise MalformedAnswer(f"routed_experts is an array of shape {shape}, which holds nothing")
-        found = np.frombuffer(data, dtype, offset=file.tell()).reshape(shape, order="F" if by_columns else "C")
-    except NOT_NPY as error:
-        raise MalformedAnswer(f"routed_experts is no array: {error!r}") from error
-    if int(found.min()) < 0:
-        raise MalformedAnswer("routed_experts holds an index below 0")
-    return found
 
 
 def no_token_ids() -> MalformedAnswer:
