@@ -293,3 +293,12 @@ def test_late_is_an_answer_to_a_second_try_alone(count: int, found: set[str]) ->
         find(events, "complete.acked", trajectory=FIRST).update(status="late", count=count)
 
     assert kinds(report_of(spoil)) == found
+
+
+def test_late_may_be_said_of_an_end_that_a_consumer_had_by_then() -> None:
+    def spoil(events: list[Event]) -> None:
+        ended = find(events, "complete.acked", trajectory=FIRST)
+        ended.update(status="late", t=find(events, "trained", trajectory=FIRST)["t"] + 1)
+        events.sort(key=lambda event: event["t"])
+
+    assert kinds(report_of(spoil)) == set()

@@ -19,6 +19,7 @@ Findings, by kind:
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -114,6 +115,9 @@ class Story:
         self.trained: dict[str, list[Event]] = defaultdict(list)
         for event in self.of("trained"):
             self.trained[event["trajectory"]].append(event)
+        #: When each lease was asked for.
+        sent = {event["request"]: int(event["t"]) for event in self.of("fetch.sent")}
+        self._leased_at = {event["lease"]: sent[event["request"]] for event in self.of("fetched")}
         #: Where each trajectory stood in the end, as the pool told.
         self.states: dict[str, str] = {}
         for event in self.of("states"):
@@ -133,6 +137,10 @@ class Story:
             for event in events:
                 for step in event["steps"]:
                     yield event, step
+
+    def asked_for(self, uid: str) -> float:
+        """When the lease was asked for under which a trajectory was learned from; infinity where it was not."""
+        return min((self._leased_at[event["lease"]] for event in self.trained.get(uid, ())), default=math.inf)
 
     def figures(self) -> dict[str, int]:
         done = Counter(event["kind"] for event in self.of("fault"))
@@ -178,7 +186,9 @@ def _stuck_or_refused(story: Story) -> Iterable[BrokenPromise]:
         yield BrokenPromise("stuck", f"it ended by itself: {event['how']}", event["target"])
     for what in ("complete", "reward", "fail"):
         for uid, event in story.acked[what].items():
-            if event["status"] != "ok" and event["count"] == 0:
+            # `late` of what a consumer had by then: the pool kept it and died before it said so, and was asked again.
+            counted = event["status"] == "late" and story.asked_for(uid) < event["t"]
+            if event["status"] != "ok" and event["count"] == 0 and not counted:
                 yield BrokenPromise("refused", f"the first {what} was answered {event['status']}", uid)
 
 
