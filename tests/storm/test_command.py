@@ -52,6 +52,7 @@ def test_a_finding_is_told_and_is_exit_code_1(headrace: Command, tmp_path: Path)
     [
         (("--check", "/nowhere/at/all"), "--check is '/nowhere/at/all'"),
         (("--kills", "-1"), "kills"),
+        (("--other-python", "/nowhere/python"), "--other-python is '/nowhere/python'"),
         (("--pool", "cloud"), "pool"),
     ],
 )

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from headrace.data.errors import InvalidInput
-from headrace.storm.plan import QUICK, Fault, Sizes, make_plan
+from headrace.storm.plan import CLOCK_JUMPS_S, COUNTS, QUICK, Fault, Sizes, make_plan
 
 TARGETS = ["gateway", "worker", "server-0", "server-1", "consumer-train", "reward"]
 LINKS = ["agents", "to-server-0"]
@@ -23,9 +23,9 @@ def test_the_same_seed_gives_the_same_faults() -> None:
 
 
 def test_all_that_was_ordered_is_in_the_plan() -> None:
-    sizes = Sizes(kills=1000, freezes=200, network=100, full_disks=20, descriptors=20, restarts=20)
-    kinds = Counter(fault.kind for fault in plan(1, sizes))
-    assert kinds == {"kill": 1000, "freeze": 200, "network": 100, "full_disk": 20, "descriptors": 20, "restart": 20}
+    counts = {name: 10 + number for number, name in enumerate(COUNTS.values())}
+    kinds = Counter(fault.kind for fault in plan(1, Sizes(**counts)))
+    assert kinds == {kind: counts[name] for kind, name in COUNTS.items()}
 
 
 def test_every_process_is_killed_and_every_link_fails_in_every_way() -> None:
@@ -34,7 +34,14 @@ def test_every_process_is_killed_and_every_link_fails_in_every_way() -> None:
     assert {(fault.target, fault.network) for fault in faults if fault.kind == "network"} == {
         (link, kind) for link in LINKS for kind in ("drop", "delay", "duplicate", "reset")
     }
-    assert {fault.target for fault in faults if fault.kind == "full_disk"} == {"gateway"}
+    assert {fault.target for fault in faults if fault.kind in ("full_disk", "slow_disk")} == {"gateway"}
+    assert {fault.target for fault in faults if fault.kind in ("descriptors", "memory")} == {"gateway", "worker"}
+
+
+def test_clocks_jump_both_ways_and_are_set_right_again() -> None:
+    faults = [fault for fault in plan(1, Sizes(clocks=200)) if fault.kind == "clock"]
+    assert {fault.ahead_s for fault in faults} == set(CLOCK_JUMPS_S)
+    assert {fault.target for fault in faults} == set(TARGETS) - {"worker"}
 
 
 @pytest.mark.parametrize(("name", "value"), [("kills", -1), ("agents", 0), ("workers", 0)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -37,13 +38,19 @@ class StormCommand(CommandModel):
     freezes: int | None = Field(None, ge=0, description="SIGSTOPs for seconds (default: 200)")
     network: int | None = Field(None, ge=0, description="network faults: drop, delay, duplicate, reset (default: 100)")
     full_disks: int | None = Field(None, ge=0, description="times that the journal's disk is full (default: 20)")
+    slow_disks: int | None = Field(None, ge=0, description="times that other writes keep its disk busy (default: 20)")
     descriptors: int | None = Field(None, ge=0, description="times that a server has no descriptors left (default: 20)")
+    memory: int | None = Field(None, ge=0, description="times that a server has no memory left (default: 20)")
+    clocks: int | None = Field(None, ge=0, description="times that a clock jumps, up to a day (default: 20)")
     restarts: int | None = Field(None, ge=0, description="SIGTERMs, as upgrades send them (default: 20)")
     seconds: float | None = Field(None, gt=0, description="begin no fault after so long (default: all are done)")
     soak: float | None = Field(None, gt=0, description="no faults: load for so many seconds, and what grows with it")
     agents: int | None = Field(None, ge=1, description="agents at once (default: 8)")
     workers: int | None = Field(None, ge=1, le=64, description="the gateway's processes (default: 2)")
     patience_s: float | None = Field(None, gt=0, description="longer than this is stuck (default: 300)")
+    other_python: Path | None = Field(
+        None, description="the Python of another version of Headrace: restarts change from one to the other"
+    )
     folder: Path | None = Field(None, description="where logs, journals and files go (default: one of the system's)")
     check: Path | None = Field(None, description="only check the log of a storm in this folder again")
 
@@ -53,6 +60,8 @@ class StormCommand(CommandModel):
             raise ValueError(f"--check is {str(self.check)!r}; it must be the folder of a storm that was played")
         if self.soak is not None and self.check is not None:
             raise ValueError("--soak plays a storm and --check looks at one that was played; give one")
+        if self.other_python is not None and not os.access(self.other_python, os.X_OK):
+            raise ValueError(f"--other-python is {str(self.other_python)!r}; it must be a program to run")
         return self
 
     def execute(self) -> None:
@@ -67,7 +76,13 @@ class StormCommand(CommandModel):
         seed = self.seed if self.seed is not None else random_seed()
         folder = self.folder or Path(tempfile.mkdtemp(prefix=f"headrace-storm-{seed}-"))
         report, growth = run_storm(
-            folder, seed=seed, sizes=self._sizes(), pool=self.pool, soak_s=self.soak, tell=remark
+            folder,
+            seed=seed,
+            sizes=self._sizes(),
+            pool=self.pool,
+            soak_s=self.soak,
+            other_python=self.other_python.absolute() if self.other_python is not None else None,
+            tell=remark,
         )
         about: dict[str, object] = {"seed": seed, "pool": self.pool, "folder": str(folder)}
         for one in growth:

@@ -28,6 +28,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from headrace.storm.log import Event
+from headrace.storm.plan import COUNTS
 
 Kind = Literal[
     "lost",
@@ -145,12 +146,7 @@ class Story:
     def figures(self) -> dict[str, int]:
         done = Counter(event["kind"] for event in self.of("fault"))
         return {
-            "kills": done["kill"],
-            "freezes": done["freeze"],
-            "network": done["network"],
-            "full_disks": done["full_disk"],
-            "descriptors": done["descriptors"],
-            "restarts": done["restart"],
+            **{name: done[kind] for kind, name in COUNTS.items()},
             "starts": len(self.of("ready")),
             "calls": len(self.answered),
             "tries": len(self.of("try")),

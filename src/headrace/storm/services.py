@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import re
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,12 +23,19 @@ from headrace.data.errors import HeadraceError
 from headrace.processes import Child, ChildDied
 from headrace.storm.log import EventLog
 from headrace.storm.network import Link
+from headrace.storm.wrong_clock import AHEAD
 
 POLL_S = 0.05
 #: Seconds that a process may take to end once it is told to, before it is killed.
 END_S = 60.0
 #: Where a process runs out of descriptors, the share that is left of those that it had.
 DESCRIPTORS_LEFT = 0.6
+#: Where a process runs out of memory, the bytes that it may still take.
+MEMORY_LEFT = 4 << 20
+#: What is written to a disk at once to keep it busy.
+BUSY_BYTES = 16 << 20
+#: What runs a module under a clock that can be set.
+CLOCK_SCRIPT = Path(__file__).with_name("wrong_clock.py")
 
 
 class Stuck(HeadraceError):
@@ -37,7 +46,8 @@ class Stuck(HeadraceError):
 
 class StormProcess:
     """One process, over its lives. `words` is how it says that it listens and is ready (`WORDS ready on ADDRESS`);
-    `listens`: it says `listening on` before that. `links` lead to it."""
+    `listens`: it says `listening on` before that. `links` lead to it. `pythons` run it: the first, and after each
+    restart the next, which may have another version of Headrace."""
 
     def __init__(
         self,
@@ -51,11 +61,16 @@ class StormProcess:
         links: Sequence[Link] = (),
         listens: bool = False,
         patience_s: float,
+        pythons: Sequence[str] = (sys.executable,),
     ) -> None:
         self.name = name
         self.address = ""
         self.lives = 0
-        self._command = [sys.executable, "-m", *map(str, arguments)]
+        self._pythons = itertools.cycle(pythons)
+        self._python = next(self._pythons)
+        self._clock = logs / f"{name}.clock"
+        self._arguments = list(map(str, arguments))
+        self.set_clock(0.0)
         self._words, self._listens = words, listens
         self._file = logs / f"{name}.log"
         self._log, self._env, self._links = log, env, links
@@ -95,7 +110,8 @@ class StormProcess:
         """Starts it and returns once it is ready; False where it was killed by us before that. Raises `Stuck` where it
         takes too long, and `ChildDied` where it ends by itself."""
         self.lives += 1
-        child = self._child = Child(self.name, self._command, self._file, self._env)
+        command = [self._python, str(CLOCK_SCRIPT), str(self._clock), *self._arguments]
+        child = self._child = Child(self.name, command, self._file, self._env)
         self._log.write("started", target=self.name, pid=child.process.pid)
         try:
             self.address = await self._said("listening" if self._listens else "ready", child)
@@ -157,6 +173,37 @@ class StormProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(target, number)
 
+    def take_next_python(self) -> None:
+        """It is another's process from its next start on."""
+        self._python = next(self._pythons)
+
+    def set_clock(self, ahead_s: float) -> None:
+        """Sets its wall clock, from now on and over restarts; those of its children stay right."""
+        with self._clock.open("wb" if not self._clock.exists() else "r+b") as file:
+            file.write(AHEAD.pack(ahead_s))
+
+    def excuse_end(self) -> bool:
+        """Whether it has ended by itself, by the storm's doing: it is no crash then."""
+        if not self.crashed:
+            return False
+        assert self._child is not None
+        for link in self._links:
+            link.point_at(None)
+        self._ended.add(self._child.process.pid)
+        return True
+
+    def limit_memory(self, pid: int | None = None) -> Callable[[], None] | None:
+        """Lets it, or one of its children, have hardly more memory than it has; what it returns takes that back. None
+        where it does not run, or the system has no such limit."""
+        target = pid or self.pid
+        if target is None or not hasattr(resource, "prlimit"):
+            return None
+        try:
+            pages = int(Path(f"/proc/{target}/statm").read_text().split()[0])
+        except OSError:
+            return None
+        return _limited(target, resource.RLIMIT_AS, pages * resource.getpagesize() + MEMORY_LEFT)
+
     def limit_descriptors(self, pid: int | None = None) -> Callable[[], None] | None:
         """Lets it, or one of its children, open less than it has open, and breaks all connections to it: not all that
         come back find a descriptor. What it returns takes that back. None where it does not run, or the system has no
@@ -181,6 +228,31 @@ class StormProcess:
             return None
         sizes = [file.stat().st_size for file in folder.rglob("*.seg")]
         return _limited(target, resource.RLIMIT_FSIZE, max(sizes, default=0) + 1)
+
+
+class SlowDisk:
+    """Keeps the disk of a folder busy: writes and syncs there as fast as it can, until it is told to stop."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "busy"
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._write, name="slow disk", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _write(self) -> None:
+        some = os.urandom(BUSY_BYTES)
+        try:
+            while not self._stopping.is_set():
+                with self._file.open("wb") as file:
+                    file.write(some)
+                    file.flush()
+                    os.fsync(file.fileno())
+        finally:
+            self._file.unlink(missing_ok=True)
 
 
 def _limited(pid: int, what: int, limit: int) -> Callable[[], None]:

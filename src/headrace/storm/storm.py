@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import secrets
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -29,7 +30,7 @@ from headrace.storm.checker import Report, check
 from headrace.storm.environment import ApiLoad
 from headrace.storm.log import EventLog, read_logs
 from headrace.storm.plan import Fault, PoolKind, Sizes, make_plan
-from headrace.storm.services import StormProcess, Stuck
+from headrace.storm.services import SlowDisk, StormProcess, Stuck
 from headrace.storm.soak import Growth, Soak
 from headrace.storm.system import System, build_system
 from headrace.version import __version__
@@ -48,9 +49,17 @@ class Storm:
     """One storm in one folder, which is empty before."""
 
     def __init__(
-        self, folder: Path, *, seed: int, sizes: Sizes, pool: PoolKind, tell: Callable[[str], None] = lambda line: None
+        self,
+        folder: Path,
+        *,
+        seed: int,
+        sizes: Sizes,
+        pool: PoolKind,
+        other_python: Path | None = None,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._folder, self._seed, self._sizes, self._pool = folder, seed, sizes, pool
+        self._pythons = [sys.executable] if other_python is None else [sys.executable, str(other_python)]
         self._tell = tell
         folder.mkdir(parents=True, exist_ok=True)
         self._log = EventLog(folder, "storm")
@@ -61,7 +70,8 @@ class Storm:
         what grew."""
         self._log.write("begin", seed=self._seed, version=__version__, pool=self._pool)
         self._tell(f"seed {self._seed}, pool {self._pool}, folder {self._folder}")
-        async with build_system(self._folder, self._log, self._sizes, self._pool, self._seed) as system:
+        where = self._folder, self._log, self._sizes
+        async with build_system(*where, self._pool, self._seed, self._pythons) as system:
             try:
                 growth = await self._play(system, soak_s)
             finally:
@@ -177,15 +187,30 @@ class Storm:
                 service.signal(signal.SIGSTOP, pid)
                 await asyncio.sleep(fault.hold_s)
                 service.signal(signal.SIGCONT, pid)
-            case "full_disk" | "descriptors":
+            case "full_disk" | "descriptors" | "memory":
                 service, pid = system.find(fault.target, self._seed)
-                fills = fault.kind == "full_disk"
-                lift = service.fill_disk(system.journal, pid) if fills else service.limit_descriptors(pid)
+                match fault.kind:
+                    case "full_disk":
+                        lift = service.fill_disk(system.journal, pid)
+                    case "descriptors":
+                        lift = service.limit_descriptors(pid)
+                    case "memory":
+                        lift = service.limit_memory(pid)
                 if lift is None:
                     return
                 note(pid=pid)
                 await asyncio.sleep(fault.hold_s)
                 lift()
+                if fault.kind == "memory" and service.excuse_end():
+                    recover(service.name, self._start(system, service))
+            case "slow_disk":
+                note()
+                disk = SlowDisk(self._folder)
+                await asyncio.sleep(fault.hold_s)
+                await asyncio.to_thread(disk.stop)
+            case "clock":
+                note(ahead_s=fault.ahead_s)
+                system.services[fault.target].set_clock(fault.ahead_s)
             case "kill" | "restart":
                 service, pid = system.find(fault.target, self._seed)
                 if pid is not None:  # a worker, or an actor: its gateway, or Ray, replaces it
@@ -199,7 +224,11 @@ class Storm:
                 if system.is_replaced(fault.target):
                     return  # it is on its way
                 note(pid=service.pid)
-                await (service.kill() if fault.kind == "kill" else service.end())
+                if fault.kind == "kill":
+                    await service.kill()
+                else:
+                    await service.end()
+                    service.take_next_python()
                 recover(service.name, self._start(system, service))
 
     def _check_crashes(self, system: System) -> None:
@@ -328,10 +357,13 @@ def run_storm(
     sizes: Sizes,
     pool: PoolKind = "embedded",
     soak_s: float | None = None,
+    other_python: Path | None = None,
     tell: Callable[[str], None] = print,
 ) -> tuple[Report, list[Growth]]:
-    """Plays a storm in a folder, or with `soak_s` load alone: its report, and with a soak what grew. Raises
+    """Plays a storm in a folder, or with `soak_s` load alone: its report, and with a soak what grew. With
+    `other_python`, processes that are restarted run there, and where they are restarted again, here. Raises
     `HeadraceError` where the folder is not empty, or the system does not even start."""
     if folder.exists() and any(folder.iterdir()):
         raise HeadraceError(f"{folder} is not empty; name another folder")
-    return asyncio.run(Storm(folder, seed=seed, sizes=sizes, pool=pool, tell=tell).run(soak_s))
+    storm = Storm(folder, seed=seed, sizes=sizes, pool=pool, other_python=other_python, tell=tell)
+    return asyncio.run(storm.run(soak_s))

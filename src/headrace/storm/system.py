@@ -91,13 +91,15 @@ class System:
 
 
 @asynccontextmanager
-async def build_system(folder: Path, log: EventLog, sizes: Sizes, pool: PoolKind, seed: int) -> AsyncIterator[System]:
-    """Starts a whole system in a folder, and ends it: the last process first."""
+async def build_system(
+    folder: Path, log: EventLog, sizes: Sizes, pool: PoolKind, seed: int, pythons: Sequence[str]
+) -> AsyncIterator[System]:
+    """Starts a whole system in a folder, and ends it: the last process first. `pythons`: see `StormProcess`."""
     system = System(folder, pool, sizes.workers)
     _write_files(folder)
     await asyncio.to_thread(build_tokenizer, folder / "tokenizer")
     async with AsyncExitStack() as stack:
-        builder = _Builder(system, folder, log, sizes, stack)
+        builder = _Builder(system, folder, log, sizes, pythons, stack)
         await builder.start_servers(seed)
         pool_flags, pool_address = await builder.start_pool(pool)
         await builder.start_gateway(pool_flags)
@@ -109,8 +111,17 @@ class _Builder:
     """Starts the parts of a system, each where it is reached through a link of its own; what it starts ends with its
     stack."""
 
-    def __init__(self, system: System, folder: Path, log: EventLog, sizes: Sizes, stack: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        system: System,
+        folder: Path,
+        log: EventLog,
+        sizes: Sizes,
+        pythons: Sequence[str],
+        stack: AsyncExitStack,
+    ) -> None:
         self._system, self._folder, self._log, self._sizes, self._stack = system, folder, log, sizes, stack
+        self._pythons = pythons
         self._tokenizer = folder / "tokenizer"
         self._servers: list[str] = []
         #: Links that lead to the pool: the gateway's own process, or the pool's.
@@ -193,6 +204,7 @@ class _Builder:
             links=links,
             listens=listens,
             patience_s=self._sizes.patience_s,
+            pythons=self._pythons,
         )
         self._system.services[name] = made
         self._stack.push_async_callback(made.end)
