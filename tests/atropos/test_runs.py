@@ -22,7 +22,7 @@ def test_an_environment_runs_to_the_last_step_of_the_original(original: str, fol
 
 
 def test_two_environments_share_the_originals_batches(original: str, folder: Path, tmp_path: Path) -> None:
-    runs.two_environments(original, folder, tmp_path)
+    runs.two_environments(original, folder, tmp_path, makes_ahead=True)
 
 
 def test_an_environment_runs_to_the_last_step_of_ours(in_its_place: str, folder: Path, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ CLOCK_JUMPS_S = (-86_400.0, -3_600.0, -10.0, 0.0, 10.0, 3_600.0, 86_400.0)
 #: How often a kill does not wait until its process is ready again: a crash within a start.
 CRASH_IN_START = 0.15
 #: How often a process is killed, in proportion: what starts soon is killed more often.
-WEIGHTS = {"worker": 3, "gateway": 3, "pool": 3, "server": 3, "consumer": 4, "reward": 1, "api": 2}
+WEIGHTS = {"worker": 3, "gateway": 3, "pool": 3, "server": 3, "consumer": 4, "reward": 1, "api": 2, "node": 1}
 #: Processes that others connect to, which may run out of descriptors and memory.
 SERVING = ("worker", "gateway", "pool", "api")
 
@@ -138,7 +138,7 @@ def _fault(
             hold_s = round(chance.random() * MOST_NETWORK_S, 3)
             return Fault(kind=kind, target=chance.choice(links), pause_s=pause_s, hold_s=hold_s, network=fault)
         case "clock":
-            clocks = [name for name in targets if name != "worker"]  # a worker's is its gateway's
+            clocks = [name for name in targets if name != "worker"]  # each process has one, a worker its gateway's
             jump_s = chance.choice(CLOCK_JUMPS_S)
             return Fault(kind=kind, target=chance.choice(clocks), pause_s=pause_s, ahead_s=jump_s)
         case "descriptors" | "memory":

@@ -47,7 +47,7 @@ class Stuck(HeadraceError):
 class StormProcess:
     """One process, over its lives. `words` is how it says that it listens and is ready (`WORDS ready on ADDRESS`);
     `listens`: it says `listening on` before that. `links` lead to it. `pythons` run it: the first, and after each
-    restart the next, which may have another version of Headrace."""
+    restart the next, which may have another version of Headrace. `is_machine`: all that it started goes with it."""
 
     def __init__(
         self,
@@ -62,6 +62,7 @@ class StormProcess:
         listens: bool = False,
         patience_s: float,
         pythons: Sequence[str] = (sys.executable,),
+        is_machine: bool = False,
     ) -> None:
         self.name = name
         self.address = ""
@@ -74,7 +75,7 @@ class StormProcess:
         self._words, self._listens = words, listens
         self._file = logs / f"{name}.log"
         self._log, self._env, self._links = log, env, links
-        self._patience_s = patience_s
+        self._patience_s, self._is_machine = patience_s, is_machine
         self._child: Child | None = None
         #: Those of its processes whose end was our doing.
         self._ended: set[int] = set()
@@ -90,14 +91,20 @@ class StormProcess:
         """The processes that it started, such as a gateway's workers."""
         return children_of(self.pid) if self.pid is not None else []
 
-    def descendant(self, title: str) -> int | None:
-        """A process below it whose title begins so; None where there is none now."""
+    @property
+    def descendants(self) -> list[int]:
+        """The processes that it started, and those that they started, and so on."""
         found = self.children
         for pid in found:
+            found += children_of(pid)  # the list that is gone through grows
+        return found
+
+    def descendant(self, title: str) -> int | None:
+        """A process below it whose title begins so; None where there is none now."""
+        for pid in self.descendants:
             with contextlib.suppress(OSError):
                 if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title.encode()):
                     return pid
-            found += children_of(pid)  # the list that is gone through grows
         return None
 
     @property
@@ -138,14 +145,15 @@ class StormProcess:
         raise Stuck(f"{self.name} was not {state} within {self._patience_s:g} s; its log is {self._file}")
 
     async def kill(self) -> None:
-        """SIGKILL, and nothing listens any more. Children of it are not killed: they must notice themselves."""
+        """SIGKILL, and nothing listens any more. Children of it are not killed: they must notice themselves, unless it
+        is a machine, which takes all with it."""
         child = self._child
         if child is None or child.code() is not None:
             return
         for link in self._links:
             link.point_at(None)
         self._ended.add(child.process.pid)
-        child.process.kill()
+        self.signal(signal.SIGKILL)
         await asyncio.to_thread(child.process.wait)
 
     async def end(self) -> int:
@@ -167,11 +175,13 @@ class StormProcess:
         return child.process.returncode
 
     def signal(self, number: signal.Signals, pid: int | None = None) -> None:
-        """Sends a signal to it, or to one of its children; nothing happens where it is gone."""
-        target = pid or self.pid
-        if target is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(target, number)
+        """Sends a signal to it, to all below it where it is a machine, or to one of its children; nothing happens where
+        it is gone."""
+        targets = [pid or self.pid, *(self.descendants if pid is None and self._is_machine else [])]
+        for target in targets:
+            if target is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(target, number)
 
     def take_next_python(self) -> None:
         """It is another's process from its next start on."""

@@ -150,7 +150,7 @@ class Storm:
                 if until is not None and time.monotonic() > until:
                     break
                 await asyncio.sleep(fault.pause_s)
-                name = "gateway" if fault.target == "worker" else fault.target
+                name = system.process_of(fault.target).name if fault.kind != "network" else fault.target
                 if not fault.at_once or all(task.done() for task in starting.get(name, ())):
                     await asyncio.gather(*starting.pop(name, ()))  # raises what went wrong with it
                 self._check_crashes(system)
@@ -209,8 +209,9 @@ class Storm:
                 await asyncio.sleep(fault.hold_s)
                 await asyncio.to_thread(disk.stop)
             case "clock":
-                note(ahead_s=fault.ahead_s)
-                system.services[fault.target].set_clock(fault.ahead_s)
+                if fault.target in system.services:  # an actor's is its machine's
+                    note(ahead_s=fault.ahead_s)
+                    system.services[fault.target].set_clock(fault.ahead_s)
             case "kill" | "restart":
                 service, pid = system.find(fault.target, self._seed)
                 if pid is not None:  # a worker, or an actor: its gateway, or Ray, replaces it
@@ -239,7 +240,7 @@ class Storm:
                 raise ChildDied(f"{service.name} ended by itself")
 
     async def _start(self, system: System, service: StormProcess) -> None:
-        if await service.start() and service.name == system.journal_owner:
+        if await service.start() and system.brings_pool(service.name):
             await self._note_ledger(system, "restart")
 
     # -- versions ------------------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ ADMIN_KEY = "storm-admin"
 TENANTS = (StormTenant("acme", "storm-acme"), StormTenant("beta", "storm-beta"))
 #: Rewards of the first come from agents, those of the second from the reward loop.
 CHANNELS = ("train", "scored")
+#: The processes of a Ray cluster: its head, and the node that the pool is on.
+CLUSTER, NODE = "cluster", "node"
 #: How Ray calls the process of a pool that is an actor.
 ACTOR_PROCESS = "ray::PoolActor"
 #: Who takes from the pool, each through a link of that name: a consumer for each channel, and the reward loop.
@@ -44,7 +46,9 @@ class System:
         self.admin = {"authorization": f"Bearer {ADMIN_KEY}"}
         self.pool_key = ADMIN_KEY
         self._kind, self._workers = pool, workers
+        #: Whose files the journal's are, and where that is an actor, the node that it is on.
         self.journal_owner = "gateway" if pool == "embedded" else "pool"
+        self.actor_address: str | None = None
         self._picks = 0
 
     @property
@@ -58,31 +62,43 @@ class System:
     @property
     def pool_address(self) -> str:
         """The pool without a link between: for looking in."""
-        return self.services[self.journal_owner].address
+        return self.actor_address or self.services[self.journal_owner].address
 
     @property
     def targets(self) -> list[str]:
-        """What may be killed or frozen: every process, and `worker`, any of the gateway's."""
-        return [*self.services, "worker"]
+        """What may be killed or frozen: every process but a cluster's head, `worker`, any of the gateway's, and `pool`,
+        which may be an actor."""
+        return sorted({*self.services, "worker", self.journal_owner} - {CLUSTER})
 
     @property
     def links_at_risk(self) -> list[str]:
         return list(self.links)
 
-    def find(self, target: str, seed: int) -> tuple[StormProcess, int | None]:
-        """The process of a name; for `worker` the gateway, and one of its workers where it has any; for a pool that is
-        an actor the cluster, and the actor."""
+    def process_of(self, target: str) -> StormProcess:
+        """The process of a name; for `worker` the gateway, for a pool that is an actor its node."""
         if target == "pool" and self._kind == "ray":
-            return self.services[target], self.services[target].descendant(ACTOR_PROCESS)
-        if target != "worker":
-            return self.services[target], None
+            return self.services[NODE]
+        return self.services["gateway" if target == "worker" else target]
+
+    def find(self, target: str, seed: int) -> tuple[StormProcess, int | None]:
+        """The process of a name; for `worker` with one of the gateway's workers where it has any, for a pool that is an
+        actor with the actor."""
+        process = self.process_of(target)
+        if target in self.services:
+            return process, None
+        if target == "pool":
+            return process, process.descendant(ACTOR_PROCESS)
         self._picks += 1
-        workers = self.gateway.children
-        return self.gateway, random.Random(f"{seed}-{self._picks}").choice(workers) if workers else None
+        workers = process.children
+        return process, random.Random(f"{seed}-{self._picks}").choice(workers) if workers else None
 
     def is_replaced(self, target: str) -> bool:
         """Whether a target that is not there now is started by another process, not by the storm."""
         return (target == "pool" and self._kind == "ray") or (target == "worker" and self._workers > 1)
+
+    def brings_pool(self, name: str) -> bool:
+        """Whether the pool is back where this process is."""
+        return name in (self.journal_owner, NODE)
 
     def heal(self) -> None:
         """Ends every network fault."""
@@ -155,13 +171,17 @@ class _Builder:
             await self._process("pool", "pool", *words, links=[link, *self._to_pool]).start()
             self._to_pool = []
             return ["--pool-address", link.address, "--journal", outbox], None
-        actor = self._process("pool", "pool", "headrace.storm.ray_pool", journal, *CHANNELS)
-        await actor.start()
-        from headrace.net.ray_cluster import ActorAddress  # with Ray, which the other kinds do without
+        from headrace.storm.ray_cluster import NAME, NAMESPACE, place_pool  # with Ray, which the other kinds do without
 
-        where = ActorAddress.read(actor.address)
-        flags = ["--data-pool-name", where.name, "--ray-namespace", where.namespace, "--ray-address", where.cluster]
-        return [*flags, "--prompt-length", 4096, "--journal", outbox], actor.address
+        module = "headrace.storm.ray_cluster"
+        head = self._process(CLUSTER, CLUSTER, module, "head")
+        await head.start()
+        await self._process(NODE, NODE, module, "node", head.address, is_machine=True).start()
+        rules: dict[str, dict[str, object]] = {channel: {"require_reward": True} for channel in CHANNELS}
+        address = await asyncio.to_thread(place_pool, head.address, journal, rules)
+        self._system.actor_address = address
+        flags = ["--data-pool-name", NAME, "--ray-namespace", NAMESPACE, "--ray-address", head.address]
+        return [*flags, "--prompt-length", 4096, "--journal", outbox], address
 
     async def start_gateway(self, pool_flags: list[object]) -> None:
         links = [await self._link("agents"), *self._to_pool]
@@ -192,7 +212,13 @@ class _Builder:
         return made
 
     def _process(
-        self, name: str, words: str, *arguments: object, links: Sequence[Link] = (), listens: bool = False
+        self,
+        name: str,
+        words: str,
+        *arguments: object,
+        links: Sequence[Link] = (),
+        listens: bool = False,
+        is_machine: bool = False,
     ) -> StormProcess:
         made = StormProcess(
             name,
@@ -205,6 +231,7 @@ class _Builder:
             listens=listens,
             patience_s=self._sizes.patience_s,
             pythons=self._pythons,
+            is_machine=is_machine,
         )
         self._system.services[name] = made
         self._stack.push_async_callback(made.end)
