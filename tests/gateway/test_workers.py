@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -76,10 +77,10 @@ def gateway(engine: Client, folder: Path, tmp_path_factory: pytest.TempPathFacto
         yield running
 
 
-def fresh(method: str, url: str, body: Any = None) -> httpx.Response:
+def fresh(method: str, url: str, body: Any = None, headers: dict[str, str] | None = None) -> httpx.Response:
     """A request on a connection of its own, so that any of the workers may get it."""
     with httpx.Client(timeout=PATIENCE_S, trust_env=False) as client:
-        return client.request(method, url, json=body)
+        return client.request(method, url, json=body, headers=headers)
 
 
 def by_worker(gateway: Gateway, name: str) -> dict[str, float]:
@@ -118,6 +119,21 @@ def test_a_conversation_that_has_no_name_is_found_by_every_worker(gateway: Gatew
     pool = connect(gateway.address)
     (found,) = [row for row in pool.list_trajectories("train")["items"] if row["trajectory_uid"].startswith("live-")]
     assert found["steps"] == 12
+
+
+def test_tries_of_a_named_call_that_come_at_once_to_several_workers_are_one_call(gateway: Gateway) -> None:
+    begun = told(fresh("POST", f"{gateway.address}/init_trajectory"))
+
+    def ask(name: str) -> str:
+        body = {"messages": [{"role": "user", "content": name}], "max_tokens": 12, "temperature": 1}
+        url = f"{begun['base_url']}/v1/chat/completions"
+        return str(told(fresh("POST", url, body, {"idempotency-key": name}))["id"])
+
+    for number in range(8):
+        with ThreadPoolExecutor(6) as asking:
+            answers = list(asking.map(ask, [f"call {number}"] * 6))
+        assert len(set(answers)) == 1, "tries of one call were given different answers"
+    assert len(connect(gateway.address).trajectory(begun["trajectory_uid"]).steps) == 8
 
 
 def test_what_is_said_to_one_worker_holds_in_all(gateway: Gateway) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 import uuid
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Protocol
 
 from starlette.requests import ClientDisconnect, Request
@@ -205,12 +205,20 @@ class Call:
             self._warning = model.tools_offered()
         recorded = _is_recorded(self._request)
         try:
-            session = await self._target.session(request, model, digest, recorded=recorded)
-            self._call_id = self._target.call_id(self._call_id)
-            with gateway.sessions.using(session):
-                await self._answer_in(session, model, request, digest, recorded=recorded)
+            async with self._alone(digest):
+                session = await self._target.session(request, model, digest, recorded=recorded)
+                self._call_id = self._target.call_id(self._call_id)
+                with gateway.sessions.using(session):
+                    await self._answer_in(session, model, request, digest, recorded=recorded)
         finally:
             await self._target.close()
+
+    def _alone(self, digest: str) -> AbstractAsyncContextManager[None]:
+        """While no other worker carries out the same call, where it has a name to know it by."""
+        named_calls, tenant = self._gateway.named_calls, self._caller.tenant
+        if named_calls is None or self._mark.key is None:
+            return nullcontext()
+        return named_calls.alone(tenant.name if tenant is not None else "", self._request.scope["path"], digest)
 
     async def _answer_in(
         self, session: Session, model: ServedModel, request: CallRequest, digest: str, *, recorded: bool

@@ -25,6 +25,7 @@ from headrace.gateway.errors import Refusal
 from headrace.gateway.executor import CallExecutor
 from headrace.gateway.flushing import FlushTimes
 from headrace.gateway.models import Models
+from headrace.gateway.named_calls import NamedCalls
 from headrace.gateway.outbox import RETRY_INTERVAL_S
 from headrace.gateway.recorder import Recorder
 from headrace.gateway.redaction import Redaction
@@ -79,6 +80,7 @@ class Gateway:
         self.loaded: Callable[[], None] = lambda: None  # told once the tokenizer is there
         self.dropping: Callable[[str], None] = lambda uid: None  # told of what is dropped
         self.others: OtherWorkers | None = None  # the other workers, where this process is one of several
+        self.named_calls: NamedCalls | None = None  # shared with them
         self.observer: StartupObserver | None = LogObserver()  # of the start; None: whoever `report_startup` is given
         self.admission = Admission(
             max_calls=settings.max_in_flight,

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from headrace import files
 from headrace.gateway.app import create_app
 from headrace.gateway.gateway import Gateway
+from headrace.gateway.named_calls import NamedCalls
 from headrace.gateway.settings import GatewaySettings
 from headrace.gateway.stamps import SessionStamps
 from headrace.gateway.startup import ProcessObserver, WorkerReporter
@@ -181,6 +182,7 @@ def run_worker() -> None:
         gateway: Gateway = app.state.gateway
         gateway.others = relay
         gateway.sessions.stamps = SessionStamps(Path(task.stamps))
+        gateway.named_calls = NamedCalls(Path(task.named_calls))
         if task.usage is not None:
             tenants = len(gateway.access.tenants)
             table = UsageTable(tenants, workers=task.workers, worker=task.number, path=Path(task.usage))

@@ -54,8 +54,8 @@ FILE_SETTINGS = ("models", "tenants", "reward")
 SOCKET_NAME = "control.sock"
 #: The pool's, beside it.
 POOL_SOCKET_NAME = "pool.sock"
-#: The files of what tenants use, and of the sessions that are out of date.
-USAGE_NAME, STAMPS_NAME = "usage", "stamps"
+#: The files of what tenants use, of the sessions that are out of date, and of the named calls that are under way.
+USAGE_NAME, STAMPS_NAME, NAMED_CALLS_NAME = "usage", "stamps", "named_calls"
 #: Bytes of the path that a unix socket can have.
 MAX_SOCKET_PATH_BYTES = 107
 
@@ -75,6 +75,7 @@ class WorkerTask(msgspec.Struct):
     number: int  # of this worker
     workers: int
     stamps: str  # the file that says which sessions are out of date
+    named_calls: str  # the file that says which named calls are under way
     usage: str | None  # the file in which all of them count what tenants use
 
 
@@ -228,6 +229,7 @@ class Workers:
             number=number,
             workers=self._count,
             stamps=str(Path(socket_path).with_name(STAMPS_NAME)),
+            named_calls=str(Path(socket_path).with_name(NAMED_CALLS_NAME)),
             usage=self._usage_path,
         )
         return msgspec.json.encode(task) + b"\n"
