@@ -42,8 +42,8 @@ def one_environment(address: str, tokenizer: Path, folder: Path) -> None:
 
 
 def two_environments(address: str, tokenizer: Path, folder: Path, *, makes_ahead: bool = False) -> None:
-    """Groups of 4 and of 2; half of every batch of 8 is the second's, whenever it has as much. `makes_ahead`: the server
-    makes several batches at once and hands them out later, so that one of them may be from before it had as much."""
+    """Groups of 4 and of 2; half of every batch of 8 is the second's, whenever it has as much. `makes_ahead`: where the
+    server makes several batches at once and hands them out later, one may be from before it had as much."""
     trainer = Trainer(address, 8, folder)
     steps = 5
     more: dict[str, Any] = {"total_steps": steps, "steps_per_eval": 0}
