@@ -31,9 +31,15 @@ ENDING = {signal.SIGTERM, signal.SIGINT}
 
 def place_pool(cluster: str, journal: Path, channels: dict[str, dict[str, object]]) -> str:
     """Starts the pool's actor on the node, which comes back there, or on the next one: its address."""
-    placement = Placement(resources={POOL_RESOURCE: 1.0})
-    where = {"address": cluster, "namespace": NAMESPACE, "journal": journal, "shared_journal": True}
-    start_pool(NAME, placement=placement, channels=channels, **where)
+    start_pool(
+        NAME,
+        address=cluster,
+        namespace=NAMESPACE,
+        journal=journal,
+        shared_journal=True,
+        placement=Placement(resources={POOL_RESOURCE: 1.0}),
+        channels=channels,
+    )
     return actor_address(NAME, cluster, NAMESPACE)
 
 

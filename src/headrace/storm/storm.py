@@ -189,13 +189,12 @@ class Storm:
                 service.signal(signal.SIGCONT, pid)
             case "full_disk" | "descriptors" | "memory":
                 service, pid = system.find(fault.target, self._seed)
-                match fault.kind:
-                    case "full_disk":
-                        lift = service.fill_disk(system.journal, pid)
-                    case "descriptors":
-                        lift = service.limit_descriptors(pid)
-                    case "memory":
-                        lift = service.limit_memory(pid)
+                if fault.kind == "full_disk":
+                    lift = service.fill_disk(system.journal, pid)
+                elif fault.kind == "descriptors":
+                    lift = service.limit_descriptors(pid)
+                else:
+                    lift = service.limit_memory(pid)
                 if lift is None:
                     return
                 note(pid=pid)
