@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -32,10 +33,12 @@ PATIENCE_S = 240
 class Gateway:
     """`python -m headrace.gateway --workers 2`, and its workers."""
 
-    def __init__(self, *flags: str, kill_first: bool = False) -> None:
-        """With `kill_first`, the first worker is killed while it starts."""
+    def __init__(self, log: Path, *flags: str, kill_first: bool = False) -> None:
+        """With `kill_first`, the first worker is killed while it starts. `log` has what it says to an operator."""
         command = [sys.executable, "-m", "headrace.gateway", "--host", "127.0.0.1", "--port", "0", *flags]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.log = log
+        with log.open("w") as said:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
         assert self.process.stdout is not None
         if kill_first:
             until(lambda: bool(self.workers))
@@ -56,7 +59,8 @@ class Gateway:
 @contextmanager
 def started(engine: Client, folder: Path, journal: Path, *more: str, kill_first: bool = False) -> Iterator[Gateway]:
     flags = ["--vllm-addresses", f"http://{engine.host}", "--tokenizer-path", str(folder), "--workers", str(WORKERS)]
-    running = Gateway(*flags, "--journal", str(journal), *more, kill_first=kill_first)
+    log = journal.with_name(f"{journal.name}.log")
+    running = Gateway(log, *flags, "--journal", str(journal), *more, kill_first=kill_first)
     try:
         yield running
     finally:
@@ -170,6 +174,20 @@ def test_a_worker_that_dies_is_replaced_and_knows_what_the_others_know(gateway: 
     steps = connect(gateway.address).trajectory(begun["trajectory_uid"]).steps
     assert len(steps) == 6
     assert steps[5].prompt_ids.tolist()[: len(steps[4].prompt_ids)] == steps[4].prompt_ids.tolist()
+
+
+def test_a_worker_for_which_there_are_no_descriptors_is_started_once_there_are(gateway: Gateway) -> None:
+    await_all(gateway)
+    before = resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE)
+    victim = gateway.workers[1]
+    resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        victim.kill()
+        until(lambda: "cannot be started now" in gateway.log.read_text() or gateway.process.poll() is not None)
+        assert gateway.process.poll() is None, gateway.log.read_text()
+    finally:
+        resource.prlimit(gateway.process.pid, resource.RLIMIT_NOFILE, before)
+    await_all(gateway)
 
 
 def test_every_worker_scores_by_a_reward_of_its_own(gateway: Gateway) -> None:

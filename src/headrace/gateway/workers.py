@@ -239,12 +239,11 @@ class Workers:
         wait = MIN_RESTART_S
         while not self._ending.is_set():
             began = asyncio.get_running_loop().time()
-            child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "headrace.gateway.process"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                start_new_session=True,  # a Ctrl-C reaches the parent alone, which tells its workers
-            )
+            child = await self._new_worker(number)
+            if child is None:
+                wait = min(2 * wait, MAX_RESTART_S)
+                await asyncio.sleep(wait)
+                continue
             self._children[number] = child
             assert child.stdin is not None
             assert child.stdout is not None
@@ -278,6 +277,23 @@ class Workers:
                 else min(2 * wait, MAX_RESTART_S)
             )
             await asyncio.sleep(wait)
+
+    async def _new_worker(self, number: int) -> asyncio.subprocess.Process | None:
+        """A worker's process; None where the system has no room for it now, and it served before. Raises
+        `HeadraceError` where it never did."""
+        try:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "headrace.gateway.process"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,  # a Ctrl-C reaches the parent alone, which tells its workers
+            )
+        except (OSError, MemoryError) as error:
+            if number not in self._listening:
+                self._end()
+                raise HeadraceError(f"a worker cannot be started: {error or 'no memory'}") from error
+            log.error("worker %d cannot be started now: %s", number, error or "no memory")
+            return None
 
     def _control_ended(self, serving: asyncio.Task[None]) -> None:
         """Ends the process where its socket is no longer served: its workers could reach neither pool nor control."""
