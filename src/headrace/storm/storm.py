@@ -158,6 +158,9 @@ class Storm:
                 if number % 50 == 0:
                     self._tell(f"{number} of {len(plan)} faults")
             await asyncio.gather(*itertools.chain(*starting.values()))
+        except (Stuck, ChildDied):
+            await asyncio.gather(*itertools.chain(*starting.values()), return_exceptions=True)  # the rest comes back
+            raise
         finally:
             left = list(itertools.chain(*starting.values()))
             for task in left:
