@@ -116,14 +116,15 @@ class Client:
             except LeaseLost:
                 raise
             except (PoolUnreachable, JournalError, PoolClosed, PoolFull) as error:
-                self.log("failed", what=what, target=target, why=str(error)[:80])
+                self.log("failed", what=what, target=target, why=error.code)
             except HeadraceError as error:
-                said = {"status": error.code, "said": str(error)[:300], "count": transport.calls - 1}
-                self.log("refused", what=what, trajectory=target, **said)
+                said = self.world.machine.shown(error)
+                self.log(
+                    "refused", what=what, trajectory=target, status=error.code, said=said, count=transport.calls - 1
+                )
                 raise GivenUp from error
             except asyncio.CancelledError:
-                if call.cancelled():
-                    raise ClientKilled from None
+                self._check_killed()
                 raise
             finally:
                 self._calls.remove(call)
@@ -148,11 +149,17 @@ class Client:
         try:
             await work
         except asyncio.CancelledError:
-            if work.cancelled():
-                raise ClientKilled from None
+            self._check_killed()
             raise
         finally:
             self._calls.remove(work)
+
+    def _check_killed(self) -> None:
+        """`ClientKilled`, unless it is the simulation that ends."""
+        task = asyncio.current_task()
+        assert task is not None
+        if not task.cancelling():
+            raise ClientKilled from None
 
     async def come_back(self) -> None:
         """Waits until the process is started again."""

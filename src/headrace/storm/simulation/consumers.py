@@ -95,7 +95,7 @@ class Consumer(Client):
             self.log("ack.sent", lease=lease)
             await self.ask("ack", lease, AckLease(lease, self._channel))
         except LeaseLost as error:
-            self.log("ack.lost", lease=lease, why=str(error)[:80])
+            self.log("ack.lost", lease=lease, why=error.code)
             return
         self.log("acked", lease=lease, trajectories=list(uids))
 

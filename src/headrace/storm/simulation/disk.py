@@ -180,15 +180,17 @@ class SimulatedDisk:
 
 
 class SimulatedFiles(Files):
-    """The disk as one process sees it. `ended`: the process is gone, and does nothing more to the disk. `fail_after`:
-    so many calls from now the process ends, or its machine (`on_failure`), in the middle of one."""
+    """The disk as one process sees it. `ended`: the process is gone, and does nothing more to the disk."""
 
-    def __init__(self, disk: SimulatedDisk, on_failure: Callable[[], None]) -> None:
+    def __init__(self, disk: SimulatedDisk) -> None:
         self._disk = disk
-        self._on_failure = on_failure
         self._open: dict[int, SimulatedFile] = {}
+        self._failing: tuple[int, Callable[[], None]] | None = None
         self.ended = False
-        self.fail_after: int | None = None
+
+    def fail_within(self, calls: int, on_failure: Callable[[], None]) -> None:
+        """Has the process end in the middle of a call, so many from now."""
+        self._failing = calls, on_failure
 
     def end(self) -> None:
         """The process is gone, and its descriptors with it."""
@@ -200,11 +202,11 @@ class SimulatedFiles(Files):
     def _call(self) -> None:
         if self.ended:
             raise ProcessEnded
-        if self.fail_after is not None:
-            self.fail_after -= 1
-            if self.fail_after < 0:
-                self.fail_after = None
-                self._on_failure()
+        if self._failing is not None:
+            calls, on_failure = self._failing
+            self._failing = calls - 1, on_failure
+            if not calls:
+                on_failure()
                 raise ProcessEnded
 
     # -- names ---------------------------------------------------------------------------------------------------------

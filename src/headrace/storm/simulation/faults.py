@@ -57,22 +57,20 @@ class Faults:
 
     async def run(self) -> None:
         chance = self._chance
-        under_way: set[asyncio.Task[None]] = set()
+        under_way: list[asyncio.Task[None]] = []
         try:
-            while True:
-                await asyncio.sleep(chance.expovariate(1 / BETWEEN_S))
-                if self._stopped:
-                    return
+            while not self._stopped:
+                under_way = [task for task in under_way if not task.done()]
                 kind = chance.choices(self._kinds, self._weights)[0]
-                task = asyncio.ensure_future(self._do(kind))
-                under_way.add(task)
-                task.add_done_callback(under_way.discard)
+                under_way.append(asyncio.ensure_future(self._do(kind)))
+                await asyncio.sleep(chance.expovariate(1 / BETWEEN_S))
+            await asyncio.gather(*under_way)
         finally:
-            for task in list(under_way):
+            for task in under_way:
                 task.cancel()
 
     def stop(self) -> None:
-        """Begins no more, and ends those that last."""
+        """Begins no more; those that are under way come to their end."""
         self._stopped = True
         self._world.network.heal()
         disk = self._world.machine.disk

@@ -58,8 +58,8 @@ class Machine:
         self.opened = 0  # times that the pool was
         self.died: str | None = None
         self.pool: DataPool | None = None
-        self._files = SimulatedFiles(self.disk, lambda: None)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._files = SimulatedFiles(self.disk)
+        self._tasks: dict[asyncio.Task[None], None] = {}  # calls that are being answered, oldest first
         self._upkeep: set[asyncio.Task[None]] = set()
         self.up = asyncio.Event()
 
@@ -74,9 +74,9 @@ class Machine:
     def start(self, *, failure: Failure | None = None, after: int = 0) -> None:
         """Starts the pool's process; with a `failure` it ends after so many calls to its disk, be it opened or not."""
         self.powered = True
-        files = self._files = SimulatedFiles(self.disk, lambda: self._fail(failure or "kill"))
+        files = self._files = SimulatedFiles(self.disk)
         if failure is not None:
-            files.fail_after = after
+            self.fail_within(failure, after)
         self._loop.spawn(lambda: self._open(files), "start")
 
     def _open(self, files: SimulatedFiles) -> None:
@@ -95,11 +95,11 @@ class Machine:
                 )
                 break
             except JournalDamaged as error:
-                return self._die(str(error))
+                return self._die(error)
             except HeadraceError:
                 self._scheduler.sleep(OPEN_AGAIN_S)
             except Exception as error:
-                return self._die(f"{type(error).__name__}: {error}")
+                return self._die(error)
         self._loop.call_soon_threadsafe(self._serve_from_now, pool, files)
 
     def _serve_from_now(self, pool: DataPool, files: SimulatedFiles) -> None:
@@ -109,14 +109,17 @@ class Machine:
             self.up.set()
             self._on_up()
 
-    def _die(self, how: str) -> None:
-        self.died = how
+    def shown(self, error: BaseException) -> str:
+        """An error in words that are the same in every run: without the name of a folder that is not."""
+        return f"{type(error).__name__}: {error}".replace(str(self.disk.journal), "JOURNAL")[:300]
+
+    def _die(self, error: Exception) -> None:
+        self.died = self.shown(error)
         self._loop.call_soon_threadsafe(self.up.set)
 
     def fail_within(self, failure: Failure, calls: int) -> None:
         """Has the process end by force in the middle of what it does to its disk, so many calls from now."""
-        self._files._on_failure = lambda: self._fail(failure)
-        self._files.fail_after = calls
+        self._files.fail_within(calls, lambda: self._fail(failure))
 
     def _fail(self, failure: Failure) -> None:
         """The process ends by force, now: nothing of it goes on."""
@@ -219,5 +222,5 @@ class Machine:
                 lost()
 
         task = self._loop.create_task(work())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)

@@ -55,8 +55,8 @@ class Scheduler:
         self.main = self.current = SimulatedThread("main")
         self._due: list[tuple[float, int, SimulatedThread, int]] = []
         self._numbers = itertools.count()
+        self.failures: list[BaseException] = []  # of work that should have handled its own
         self._idle: list[SimulatedThread] = []
-        self._all: list[threading.Thread] = []
         self._closing = False
         self._ended = False  # nothing can happen any more
         self._measured = 0
@@ -115,7 +115,6 @@ class Scheduler:
         else:
             thread = SimulatedThread(name)
             real = threading.Thread(target=self._run, args=(thread,), name="headrace-simulated", daemon=True)
-            self._all.append(real)
             real.start()
         thread.work = work
         self.wake(thread)
@@ -130,6 +129,8 @@ class Scheduler:
                     thread.work()
                 except ProcessEnded:
                     pass
+                except BaseException as error:
+                    self.failures.append(error)
             thread.work, thread.killed = None, False
             self._idle.append(thread)
             self._pass_on(thread)
@@ -143,12 +144,10 @@ class Scheduler:
             self.sleep(0)
 
     def close(self) -> None:
-        """Ends the threads of the system that it made."""
+        """Has the threads of the system end that it made."""
         self._closing = True
         for thread in self._idle:
             thread.baton.release()
-        for real in self._all:
-            real.join(10.0)
 
 
 class SimulatedLock:

@@ -167,6 +167,8 @@ class _Simulation:
         if machine.died is not None:
             self._log.write("simulation", "died", target="pool", how=machine.died)
             return
+        for failure in self._scheduler.failures:
+            self._log.write("simulation", "died", target="thread", how=machine.shown(failure))
         for agent in agents:
             if agent.done() and agent.exception() is not None:
                 self._log.write("simulation", "died", target="agent", how=repr(agent.exception()))
