@@ -22,7 +22,7 @@ MOST_STEPS = 5
 #: a prompt adds to the step before; and how often the last step says itself that it is the last.
 FAILS, SINGLE, INDEXED, ADDED_ONLY, ENDS_WITH_STEP = 0.06, 0.3, 0.3, 0.5, 0.2
 #: Seconds that a model takes, and that a late reward does, on average.
-SAMPLING_S, REWARD_S = 0.15, 0.5
+SAMPLING_S, REWARD_S = 0.06, 0.3
 TENANT = "sim"
 
 

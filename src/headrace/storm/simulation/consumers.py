@@ -13,13 +13,13 @@ from headrace.storm.consumer import _record as learned_from
 from headrace.storm.simulation.clients import Client, ClientKilled, World
 
 #: Seconds of a lease, one of them each time.
-LEASES_S = (5.0, 20.0, 60.0)
+LEASES_S = (2.0, 5.0, 20.0)
 #: Groups asked for at once, one of them each time.
 SIZES = (1, 1, 2, 4)
 #: Seconds that a fetch waits for groups.
 WAIT_S = 1.0
 #: How often a consumer is slow beyond its lease, asks for more time, or gives a batch back unlearned.
-OVERRUNS, EXTENDS, GIVES_BACK = 0.06, 0.1, 0.04
+OVERRUNS, EXTENDS, GIVES_BACK = 0.15, 0.1, 0.04
 #: Seconds that learning from one trajectory takes, on average.
 LEARNING_S = 0.02
 
@@ -91,7 +91,7 @@ class Consumer(Client):
                 await self.ask("extend", lease, ExtendLease(lease, lease_s, self._channel))
             await self._learn(batch, skips=True)
             if chance.random() < OVERRUNS:
-                await self.pause(lease_s * 2 * chance.random())
+                await self.pause(lease_s * (0.5 + 2 * chance.random()))
             self.log("ack.sent", lease=lease)
             await self.ask("ack", lease, AckLease(lease, self._channel))
         except LeaseLost as error:

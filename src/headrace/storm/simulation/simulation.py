@@ -129,7 +129,7 @@ class _Simulation:
         gateways = [Agents(world, f"gateway{number}", CHANNELS) for number in range(1, GATEWAYS + 1)]
         consumers = [
             Consumer(world, f"trainer-{channel}-{number}", channel, checkpoints[channel], leased=channel != "direct")
-            for channel, number in (("train", 1), ("train", 2), ("late", 1), ("direct", 1))
+            for channel, number in (("train", 1), ("train", 2), ("late", 1), ("late", 2), ("direct", 1))
         ]
         faults = Faults(world, [*gateways, *consumers, self._admin], power=self._durability == "fsync")
         machine.start()
