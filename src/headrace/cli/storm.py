@@ -111,7 +111,10 @@ def _simulate(first: int, count: int, operations: int | None, folder: Path | Non
     size = operations or OPERATIONS
     summary = play_seeds(range(first, first + count), operations=size, folder=folder, tell=remark, most_told=MOST_TOLD)
     about = {"seed": first, "seeds": count, "version": __version__}
-    print(orjson.dumps({**summary.figures, **summary.counts, "failed_seeds": summary.failed, **about}).decode(), flush=True)
+    print(
+        orjson.dumps({**summary.figures, **summary.counts, "failed_seeds": summary.failed, **about}).decode(),
+        flush=True,
+    )
     if summary.failed:
         raise SystemExit(1)
 

@@ -1,4 +1,4 @@
-"""A deterministic simulation of the pool: its real code on simulated time, network and disk, in one thread at a time, by
+"""A deterministic simulation of the pool: its real code on simulated time, network and disk, one thread at a time, by
 one seed; with the storm's log and the storm's checker.
 
     scheduler    the clock, threads of which one runs at a time, locks, and the event loop
@@ -6,6 +6,7 @@ one seed; with the storm's log and the storm's checker.
     disk         what a power failure leaves of what was not synced; full, slow and failing disks
     machine      the pool's process: started, killed, ended, and started again
     network      calls that are lost, late, doubled and broken off
+    streams      connections within the machine, which carry frames in pieces
     clients      how everyone calls the pool, and the log
     agents       trajectories: steps, rewards, failures
     consumers    trainers with leases and without

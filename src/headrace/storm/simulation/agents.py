@@ -1,4 +1,4 @@
-"""Simulated agents behind a gateway: groups of trajectories, step by step, with rewards that come with the end or later;
+"""Simulated agents behind gateways: groups of trajectories, step by step, with rewards that come at the end or later;
 some fail, and another takes their place. What they log is what the storm's agents and rollout servers log."""
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from headrace.pool.operations.produce import FailTrajectory, MarkComplete, OpenT
 from headrace.pool.operations.score import SetReward
 from headrace.pool.operations.submit import submit_steps
 from headrace.storm.simulation.clients import Client, ClientKilled, GivenUp, World
+from headrace.storm.simulation.streams import Streams
 
 #: Trajectories of a group, one of them each time.
 GROUP_SIZES = (1, 1, 2, 3)
 #: Steps of a trajectory, at most.
 MOST_STEPS = 5
-#: How often a trajectory fails, is one step without an announcement, names its steps' indices itself, or sends only what
-#: a prompt adds to the step before; and how often the last step says itself that it is the last.
+#: How often a trajectory fails, is one step without an announcement, names its steps' indices itself, or sends only
+#: what a prompt adds to the step before; and how often the last step says itself that it is the last.
 FAILS, SINGLE, INDEXED, ADDED_ONLY, ENDS_WITH_STEP = 0.06, 0.3, 0.3, 0.5, 0.2
 #: Seconds that a model takes, and that a late reward does, on average.
 SAMPLING_S, REWARD_S = 0.06, 0.3
@@ -28,10 +29,10 @@ TENANT = "sim"
 
 class Agents(Client):
     """One gateway and the agents that call it, one group after the other. `channels`: by name, whether their rewards
-    come after the end."""
+    come after the end. `streams`: the gateway is on the pool's machine."""
 
-    def __init__(self, world: World, name: str, channels: dict[str, bool]) -> None:
-        super().__init__(world, name)
+    def __init__(self, world: World, name: str, channels: dict[str, bool], streams: Streams | None) -> None:
+        super().__init__(world, name, streams=streams)
         self._channels = channels
         self._numbers = itertools.count(1)
 

@@ -12,12 +12,14 @@ from typing import Any
 from headrace.data.errors import HeadraceError
 from headrace.data.json import to_json
 from headrace.pool.errors import JournalError, LeaseLost, PoolClosed, PoolFull, PoolUnreachable
+from headrace.pool.frame_transport import FrameTransport
 from headrace.pool.operation import Operation
-from headrace.pool.remote import RemotePool
+from headrace.pool.remote import RemotePool, Transport
 from headrace.storm.log import SUFFIX, Event
 from headrace.storm.simulation.machine import Machine
 from headrace.storm.simulation.network import Network, SimulatedTransport
 from headrace.storm.simulation.scheduler import Scheduler
+from headrace.storm.simulation.streams import Streams
 
 #: Seconds for which the pool's client tries a pool that does not answer, before it says so.
 RETRY_S = 5.0
@@ -85,13 +87,39 @@ class GivenUp(Exception):
     """A call was refused for good, or took longer than anything may: the log has it."""
 
 
-class Client:
-    """A process that calls the pool. `doubled`: the network may deliver its calls twice."""
+class CountedTransport:
+    """A client's way to the pool, for one question: `calls` counts how often it was sent."""
 
-    def __init__(self, world: World, name: str, *, doubled: bool = True) -> None:
+    def __init__(self, transport: Transport) -> None:
+        self.address = transport.address
+        self.calls = 0
+        self._transport = transport
+
+    def call(self, op: str, body: bytes, timeout: float) -> bytes:
+        raise NotImplementedError("simulated clients await their calls")
+
+    async def acall(self, op: str, body: bytes, timeout: float, *, waits: bool = True) -> bytes:
+        self.calls += 1
+        return await self._transport.acall(op, body, timeout, waits=waits)
+
+    def close(self) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+
+class Client:
+    """A process that calls the pool. `doubled`: the network may deliver its calls twice. `streams`: it is on the pool's
+    machine, and has a connection to it instead."""
+
+    def __init__(self, world: World, name: str, *, doubled: bool = True, streams: Streams | None = None) -> None:
         self.world, self.name = world, name
         self.chance = world.chance(name)
-        self._doubled = doubled
+        self._streams = streams
+        self._transport: Transport = SimulatedTransport(world.network, name, doubled=doubled)
+        if streams is not None:
+            self._transport = FrameTransport(name)
         self._calls: list[asyncio.Task[Any]] = []
 
     def log(self, event: str, **fields: Any) -> None:
@@ -101,12 +129,14 @@ class Client:
         """Ends the process in the middle of its calls, each of which then raises `ClientKilled`."""
         for call in self._calls:
             call.cancel()
+        if self._streams is not None and self.name in self._streams.clients and self.chance.random() < 0.5:
+            self._streams.clients[self.name].lose(ConnectionResetError("the client's process ended"))
 
     async def ask(self, what: str, target: str, operation: Operation[Any]) -> tuple[Any, int]:
         """The pool's answer, and how often it was asked before. Raises `LeaseLost`, `ClientKilled` and `GivenUp`."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        transport = SimulatedTransport(self.world.network, self.name, doubled=self._doubled)
+        transport = CountedTransport(self._transport)
         pool = RemotePool(transport, retry_s=RETRY_S)
         while True:
             call = loop.create_task(pool.execute_async(operation))

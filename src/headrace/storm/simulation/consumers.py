@@ -1,6 +1,6 @@
 """Simulated trainers. One with leases writes down what it learned before it acknowledges, and skips what is written
-down; it may be slow beyond its lease, give a batch back, and be killed at any time. One without leases asks under a name
-that it has written down, and asks again under it when it was killed. They log what the storm's consumer logs."""
+down; it may be slow beyond its lease, give a batch back, and be killed at any time. One without asks under a name that
+it has written down, and asks again under it when it was killed. They log what the storm's consumer logs."""
 
 from __future__ import annotations
 

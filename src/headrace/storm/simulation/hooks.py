@@ -24,7 +24,11 @@ COMPACT_FROM_BYTES = 150_000
 
 @contextmanager
 def hooked(
-    scheduler: Scheduler, loop: SimulatedLoop, wall: Callable[[], float], boot: Callable[[], bytes], chance: random.Random
+    scheduler: Scheduler,
+    loop: SimulatedLoop,
+    wall: Callable[[], float],
+    boot: Callable[[], bytes],
+    chance: random.Random,
 ) -> Iterator[None]:
     """Has the pool's code run on a simulation: its clock, its threads, names by its seed, and `boot`, which tells one
     start of the machine from another."""

@@ -60,6 +60,7 @@ class Machine:
         self.pool: DataPool | None = None
         self._files = SimulatedFiles(self.disk)
         self._tasks: dict[asyncio.Task[None], None] = {}  # calls that are being answered, oldest first
+        self._connections: list[tuple[Callable[[], None], Callable[[], bool]]] = []
         self._upkeep: set[asyncio.Task[None]] = set()
         self.up = asyncio.Event()
 
@@ -157,11 +158,15 @@ class Machine:
         """Ends the threads and the calls of a process that is gone."""
         self._loop.kill_threads()
         files.end()
+        connections, self._connections = self._connections, []
+        for lose, _ in connections:
+            lose()
         for _ in range(TURNS_TO_END):
-            if not self._tasks:
-                break
+            left = [end_calls() for _, end_calls in connections]
             for task in list(self._tasks):
                 task.cancel()
+            if not self._tasks and not any(left):
+                break
             await asyncio.sleep(0)
 
     async def restart(self) -> None:
@@ -198,11 +203,14 @@ class Machine:
         await self._end_work(self._files)
         self.disk.delete()
 
+    def accept(self, lose: Callable[[], None], end_calls: Callable[[], bool]) -> None:
+        """Takes in a connection: with the process goes what it carries, by `lose`, and the calls that came over it, by
+        `end_calls`, which says whether any is left."""
+        self._connections.append((lose, end_calls))
+
     # -- calls ---------------------------------------------------------------------------------------------------------
 
-    def serve(
-        self, body: bytes, gone: asyncio.Event, reply: Callable[[bytes], None], lost: Callable[[], None]
-    ) -> None:
+    def serve(self, body: bytes, gone: asyncio.Event, reply: Callable[[bytes], None], lost: Callable[[], None]) -> None:
         """Answers a call that arrived: `reply` is called with the answer, or, where the process ends before and its
         machine does not, `lost`."""
         pool, files = self.pool, self._files

@@ -28,13 +28,12 @@ AGAIN_S, LATE_AGAIN_S, LATE = 0.05, 120.0, 0.3
 
 
 class Network:
-    """Between all clients and one machine. `calls`: how many were sent."""
+    """Between all clients and one machine."""
 
     def __init__(self, machine: Machine, chance: random.Random) -> None:
         self._machine = machine
         self._chance = chance
         self._faults: dict[str, NetworkFault] = {}
-        self.calls = 0
 
     def begin(self, client: str, fault: NetworkFault) -> None:
         """Spoils one client's connection; `*`: everyone's."""
@@ -58,7 +57,6 @@ class Network:
     async def call(self, client: str, body: bytes, timeout: float, *, doubled: bool) -> bytes:
         """The answer to a call. Raises `Unreachable`. `doubled`: it may arrive twice."""
         loop = asyncio.get_running_loop()
-        self.calls += 1
         arrived: asyncio.Future[bytes] = loop.create_future()
         gone = asyncio.Event()
         travel_s = self._travel_s(client)
@@ -118,13 +116,11 @@ class SimulatedTransport:
     def __init__(self, network: Network, client: str, *, doubled: bool = True) -> None:
         self.address = f"simulated://{client}"
         self._network, self._client, self._doubled = network, client, doubled
-        self.calls = 0
 
     def call(self, op: str, body: bytes, timeout: float) -> bytes:
         raise NotImplementedError("simulated clients await their calls")
 
     async def acall(self, op: str, body: bytes, timeout: float, *, waits: bool = True) -> bytes:
-        self.calls += 1
         return await self._network.call(self._client, body, timeout, doubled=self._doubled)
 
     def close(self) -> None:

@@ -1,5 +1,5 @@
-"""Simulated time and simulated threads: one thing runs at a time, and what comes next is decided by the clock and, where
-two are due at once, by who came first. So a run is the same every time.
+"""Simulated time and simulated threads: one thing runs at a time, and what comes next is decided by the clock and,
+where two are due at once, by who came first. So a run is the same every time.
 
 A simulated thread is a thread of the system that runs only while it holds the baton. It gives the baton up where it
 would wait in the world: it sleeps, it waits for a lock, its disk works. Time passes only then: the clock moves to the
@@ -14,7 +14,7 @@ import itertools
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 #: Seconds that a thread other than the event loop's may lose to others before it takes a lock.
@@ -24,6 +24,10 @@ RACES = 0.3
 #: Seconds that a thread is measured to have worked each time it asks: simulated work takes no time of its own, and who
 #: works in slices would never come to the end of one.
 WORK_S = 0.0011
+
+
+#: Opens a connection for a protocol to be made, by a path: the transport and the protocol.
+Connect = Callable[[Callable[[], asyncio.Protocol], str], Awaitable[tuple[asyncio.Transport, asyncio.Protocol]]]
 
 
 class ProcessEnded(BaseException):
@@ -209,6 +213,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._asleep = False
         self._queues: dict[Any, deque[Callable[[], None]]] = {}
         self.threads: list[SimulatedThread] = []  # those that work for the process that runs on this loop
+        self.connect: Connect | None = None  # opens simulated connections
 
     def time(self) -> float:
         return self._scheduler.now
@@ -222,6 +227,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             finally:
                 self._asleep = False
         return []
+
+    async def create_unix_connection(self, protocol_factory: Any, path: Any = None, **_: Any) -> Any:
+        """A simulated connection, whatever the path."""
+        assert self.connect is not None
+        return await self.connect(protocol_factory, path)
 
     def _process_events(self, events: list[Any]) -> None:
         pass

@@ -39,7 +39,9 @@ def play_seeds(
         figures.update(_figures(played))
         counts.update(played.report.counts)
         if played.report.clean:
-            tell(f"seed {seed}: {played.operations} operations in {played.virtual_s:.0f} simulated seconds, no findings")
+            tell(
+                f"seed {seed}: {played.operations} operations in {played.virtual_s:.0f} simulated seconds, no findings"
+            )
             continue
         failed.append(seed)
         for finding in played.report.findings[:most_told]:

@@ -1,5 +1,5 @@
-"""One simulation: a pool, its clients, and everything that can happen to them, by one seed; and what the storm's checker
-says of its log."""
+"""One simulation: a pool, its clients, and everything that can happen to them, by one seed; and what the storm's
+checker says of its log."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from headrace.storm.simulation.hooks import hooked
 from headrace.storm.simulation.machine import Machine
 from headrace.storm.simulation.network import Network
 from headrace.storm.simulation.scheduler import NothingLeft, Scheduler, SimulatedLoop
+from headrace.storm.simulation.streams import Streams
 
 #: Where the files of a simulation are kept, if it is there: a file system in memory.
 MEMORY_FOLDER = Path("/dev/shm")
 #: Calls that reach the pool in one simulation, unless told otherwise.
 OPERATIONS = 10_000
-#: Gateways, each of which plays one group at a time.
+#: Gateways, each of which plays one group at a time; every other one is on the pool's machine.
 GATEWAYS = 10
 #: Channels, and whether their rewards come after a trajectory's end; `direct` is for the consumer without leases.
 CHANNELS = {"train": False, "late": True, "direct": False}
@@ -126,7 +127,12 @@ class _Simulation:
         world, machine = self._world, self._machine
         self._log.write("simulation", "begin", seed=self._seed, durability=self._durability)
         checkpoints = {channel: Checkpoint() for channel in CHANNELS}
-        gateways = [Agents(world, f"gateway{number}", CHANNELS) for number in range(1, GATEWAYS + 1)]
+        streams = Streams(machine, self._chance("streams"))
+        self._loop.connect = streams.connect
+        gateways = [
+            Agents(world, f"gateway{number}", CHANNELS, streams if number % 2 else None)
+            for number in range(1, GATEWAYS + 1)
+        ]
         consumers = [
             Consumer(world, f"trainer-{channel}-{number}", channel, checkpoints[channel], leased=channel != "direct")
             for channel, number in (("train", 1), ("train", 2), ("late", 1), ("late", 2), ("direct", 1))
