@@ -124,6 +124,6 @@ class Faults:
                 note(by=by)
                 machine.clock_ahead_s += by
             case "client_kill":
-                client = chance.choice(self._clients)
-                note(client.name)
-                client.kill()
+                killed = chance.choice(self._clients)
+                note(killed.name)
+                killed.kill()

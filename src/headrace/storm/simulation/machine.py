@@ -82,7 +82,7 @@ class Machine:
 
     def _open(self, files: SimulatedFiles) -> None:
         """The beginning of the pool's process, in a thread."""
-        while True:
+        while not files.ended:
             try:
                 pool = DataPool(
                     self.disk.journal,
@@ -94,14 +94,14 @@ class Machine:
                     monotonic=lambda: self._scheduler.now,
                     files=files,
                 )
-                break
+                self._loop.call_soon_threadsafe(self._serve_from_now, pool, files)
+                return
             except JournalDamaged as error:
                 return self._die(error)
             except HeadraceError:
                 self._scheduler.sleep(OPEN_AGAIN_S)
             except Exception as error:
                 return self._die(error)
-        self._loop.call_soon_threadsafe(self._serve_from_now, pool, files)
 
     def _serve_from_now(self, pool: DataPool, files: SimulatedFiles) -> None:
         if files is self._files and not files.ended:

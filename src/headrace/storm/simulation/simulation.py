@@ -135,7 +135,7 @@ class _Simulation:
         ]
         consumers = [
             Consumer(world, f"trainer-{channel}-{number}", channel, checkpoints[channel], leased=channel != "direct")
-            for channel, number in (("train", 1), ("train", 2), ("late", 1), ("late", 2), ("direct", 1))
+            for channel, number in (("train", 1), ("train", 2), ("late", 1), ("late", 2), ("direct", 1), ("direct", 2))
         ]
         faults = Faults(world, [*gateways, *consumers, self._admin], power=self._durability == "fsync")
         machine.start()
@@ -161,7 +161,7 @@ class _Simulation:
             await asyncio.gather(*agents, *tasks, return_exceptions=True)
             await machine.close()
 
-    async def _end(self, agents: list[asyncio.Future[None]]) -> None:
+    async def _end(self, agents: list[asyncio.Task[None]]) -> None:
         """Agents end what they began, consumers take what is left; then the pool tells of itself."""
         machine = self._machine
         until = self._scheduler.now + PATIENCE_S
