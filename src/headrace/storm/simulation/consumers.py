@@ -17,7 +17,7 @@ LEASES_S = (2.0, 5.0, 20.0)
 #: Groups asked for at once, one of them each time.
 SIZES = (1, 1, 2, 4)
 #: Seconds that a fetch waits for groups.
-WAIT_S = 1.0
+WAIT_S = 5.0
 #: How often a consumer is slow beyond its lease, asks for more time, or gives a batch back unlearned.
 OVERRUNS, EXTENDS, GIVES_BACK = 0.15, 0.1, 0.04
 #: Seconds that learning from one trajectory takes, on average.

@@ -20,6 +20,8 @@ from headrace.storm.simulation.scheduler import Scheduler, SimulatedLock, Simula
 
 #: Bytes from which a journal is worth rewriting in a simulation, which writes a megabyte in all.
 COMPACT_FROM_BYTES = 150_000
+#: Seconds between two slices of a snapshot: so many that calls come in between.
+BETWEEN_SLICES_S = 0.03
 
 
 @contextmanager
@@ -53,6 +55,7 @@ def hooked(
         *((module, "uuid", names) for module in (remote, containers)),
         (files, "boot_id", boot),
         (journaled, "COMPACT_FROM_BYTES", COMPACT_FROM_BYTES),
+        (journaled, "BETWEEN_SLICES_S", BETWEEN_SLICES_S),
     ]
     before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
     loggers = [(logger, logger.level) for logger in map(logging.getLogger, ("headrace.pool", "asyncio"))]
