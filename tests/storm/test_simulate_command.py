@@ -1,5 +1,5 @@
-"""`headrace storm --simulate`: its last line is JSON, a seed that finds something is told with how to play it again, and
-flags that mean nothing to it are refused by name."""
+"""`headrace storm --simulate`: its last line is JSON, a seed that finds something is told with how to play it again,
+and flags that mean nothing to it are refused by name."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ from headrace.storm.simulation.streams import Streams
 
 #: Seconds for which the pool's client tries a pool that does not answer, before it says so.
 RETRY_S = 5.0
-#: Seconds until what the pool had no room for, or could not do as it was, is asked again.
-AGAIN_S = 0.5
+#: Seconds until what the pool could not do as it was, or had no room for, is asked again, at most.
+AGAIN_S, FULL_AGAIN_S = 0.5, 8.0
 #: Seconds that anything may take.
 PATIENCE_S = 900.0
 #: Seconds until a client that was killed is back, on average.
@@ -146,6 +146,7 @@ class Client:
             except LeaseLost:
                 raise
             except (PoolUnreachable, JournalError, PoolClosed, PoolFull) as error:
+                again_s = FULL_AGAIN_S if isinstance(error, PoolFull) else AGAIN_S
                 self.log("failed", what=what, target=target, why=error.code)
             except HeadraceError as error:
                 said = self.world.machine.shown(error)
@@ -162,7 +163,7 @@ class Client:
             if waited_s > PATIENCE_S:
                 self.log("stuck", what=what, target=target, waited_s=round(waited_s, 1))
                 raise GivenUp
-            await asyncio.sleep(AGAIN_S * self.chance.random())
+            await asyncio.sleep(again_s * self.chance.random())
 
     async def persist(self, what: str, operation: Operation[Any]) -> Any:
         """`ask`, by somebody who asks again after every kill; the answer."""

@@ -34,7 +34,7 @@ WEIGHTS: dict[Kind, int] = {
     "client_kill": 8,
 }
 #: Seconds between two faults, and that one lasts, on average.
-BETWEEN_S, HOLD_S = 2.5, 4.0
+BETWEEN_S, HOLD_S = 2.0, 4.0
 #: Calls to the disk within which a process ends that is to end in the middle of one.
 WITHIN_CALLS = 60
 #: Bytes that a disk has left when it is full, at most.

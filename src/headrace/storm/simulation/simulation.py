@@ -36,7 +36,7 @@ GATEWAYS = 10
 #: Channels, and whether their rewards come after a trajectory's end; `direct` is for the consumer without leases.
 CHANNELS = {"train": False, "late": True, "direct": False}
 #: Groups that a channel holds: few enough that it is full now and then.
-QUEUE = 12
+QUEUE = 24
 #: Seconds between two versions, two ledgers and two compactions, on average.
 VERSION_S, LEDGER_S, COMPACT_S = 10.0, 10.0, 25.0
 #: Trajectories whose states are asked for at once.
