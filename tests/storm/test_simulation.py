@@ -20,6 +20,7 @@ from headrace.storm.simulation import play, play_seeds
 BUDGET, OPERATIONS = 8, 1500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_seeded_bug_is_found(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
@@ -31,6 +32,7 @@ def test_a_seeded_bug_is_found(bug: Callable[[pytest.MonkeyPatch], None], monkey
     pytest.fail(f"{BUDGET} seeds found nothing")
 
 
+@pytest.mark.slow
 def test_the_pool_as_it_is_breaks_no_promise() -> None:
     told: list[str] = []
     summary = play_seeds(range(BUDGET), operations=OPERATIONS, tell=told.append)
