@@ -125,3 +125,15 @@ async def test_a_wait_that_is_cancelled_as_it_wakes_ends() -> None:
         assert done
         assert waiting.cancelled()
         assert pool.stats("train")["groups"]["ready"] == 1
+
+
+async def test_who_waits_longest_is_woken_first() -> None:
+    with DataPool() as pool:
+        waiting = []
+        for number in range(20):
+            waiting.append(asyncio.create_task(pool.aio.fetch_batch(1)))
+            while pool.stats()["waiting"] <= number:
+                await asyncio.sleep(0)
+        for number in range(20):
+            await pool.aio.submit_steps(group(f"p{number}"))
+            assert prompts(await waiting[number]) == [f"p{number}"]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Findings that are told one by one.
 MOST_TOLD = 20
+#: Simulations that are played where no number is given.
+SEEDS = 20
 
 
 class StormCommand(CommandModel):
@@ -53,6 +55,22 @@ class StormCommand(CommandModel):
     )
     folder: Path | None = Field(None, description="where logs, journals and files go (default: one of the system's)")
     check: Path | None = Field(None, description="only check the log of a storm in this folder again")
+    simulate: bool = Field(False, description="no processes: the pool's code on simulated time, network and disk")
+    seeds: int | None = Field(None, ge=1, description="simulations to play, from --seed on (default: 20)")
+    operations: int | None = Field(None, ge=1, description="calls on the pool in each simulation (default: 10000)")
+
+    @model_validator(mode="after")
+    def _simulated_or_not(self) -> StormCommand:
+        given = {name for name in self.model_fields_set if getattr(self, name) not in (None, False)}
+        only = {"simulate", "seeds", "operations"}
+        shared = {*only, "seed", "folder"}
+        for name in sorted(given & (only - {"simulate"}) if not self.simulate else given - shared):
+            flag = f"--{name.replace('_', '-')}"
+            if self.simulate:
+                takes = "it takes --seeds, --seed, --operations and --folder"
+                raise ValueError(f"{flag} is for a storm of real processes, and --simulate starts none; {takes}")
+            raise ValueError(f"{flag} is for a simulation; give --simulate with it")
+        return self
 
     @model_validator(mode="after")
     def _one_thing(self) -> StormCommand:
@@ -74,6 +92,9 @@ class StormCommand(CommandModel):
             _conclude(check(read_logs(self.check)), {})
             return
         seed = self.seed if self.seed is not None else random_seed()
+        if self.simulate:
+            _simulate(seed, self.seeds or SEEDS, self.operations, self.folder)
+            return
         folder = self.folder or Path(tempfile.mkdtemp(prefix=f"headrace-storm-{seed}-"))
         report, growth = run_storm(
             folder,
@@ -95,6 +116,22 @@ class StormCommand(CommandModel):
         base = QUICK if self.quick else Sizes()
         given = {name: value for name in Sizes.__struct_fields__ if (value := getattr(self, name, None)) is not None}
         return msgspec.structs.replace(base, **given)
+
+
+def _simulate(first: int, count: int, operations: int | None, folder: Path | None) -> None:
+    """Plays simulations, tells what each found and how to play it again, and prints the line of figures; exits with 1
+    where anything was found."""
+    from headrace.storm.simulation import OPERATIONS, play_seeds
+
+    size = operations or OPERATIONS
+    summary = play_seeds(range(first, first + count), operations=size, folder=folder, tell=remark, most_told=MOST_TOLD)
+    about = {"seed": first, "seeds": count, "version": __version__}
+    print(
+        orjson.dumps({**summary.figures, **summary.counts, "failed_seeds": summary.failed, **about}).decode(),
+        flush=True,
+    )
+    if summary.failed:
+        raise SystemExit(1)
 
 
 def _conclude(report: Report, about: dict[str, object]) -> None:

@@ -75,7 +75,7 @@ class DataPool(JournaledState, BlockingPool):
         state.memory.limit = memory_bytes
         super().__init__(state, opened, MonotonicClock(clock, passing))
         self.durability = safety
-        self._waiters: dict[str, set[Callable[[], None]]] = {}
+        self._waiters: dict[str, dict[Callable[[], None], None]] = {}  # by channel, in the order in which they came
         self._syncer: ThreadPoolExecutor | None = None
         self._next_sync: _Sync | None = None  # one that has not begun
         self.aio = AsyncPool(self)
@@ -260,7 +260,7 @@ class DataPool(JournaledState, BlockingPool):
                         answer |= self.describe()
             except MustWait:
                 name = operation.channel  # type: ignore[attr-defined]  # whatever waits, waits for a channel
-                self._waiters.setdefault(name, set()).add(wake)
+                self._waiters.setdefault(name, {})[wake] = None
                 return None, 0, self._next_deadline(name)
             finally:
                 self._state.sweep()  # once the answer is made; a call that only looks may have found something due
@@ -302,8 +302,8 @@ class DataPool(JournaledState, BlockingPool):
 
     def _forget_waiter(self, operation: Any, wake: Callable[[], None]) -> None:
         with self._lock:
-            waiters = self._waiters.get(operation.channel, set())
-            waiters.discard(wake)
+            waiters = self._waiters.get(operation.channel, {})
+            waiters.pop(wake, None)
             if not waiters:
                 self._waiters.pop(operation.channel, None)  # names that nobody waits for would add up
 
