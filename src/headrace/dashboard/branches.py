@@ -1,4 +1,4 @@
-"""A branch of a trajectory: its steps from the root to a leaf, the conversation that they are, and what made it. Pure."""
+"""A branch of a trajectory: its steps from the root to a leaf, the conversation they are, and what made it. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def branch_messages(
     `{"type": "image", "file": bytes}`."""
     tree = trajectory.tree
     steps = _branch(trajectory.parents if parents is None else parents, leaf)
-    spans = [(tree.records[index].end - tree.records[index].head.n_response, tree.records[index].end) for index in steps]
+    records = [tree.records[index] for index in steps]
+    spans = [(record.end - record.head.n_response, record.end) for record in records]
     ids = memoryview(bytes(tree.whole(leaf))).cast("i").tolist()
     placed = _placed_images(trajectory, steps, ids) if images else []
     ids, spans = _folded(ids, spans, placed)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+from msgspec.structs import replace
 
 from headrace.dashboard.branches import (
     Messages,
@@ -131,9 +132,20 @@ def conversation(trajectory: Trajectory, leaf: int, reader: SampleReader | None)
     return _shown(leaf, found, difference, None)
 
 
-def _shown(
-    leaf: int, messages: Messages, difference: BranchDifference | None, source: str | None
-) -> ShownConversation:
+def with_few_images(found: ShownConversation, most: int) -> ShownConversation:
+    """A conversation that holds at most `most` characters of images; the others are named."""
+    messages = []
+    for message in found.messages or ():
+        images = []
+        for image in message.images:
+            size = len(image.url or "")
+            images.append(image if size <= most else replace(image, url=None, about=f"{image.about}: not in this file"))
+            most -= size if size <= most else 0
+        messages.append(replace(message, images=tuple(images)))
+    return replace(found, messages=messages) if found.messages is not None else found
+
+
+def _shown(leaf: int, messages: Messages, difference: BranchDifference | None, source: str | None) -> ShownConversation:
     pictures = Pictures()
     shown = [shown_message(message, MAX_CHARACTERS, pictures) for message in messages[-MAX_MESSAGES:]]
     left_out = len(messages) - len(shown)

@@ -1,4 +1,4 @@
-"""What stands in one text and not in another, by words or by lines. Pure, and bounded in time whatever the texts are."""
+"""What stands in one text and not in another, by words or by lines. Pure; its time is bounded, whatever they are."""
 
 from __future__ import annotations
 

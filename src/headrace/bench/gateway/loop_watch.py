@@ -1,0 +1,80 @@
+"""A gateway that also measures how long its event loop is held, for `headrace bench gateway`.
+
+    python -m headrace.bench.gateway.loop_watch FILE GATEWAY_FLAGS
+
+A task of the gateway's own loop wakes up every millisecond; by how much it comes too late, nothing else could run
+either. The longest is kept in FILE, eight bytes that both processes see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import runpy
+import struct
+import sys
+from pathlib import Path
+from socket import socket
+
+import uvicorn
+
+from headrace.bench.server_process import ServerProcess
+
+#: Seconds between two times that the task wakes up: what it costs is a fraction of a percent.
+BEAT_S = 0.001
+
+_SECONDS = struct.Struct("d")
+
+
+class LongestHold:
+    """The longest that a loop was held, in seconds, in a file of its own; 0 after `reset`."""
+
+    def __init__(self, file: Path) -> None:
+        if not file.exists():
+            file.write_bytes(bytes(_SECONDS.size))
+        with file.open("r+b") as opened:
+            self._bytes = mmap.mmap(opened.fileno(), _SECONDS.size)
+
+    def reset(self) -> None:
+        self._bytes[:] = _SECONDS.pack(0.0)
+
+    def add(self, seconds: float) -> None:
+        if seconds > self.seconds:
+            self._bytes[:] = _SECONDS.pack(seconds)
+
+    @property
+    def seconds(self) -> float:
+        found: float = _SECONDS.unpack(self._bytes[:])[0]
+        return found
+
+
+async def watch(longest: LongestHold) -> None:
+    """Measures until it is cancelled."""
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + BEAT_S
+        await asyncio.sleep(BEAT_S)
+        longest.add(loop.time() - due)
+
+
+def start_watched_gateway(file: Path, *flags: object) -> ServerProcess:
+    """A gateway with these flags, which measures into a file."""
+    LongestHold(file).reset()
+    return ServerProcess("headrace.bench.gateway.loop_watch", file, *flags)
+
+
+def _serve(file: str, flags: list[str]) -> None:
+    longest, tasks = LongestHold(Path(file)), []
+    startup = uvicorn.Server.startup
+
+    async def watched(self: uvicorn.Server, sockets: list[socket] | None = None) -> None:
+        tasks.append(asyncio.create_task(watch(longest)))
+        await startup(self, sockets)
+
+    uvicorn.Server.startup = watched  # type: ignore[method-assign]  # the loop begins here, and nobody else offers it
+    sys.argv = ["headrace", "gateway", *flags]
+    runpy.run_module("headrace", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], sys.argv[2:])
