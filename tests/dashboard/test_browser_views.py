@@ -178,8 +178,9 @@ def test_a_conversation_in_a_few_words_has_roles(page: Any, serving: Serving, tm
         pool.submit_steps(steps_of(small, [("guess", "3"), ("higher", "5")], trajectory_uid="t"))
         page.goto(at(address, "t"))
         page.wait_for_selector(".message.assistant")
-        said = [(one.locator(".role").inner_text(), one.locator(".text").inner_text()) for one in page.locator(".message").all()]
-        assert [(role.lower(), text) for role, text in said] == [
+        messages = page.locator(".message").all()
+        said = [(one.locator(".role").inner_text().lower(), one.locator(".text").inner_text()) for one in messages]
+        assert said == [
             ("user", "guess"),
             ("assistant", "3"),
             ("user", "higher"),

@@ -13,7 +13,7 @@ Piece = tuple[Change, str]
 
 #: Words (else lines) of the parts that differ which are compared one by one: the time is their product.
 MAX_UNITS = 400
-#: Characters that are compared at all, from where two texts first differ.
+#: Characters that are compared at all, between where two texts first and last differ.
 MAX_COMPARED = 40_000
 #: Characters of what stays that are shown on either side of a change, and of a change.
 MAX_SAME, MAX_CHANGED = 160, 4_000
@@ -27,14 +27,17 @@ def text_diff(before: str, after: str) -> list[Piece]:
     Long runs are shortened, which "…" says. Empty where the texts are equal."""
     if before == after:
         return []
-    begin = max(0, _common(before, after) - MAX_SAME)
-    end = begin + MAX_COMPARED
+    begin = _common(before, after)
+    end = _common(before[begin:][::-1], after[begin:][::-1])
+    begin, end = max(0, begin - MAX_SAME), max(0, end - MAX_SAME)
+    first, second = (text[begin : len(text) - end] for text in (before, after))
     return _shortened(
         [
             ("same", before[:begin]),
-            *_compared(before[begin:end], after[begin:end]),
-            ("removed", before[end:]),
-            ("added", after[end:]),
+            *_compared(first[:MAX_COMPARED], second[:MAX_COMPARED]),
+            ("removed", first[MAX_COMPARED:]),
+            ("added", second[MAX_COMPARED:]),
+            ("same", before[len(before) - end :]),
         ]
     )
 
@@ -81,9 +84,13 @@ def _longest_common(a: Sequence[str], b: Sequence[str]) -> list[Piece]:
 
 
 def _merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """Pieces of one kind in a row as one; empty ones are left out."""
-    full = (piece for piece in pieces if piece[1])
-    return [(kind, "".join(text for _, text in those)) for kind, those in groupby(full, lambda piece: piece[0])]
+    """What stays in one piece, and what changed in two: all that was removed there, and all that was added."""
+    found: list[Piece] = []
+    for stays, those in groupby((piece for piece in pieces if piece[1]), lambda piece: piece[0] == "same"):
+        run = list(those)
+        kinds: tuple[Change, ...] = ("same",) if stays else ("removed", "added")
+        found += [(kind, "".join(text for one, text in run if one == kind)) for kind in kinds]
+    return [piece for piece in found if piece[1]]
 
 
 def _shortened(pieces: Sequence[Piece]) -> list[Piece]:
