@@ -60,7 +60,7 @@ def test_tokens_are_coloured_by_advantage_and_the_legend_says_whose(page: Any, s
         page.locator("[data-step='0']").click()
         wait(page, "Tokens of step 0")
         page.get_by_role("button", name="advantage").click()
-        wait(page, "Advantages computed here from the group's rewards, as GRPO does")
+        wait(page, "Advantages: computed here from the group's rewards, as GRPO does")
         assert page.locator(".tokens .down2").all_inner_texts() == ["7", "8"]
         title = page.locator(".tokens .down2").first.get_attribute("title") or ""
         assert "id 7" in title
@@ -69,7 +69,7 @@ def test_tokens_are_coloured_by_advantage_and_the_legend_says_whose(page: Any, s
         page.locator("[data-step='0']").click()
         wait(page, "Tokens of step 0")
         page.get_by_role("button", name="advantage").click()
-        wait(page, "Advantages sent by the environment, token by token.")
+        wait(page, "Advantages: sent by the environment, token by token.")
         assert page.locator(".tokens .up1").all_inner_texts() == ["3"]
         assert page.locator(".tokens .down2").all_inner_texts() == ["4"]
         shoot(page, "advantage")

@@ -180,7 +180,7 @@ class _PlacedFile:
 
 def _placed_images(trajectory: Trajectory, steps: list[int], ids: list[int]) -> list[_PlacedFile]:
     """The images of a branch: those of its last step that has any, in their order. What does not fit is left out."""
-    media = None
+    media: Any = None
     for index in reversed(steps):
         media = trajectory.tree.records[index].head.unpack_extra().multi_modal_data
         if media is not None:
@@ -190,7 +190,9 @@ def _placed_images(trajectory: Trajectory, steps: list[int], ids: list[int]) -> 
     found: list[_PlacedFile] = []
     end = 0
     for each in given if isinstance(given, list) else ():
-        data, offset, length = (each.get(name) if isinstance(each, dict) else None for name in _PLACE)
+        if not isinstance(each, dict):
+            continue
+        data, offset, length = (each.get(name) for name in ("data", "offset", "length"))
         if not isinstance(data, bytes) or type(offset) is not int or type(length) is not int:
             continue
         run = set(ids[offset : offset + length]) if offset >= end and offset + length <= len(ids) else set()
@@ -198,9 +200,6 @@ def _placed_images(trajectory: Trajectory, steps: list[int], ids: list[int]) -> 
             found.append(_PlacedFile(data, offset, length, run.pop()))
             end = offset + length
     return found
-
-
-_PLACE = ("data", "offset", "length")
 
 
 def _folded(

@@ -150,7 +150,11 @@ class Dashboard:
 
         groups, total = await self._run(find_groups)
         parts = iter(await self._reward_parts([one for group, _ in groups for one in group]))
-        return GroupPage([group_record(group, row, [next(parts) for _ in group]) for group, row in groups], total)
+
+        def make() -> GroupPage:
+            return GroupPage([group_record(group, row, [next(parts) for _ in group]) for group, row in groups], total)
+
+        return await self._run(make)
 
     async def group(self, channel: str, prompt_uid: str) -> GroupDetail:
         """What the trajectories of a group share, and where its best leaves its worst. Raises `NotFound` where none of

@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.dashboard.records import TrajectoryRecord
 from headrace.data.errors import HeadraceError
-from headrace.data.guidance import SCORED_GROUP, guidance_of
+from headrace.data.guidance import SCORED_GROUP, Guidance, guidance_of
 from headrace.data.step import REWARD_INFO
 from headrace.data.trajectory import Trajectory
 from headrace.pool.errors import Gone, NotFound
@@ -129,7 +129,8 @@ def token_advantages(
     """The advantages of a step's sampled tokens, and where they are from; None with the reason where there are none.
     `group` has what each step earned, for each trajectory of its group that has a reward."""
     records = trajectory.tree.records
-    record, said = records[step_index], None
+    record = records[step_index]
+    said: Guidance | None = None
     if any(one.head.extra and SCORED_GROUP in one.head.unpack_extra().metadata for one in records.values()):
         last = records[first_leaf(trajectory, step_index)]
         said = guidance_of(last.head.unpack_extra().metadata, last.end)

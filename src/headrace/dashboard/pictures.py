@@ -13,8 +13,9 @@ from headrace.dashboard.records import ShownImage
 from headrace.data.errors import InvalidInput, shown
 from headrace.tokens.images import Image, read_base64, read_file, read_url
 
-#: Bytes of one image's file, and of all that one conversation shows.
-MAX_IMAGE, MAX_IMAGES = 2 * 2**20, 8 * 2**20
+#: Bytes of one image's file, and of all that one conversation shows: writing more into one answer would hold a
+#: gateway's event loop for longer than a call takes.
+MAX_IMAGE, MAX_IMAGES = 2 * 2**20, 4 * 2**20
 #: Characters that are shown of an address or of a part that is not understood.
 MAX_WORDS = 200
 

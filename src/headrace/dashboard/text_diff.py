@@ -80,7 +80,9 @@ def _longest_common(a: Sequence[str], b: Sequence[str]) -> list[Piece]:
         else:
             found.append(("added", b[j]))
             j += 1
-    return [*found, *(("removed", x) for x in a[i:]), *(("added", x) for x in b[j:])]
+    found.append(("removed", "".join(a[i:])))
+    found.append(("added", "".join(b[j:])))
+    return found
 
 
 def _merged(pieces: Iterable[Piece]) -> list[Piece]:

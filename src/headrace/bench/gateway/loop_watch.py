@@ -64,7 +64,8 @@ def start_watched_gateway(file: Path, *flags: object) -> ServerProcess:
 
 
 def _serve(file: str, flags: list[str]) -> None:
-    longest, tasks = LongestHold(Path(file)), []
+    longest = LongestHold(Path(file))
+    tasks: list[asyncio.Task[None]] = []  # a loop keeps none alive
     startup = uvicorn.Server.startup
 
     async def watched(self: uvicorn.Server, sockets: list[socket] | None = None) -> None:

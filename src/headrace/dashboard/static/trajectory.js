@@ -28,7 +28,7 @@ const PAINTS = {
     kind: (t, most) => (t.advantage === null ? "prompt" : t.advantage === 0 ? "level" : `${t.advantage > 0 ? "up" : "down"}${Math.abs(t.advantage) > most / 2 ? 2 : 1}`),
     legend: [],
     legendOf: (found, most) => (found.advantages === null ? [] : [["up2", `over ${number(most / 2)}`], ["up1", "above 0"], ["level", "0"], ["down1", "below 0"], ["down2", `under ${number(-most / 2)}`], ["prompt", "not trained on"]]),
-    words: (found) => (found.advantages === null ? `No advantages: ${found.advantages_from}.` : `Advantages ${found.advantages_from}.`),
+    words: (found) => (found.advantages === null ? `No advantages: ${found.advantages_from}.` : `Advantages: ${found.advantages_from}.`),
   },
 };
 
@@ -46,7 +46,7 @@ const PICTURE = /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/;
 function picture(one) {
   const words = `image ${one.number} · ${one.about}`;
   if (one.url === null || !PICTURE.test(one.url)) return el("p", { class: "soft" }, hostile(words));
-  return el("figure", {}, el("img", { src: one.url, alt: words, loading: "lazy", decoding: "async" }), el("figcaption", { class: "soft" }, words));
+  return el("figure", {}, el("img", { src: one.url, alt: words, decoding: "async" }), el("figcaption", { class: "soft" }, words));
 }
 
 function message(one) {
