@@ -105,7 +105,7 @@ def test_a_conversation_that_an_environment_sent_is_shown_without_a_tokenizer() 
     with DataPool() as pool:
         submit_messages(pool, "t", [*in_every_dialect(picture())[:1], anthropic, result])
         found = conversation(pool.trajectory("t"), 0, None)
-    assert found.source == "as the environment sent it"
+    assert found.source == "As the environment sent it."
     assert found.messages is not None
     first, second, third = found.messages
     assert first.images[0].url == data_url(picture())

@@ -32,6 +32,10 @@ def test_a_word_is_told_from_those_around_it() -> None:
     ]
 
 
+def test_texts_that_share_but_their_spaces_are_one_change() -> None:
+    assert text_diff("let me see", "what do they want") == [("removed", "let me see"), ("added", "what do they want")]
+
+
 def test_a_text_that_was_cut_and_one_that_went_on() -> None:
     assert text_diff("one two", "one") == [("same", "one"), ("removed", " two")]
     assert text_diff("", "one") == [("added", "one")]

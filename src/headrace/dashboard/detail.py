@@ -118,7 +118,7 @@ def conversation(trajectory: Trajectory, leaf: int, reader: SampleReader | None)
     difference = _difference(trajectory, leaf, reader, parents)
     said = environment_messages(record)
     if said is not None:
-        return _shown(leaf, said, difference, "as the environment sent it")
+        return _shown(leaf, said, difference, "As the environment sent it.")
     if reader is None:
         return ShownConversation(leaf, None, why_none="no tokenizer is known here", difference=difference)
     length = record.end

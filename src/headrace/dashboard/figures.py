@@ -151,7 +151,7 @@ def group_record(
         n_rollouts=row["n_rollouts"] if row else None,
         trajectories=trajectories,
         mean=mean,
-        spread=float(np.std(rewards)) if rewards else None,
+        spread=float(np.std(rewards, ddof=1)) if len(rewards) > 1 else 0.0 if rewards else None,
         waits_for=_waits_for(trajectories, row) if row and row["state"] == "waiting" else None,
         advantages=advantages_of([one.reward for one in trajectories]),
         parts=list(parts),

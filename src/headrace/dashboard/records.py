@@ -75,7 +75,7 @@ class TrajectoryPage(msgspec.Struct, frozen=True):
 class GroupRecord(msgspec.Struct, frozen=True):
     """The trajectories of one prompt. `waits_for` says why a group that is in the pool is not ready. `advantages` has
     an entry for each trajectory, None where there is nothing to compare it with; `parts`, what its reward is made of,
-    by name, where that is known."""
+    by name, where that is known. `spread` is the sample's standard deviation, by which advantages are divided."""
 
     prompt_uid: str
     channel: str

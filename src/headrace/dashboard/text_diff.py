@@ -18,6 +18,9 @@ MAX_COMPARED = 40_000
 #: Characters of what stays that are shown on either side of a change, and of a change.
 MAX_SAME, MAX_CHANGED = 160, 4_000
 
+#: Characters between two changes, without a letter among them, that do not part them.
+MAX_SPECK = 3
+
 _WORDS = re.compile(r"\s+|\w+|[^\w\s]")
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
 
@@ -95,9 +98,20 @@ def _merged(pieces: Iterable[Piece]) -> list[Piece]:
     return [piece for piece in found if piece[1]]
 
 
+def _without_specks(pieces: Sequence[Piece]) -> list[Piece]:
+    """Texts that have but spaces and points in common are shown as one change, and not as one between any two."""
+    found: list[Piece] = []
+    for at, (kind, text) in enumerate(pieces):
+        if kind == "same" and 0 < at < len(pieces) - 1 and len(text) <= MAX_SPECK and not re.search(r"\w", text):
+            found += [("removed", text), ("added", text)]
+        else:
+            found.append((kind, text))
+    return found
+
+
 def _shortened(pieces: Sequence[Piece]) -> list[Piece]:
     found: list[Piece] = []
-    pieces = _merged(pieces)
+    pieces = _merged(_without_specks(_merged(pieces)))
     for at, (kind, text) in enumerate(pieces):
         if kind != "same":
             cut = len(text) - MAX_CHANGED
