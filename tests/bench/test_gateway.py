@@ -53,6 +53,7 @@ TINY = GatewaySizes(
     overload_slow=2,
     overload_tokens=8,
     page_trajectories_a_caller=1,
+    page_views=2,
     page_rounds=1,
 )
 

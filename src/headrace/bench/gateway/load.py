@@ -72,6 +72,7 @@ class GatewaySizes:
     overload_tokens: int = 150
 
     page_trajectories_a_caller: int = 16
+    page_views: int = 12
     page_rounds: int = 9
 
 
