@@ -111,10 +111,10 @@ async def _get(session: aiohttp.ClientSession, name: str, **asked: Any) -> Any:
 
 def dashboard_page(sizes: GatewaySizes, folder: Path) -> Figures:
     """`dashboard_throughput` and `dashboard_loop_ms_max`: 16 agents call a gateway whose dashboard is open, and then
-    one that nobody looks at, round by round; both keep what they record. Then a lone agent calls
-    the one and the other in turn with the page open, while it shows some views: by how much a task of the gateway's
-    loop, which wakes up every millisecond, then comes late at most. A lone agent, since the calls of many that came
-    together are worked off together, with or without a page."""
+    one that nobody looks at, round by round; both keep what they record. Then a lone agent calls the one and the
+    other in turn with the page open, while it shows some views: by how much a task of the gateway's loop, which wakes
+    up every millisecond, then comes late at most. A lone agent, since the calls of many that came together are worked
+    off together, with or without a page."""
     with (
         start_stub(folder, sizes) as stub,
         start_watched_gateway(folder / "looked-at", *gateway_flags(stub, folder)) as looked_at,
@@ -123,13 +123,21 @@ def dashboard_page(sizes: GatewaySizes, folder: Path) -> Figures:
     ):
         ready(looked_at, alone)
         pages: list[OpenPage] = []
+        cpu: dict[ServerProcess, list[float]] = {looked_at: [], alone: []}
+
+        def rate(gateway: ServerProcess) -> float:
+            before = gateway.cpu_s()
+            some = sizes.some_callers
+            found = load.round(LoadTarget(gateway.address), some, some * sizes.page_trajectories_a_caller)
+            cpu[gateway].append((gateway.cpu_s() - before) / len(found.latencies))
+            return found.rate
 
         def rate_with_page() -> float:
             with OpenPage(looked_at.address) as page:
                 pages.append(page)
-                return _rate(load, looked_at)
+                return rate(looked_at)
 
-        with_rates, without_rates = in_turn(rate_with_page, partial(_rate, load, alone), sizes.page_rounds)
+        with_rates, without_rates = in_turn(rate_with_page, partial(rate, alone), sizes.page_rounds)
         longest, longest_without = LongestHold(folder / "looked-at"), LongestHold(folder / "alone")
         longest.reset()
         longest_without.reset()
@@ -144,12 +152,11 @@ def dashboard_page(sizes: GatewaySizes, folder: Path) -> Figures:
         {
             "dashboard_req_s": median(with_rates),
             "dashboard_req_s_without": median(without_rates),
+            "dashboard_cpu_ms": median(cpu[looked_at]) * 1e3,
+            "dashboard_cpu_ms_without": median(cpu[alone]) * 1e3,
             "dashboard_loop_ms_max_without": longest_without.seconds * 1e3,
+            "dashboard_loop_cpu_ms_max": longest.cpu_s * 1e3,
+            "dashboard_loop_cpu_ms_max_without": longest_without.cpu_s * 1e3,
             "dashboard_views": float(sum(page.views for page in pages)),
         },
     )
-
-
-def _rate(load: GatewayLoad, gateway: ServerProcess) -> float:
-    some = load.sizes.some_callers
-    return load.round(LoadTarget(gateway.address), some, some * load.sizes.page_trajectories_a_caller).rate

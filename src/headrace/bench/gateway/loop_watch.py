@@ -3,7 +3,8 @@
     python -m headrace.bench.gateway.loop_watch FILE GATEWAY_FLAGS
 
 A task of the gateway's own loop wakes up every millisecond; by how much it comes too late, nothing else could run
-either. The longest is kept in FILE, eight bytes that both processes see.
+either. The longest is kept in FILE, which both processes see, and the most of such a time that the gateway's process
+computed: on a busy machine the rest is other processes'.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from headrace.bench.server_process import ServerProcess
 #: Seconds between two times that the task wakes up: what it costs is a fraction of a percent.
 BEAT_S = 0.001
 
-_SECONDS = struct.Struct("d")
+_SECONDS = struct.Struct("dd")
 
 
 class LongestHold:
-    """The longest that a loop was held, in seconds, in a file of its own; 0 after `reset`."""
+    """The longest that a loop was held, and the most of it that its process computed, in seconds, in a file; both 0
+    after `reset`."""
 
     def __init__(self, file: Path) -> None:
         if not file.exists():
@@ -37,15 +39,21 @@ class LongestHold:
             self._bytes = mmap.mmap(opened.fileno(), _SECONDS.size)
 
     def reset(self) -> None:
-        self._bytes[:] = _SECONDS.pack(0.0)
+        self._bytes[:] = _SECONDS.pack(0.0, 0.0)
 
-    def add(self, seconds: float) -> None:
-        if seconds > self.seconds:
-            self._bytes[:] = _SECONDS.pack(seconds)
+    def add(self, seconds: float, cpu_s: float) -> None:
+        longest, most = _SECONDS.unpack(self._bytes[:])
+        if seconds > longest or cpu_s > most:
+            self._bytes[:] = _SECONDS.pack(max(seconds, longest), max(cpu_s, most))
 
     @property
     def seconds(self) -> float:
         found: float = _SECONDS.unpack(self._bytes[:])[0]
+        return found
+
+    @property
+    def cpu_s(self) -> float:
+        found: float = _SECONDS.unpack(self._bytes[:])[1]
         return found
 
 
@@ -53,8 +61,10 @@ async def watch(longest: LongestHold) -> None:
     """Measures until it is cancelled."""
     while True:
         due = time.perf_counter() + BEAT_S  # a loop's own clock stands still while it is held
+        computed = time.process_time()
         await asyncio.sleep(BEAT_S)
-        longest.add(time.perf_counter() - due)
+        late = time.perf_counter() - due
+        longest.add(late, min(late, time.process_time() - computed))
 
 
 def start_watched_gateway(file: Path, *flags: object) -> ServerProcess:
