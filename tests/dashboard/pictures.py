@@ -60,7 +60,8 @@ def submit_placed(pool: DataPool, renderer: Renderer, uid: str, files: list[byte
     header = len(vocabulary.encode("<|im_start|>user\n"))
     (placeholder,) = vocabulary.encode("<|endoftext|>")
     prompt = renderer.render([Message("user", "What are these?")])
-    images, placed = [], []
+    images: list[dict[str, Any]] = []
+    placed: list[int] = []
     for at, data in enumerate(files):
         length = 3 + at
         images.append({"data": data, "offset": header + len(placed), "length": length})

@@ -230,15 +230,16 @@ def _with_images(messages: Messages, placed: list[_PlacedFile], vocabulary: Voca
     found = []
     for message in messages:
         content = message.get("content")
+        text: str = content if isinstance(content, str) else ""
         parts: list[dict[str, Any]] = []
         at = 0
-        for match in pattern.finditer(content) if isinstance(content, str) else ():
+        for match in pattern.finditer(text):
             data = next(files, None)
             if data is not None:
-                parts += [{"type": "text", "text": content[at : match.start()]}, {"type": "image", "file": data}]
+                parts += [{"type": "text", "text": text[at : match.start()]}, {"type": "image", "file": data}]
                 at = match.end()
         if parts:
-            parts = [*parts, {"type": "text", "text": content[at:]}]
+            parts = [*parts, {"type": "text", "text": text[at:]}]
             kept = [part for part in parts if part.get("text") != ""]
             found.append({**message, "content": kept})
         else:
