@@ -52,6 +52,9 @@ TINY = GatewaySizes(
     overload_idle=5,
     overload_slow=2,
     overload_tokens=8,
+    page_trajectories_a_caller=1,
+    page_views=2,
+    page_rounds=1,
 )
 
 KEYS = {
@@ -69,6 +72,7 @@ KEYS = {
         "overload_health_p99_ms",
         "overload_rss_mb",
     },
+    "dashboard": {"dashboard_throughput", "dashboard_loop_ms_max"},
 }
 #: Differences, which noise may turn around at such sizes, and what a busy machine may bring to nothing.
 SIGNED = {

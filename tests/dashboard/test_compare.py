@@ -6,7 +6,7 @@ from starlette.testclient import TestClient
 from tests.dashboard.test_follow import submit
 
 from headrace import DataPool
-from headrace.dashboard.compare import RunSummary, compare, merged, summary
+from headrace.dashboard.compare import RunSummary, compare, merged, summary, with_parts
 from headrace.dashboard.dashboard import Dashboard
 from headrace.dashboard.index import TrajectoryIndex
 from headrace.dashboard.login import DashboardLogin
@@ -72,3 +72,8 @@ def test_two_pools_are_served_as_one_comparison_and_one_alone_says_that_it_is() 
         with TestClient(alone) as client:
             answer = client.get("/dashboard/api/comparison")
             assert (answer.status_code, "--beside TARGET" in answer.text) == (400, True)
+
+
+def test_the_parts_of_rewards_are_means_over_those_that_have_any() -> None:
+    found = with_parts(run_of("a", {"p": [1.0]}), [{"format": 1.0}, {"format": 0.0, "speed": 0.5}, {}]).figures
+    assert (found.parts, found.parts_of) == ({"format": 0.5, "speed": 0.25}, 2)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tests.tokens import models
 from tests.tokens.kit import LOOK_UP
 
-from headrace.tokens import Message, Renderer, ToolCall
+from headrace.engine import words
+from headrace.tokens import Message, Renderer, ToolCall, load_renderer
 from headrace.tokens.split import PromptSplitter
 
 CALL = ToolCall("look_up", {"q": "x"}, "abcdef123")
@@ -66,3 +69,10 @@ def test_what_no_template_wrote_is_not_cut(renderer: Renderer) -> None:
     assert splitter.split(renderer.vocabulary.encode(" there was"), after="assistant") is None
     whole = renderer.render([USER])
     assert splitter.split(whole[:-1] if len(whole) < 4 else whole[: len(whole) // 2]) is None
+
+
+def test_a_vocabulary_that_cannot_write_any_word_is_tried_with_its_own(tmp_path: Path) -> None:
+    renderer = load_renderer(words.build(tmp_path / "model", ("guess", "higher", "lower", *"123456")))
+    conversation = [Message("user", "guess"), Message("assistant", "3"), Message("user", "higher")]
+    found = PromptSplitter(renderer).split(renderer.render(conversation))
+    assert roles_and_texts(found) == [("user", "guess"), ("assistant", "3"), ("user", "higher")]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from headrace.dashboard.branches import branch_messages
+from headrace.dashboard.earned import MAX_PARTS, MAX_READ, reward_parts
 from headrace.dashboard.index import TrajectoryIndex
-from headrace.dashboard.records import TrajectoryRecord
+from headrace.dashboard.records import TrajectoryQuery, TrajectoryRecord
 from headrace.data.trajectory import Trajectory
 from headrace.rewards.recorded import SampleReader, last_answer
 
@@ -17,7 +20,8 @@ MAX_ANSWER = 4_000
 
 
 class RunFigures(msgspec.Struct, frozen=True):
-    """One run in numbers; means are over trajectories that have the value."""
+    """One run in numbers; means are over trajectories that have the value. `parts` are the mean reward parts of its
+    newest trajectories that have a reward, `parts_of` of them, by name."""
 
     title: str
     trajectories: int
@@ -26,6 +30,8 @@ class RunFigures(msgspec.Struct, frozen=True):
     reward: float | None
     tokens: float | None
     turns: float | None
+    parts: dict[str, float] = {}
+    parts_of: int = 0
 
 
 class PromptInRun(msgspec.Struct, frozen=True):
@@ -58,12 +64,14 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The last answer of a prompt's best trajectory in one run; `why_none` where it is not told."""
+    """The last answer of a prompt's best trajectory in one run, and what its reward is made of; `why_none` where the
+    answer is not told."""
 
     uid: str
     reward: float | None
     text: str | None
     why_none: str | None = None
+    parts: dict[str, float] = {}
 
 
 class RunSummary(msgspec.Struct, frozen=True):
@@ -89,6 +97,20 @@ def compare(
     ]
     both.sort(key=lambda one: (one.gain is None, -abs(one.gain or 0.0)))
     return Comparison(here.figures, beside.figures, merged(*curves), both[offset : offset + limit], len(both))
+
+
+def with_parts(run: RunSummary, parts: Sequence[dict[str, float]]) -> RunSummary:
+    """A run with the mean of what some of its rewards are made of; a reward that lacks a part has 0 of it."""
+    known = [one for one in parts if one]
+    names = dict.fromkeys(name for one in known for name in one)
+    means = {name: sum(one.get(name, 0.0) for one in known) / len(known) for name in list(names)[:MAX_PARTS]}
+    return replace(run, figures=replace(run.figures, parts=means, parts_of=len(known)))
+
+
+def newest_rewarded(index: TrajectoryIndex) -> list[TrajectoryRecord]:
+    """Of a run's trajectories that have a reward the newest, as far as they are read for their parts."""
+    found = index.page(TrajectoryQuery(limit=MAX_READ)).rows
+    return [row for row in found if row.reward is not None]
 
 
 def summary(title: str, index: TrajectoryIndex) -> RunSummary:
@@ -125,13 +147,14 @@ def merged(here: dict[str, Any], beside: dict[str, Any]) -> dict[str, dict[str, 
 
 def best_answer(trajectory: Trajectory, reader: SampleReader | None) -> Answer:
     """The last answer of a trajectory."""
+    parts = reward_parts(trajectory)
     if reader is None:
-        return Answer(trajectory.uid, trajectory.reward, None, "no tokenizer is known here")
+        return Answer(trajectory.uid, trajectory.reward, None, "no tokenizer is known here", parts)
     try:
         text = last_answer(branch_messages(trajectory, max(trajectory.tree.records), reader))
     except Exception as error:  # templates and parsers of strangers may raise anything
-        return Answer(trajectory.uid, trajectory.reward, None, f"it cannot be read back: {error}"[:300])
-    return Answer(trajectory.uid, trajectory.reward, text[:MAX_ANSWER])
+        return Answer(trajectory.uid, trajectory.reward, None, f"it cannot be read back: {error}"[:300], parts)
+    return Answer(trajectory.uid, trajectory.reward, text[:MAX_ANSWER], None, parts)
 
 
 def _points(curve: dict[str, Any]) -> dict[int, float | None]:

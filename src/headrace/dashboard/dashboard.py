@@ -11,15 +11,26 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from headrace.dashboard import detail as details
-from headrace.dashboard.compare import Answer, Comparison, best_answer, compare, summary
+from headrace.dashboard.compare import (
+    Answer,
+    Comparison,
+    RunSummary,
+    best_answer,
+    compare,
+    newest_rewarded,
+    summary,
+    with_parts,
+)
 from headrace.dashboard.consumption import ConsumptionPage, HistoryKeeper, consumption
 from headrace.dashboard.curation import CurationRequest, CurationResult, Curator
+from headrace.dashboard.earned import MAX_READ, EarnedReader
 from headrace.dashboard.exports import ExportFormat, ExportResult, write_export
 from headrace.dashboard.figures import LedgerRates, MetricsFile, group_record, survivors, waits
 from headrace.dashboard.follow import PoolFollower, record_of
@@ -34,6 +45,7 @@ from headrace.dashboard.records import (
     TrajectoryDetail,
     TrajectoryPage,
     TrajectoryQuery,
+    TrajectoryRecord,
 )
 from headrace.dashboard.search import SearchPage, search
 from headrace.dashboard.source import PoolSource
@@ -52,6 +64,8 @@ SWEEP_S = 2.0
 FIRST_SHARE, USUAL_SHARE = 0.5, 0.02
 #: Seconds after the last request in which the pool is still followed.
 IDLE_S = 60.0
+#: Trajectories that are read at a time for the parts of their rewards.
+PARTS_A_SLICE = 32
 
 Servers = Callable[[], Sequence[Mapping[str, Any]]]
 
@@ -82,6 +96,7 @@ class Dashboard:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dashboard")
         self._curator = Curator(source)
         self._history = HistoryKeeper(source)
+        self._earned = EarnedReader(self._read)
         self._history_thread = ThreadPoolExecutor(1, thread_name_prefix="dashboard-history")
         self._task: asyncio.Task[None] | None = None
         self._asked_at = 0.0
@@ -128,12 +143,16 @@ class Dashboard:
         """A page of groups, newest first."""
         await self._attend(whole=False)
 
-        def make() -> GroupPage:
+        def find_groups() -> tuple[list[tuple[list[TrajectoryRecord], Mapping[str, Any] | None]], int]:
             found, total = self._index.prompts(channel, find, offset, limit)
             row = self._follower.group_row
-            return GroupPage(
-                [group_record(group, row(group[0].channel, group[0].prompt_uid)) for group in found if group], total
-            )
+            return [(group, row(group[0].channel, group[0].prompt_uid)) for group in found if group], total
+
+        groups, total = await self._run(find_groups)
+        parts = iter(await self._reward_parts([one for group, _ in groups for one in group]))
+
+        def make() -> GroupPage:
+            return GroupPage([group_record(group, row, [next(parts) for _ in group]) for group, row in groups], total)
 
         return await self._run(make)
 
@@ -164,9 +183,13 @@ class Dashboard:
 
     async def tokens(self, channel: str, uid: str, step: int, offset: int | None, limit: int) -> StepTokens:
         """A run of a step's tokens."""
-        return await self._run(
-            lambda: details.step_tokens(self._read(channel, uid), step, offset, limit, self._renderer())
-        )
+
+        def make() -> StepTokens:
+            trajectory = self._read(channel, uid)
+            earned = self._earned.step_rewards(self._index.group(channel, trajectory.prompt_uid))
+            return details.step_tokens(trajectory, step, offset, limit, self._renderer(), earned)
+
+        return await self._run(make)
 
     async def consumption(self, offset: int, limit: int) -> ConsumptionPage:
         """A page of the batches that consumers got, newest first; without a journal the pool's latest events."""
@@ -218,11 +241,23 @@ class Dashboard:
         await self._attend(whole=False)
         await beside._attend(whole=False)
         own, others = await self.curves(), await beside.curves()
-        here = await self._run(lambda: summary(self.source.title, self._index))
-        there = await beside._run(lambda: summary(beside.source.title, beside._index))
+        here, there = await self._summary(), await beside._summary()
         found = await self._run_on_history(lambda: compare(here, there, (own, others), offset, limit))
         read = self._follower.done_once and beside._follower.done_once
         return msgspec.structs.replace(found, reading=not read)
+
+    async def _summary(self) -> RunSummary:
+        run = await self._run(lambda: summary(self.source.title, self._index))
+        newest = await self._run(lambda: newest_rewarded(self._index))
+        return with_parts(run, await self._reward_parts(newest))
+
+    async def _reward_parts(self, records: Sequence[TrajectoryRecord]) -> list[dict[str, float]]:
+        """What each one's reward is made of, as `EarnedReader.parts`, a slice at a time."""
+        found: list[dict[str, float]] = []
+        for at in range(0, len(records), PARTS_A_SLICE):
+            most = max(0, min(PARTS_A_SLICE, MAX_READ - at))
+            found += await self._run(partial(self._earned.parts, records[at : at + PARTS_A_SLICE], most))
+        return found
 
     async def answers(self, prompt_uid: str) -> list[Answer]:
         """The last answer of a prompt's best trajectory, here and in the run beside it."""

@@ -6,14 +6,25 @@ What is shown is bounded, however long a trajectory is: steps and tokens come in
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import orjson
+from msgspec.structs import replace
 
-from headrace.dashboard.branches import branch_messages, shown_message
+from headrace.dashboard.branches import (
+    Messages,
+    branch_difference,
+    branch_messages,
+    environment_messages,
+    shown_message,
+)
+from headrace.dashboard.earned import token_advantages
 from headrace.dashboard.follow import record_of
+from headrace.dashboard.pictures import Pictures
 from headrace.dashboard.records import (
+    BranchDifference,
     ShownConversation,
     StepRecord,
     StepTokens,
@@ -26,6 +37,7 @@ from headrace.data.trajectory import Trajectory
 from headrace.pool.errors import NotFound
 from headrace.rewards.recorded import SampleReader
 from headrace.tokens import Renderer
+from headrace.trainer.advantages import Floats
 
 #: Steps of a page, tokens of a page, branches that are named.
 MAX_STEPS, MAX_TOKENS, MAX_LEAVES = 200, 2_000, 200
@@ -54,10 +66,15 @@ def detail(trajectory: Trajectory, offset: int = 0, limit: int = MAX_STEPS) -> T
 
 
 def step_tokens(
-    trajectory: Trajectory, step_index: int, offset: int | None, limit: int, renderer: Renderer | None
+    trajectory: Trajectory,
+    step_index: int,
+    offset: int | None,
+    limit: int,
+    renderer: Renderer | None,
+    group: Mapping[str, Floats] | None = None,
 ) -> StepTokens:
-    """A run of a step's tokens. Without an offset it begins shortly before the response. Raises `NotFound` where there
-    is no such step."""
+    """A run of a step's tokens. Without an offset it begins shortly before the response. `group` is what the steps of
+    its group's trajectories earned, by their uids. Raises `NotFound` where there is no such step."""
     record = _record(trajectory, step_index)
     tree = trajectory.tree
     step = unpack(record, tree.prompt(step_index) if record.head.base >= 0 else None, trajectory.blobs)
@@ -73,6 +90,12 @@ def step_tokens(
     for first, version in step.version_spans or ():
         versions[prompt + first :] = [version] * (total - prompt - first)
     may = step.trainable and step.quarantined is None
+    sampled, advantages_from = token_advantages(trajectory, step_index, group or {})
+    advantages: list[float | None] | None = None
+    if sampled is not None and may:
+        advantages = [*[None] * prompt, *sampled][begin : begin + limit]
+    elif not may:
+        advantages_from = "it is not trained on"
     return StepTokens(
         step_index=step_index,
         offset=begin,
@@ -83,23 +106,60 @@ def step_tokens(
         log_probs=log_probs[begin : begin + limit],
         trained=[may and begin + at >= prompt for at in range(len(ids))],
         versions=versions[begin : begin + limit],
+        advantages=advantages,
+        advantages_from=advantages_from,
     )
 
 
 def conversation(trajectory: Trajectory, leaf: int, reader: SampleReader | None) -> ShownConversation:
     """A branch as messages; none, with the reason, where it cannot be read back. Raises `NotFound` for no step."""
     record = _record(trajectory, leaf)
+    parents = trajectory.parents
+    difference = _difference(trajectory, leaf, reader, parents)
+    said = environment_messages(record)
+    if said is not None:
+        return _shown(leaf, said, difference, "As the environment sent it.")
     if reader is None:
-        return ShownConversation(leaf, None, why_none="no tokenizer is known here")
+        return ShownConversation(leaf, None, why_none="no tokenizer is known here", difference=difference)
     length = record.end
     if length > MAX_READ_TOKENS:
         return ShownConversation(leaf, None, why_none=f"the branch has {length} tokens; see the tokens of its steps")
     try:
-        found = branch_messages(trajectory, leaf, reader)
+        found = branch_messages(trajectory, leaf, reader, parents, images=True)
     except Exception as error:  # templates and parsers of strangers may raise anything
-        return ShownConversation(leaf, None, why_none=f"it cannot be read back: {type(error).__name__}: {error}"[:500])
-    shown = [shown_message(message, MAX_CHARACTERS) for message in found[-MAX_MESSAGES:]]
-    return ShownConversation(leaf, shown, left_out=len(found) - len(shown))
+        why_none = f"it cannot be read back: {type(error).__name__}: {error}"[:500]
+        return ShownConversation(leaf, None, why_none=why_none, difference=difference)
+    return _shown(leaf, found, difference, None)
+
+
+def with_few_images(found: ShownConversation, most: int) -> ShownConversation:
+    """A conversation that holds at most `most` characters of images; the others are named."""
+    messages = []
+    for message in found.messages or ():
+        images = []
+        for image in message.images:
+            size = len(image.url or "")
+            images.append(image if size <= most else replace(image, url=None, about=f"{image.about}: not in this file"))
+            most -= size if size <= most else 0
+        messages.append(replace(message, images=tuple(images)))
+    return replace(found, messages=messages) if found.messages is not None else found
+
+
+def _shown(leaf: int, messages: Messages, difference: BranchDifference | None, source: str | None) -> ShownConversation:
+    pictures = Pictures()
+    shown = [shown_message(message, MAX_CHARACTERS, pictures) for message in messages[-MAX_MESSAGES:]]
+    left_out = len(messages) - len(shown)
+    return ShownConversation(leaf, shown, left_out=left_out, source=source, difference=difference)
+
+
+def _difference(
+    trajectory: Trajectory, leaf: int, reader: SampleReader | None, parents: dict[int, int]
+) -> BranchDifference | None:
+    longest = max(one.end for one in trajectory.tree.records.values())
+    try:
+        return branch_difference(trajectory, leaf, reader if longest <= MAX_READ_TOKENS else None, parents)
+    except Exception:  # templates and parsers of strangers may raise anything: they differ by tokens then
+        return branch_difference(trajectory, leaf, None, parents)
 
 
 def _record(trajectory: Trajectory, index: int) -> Record:

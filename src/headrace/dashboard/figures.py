@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from headrace.dashboard.earned import advantages_of
 from headrace.dashboard.index import PRESENT, TrajectoryIndex
 from headrace.dashboard.records import GroupRecord, SurvivorRow, SurvivorTable, TrajectoryRecord
 
@@ -133,8 +134,11 @@ def waits(channels: Mapping[str, Row], servers: Sequence[Mapping[str, Any]]) -> 
     return said
 
 
-def group_record(trajectories: list[TrajectoryRecord], row: Mapping[str, Any] | None) -> GroupRecord:
-    """A group of trajectories, at least one; `row` is the pool's own, where the group is there."""
+def group_record(
+    trajectories: list[TrajectoryRecord], row: Mapping[str, Any] | None, parts: Sequence[dict[str, float]] = ()
+) -> GroupRecord:
+    """A group of trajectories, at least one; `row` is the pool's own, where the group is there; `parts` those of the
+    trajectories' rewards, where they were read."""
     first = trajectories[0]
     rewards = [one.reward for one in trajectories if one.reward is not None]
     mean = float(np.mean(rewards)) if rewards else None
@@ -147,8 +151,10 @@ def group_record(trajectories: list[TrajectoryRecord], row: Mapping[str, Any] | 
         n_rollouts=row["n_rollouts"] if row else None,
         trajectories=trajectories,
         mean=mean,
-        spread=float(np.std(rewards)) if rewards else None,
+        spread=float(np.std(rewards, ddof=1)) if len(rewards) > 1 else 0.0 if rewards else None,
         waits_for=_waits_for(trajectories, row) if row and row["state"] == "waiting" else None,
+        advantages=advantages_of([one.reward for one in trajectories]),
+        parts=list(parts),
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from headrace.dashboard.text_diff import Piece
 from headrace.data.errors import InvalidInput, shown
 
 #: By which trajectories are sorted. `number` is the order in which the index heard of them.
@@ -72,7 +73,9 @@ class TrajectoryPage(msgspec.Struct, frozen=True):
 
 
 class GroupRecord(msgspec.Struct, frozen=True):
-    """The trajectories of one prompt. `waits_for` says why a group that is in the pool is not ready."""
+    """The trajectories of one prompt. `waits_for` says why a group that is in the pool is not ready. `advantages` has
+    an entry for each trajectory, None where there is nothing to compare it with; `parts`, what its reward is made of,
+    by name, where that is known. `spread` is the sample's standard deviation, by which advantages are divided."""
 
     prompt_uid: str
     channel: str
@@ -82,6 +85,8 @@ class GroupRecord(msgspec.Struct, frozen=True):
     mean: float | None
     spread: float | None
     waits_for: str | None = None
+    advantages: list[float | None] = []
+    parts: list[dict[str, float]] = []
 
 
 class GroupPage(msgspec.Struct, frozen=True):
@@ -89,6 +94,15 @@ class GroupPage(msgspec.Struct, frozen=True):
 
     rows: list[GroupRecord]
     total: int
+
+
+class ShownImage(msgspec.Struct, frozen=True):
+    """An image, "[image N]" in its message's text. `url` is a `data:` URL; None where it is not shown, and `about` says
+    why."""
+
+    number: int
+    url: str | None
+    about: str
 
 
 class ShownMessage(msgspec.Struct, frozen=True):
@@ -99,6 +113,7 @@ class ShownMessage(msgspec.Struct, frozen=True):
     reasoning: str | None = None
     calls: tuple[tuple[str, str], ...] = ()
     cut: int = 0
+    images: tuple[ShownImage, ...] = ()
 
 
 class StepRecord(msgspec.Struct, frozen=True):
@@ -131,18 +146,33 @@ class TrajectoryDetail(msgspec.Struct, frozen=True):
     total_leaves: int
 
 
+class BranchDifference(msgspec.Struct, frozen=True):
+    """What made a branch: `words` say where it leaves the branch to the step `other`, and `pieces` are the two texts of
+    the first message that differs, the other's as removed and this one's as added; none where no message does."""
+
+    other: int
+    token: int
+    message: int | None
+    words: str
+    pieces: list[Piece] = []
+
+
 class ShownConversation(msgspec.Struct, frozen=True):
-    """A branch as messages, from its root to the step `leaf`; `left_out` counts messages before the first."""
+    """A branch as messages, from its root to the step `leaf`; `left_out` counts messages before the first; `source`
+    says where they are from, other than the branch's own tokens; `difference` is None for the first branch."""
 
     leaf: int
     messages: list[ShownMessage] | None
     left_out: int = 0
     why_none: str | None = None
+    source: str | None = None
+    difference: BranchDifference | None = None
 
 
 class StepTokens(msgspec.Struct, frozen=True):
     """A run of a step's tokens, from `offset` of prompt and response on. The lists have an entry for each; a token of
-    the prompt has no log-prob, and version -1; `text` is None without a tokenizer."""
+    the prompt has no log-prob, and version -1; `text` is None without a tokenizer. `advantages` has None for a token
+    that is not trained on, and is None where none are known; `advantages_from` says where they are from, or why not."""
 
     step_index: int
     offset: int
@@ -153,6 +183,8 @@ class StepTokens(msgspec.Struct, frozen=True):
     log_probs: list[float | None]
     trained: list[bool]
     versions: list[int]
+    advantages: list[float | None] | None = None
+    advantages_from: str = ""
 
 
 class SurvivorRow(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from headrace.dashboard.dashboard import Dashboard
-from headrace.dashboard.detail import MAX_STEPS
+from headrace.dashboard.detail import MAX_STEPS, with_few_images
 from headrace.dashboard.records import MAX_ROWS, TrajectoryQuery, TrajectoryRecord
 from headrace.data.errors import HeadraceError
 
@@ -24,6 +24,8 @@ WHOLE_OF_EACH = 60
 MAX_TOKENS = 400_000
 #: Tokens of a step, and branches of a trajectory, that are held.
 STEP_TOKENS, BRANCHES = 500, 8
+#: Characters of a conversation's images that are held.
+CONVERSATION_IMAGES = 100_000
 
 #: The page's modules; `offline.js` answers in a file what `api.js` asks the server for.
 MODULES = (
@@ -95,7 +97,10 @@ async def _whole(dashboard: Dashboard, row: TrajectoryRecord, room: int) -> tupl
     """A trajectory with its conversations, its steps' tokens as far as there is room, and what became of it."""
     name = (row.channel, row.uid)
     found = await dashboard.trajectory(*name, 0)
-    talks = {leaf: await dashboard.conversation(*name, leaf) for leaf in found.leaves[-BRANCHES:]}
+    talks = {
+        leaf: with_few_images(await dashboard.conversation(*name, leaf), CONVERSATION_IMAGES)
+        for leaf in found.leaves[-BRANCHES:]
+    }
     tokens, used = {}, 0
     for step in found.steps[:MAX_STEPS]:
         if used + STEP_TOKENS > room:

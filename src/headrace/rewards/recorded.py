@@ -18,6 +18,7 @@ from headrace.rewards.sample import RewardFailure, Sample
 from headrace.tokens import Message, Renderer, text_of
 from headrace.tokens.renderer import marker_ids
 from headrace.tokens.split import PromptSplitter
+from headrace.tokens.vocabulary import Vocabulary
 
 
 class SampleReader:
@@ -30,6 +31,11 @@ class SampleReader:
         self._splitter = PromptSplitter(renderer)
         self._ground_truth = ground_truth
         self._kept = marker_ids(self._vocabulary, renderer.grammar)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The model's."""
+        return self._vocabulary
 
     def outcome(self, trajectory: Trajectory) -> Sample | None:
         """A whole trajectory: its last path from beginning to end. None where nothing of it may be trained on."""

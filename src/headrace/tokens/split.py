@@ -10,13 +10,15 @@ the pattern to its end is not cut at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from headrace.tokens.messages import Message, ToolCall, Unrenderable
 from headrace.tokens.renderer import Renderer
 
 #: What stands for a content in the conversations that are tried. No template writes it by itself.
-_MARKS = tuple(f"headracemark{letter}" for letter in "abcdefgh")
+_MARKS = tuple(f"headracemark{letter}" for letter in "abcde")
+#: Of a vocabulary that cannot write those, so many of its words are looked at for others.
+_MAX_WORDS = 10_000
 _CALL_ID = "abcdef123"
 
 
@@ -29,6 +31,7 @@ class PromptSplitter:
 
     def __init__(self, renderer: Renderer) -> None:
         self._vocabulary = renderer.vocabulary
+        self._marks = _MARKS
         self.starts: dict[str, str] = {}
         self.joints: dict[str, set[tuple[str, str]]] = {}
         self._try(renderer)
@@ -80,6 +83,7 @@ class PromptSplitter:
 
     def _try(self, renderer: Renderer) -> None:
         call = ToolCall("look_up", {"q": "x"}, _CALL_ID)
+        self._marks = self._writable_marks(renderer)
         for roles in (
             ("user",),
             ("system", "user"),
@@ -91,7 +95,7 @@ class PromptSplitter:
             ("user", "call", "tool", "user"),
             ("user", "assistant", "tool", "assistant", "user"),  # where a template writes no calls
         ):
-            messages = [_marked(role, mark, call) for role, mark in zip(roles, _MARKS, strict=False)]
+            messages = [_marked(role, mark, call) for role, mark in zip(roles, self._marks, strict=False)]
             try:
                 text = self._vocabulary.decode(renderer.render(messages))
             except Unrenderable:
@@ -101,7 +105,10 @@ class PromptSplitter:
     def _learn(self, text: str, roles: tuple[str, ...]) -> None:
         """Takes what stands around the marks of a rendered conversation."""
         pieces: list[str] = []
-        for mark in _MARKS[: len(roles)]:
+        marks = self._marks[: len(roles)]
+        if any(text.count(mark) > 1 for mark in marks):
+            return  # the template writes such a word by itself
+        for mark in marks:
             before, found, text = text.partition(mark)
             if not found:
                 return  # the template writes this content in a way of its own
@@ -117,6 +124,41 @@ class PromptSplitter:
                 joint = self._from_special(joint)  # and the end of it
             if self._special(joint):
                 self.joints.setdefault(names[at], set()).add(([*names, "assistant"][at + 1], joint))
+
+    def _writable_marks(self, renderer: Renderer) -> tuple[str, ...]:
+        """The marks, where the vocabulary can write them; else as many words of its own, of which none is part of
+        another and none is the template's. Where it has too few, the marks, which are then not found again."""
+        if all(self._round_trips(mark) for mark in _MARKS):
+            return _MARKS
+        words: list[str] = []
+        for word in self._words():
+            if not any(word in other or other in word for other in words):
+                words.append(word)
+            if len(words) == 2 * len(_MARKS):
+                break
+        if len(words) < len(_MARKS):
+            return _MARKS
+        try:
+            written = [
+                self._vocabulary.decode(renderer.render([Message("user", word), Message("assistant", word)]))
+                for word in words[:2]
+            ]
+        except Unrenderable:
+            return _MARKS
+        own = [word for word in words if not all(word in text for text in written)]
+        return tuple(own[: len(_MARKS)]) if len(own) >= len(_MARKS) else _MARKS
+
+    def _words(self) -> Iterator[str]:
+        """Words of the vocabulary that come back as they were written, the longest first."""
+        known = sorted(self._vocabulary.hf.get_vocab(), key=lambda word: (-len(word), word))
+        for word in known[:_MAX_WORDS]:
+            if word.isalnum() and word.isascii() and self._round_trips(word):
+                yield word
+
+    def _round_trips(self, text: str) -> bool:
+        ids = self._vocabulary.encode(text)
+        # A SentencePiece model may put a space before it.
+        return self._vocabulary.special.isdisjoint(ids) and self._vocabulary.decode(ids).strip() == text
 
     def _special(self, text: str) -> bool:
         return any(token in text for token in self._vocabulary.added.values() if token)

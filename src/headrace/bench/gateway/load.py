@@ -71,6 +71,10 @@ class GatewaySizes:
     overload_slow: int = 50
     overload_tokens: int = 150
 
+    page_trajectories_a_caller: int = 16
+    page_views: int = 12
+    page_rounds: int = 9
+
 
 FULL = GatewaySizes("full")
 QUICK = GatewaySizes(
@@ -82,6 +86,7 @@ QUICK = GatewaySizes(
     stream_rounds=5,
     live_rounds=2,
     worker_rounds=3,
+    page_rounds=5,
 )
 
 

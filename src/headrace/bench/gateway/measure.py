@@ -6,6 +6,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from headrace.bench.gateway.dashboard_page import dashboard_page
 from headrace.bench.gateway.live_streams import live_streams
 from headrace.bench.gateway.load import (
     FULL,
@@ -47,6 +48,8 @@ BARS = {
     "overload_refusal_p99_ms": Bar("how long a refused call waits for its 503"),
     "overload_health_p99_ms": Bar("how long /health takes meanwhile, on a connection of its own", at_most=1000),
     "overload_rss_mb": Bar("what the gateway's process grows by meanwhile, of --memory-mb 64", at_most=MEMORY_MB),
+    "dashboard_throughput": Bar("req/s of 16 callers with a dashboard page open over without", at_least=0.95),
+    "dashboard_loop_ms_max": Bar("how long the gateway's event loop is held at most meanwhile", at_most=20),
     "req_s": Bar("chat calls a second of 16 callers, the pool included"),
     "cpu_ms": Bar("CPU of the gateway's process for one of those calls, the pool included"),
 }
@@ -334,4 +337,5 @@ PARTS = {
     "live_streams": live_streams,
     "workers": workers,
     "overload": overload,
+    "dashboard": dashboard_page,
 }

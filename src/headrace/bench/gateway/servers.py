@@ -223,10 +223,14 @@ def start_proxy(stub: ServerProcess) -> ServerProcess:
 
 
 def start_gateway(stub: ServerProcess, folder: Path, *flags: object) -> ServerProcess:
-    """Starts a gateway without waiting for it, so that several can start at once; `ready` waits. The renderer is named,
-    so that `auto` need not try them all."""
+    """Starts a gateway without waiting for it, so that several can start at once; `ready` waits."""
+    return ServerProcess("headrace.gateway", *gateway_flags(stub, folder), *flags)
+
+
+def gateway_flags(stub: ServerProcess, folder: Path) -> tuple[object, ...]:
+    """The flags of a gateway before the stub. The renderer is named, so that `auto` need not try them all."""
     where = ("--vllm-addresses", stub.address, "--tokenizer-path", folder, "--renderer", "template")
-    return ServerProcess("headrace.gateway", *where, "--host", "127.0.0.1", "--port", 0, *flags)
+    return (*where, "--host", "127.0.0.1", "--port", 0)
 
 
 def ready(*gateways: ServerProcess) -> None:

@@ -8,7 +8,9 @@ const ROWS = 50;
 const FIGURES = { trajectories: "trajectories", prompts: "prompts", consumed: "consumed", reward: "mean reward", tokens: "mean tokens sampled", turns: "mean turns" };
 
 function answer(words, one) {
+  const parts = Object.entries(one.parts ?? {});
   return el("div", { class: "message" }, el("div", { class: "role" }, `${words} · `, hostile(one.uid), ` · reward ${number(one.reward)}`),
+    parts.length ? el("p", { class: "soft" }, hostile(parts.map(([name, value]) => `${name} ${number(value)}`).join(", "))) : null,
     one.text === null ? el("p", { class: "soft" }, hostile(one.why_none)) : el("div", { class: "text", dir: "auto" }, hostile(one.text)));
 }
 
@@ -45,6 +47,7 @@ export function open(view, asked, go) {
     body.replaceChildren();
     const curves = Object.entries(found.curves).map(([title, those]) => chart(title, those));
     drawn.push(...curves);
+    const parts = [...new Set([...Object.keys(found.here.parts), ...Object.keys(found.beside.parts)])];
     const last = Math.min(offset + ROWS, found.total), to = (at) => () => go("compare", { offset: at });
     body.append(
       table([
@@ -52,6 +55,15 @@ export function open(view, asked, go) {
         { title: found.here.title, head: hostile(found.here.title), numeric: true, cell: ([name]) => number(found.here[name]) },
         { title: found.beside.title, head: hostile(found.beside.title), numeric: true, cell: ([name]) => number(found.beside[name]) },
       ], Object.entries(FIGURES), ""),
+      ...(parts.length ? [
+        el("h2", {}, "What rewards are made of"),
+        el("p", { class: "soft" }, `Means over the newest with a reward: ${number(found.here.parts_of)} here, ${number(found.beside.parts_of)} in the other.`),
+        table([
+          { title: "part", name: true, cell: (name) => hostile(name) },
+          { title: "here", numeric: true, cell: (name) => number(found.here.parts[name]) },
+          { title: "in the other", numeric: true, cell: (name) => number(found.beside.parts[name]) },
+        ], parts, ""),
+      ] : []),
       el("h2", {}, "Curves"), curves.length ? el("div", { class: "charts" }, curves.map((one) => one.box)) : el("p", { class: "soft" }, "Neither has a trainer's metrics."),
       el("h2", {}, "The same prompts"),
       el("p", { class: "soft" }, `${number(found.total)} prompts are in both; those whose reward differs most come first.`),

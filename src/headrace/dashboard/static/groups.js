@@ -1,29 +1,49 @@
 // Groups: what the rollouts of one prompt earned, side by side.
 
 import { get } from "./api.js";
-import { el, hostile, number } from "./dom.js";
+import { el, hostile, number, table } from "./dom.js";
 import { link } from "./trajectories.js";
 
-const ROWS = 20;
+const ROWS = 20, MOST = 64;
 
-function bar(row, low, high) {
-  const share = row.reward === null || high === low ? 0 : (row.reward - low) / (high - low);
-  return el("div", { class: "bar" }, el("span", {}, link(row)), el("progress", { max: 1, value: share }),
-    el("span", {}, row.reward === null ? "no reward" : number(row.reward)), el("span", { class: "soft" }, row.complete ? hostile(row.state) : "open"));
+const share = (value, low, high) => (value === null || value === undefined || high === low ? 0 : (value - low) / (high - low));
+const signed = (value) => (value === null || value === undefined ? "–" : `${value > 0 ? "+" : ""}${number(value)}`);
+
+function bar(value, low, high) {
+  return el("progress", { max: 1, value: share(value, low, high) });
+}
+
+/** The rewards of a group side by side: each with its advantage and, where it is known, the parts that it is made of. */
+function rewards(one) {
+  const rows = one.trajectories.slice(0, MOST).map((row, at) => ({ ...row, advantage: one.advantages?.[at] ?? null, parts: one.parts?.[at] ?? {} }));
+  const range = (values) => [Math.min(0, ...values), Math.max(0, ...values)];
+  const [low, high] = range(rows.map((row) => row.reward).filter((value) => value !== null));
+  const names = [...new Set(rows.flatMap((row) => Object.keys(row.parts)))];
+  const part = (name) => {
+    const [least, most] = range(rows.map((row) => row.parts[name]).filter((value) => value !== undefined));
+    return { title: name, head: hostile(name), numeric: true, part: true, cell: (row) => el("span", { class: "part" }, bar(row.parts[name], least, most), el("span", {}, number(row.parts[name]))) };
+  };
+  return table([
+    { title: "trajectory", name: true, cell: (row) => link(row) },
+    { title: "", optional: true, cell: (row) => bar(row.reward, low, high) },
+    { title: "reward", numeric: true, cell: (row) => (row.reward === null ? el("span", { class: "soft" }, "none yet") : el("b", {}, number(row.reward))) },
+    { title: "advantage", numeric: true, cell: (row) => el("span", { class: row.advantage > 0 ? "good" : row.advantage < 0 ? "bad" : "" }, signed(row.advantage)) },
+    ...names.map(part),
+    { title: "state", optional: true, cell: (row) => el("span", { class: "soft" }, row.complete ? hostile(row.state) : "open") },
+  ], rows, "No trajectories.");
 }
 
 function group(one) {
-  const rewards = one.trajectories.map((row) => row.reward).filter((value) => value !== null);
-  const low = Math.min(0, ...rewards), high = Math.max(low, ...rewards);
+  const known = one.trajectories.filter((row) => row.reward !== null).length;
   const best = one.mean === null ? "no rewards yet" : `mean ${number(one.mean)}, spread ${number(one.spread)}`;
-  const flat = rewards.length > 1 && one.spread === 0;
+  const flat = known > 1 && one.spread === 0;
   return el("section", { class: "group" },
     el("h3", {}, hostile(one.prompt_uid), el("span", { class: "soft" }, ` · ${one.state} · ${best}`)),
     one.waits_for ? el("p", { class: "warning" }, `Not ready: ${one.waits_for}.`) : null,
     flat ? el("p", { class: "soft" }, "All earned the same: there is nothing to tell them apart by.") : null,
-    el("div", { class: "bars" }, one.trajectories.slice(0, 64).map((row) => bar(row, low, high))),
+    rewards(one),
     whole(one),
-    one.trajectories.length > 64 ? el("p", { class: "soft" }, `and ${number(one.trajectories.length - 64)} more`) : null);
+    one.trajectories.length > MOST ? el("p", { class: "soft" }, `and ${number(one.trajectories.length - MOST)} more`) : null);
 }
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -84,7 +104,9 @@ export function open(view, asked, go) {
     event.preventDefault();
     go("groups", Object.fromEntries(new FormData(form)));
   });
-  view.append(el("h1", {}, "Groups"), form, count, rows);
+  view.append(el("h1", {}, "Groups"), form,
+    el("p", { class: "soft" }, "A reward counts by how far it is from its group's: the advantage, as GRPO has it, is (reward − mean) / spread. What a reward is made of stands beside it, where whoever gave it said so."),
+    count, rows);
   async function draw() {
     const page = await get("groups", { ...asked, limit: ROWS });
     if (closed) return;

@@ -23,13 +23,38 @@ const PAINTS = {
     kind: (t) => (t.version < 0 ? "prompt" : `shade${t.version % 5}`),
     legend: [["shade0", "one colour a policy version"], ["prompt", "context"]],
   },
+  advantage: {
+    // By half of the largest in view: advantages have no scale of their own.
+    kind: (t, most) => (t.advantage === null ? "prompt" : t.advantage === 0 ? "level" : `${t.advantage > 0 ? "up" : "down"}${Math.abs(t.advantage) > most / 2 ? 2 : 1}`),
+    legend: [],
+    legendOf: (found, most) => (found.advantages === null ? [] : [["up2", `over ${number(most / 2)}`], ["up1", "above 0"], ["level", "0"], ["down1", "below 0"], ["down2", `under ${number(-most / 2)}`], ["prompt", "not trained on"]]),
+    words: (found) => (found.advantages === null ? `No advantages: ${found.advantages_from}.` : `Advantages: ${found.advantages_from}.`),
+  },
 };
+
+/** What made a branch: where it leaves another, and the first message that differs, as removed and added words. */
+function difference(found) {
+  const pieces = found.pieces.map(([kind, text]) => (kind === "same" ? el("span", {}, hostile(text)) : el(kind === "removed" ? "del" : "ins", {}, hostile(text))));
+  return el("section", { class: "difference", "data-view": "difference" }, el("h3", {}, "What made this branch"), el("p", {}, hostile(found.words)),
+    pieces.length ? el("div", { class: "diff text", dir: "auto" }, pieces) : null,
+    pieces.length ? el("p", { class: "soft" }, el("del", {}, "struck"), ` stands in the branch to step ${found.other}, `, el("ins", {}, "underlined"), " in this one.") : null);
+}
+
+// Only files that a browser decodes as pictures: never markup, and nothing that is fetched.
+const PICTURE = /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/;
+
+function picture(one) {
+  const words = `image ${one.number} · ${one.about}`;
+  if (one.url === null || !PICTURE.test(one.url)) return el("p", { class: "soft" }, hostile(words));
+  return el("figure", {}, el("img", { src: one.url, alt: words, decoding: "async" }), el("figcaption", { class: "soft" }, words));
+}
 
 function message(one) {
   return el("article", { class: `message ${["assistant", "user", "system", "tool"].includes(one.role) ? one.role : ""}` },
     el("div", { class: "role" }, hostile(one.role)),
     one.reasoning ? el("details", {}, el("summary", { class: "soft" }, "reasoning"), el("div", { class: "text" }, hostile(one.reasoning))) : null,
     one.content ? el("div", { class: "text", dir: "auto" }, hostile(one.content)) : null,
+    one.images?.length ? el("div", { class: "pictures" }, one.images.map(picture)) : null,
     one.cut ? el("p", { class: "soft" }, `${number(one.cut)} more characters are not shown.`) : null,
     one.calls.map(([name, given]) => el("pre", { class: "call" }, hostile(`${name}(${given})`))));
 }
@@ -60,7 +85,7 @@ export function open(view, asked, go) {
       el("p", {}, whyLink(t.uid, "What became of it")),
       choices.editable ? curation(found) : null,
       el("h2", {}, found.total_leaves > 1 ? `Conversation: ${number(found.total_leaves)} branches` : "Conversation"),
-      found.total_leaves > 1 ? el("div", { class: "row" }, found.leaves.map((leaf) => el("button", { type: "button", onclick: () => converse(talk, leaf) }, `to step ${leaf}`))) : null,
+      found.total_leaves > 1 ? el("div", { class: "row" }, found.leaves.map((leaf) => el("button", { type: "button", "data-leaf": leaf, onclick: () => converse(talk, leaf) }, `to step ${leaf}`))) : null,
       talk,
       el("h2", {}, "Steps"),
       table([
@@ -95,9 +120,11 @@ export function open(view, asked, go) {
   async function converse(place, leaf) {
     const found = await get("conversation", { ...named, leaf });
     if (closed) return;
-    if (found.messages === null) return void place.replaceChildren(el("p", { class: "soft" }, hostile(found.why_none)));
     place.replaceChildren();
-    fill(place, found.left_out ? el("p", { class: "soft" }, `${number(found.left_out)} messages before are not shown.`) : null, found.messages.map(message));
+    for (const button of body.querySelectorAll("[data-leaf]")) button.setAttribute("aria-pressed", String(Number(button.dataset.leaf) === leaf));
+    if (found.difference) fill(place, difference(found.difference));
+    if (found.messages === null) return void fill(place, el("p", { class: "soft" }, hostile(found.why_none)));
+    fill(place, found.source ? el("p", { class: "soft" }, found.source) : null, found.left_out ? el("p", { class: "soft" }, `${number(found.left_out)} messages before are not shown.`) : null, found.messages.map(message));
   }
 
   async function show(place, step, bring = true, offset = undefined, paint = "log-prob") {
@@ -106,15 +133,18 @@ export function open(view, asked, go) {
     const box = el("div", { class: "tokens" }), legend = el("div", { class: "row legend" });
     const rows = found.ids.map((id, at) => ({
       id, text: found.text?.[at] ?? null, log_prob: found.log_probs[at], trained: found.trained[at], version: found.versions[at],
-      sampled: found.offset + at >= found.prompt_tokens,
+      sampled: found.offset + at >= found.prompt_tokens, advantage: found.advantages?.[at] ?? null,
     }));
+    const most = Math.max(0, ...rows.map((t) => Math.abs(t.advantage ?? 0)));
     const draw = (name) => {
       paint = name;
-      legend.replaceChildren(...PAINTS[name].legend.map(([kind, words]) => el("span", { class: `token ${kind}` }, words)));
+      const chosen = PAINTS[name];
+      legend.replaceChildren(...(chosen.legendOf?.(found, most) ?? chosen.legend).map(([kind, words]) => el("span", { class: `token ${kind}` }, words)));
+      if (chosen.words) legend.append(el("span", { class: "soft" }, hostile(chosen.words(found))));
       box.replaceChildren(...rows.map((t) => {
         const about = [`id ${t.id}`, t.text !== null && JSON.stringify(plain(t.text)), t.log_prob !== null && `log-prob ${t.log_prob.toFixed(4)}`,
-          t.version >= 0 && `version ${t.version}`, t.trained ? "trained on" : "not trained on"].filter(Boolean).join("\n");
-        return el("span", { class: `token ${PAINTS[name].kind(t)}`, title: about }, t.text === null ? String(t.id) : hostile(t.text || "∅"));
+          t.advantage !== null && `advantage ${t.advantage.toFixed(4)}`, t.version >= 0 && `version ${t.version}`, t.trained ? "trained on" : "not trained on"].filter(Boolean).join("\n");
+        return el("span", { class: `token ${chosen.kind(t, most)}`, title: about }, t.text === null ? String(t.id) : hostile(t.text || "∅"));
       }));
       for (const button of place.querySelectorAll("[data-paint]")) button.setAttribute("aria-pressed", String(button.dataset.paint === name));
     };
