@@ -172,7 +172,7 @@ def _closing(verdict: dict[str, Any], page: Path, run: Path, *, learned: bool) -
         first,
         f"Report:      {_shown(page)}",
         f"Checkpoints: {_shown(run / TRAINER / 'checkpoints')}",
-        f"Look:        headrace pool stats {shlex.quote(_shown(run / 'journal'))}",
+        f"Look:        headrace dashboard {shlex.quote(_shown(run))} opens the dashboard again",
     ]
 
 
