@@ -262,10 +262,10 @@ def test_hostile_names_and_texts_are_text(page: Any, serving: Serving) -> None:
 def test_a_key_is_asked_for_and_stays_out_of_the_address(page: Any, serving: Serving) -> None:
     with DataPool() as pool, serving(pool, key="s3cret") as address:
         page.goto(address)
-        page.get_by_label("admin key").fill("wrong")
+        page.get_by_label("key of this server").fill("wrong")
         page.keyboard.press("Enter")
         wait(page, "this is not the key")
-        page.get_by_label("admin key").fill("s3cret")
+        page.get_by_label("key of this server").fill("s3cret")
         page.keyboard.press("Enter")
         page.wait_for_selector("[data-view=flow]")
         assert "s3cret" not in page.url

@@ -64,7 +64,7 @@ function login(why) {
   current = null;
   const key = el("input", { type: "password", name: "key", autocomplete: "current-password", required: true });
   const wrong = el("p", { class: "bad", role: "alert" });
-  const form = el("form", { class: "login" }, el("h1", {}, "Log in"), why && why !== "log in first" ? el("p", { class: "warning" }, why) : null, el("label", {}, "admin key", key), el("button", { type: "submit" }, "Log in"), wrong);
+  const form = el("form", { class: "login" }, el("h1", {}, "Log in"), why && why !== "log in first" ? el("p", { class: "warning" }, why) : null, el("label", {}, "key of this server", key), el("button", { type: "submit" }, "Log in"), wrong);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     try {
