@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from starlette.testclient import TestClient
@@ -43,7 +44,7 @@ def test_a_dashboard_answers_with_it_and_a_file_holds_it() -> None:
             assert client.get("/dashboard/api/choices").json()["about"] is None
 
 
-def exported(run: Path, page: Path) -> dict[str, dict[str, object]]:
+def exported(run: Path, page: Path) -> dict[str, Any]:
     # A process of its own: the command does without torch, which other tests need.
     command = [sys.executable, "-m", "headrace", "dashboard", str(run), "--export", str(page)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

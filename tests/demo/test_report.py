@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -46,7 +45,7 @@ def test_the_page_is_the_dashboards_with_the_game_its_tokens_and_where_all_of_it
     page = written(demo)
     assert page == demo.run / "report.html"
     answers = answers_of(page.read_text())
-    about: Any = answers["about"]
+    about = answers["about"]
     assert about["outcome"].startswith("Learned: the mean reward of the last 10 steps is 0.970, after 12 steps")
     sections = {section["title"]: section for section in about["sections"]}
     assert "A number from 1 to 6 is hidden." in sections["The game"]["text"][0]

@@ -76,9 +76,9 @@ def test_agents_learn_the_small_game(tmp_path: Path, capsys: pytest.CaptureFixtu
     said = msgspec.json.encode(about).decode()
     for part in ("from 1 to 3", "binary search", "before: ", "after: ", "seconds of CPU", str(run / "journal")):
         assert part in said
-    assert len(answers["curves"]["reward"]["step"]) == 24  # type: ignore[index, arg-type]
-    assert answers["overview"]["ledger"]["consumed"] == ledger(run)["consumed"]  # type: ignore[index]
-    assert any(talk["conversations"] for talk in answers["whole"].values())  # type: ignore[index]
+    assert len(answers["curves"]["reward"]["step"]) == 24
+    assert answers["overview"]["ledger"]["consumed"] == ledger(run)["consumed"]
+    assert any(talk["conversations"] for talk in answers["whole"].values())
     for process in ("model", "engine", "gateway", "trainer", "agents"):
         assert [line for line in told if f" s  {process} " in line], process
     assert any(str(run / "report.html") in line for line in told[:-1])

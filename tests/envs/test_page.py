@@ -20,7 +20,7 @@ def test_a_page_holds_every_rollout_whole_and_loads_nothing(tmp_path: Path) -> N
     answers = answers_of(page)
     assert answers["overview"]["title"] == answers["about"]["title"] == "words"
     assert answers["about"]["outcome"] == "2 groups of 3 rollouts: the mean score is 0.5, from 0 to 1."
-    assert {row["uid"]: row["reward"] for row in answers["trajectories"]} == {  # type: ignore[index]
+    assert {row["uid"]: row["reward"] for row in answers["trajectories"]} == {
         "group 1-0": 0.0,
         "group 1-1": 1.0,
         "group 2-0": 0.5,

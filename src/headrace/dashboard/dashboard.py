@@ -93,6 +93,7 @@ class Dashboard:
         self._asked_at = 0.0
         self._swept = asyncio.Event()
         self._trouble: str | None = None
+        self._rests = True
 
     # -- views ---------------------------------------------------------------------------------------------------------
 
@@ -288,7 +289,9 @@ class Dashboard:
         await self._attend(whole=True)
 
     async def read_once(self) -> None:
-        """Waits until the whole pool was read once. Raises `PoolUnreachable` where it does not answer."""
+        """Waits until the whole pool was read once. Nothing rests from then on: whoever asks does nothing else
+        meanwhile. Raises `PoolUnreachable` where it does not answer."""
+        self._rests = self._history.rests = False
         while not self._follower.done_once:
             self._look()
             swept = self._swept
@@ -362,7 +365,8 @@ class Dashboard:
             return goes_on, time.perf_counter() - begun
 
         goes_on, spent = await self._run(read)
-        await asyncio.sleep(spent * (1.0 / share - 1.0))
+        if self._rests:
+            await asyncio.sleep(spent * (1.0 / share - 1.0))
         return goes_on
 
     async def _run(self, work: Callable[[], Found]) -> Found:

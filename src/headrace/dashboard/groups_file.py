@@ -56,9 +56,7 @@ class GroupsFile:
         if scores:
             mean = sum(scores) / len(scores)
             outcome += f": the mean score is {mean:.3g}, from {min(scores):.3g} to {max(scores):.3g}"
-        said = [
-            f"They hold {self._tokens:,} tokens, of which {self._trained:,} are trained on; the file is {self.path}."
-        ]
+        said = [f"{self._tokens:,} tokens, of which {self._trained:,} are trained on. The file is {self.path}."]
         if self._left_out:
             said.append(f"{self._left_out:,} more groups are in the file, and not on this page.")
         if self._unread:
