@@ -95,6 +95,7 @@ def play(options: DemoOptions, run: Path, *, resume: bool = False, console: Cons
         seconds = kept.seconds + time.monotonic() - began
         DemoState(kept.settings, round(seconds, 1), ended).write(run)
     verdict = demo.verdict(seconds)
+    demo.say("The report is being written")
     page = write_report(run, kept.settings, demo.progress, verdict, demo.cpu_s, demo.recorded.games)
     for line in demo.closing(verdict, page):
         demo.say(line)

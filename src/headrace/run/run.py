@@ -148,6 +148,7 @@ def execute(file: Path, config: RunConfig, run: Path, *, resume: bool = False, c
         if (run / folder.STATE_FILE).exists():
             msgspec.structs.replace(kept, seconds=round(seconds, 1), ended=ended).write(run)
     verdict = training.verdict(seconds)
+    training.log.say("The report is being written")
     page = write_report(
         *(run, f"Headrace run: {file.absolute().parent.name}", training.progress, verdict, training.held_out()),
         *(training.cpu_s, yaml.safe_dump(dumped, sort_keys=False)),
