@@ -15,6 +15,23 @@ USUAL_METHODS = ("GET", "POST", "DELETE")
 
 Door = tuple[str, str]
 
+#: What the dashboard's page asks for.
+DASHBOARD_VIEWS = (
+    *("overview", "about", "curves", "survivors", "choices", "trajectories", "groups"),
+    *("trajectory", "conversation", "tokens", "consumption", "why", "group", "comparison", "answers", "search"),
+    *("export", "live"),
+)
+#: The dashboard's routes that are everybody's: the page's files, which hold nothing of anybody's, and its login; and
+#: those that need the key of who may see and change everything.
+DASHBOARD_OPEN = (
+    *("GET /dashboard", "GET /dashboard/{name:path}"),
+    *(f"POST /dashboard/api/{name}" for name in ("login", "logout")),
+)
+DASHBOARD_CLOSED = (
+    *(f"GET /dashboard/api/{name}" for name in DASHBOARD_VIEWS),
+    *(f"POST /dashboard/api/{name}" for name in ("curate", "undo")),
+)
+
 
 class Opens(IntEnum):
     """What a route asks for, and what a key opens: each what those before it open."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.api.kit import Api
 from tests.gateway.kit import serving
-from tests.keys import Opens, check_complete, doors, table
+from tests.keys import DASHBOARD_CLOSED, DASHBOARD_OPEN, Opens, check_complete, doors, table
 
 from headrace import DataPool
 from headrace.api import TrajectoryApiSettings, create_app
@@ -12,8 +12,10 @@ from headrace.api import TrajectoryApiSettings, create_app
 KEY = "the-apis-own"
 ROUTES = table(
     {
+        Opens.EVERYBODY: DASHBOARD_OPEN,
         # A browser's front page needs none, and shows then where to look and nothing else.
         Opens.ADMIN: [
+            *DASHBOARD_CLOSED,
             *(f"GET {path}" for path in ("/", "/wandb_info", "/info", "/batch", "/latest_example", "/status")),
             *("GET /status-env", "GET /reset_data", "POST /reset_data"),
             *(f"POST /{name}" for name in ("register", "register-env", "disconnect-env", "scored_data")),
@@ -30,12 +32,13 @@ def test_only_the_key_opens_any_route(pool: DataPool) -> None:
         api = Api(address)
         for method, path in doors(app.routes):
             for headers in ({}, {"authorization": "Bearer wrong"}, {"x-api-key": ""}, {"x-api-key": KEY}):
-                answer = api.client.request(method, path, headers=headers)
+                answer = api.client.request(method, path.replace("{name:path}", "nobody"), headers=headers)
                 where = f"{method} {path} with {headers}: {answer.status_code} {answer.text[:200]}"
                 if (method, path) not in ROUTES:
                     assert answer.status_code == 405, where
                     continue
-                assert (answer.status_code == 401) == (headers.get("x-api-key") != KEY), where
+                closed = ROUTES[method, path] is Opens.ADMIN and headers.get("x-api-key") != KEY
+                assert (answer.status_code == 401) == closed, where
                 assert answer.status_code < 500, where
                 assert KEY not in answer.text, where
         page = api.client.get("/", headers={"accept": "text/html"})

@@ -20,6 +20,7 @@ from tests.cli.command import Command
         (("--allow-origin", "*"), "'*' is no origin"),
         (("--allow-origin", "http://page.example/x"), "'http://page.example/x' is no origin"),
         (("--host", "256.0.0.1"), "cannot listen on 256.0.0.1"),
+        (("--dashboard", "off"), "'edit' or 'read-only'"),
     ],
 )
 def test_what_could_not_work_is_said(headrace: Command, args: tuple[str, ...], said: str) -> None:

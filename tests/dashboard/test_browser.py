@@ -16,6 +16,7 @@ from tests.dashboard.conftest import Serving
 from tests.dashboard.test_follow import submit
 
 from headrace import DataPool, Step
+from headrace.dashboard.about import About, AboutCall, AboutSection, AboutTable, AboutToken
 from headrace.dashboard.dashboard import Dashboard
 from headrace.dashboard.single_file import collect, single_file
 from headrace.dashboard.source import RunningPool
@@ -29,6 +30,17 @@ HOSTILE = (
     "\u202egnorw eb ot\u2066\u200b",
     "javascript:alert(1)",
     "a" * 500,
+)
+
+
+#: What a run might say of itself.
+ABOUT = About(
+    "A run of tests",
+    "It learned what it was to learn.",
+    [
+        AboutSection("Time", tables=[AboutTable(["seconds", ""], [["engine", 12.5], ["gateway", 5]], bars=True)]),
+        AboutSection("Tokens", calls=[AboutCall([AboutToken(7, "higher"), AboutToken(8, "6", -0.5)], "it hit")]),
+    ],
 )
 
 
@@ -86,6 +98,7 @@ def test_a_step_is_shown_token_by_token(page: Any, serving: Serving) -> None:
     with DataPool(defaults={"n_rollouts": 2}) as pool, serving(pool) as address:
         submit(pool, 0)
         page.goto(f"{address}/#/trajectory?channel={DEFAULT_CHANNEL}&uid=g0-1")
+        wait(page, "Tokens of step 1")  # the last one's, which are shown at first
         page.locator("[data-step='0']").click()
         wait(page, "Tokens of step 0")
         assert page.locator(".tokens .token").all_inner_texts() == ["1", "2", "7", "8"]
@@ -129,6 +142,20 @@ def test_what_is_curated_is_in_the_pool_and_can_be_undone(page: Any, serving: Se
         assert pool.trajectory("g0-1").steps[1].trainable
 
 
+def test_where_nothing_may_be_changed_the_page_offers_no_change(page: Any, serving: Serving) -> None:
+    with DataPool(defaults={"n_rollouts": 2}) as pool, serving(pool, editable=False) as address:
+        submit(pool, 0)
+        page.goto(f"{address}/#/trajectory?channel={DEFAULT_CHANNEL}&uid=g0-1")
+        wait(page, "Tokens of step 1")
+        assert page.get_by_text("Curate by hand").count() == 0
+        page.goto(f"{address}/#/trajectories")
+        settled(page, 2)
+        page.get_by_role("button", name="Find").click()
+        wait(page, "1 to 2 of 2")
+        assert page.get_by_text("Curate by hand").count() == 0
+        assert page.get_by_text("Download all 2").count() == 1
+
+
 def test_a_group_shows_what_its_trajectories_share(page: Any, serving: Serving) -> None:
     with DataPool(defaults={"n_rollouts": 2}) as pool, serving(pool) as address:
         submit(pool, 0)
@@ -156,7 +183,7 @@ def test_what_a_filter_shows_is_downloaded(page: Any, serving: Serving) -> None:
 
 def test_one_file_shows_the_same_without_a_server(page: Any, tmp_path: Path) -> None:
     async def written(pool: DataPool) -> bytes:
-        async with Dashboard(RunningPool(pool, "a file of tests")) as dashboard:
+        async with Dashboard(RunningPool(pool, "a file of tests"), about=lambda: ABOUT) as dashboard:
             return single_file(await collect(dashboard))
 
     with DataPool(defaults={"n_rollouts": 2}) as pool:
@@ -172,9 +199,25 @@ def test_one_file_shows_the_same_without_a_server(page: Any, tmp_path: Path) -> 
     page.keyboard.press("Enter")
     wait(page, "1 to 2 of 2")
     page.locator("tbody a").first.click()
+    wait(page, "Tokens of step 1")
     page.locator("[data-step='0']").click()
     wait(page, "Tokens of step 0")
     assert page.locator(".tokens .token").all_inner_texts() == ["1", "2", "7", "8"]
+    page.keyboard.press("t")
+    page.get_by_label("text or metadata").fill("ODD")
+    page.keyboard.press("Enter")
+    wait(page, "30 found in 60 read")
+    page.keyboard.press("g")
+    page.get_by_text("What they share, and where they part").first.click()
+    wait(page, "4 sequences of 24 tokens")
+    page.get_by_role("link", name="This run").click()
+    wait(page, "It learned what it was to learn.")
+    assert page.locator("[data-view=about] td").all_inner_texts() == ["engine", "12.5", "", "gateway", "5", ""]
+    assert page.locator("[data-view=about] .token").all_inner_texts() == ["higher ", "6 "]
+    assert page.locator("[data-view=about] .shade1").all_inner_texts() == ["6 "]
+    page.keyboard.press("o")
+    page.locator("[data-view=outcome]", has_text="It learned what it was to learn.").wait_for()
+    assert page.title() == "A run of tests"
 
 
 def in_a_loop_of_its_own(work: Coroutine[Any, Any, bytes]) -> bytes:
@@ -208,6 +251,7 @@ def test_hostile_names_and_texts_are_text(page: Any, serving: Serving) -> None:
             assert page.locator("main h1").count() == 1
         for number, text in enumerate(HOSTILE):
             page.goto(f"{address}/#/trajectory?channel={DEFAULT_CHANNEL}&uid=t{number}")
+            page.locator("main h1", has_text=re.compile(f"^t{number}$")).wait_for()
             page.wait_for_selector("[data-view=tokens] .token")
             shown = page.locator("dl.facts dd").first.inner_text()
             assert shown == text.replace("\u202e", "U+202E").replace("\u2066", "U+2066").replace("\u200b", "U+200B")
@@ -218,10 +262,10 @@ def test_hostile_names_and_texts_are_text(page: Any, serving: Serving) -> None:
 def test_a_key_is_asked_for_and_stays_out_of_the_address(page: Any, serving: Serving) -> None:
     with DataPool() as pool, serving(pool, key="s3cret") as address:
         page.goto(address)
-        page.get_by_label("admin key").fill("wrong")
+        page.get_by_label("key of this server").fill("wrong")
         page.keyboard.press("Enter")
         wait(page, "this is not the key")
-        page.get_by_label("admin key").fill("s3cret")
+        page.get_by_label("key of this server").fill("s3cret")
         page.keyboard.press("Enter")
         page.wait_for_selector("[data-view=flow]")
         assert "s3cret" not in page.url

@@ -122,7 +122,9 @@ def test_pages_of_other_sites_and_dashboards_that_only_read_change_nothing(pool:
             assert client.get("/dashboard/api/choices", headers=key).json()["editable"] is editable
             if not editable:
                 answer = client.post("/dashboard/api/curate", json=body, headers={**key, **OWN})
-                assert (answer.status_code, "only reads" in answer.text) == (400, True)
+                assert (answer.status_code, "only reads" in answer.text) == (403, True)
+                answer = client.post("/dashboard/api/undo", json={}, headers={**key, **OWN})
+                assert (answer.status_code, "only reads" in answer.text) == (403, True)
     assert curated(pool, "g0-0")[0][0] is True
 
 

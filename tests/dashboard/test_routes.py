@@ -49,7 +49,7 @@ def test_nothing_is_shown_without_the_key_and_all_of_it_after_a_login(client: Te
     assert isinstance(client.app, Starlette)
     routes = [route for route in client.app.routes if isinstance(route, Route) and "/api/" in route.path]
     views = [route.path for route in routes if "GET" in (route.methods or ())]
-    assert len(views) == 17
+    assert len(views) == 18
     assert {client.get(path).status_code for path in views} == {401}
     answer = client.post("/dashboard/api/login", json={"key": "s3cret"}, headers=OWN)
     assert answer.status_code == 200

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -17,10 +18,10 @@ from headrace import DataPool, Step
 from headrace.cli import main
 
 
-def answers_of(page: str) -> dict[str, dict[str, object]]:
+def answers_of(page: str) -> dict[str, Any]:
     found = re.search(r'<script type="application/json" id="answers">(.*?)</script>', page, re.DOTALL)
     assert found is not None
-    answers: dict[str, dict[str, object]] = orjson.loads(found[1])
+    answers: dict[str, Any] = orjson.loads(found[1])
     return answers
 
 
@@ -41,7 +42,6 @@ def test_a_journal_becomes_one_file_that_loads_nothing(tmp_path: Path) -> None:
     answers = answers_of(page)
     assert len(answers["trajectories"]) == 7
     whole = answers["whole"]["train\ng0-1"]
-    assert isinstance(whole, dict)
     assert whole["detail"]["trajectory"]["state"] == "consumed"
     assert whole["tokens"]["0"]["ids"] == [1, 2, 7, 8]
     assert whole["why"][0]["verdict"].startswith("It was trained on")

@@ -16,8 +16,10 @@ import msgspec
 import psutil
 import pytest
 from rich.console import Console
+from tests.dashboard.test_single_file import answers_of
 from tests.run.runs import headrace
 
+from headrace.dashboard.about import About
 from headrace.data.errors import InvalidInput
 from headrace.demo import progress
 from headrace.demo.progress import FirstAndLast
@@ -68,21 +70,20 @@ def test_agents_learn_the_small_game(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert verdict["logprob_gap_max"] < 1e-3
     assert max(row["on_policy_gap"] for row in rows if row.get("on_policy_gap") is not None) < 1e-3
     assert ledger(run)["consumed"] == sum(row["sequences"] and row["tokens"] for row in rows)
-    page = (run / "report.html").read_text()
-    for part in (
-        "<svg",
-        "from 1 to 3",
-        "binary search",
-        "before: ",
-        "after: ",
-        "log-prob",
-        "seconds of CPU",
-        "journal",
-    ):
-        assert part in page
+    answers = answers_of((run / "report.html").read_text())
+    about = msgspec.convert(answers["about"], About)
+    assert about.outcome.startswith("Learned" if learned else "Not learned yet")
+    said = msgspec.json.encode(about).decode()
+    for part in ("from 1 to 3", "binary search", "before: ", "after: ", "seconds of CPU", str(run / "journal")):
+        assert part in said
+    assert len(answers["curves"]["reward"]["step"]) == 24
+    assert answers["overview"]["ledger"]["consumed"] == ledger(run)["consumed"]
+    assert any(talk["conversations"] for talk in answers["whole"].values())
     for process in ("model", "engine", "gateway", "trainer", "agents"):
         assert [line for line in told if f" s  {process} " in line], process
     assert any(str(run / "report.html") in line for line in told[:-1])
+    assert any(line.rstrip().endswith("/dashboard") and " gateway " in line for line in told)
+    assert any(f"headrace dashboard {run} " in line for line in told[:-1])
     # What the page shows of a last game is what the journal has of it.
     shown = msgspec.json.decode((run / progress.RECORDED_FILE).read_bytes(), type=FirstAndLast)
     assert shown.first is not None
@@ -94,7 +95,7 @@ def test_agents_learn_the_small_game(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert {call.policy_version for call in shown.first.calls} == {0}
     for game in (shown.first, shown.last):
         assert all(len(call.response_ids) == len(call.log_probs) for call in game.calls)
-        assert all(f"log-prob {log_prob:.3f}" in page for call in game.calls for log_prob in call.log_probs)
+        assert all(f"log-prob {log_prob:.3f}" in said for call in game.calls for log_prob in call.log_probs)
     assert (run / "reward.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -258,6 +259,7 @@ def test_the_end_says_what_it_came_to_and_what_comes_next(
     assert lines[0].startswith(first)
     assert next_ in " ".join(lines)
     assert any(str(tmp_path / "report.html") in line for line in lines)
+    assert any(f"headrace dashboard {tmp_path} " in line for line in lines)
 
 
 def test_an_unknown_task_is_refused_with_those_there_are(tmp_path: Path) -> None:

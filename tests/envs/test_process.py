@@ -18,6 +18,16 @@ from headrace.envs.files import GroupFile
 from headrace.envs.process import Processing, process
 
 
+@pytest.fixture(autouse=True)
+def page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in place of the page, which takes a process of its own: test_page has the real one."""
+
+    def written(lines: Path, **options: Any) -> None:
+        lines.with_suffix(".html").write_text(str(options))
+
+    monkeypatch.setattr("headrace.envs.process.write_page", written)
+
+
 def made(folder: Path, most: int | None = None, **fields: Any) -> CountingEnv:
     given: dict[str, Any] = {"group_size": 2, "max_num_workers": 4, "use_wandb": False}
     return CountingEnv(

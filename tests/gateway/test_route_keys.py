@@ -10,7 +10,7 @@ from tests.gateway.kit import Running, told
 from tests.gateway.models.kit import with_models
 from tests.gateway.rollout import Rollout, in_front
 from tests.gateway.tenants.test_tenants import written
-from tests.keys import Opens, check_complete, doors, table
+from tests.keys import DASHBOARD_CLOSED, DASHBOARD_OPEN, Opens, check_complete, doors, table
 
 from headrace import DataPool
 from headrace.gateway.worker_control import DROP_SESSION
@@ -25,21 +25,13 @@ TENANTS = {"acme": {"keys": [TENANT]}, "globex": {"keys": [OTHER], "reward_keys"
 #: What agents call, below a trajectory's base URL and at the root.
 CALLS = ("chat/completions", "completions", "responses", "messages", "messages/count_tokens")
 BASE = "/{trajectory_uid}/{prompt_uid}"
-#: What the dashboard's page asks for.
-DASHBOARD_VIEWS = [
-    *("overview", "curves", "survivors", "choices", "trajectories", "groups"),
-    *("trajectory", "conversation", "tokens", "consumption", "why", "group", "comparison", "answers", "search"),
-    *("export", "live"),
-]
 #: Every route of a gateway, by who may call it. Below a base URL, each is there with and without /v1.
 ROUTES = table(
     {
         Opens.EVERYBODY: [
             *(f"GET {path}" for path in ("/health", "/ready", "/docs", "/docs/oauth2-redirect", "/redoc")),
             "GET /openapi.json",
-            "GET /dashboard",
-            "GET /dashboard/{name:path}",  # the page's files, which hold nothing of anybody's
-            *(f"POST /dashboard/api/{name}" for name in ("login", "logout")),
+            *DASHBOARD_OPEN,
             f"POST {DROP_SESSION}",  # said only among workers: nobody else finds it
         ],
         Opens.AGENT: [
@@ -66,8 +58,7 @@ ROUTES = table(
             *("GET /status-env", "GET /reset_data", "POST /reset_data"),
             *(f"POST /{name}" for name in ("register", "register-env", "disconnect-env", "scored_data")),
             "POST /scored_data_list",
-            *(f"GET /dashboard/api/{name}" for name in DASHBOARD_VIEWS),
-            *(f"POST /dashboard/api/{name}" for name in ("curate", "undo")),
+            *DASHBOARD_CLOSED,
         ],
     }
 )

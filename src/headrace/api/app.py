@@ -18,6 +18,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.api.responses import ApiResponse, deliver, gzipped, json_response
 from headrace.api.routes import Routes
 from headrace.api.settings import TrajectoryApiSettings
+from headrace.dashboard.dashboard import Dashboard
+from headrace.dashboard.login import DashboardLogin
+from headrace.dashboard.routes import add_dashboard
+from headrace.dashboard.source import RunningPool
 from headrace.data.errors import HeadraceError
 from headrace.net.front_page import (
     KEY_NEEDED,
@@ -47,6 +51,7 @@ Handler = Callable[[Request], Awaitable[ApiResponse]]
 Page = Callable[[Request], Awaitable[bytes]]
 #: What the front page points to, with what is there.
 LINKS = {
+    "/dashboard": "figures, trajectories with their tokens, groups",
     "/status": "the step and the queue",
     "/info": "what the trainer registered",
     "/wandb_info": "its group and project at Weights & Biases",
@@ -166,7 +171,9 @@ class TrajectoryApi:
 
 
 def create_app(pool: DataPool | RemotePool, settings: TrajectoryApiSettings | None = None) -> Starlette:
-    """A Trajectory API as an application of its own. The pool stays the caller's: it is not closed here."""
+    """A Trajectory API as an application of its own, with the pool's dashboard. The pool stays the caller's: it is not
+    closed here."""
+    settings = settings or TrajectoryApiSettings()
     api = TrajectoryApi(pool, settings)
 
     @asynccontextmanager
@@ -178,7 +185,10 @@ def create_app(pool: DataPool | RemotePool, settings: TrajectoryApiSettings | No
             await pool.aclose()
 
     routes = [*api.routes, *api.own_routes]
-    return _Application(routes=routes, lifespan=lifespan, exception_handlers={404: _no_such_route})
+    app = _Application(routes=routes, lifespan=lifespan, exception_handlers={404: _no_such_route})
+    source = RunningPool(pool, "Trajectory API", editable=settings.dashboard == "edit")
+    add_dashboard(app, Dashboard(source), DashboardLogin(settings.api_key))
+    return app
 
 
 class _Application(Starlette):

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, field_validator
 
+from headrace.dashboard import DASHBOARD_HELP, DashboardMode
 from headrace.pool.config import MAX_CHANNEL_NAME
 
 
@@ -23,6 +24,7 @@ class TrajectoryApiSettings(BaseModel):
     allow_origin: list[str] = Field(
         [], description="an origin whose web pages may call, as http://host:port; none unless it is named. Repeat it"
     )
+    dashboard: DashboardMode = Field("edit", description=DASHBOARD_HELP)
     max_body_mb: float = Field(64, gt=0, description="largest body that is taken, unpacked")
     answer_s: float = Field(
         60, gt=0, description="most seconds that a trainer may take to read a batch before others may have it"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from headrace.api.settings import TrajectoryApiSettings
-from headrace.cli.common import listening_on, log_to_stderr, pool_key, warn_unprotected
+from headrace.cli.common import announce, listening_on, log_to_stderr, pool_key, warn_unprotected
 from headrace.cli.pool.run import PoolOptions
 from headrace.commands import CommandModel, command
 from headrace.net.server import loopback
@@ -30,7 +30,7 @@ KEY_OF_API = "HEADRACE_API_KEY"
 
 class ApiCommand(TrajectoryApiSettings, PoolOptions, CommandModel):
     """Serve Atropos' Trajectory API, until SIGTERM or Ctrl-C: environments post scored groups, trainers take batches.
-    Prints one line with its address as soon as it serves.
+    Prints one line with its address as soon as it serves; the dashboard's is on stderr.
 
     The pool is embedded, and --journal makes it durable; with --pool it is one that runs elsewhere.
     """
@@ -71,7 +71,7 @@ class ApiCommand(TrajectoryApiSettings, PoolOptions, CommandModel):
                     app = LocalOnly(app, settings.allow_origin)
                 server = Server(app, host, self.port, lifespan=True)
             settle_memory()
-            server.run(lambda address: print(f"api ready on {address}", flush=True))
+            server.run(lambda address: announce("api", address))
 
     @contextmanager
     def _opened(self) -> Iterator[DataPool | RemotePool]:

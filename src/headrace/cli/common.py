@@ -159,6 +159,12 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Non
         print("\t".join(cell(row.get(name)).replace("\t", " ").replace("\n", " ") for name in columns))
 
 
+def announce(name: str, address: str) -> None:
+    """Prints the one line that programs wait for on stdout, and beside it, on stderr, where people look."""
+    print(f"{name} ready on {address}", flush=True)
+    remark(f"the dashboard is {address}/dashboard")
+
+
 def remark(*parts: Any) -> None:
     """Prints on stderr, so that stdout holds only what was asked for."""
     print(*parts, file=sys.stderr)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, model_validator
 
-from headrace.cli.common import listening_on, log_to_stderr, pool_key, remark, warn_unprotected
+from headrace.cli.common import announce, listening_on, log_to_stderr, pool_key, remark, warn_unprotected
 from headrace.cli.engine import check_model
 from headrace.cli.pool.run import PoolOptions
 from headrace.commands import CommandModel, command
@@ -165,7 +165,7 @@ class _StartOutput:
         remark(reason)
 
     def ready(self, address: str) -> None:
-        print(f"gateway ready on {address}", flush=True)
+        announce("gateway", address)
 
 
 gateway_app = command("gateway", GatewayCommand)

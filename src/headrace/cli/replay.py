@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from headrace.cli.common import folder_of, listening_on, remark
+from headrace.cli.common import listening_on, remark
 from headrace.cli.dashboard import SourceCommand
 from headrace.commands import Usage, command
 
@@ -45,7 +45,7 @@ class ReplayCommand(SourceCommand):
         from headrace.tokens.vocabulary import load_vocabulary
 
         do_without_torch()
-        tokenizer = self.tokenizer_path or self.of_run(folder_of(self.target), "model", "tokenizer.json")
+        tokenizer = self.tokenizer_path or self.model_of_run(self.folder)
         if tokenizer is None:
             raise Usage("no tokenizer was found beside TARGET; name the model's folder: --tokenizer-path FOLDER")
         vocabulary = load_vocabulary(tokenizer)

@@ -71,6 +71,8 @@ class HistoryKeeper:
         self._next_reading = 0.0
         self._slice_begun = 0.0
         self.read_at: float | None = None
+        #: Whether reading leaves most of the time to others.
+        self.rests = True
 
     def get(self) -> JournalHistory | None:
         """The history; None where there is no journal to read. Raises `JournalError` where it cannot be read."""
@@ -89,7 +91,7 @@ class HistoryKeeper:
 
     def _rest(self) -> None:
         spent = self._clock() - self._slice_begun
-        if spent >= READING_SLICE_S:
+        if self.rests and spent >= READING_SLICE_S:
             self._sleep(spent * (1.0 / READING_SHARE - 1.0))
             self._slice_begun = self._clock()
 

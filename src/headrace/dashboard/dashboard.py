@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headrace.dashboard import detail as details
+from headrace.dashboard.about import About
 from headrace.dashboard.compare import (
     Answer,
     Comparison,
@@ -67,18 +68,23 @@ IDLE_S = 60.0
 #: Trajectories that are read at a time for the parts of their rewards.
 PARTS_A_SLICE = 32
 
+#: What is said to who would change something where nothing may be changed.
+ONLY_READS = "this dashboard only reads: nothing can be changed here"
+
 Servers = Callable[[], Sequence[Mapping[str, Any]]]
 
 
 class Dashboard:
-    """One source's views. `renderer` gives the tokenizer, or None until there is one; `servers` the rollout servers'
-    rows. Use it as `async with`, or `close` it; it starts by itself when it is first asked."""
+    """One source's views. `renderer` gives the tokenizer, or None until there is one; `about` what its run says of
+    itself; `servers` the rollout servers' rows. Use it as `async with`, or `close` it; it starts by itself when it is
+    first asked."""
 
     def __init__(
         self,
         source: PoolSource,
         *,
         metrics: Path | None = None,
+        about: Callable[[], About | None] = lambda: None,
         renderer: Callable[[], Renderer | None] = lambda: None,
         servers: Servers = lambda: (),
         index: TrajectoryIndex | None = None,
@@ -89,7 +95,7 @@ class Dashboard:
         self._index = index if index is not None else TrajectoryIndex()
         self._follower = PoolFollower(source, self._index)
         self._metrics = MetricsFile(metrics) if metrics is not None else None
-        self._renderer, self._servers = renderer, servers
+        self._renderer, self._servers, self._about = renderer, servers, about
         self._reader: tuple[Renderer, SampleReader] | None = None
         self._rates = LedgerRates()
         self._overview: Overview | None = None
@@ -102,6 +108,7 @@ class Dashboard:
         self._asked_at = 0.0
         self._swept = asyncio.Event()
         self._trouble: str | None = None
+        self._rests = True
 
     # -- views ---------------------------------------------------------------------------------------------------------
 
@@ -109,6 +116,10 @@ class Dashboard:
         """The figures; those of the last sweep where the pool does not answer."""
         await self._attend(whole=False)
         return await self._run(self._make_overview)
+
+    async def about(self) -> About | None:
+        """What its run says of itself; None where there is no run, or it has not ended yet."""
+        return await self._run(self._about)
 
     async def curves(self) -> dict[str, Any]:
         """The trainer's curves; none without metrics."""
@@ -129,12 +140,14 @@ class Dashboard:
         """What filters may be set to: channels, states and tags; and whether people may curate here."""
         await self._attend(whole=False)
         channels = list(self._follower.stats.get("channels", ()))
+        about = await self.about()
         return await self._run(
             lambda: {
                 "channels": channels,
                 "states": self._index.states(),
                 "tags": self._index.tags()[:200],
                 "editable": self.source.editable,
+                "about": None if about is None else about.title,
                 "beside": None if self._beside is None else self._beside.source.title,
             }
         )
@@ -311,7 +324,9 @@ class Dashboard:
         await self._attend(whole=True)
 
     async def read_once(self) -> None:
-        """Waits until the whole pool was read once. Raises `PoolUnreachable` where it does not answer."""
+        """Waits until the whole pool was read once. Nothing rests from then on: whoever asks does nothing else
+        meanwhile. Raises `PoolUnreachable` where it does not answer."""
+        self._rests = self._history.rests = False
         while not self._follower.done_once:
             self._look()
             swept = self._swept
@@ -385,7 +400,8 @@ class Dashboard:
             return goes_on, time.perf_counter() - begun
 
         goes_on, spent = await self._run(read)
-        await asyncio.sleep(spent * (1.0 / share - 1.0))
+        if self._rests:
+            await asyncio.sleep(spent * (1.0 / share - 1.0))
         return goes_on
 
     async def _run(self, work: Callable[[], Found]) -> Found:
@@ -399,7 +415,7 @@ class Dashboard:
 
     def _check_editable(self) -> None:
         if not self.source.editable:
-            raise InvalidInput("this dashboard only reads: nothing can be changed here")
+            raise InvalidInput(ONLY_READS)
 
     def _reread(self, keys: Iterable[tuple[str, str]]) -> None:
         """Has the index say at once what was changed."""
@@ -446,7 +462,16 @@ class Dashboard:
             waits=waits(channels, servers),
             servers=servers,
             metrics_rows=0 if self._metrics is None else len(self._metrics),
+            scored_groups=_scored_groups(stats.get("desk", {})),
         )
+
+
+def _scored_groups(desk: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The figures of what environments post to the Trajectory API; None where none ever did."""
+    if not desk or not (desk["posted"] or desk["environments"]):
+        return None
+    found = {name: desk[name] for name in ("environments", "posted", "queued", "buffered", "out", "served", "step")}
+    return {**found, "dead letters": sum(desk["dead_letters"].values()), "duplicates": desk["duplicates"]}
 
 
 def _channel(name: str, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -220,3 +220,4 @@ class Overview(msgspec.Struct, frozen=True):
     waits: list[str]
     servers: list[dict[str, Any]]
     metrics_rows: int
+    scored_groups: dict[str, Any] | None = None

@@ -20,8 +20,9 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
+from headrace.dashboard.about import About
 from headrace.dashboard.curation import CurationRequest
-from headrace.dashboard.dashboard import Dashboard
+from headrace.dashboard.dashboard import ONLY_READS, Dashboard
 from headrace.dashboard.detail import MAX_TOKENS
 from headrace.dashboard.exports import check_format
 from headrace.dashboard.live import LiveFigures
@@ -69,6 +70,7 @@ class DashboardRoutes:
         """The routes, for an application to put before its own."""
         views: dict[str, Handler] = {
             "overview": self.overview,
+            "about": self.about,
             "curves": self.curves,
             "survivors": self.survivors,
             "choices": self.choices,
@@ -92,8 +94,9 @@ class DashboardRoutes:
         routes.append(Route(f"{PATH}/api/login", self._changes(self.log_in), methods=["POST"]))
         routes.append(Route(f"{PATH}/api/logout", self._changes(self.log_out), methods=["POST"]))
         for name, handler in (("curate", self.curate), ("undo", self.undo)):
-            routes.append(Route(f"{PATH}/api/{name}", self._guarded(self._changes(handler)), methods=["POST"]))
-        routes.append(Route(PATH, self.redirect, methods=["GET"]))
+            changing = self._guarded(self._changes(self._editing(handler)))
+            routes.append(Route(f"{PATH}/api/{name}", changing, methods=["POST"]))
+        routes.append(Route(PATH, _to_page, methods=["GET"]))
         routes.append(Route(f"{PATH}/{{name:path}}", self.file, methods=["GET"]))
         return routes
 
@@ -103,9 +106,6 @@ class DashboardRoutes:
         await self._dashboard.close()
 
     # -- the page ------------------------------------------------------------------------------------------------------
-
-    async def redirect(self, request: Request) -> Response:
-        return RedirectResponse(f"{PATH}/", headers=SECURITY_HEADERS)
 
     async def file(self, request: Request) -> Response:
         """A file of the page. Without a key: it holds nothing of anybody's."""
@@ -147,6 +147,9 @@ class DashboardRoutes:
 
     async def overview(self, request: Request) -> Response:
         return _json(await self._dashboard.overview())
+
+    async def about(self, request: Request) -> Response:
+        return _json(await self._dashboard.about() or About("", ""))
 
     async def curves(self, request: Request) -> Response:
         return _json(await self._dashboard.curves())
@@ -273,19 +276,41 @@ class DashboardRoutes:
 
         return checked
 
+    def _editing(self, handler: Handler) -> Handler:
+        async def edited(request: Request) -> Response:
+            if not self._dashboard.source.editable:
+                return _error(403, ONLY_READS)
+            return await handler(request)
+
+        return edited
+
+
+def add_dashboard(app: Starlette, dashboard: Dashboard, login: DashboardLogin) -> None:
+    """Puts a dashboard before the routes of an application, and ends it before what the application itself ends."""
+    served = DashboardRoutes(dashboard, login)
+    app.router.routes[:0] = served.routes
+    others = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[Any]:
+        async with others(app) as state:
+            try:
+                yield state
+            finally:
+                await served.closing()
+
+    app.router.lifespan_context = lifespan
+
 
 def dashboard_app(dashboard: Dashboard, login: DashboardLogin) -> Starlette:
     """An application that serves a dashboard and nothing else. Its root leads to the page."""
-    served = DashboardRoutes(dashboard, login)
+    app = Starlette(routes=[Route("/", _to_page)])
+    add_dashboard(app, dashboard, login)
+    return app
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        try:
-            yield
-        finally:
-            await served.closing()
 
-    return Starlette(routes=[*served.routes, Route("/", served.redirect)], lifespan=lifespan)
+async def _to_page(request: Request) -> Response:
+    return RedirectResponse(f"{PATH}/", headers=SECURITY_HEADERS)
 
 
 class UndoRequest(msgspec.Struct, frozen=True):

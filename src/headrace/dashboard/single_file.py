@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
+from headrace.dashboard.about import About
 from headrace.dashboard.dashboard import Dashboard
 from headrace.dashboard.detail import MAX_STEPS, with_few_images
-from headrace.dashboard.records import MAX_ROWS, TrajectoryQuery, TrajectoryRecord
+from headrace.dashboard.records import MAX_ROWS, GroupRecord, TrajectoryQuery, TrajectoryRecord
 from headrace.data.errors import HeadraceError
 
 #: Trajectories and groups that are listed in a file, newest first: some 300 bytes each.
@@ -22,6 +23,10 @@ MAX_LISTED, MAX_GROUPS = 20_000, 2_000
 WHOLE_OF_EACH = 60
 #: Tokens that a file holds: some 30 bytes each. Trajectories beyond have their steps and conversation alone.
 MAX_TOKENS = 400_000
+#: Bytes of trajectories that a file holds whole: a browser is slow with more.
+MAX_WHOLE_BYTES = 64_000_000
+#: Groups of which a file holds what their trajectories share.
+MAX_GROUP_DETAILS = 200
 #: Tokens of a step, and branches of a trajectory, that are held.
 STEP_TOKENS, BRANCHES = 500, 8
 #: Characters of a conversation's images that are held.
@@ -30,6 +35,7 @@ CONVERSATION_IMAGES = 100_000
 #: The page's modules; `offline.js` answers in a file what `api.js` asks the server for.
 MODULES = (
     "main",
+    "about",
     "overview",
     "trajectories",
     "trajectory",
@@ -44,36 +50,53 @@ MODULES = (
 _IMPORT = re.compile(r'from "\./([a-z/]+)\.js"')
 
 
-async def collect(dashboard: Dashboard) -> dict[str, Any]:
-    """All that the file shows, as the views answer it."""
+async def collect(dashboard: Dashboard, *, all_whole: bool = False) -> dict[str, Any]:
+    """All that the file shows, as the views answer it. With `all_whole`, every trajectory that is listed is held whole,
+    as far as there is room, and not some alone."""
     await dashboard.read_once()
     listed = await _all(dashboard)
-    groups: list[Any] = []
+    groups: list[GroupRecord] = []
     while len(groups) < MAX_GROUPS:
         page = await dashboard.groups(None, "", len(groups), MAX_ROWS)
         groups += page.rows
         if not page.rows or len(groups) >= page.total:
             break
-    whole, room = {}, MAX_TOKENS
-    for row in _chosen(listed):
+    whole, room, size = {}, MAX_TOKENS, 0
+    for row in listed if all_whole else _chosen(listed):
         try:
             found, used = await _whole(dashboard, row, room)
         except HeadraceError:
             continue  # it has left the pool
-        whole[f"{row.channel}\n{row.uid}"] = found
         room -= used
+        size += len(msgspec.json.encode(found))
+        if size > MAX_WHOLE_BYTES:
+            break
+        whole[f"{row.channel}\n{row.uid}"] = found
     answers = {
         "overview": await dashboard.overview(),
+        "about": await dashboard.about() or About("", ""),
         "curves": await dashboard.curves(),
         "survivors": await dashboard.survivors(),
         "choices": {**await dashboard.choices(), "editable": False, "beside": None},
         "consumption": await dashboard.consumption(0, MAX_ROWS),
         "trajectories": listed,
         "groups": groups[:MAX_GROUPS],
+        "group_details": await _group_details(dashboard, groups[:MAX_GROUP_DETAILS]),
         "whole": whole,
     }
     builtins: dict[str, Any] = msgspec.to_builtins(answers)
     return builtins
+
+
+async def _group_details(dashboard: Dashboard, groups: Iterable[GroupRecord]) -> dict[str, Any]:
+    """What the trajectories of each group share, where they can still be read."""
+    found = {}
+    for one in groups:
+        try:
+            found[f"{one.channel}\n{one.prompt_uid}"] = await dashboard.group(one.channel, one.prompt_uid)
+        except HeadraceError:
+            continue
+    return found
 
 
 async def _all(dashboard: Dashboard) -> list[TrajectoryRecord]:

@@ -95,6 +95,7 @@ def play(options: DemoOptions, run: Path, *, resume: bool = False, console: Cons
         seconds = kept.seconds + time.monotonic() - began
         DemoState(kept.settings, round(seconds, 1), ended).write(run)
     verdict = demo.verdict(seconds)
+    demo.say("The report is being written")
     page = write_report(run, kept.settings, demo.progress, verdict, demo.cpu_s, demo.recorded.games)
     for line in demo.closing(verdict, page):
         demo.say(line)
@@ -183,12 +184,15 @@ class DemoRun:
     def closing(self, verdict: dict[str, Any], page: Path) -> list[str]:
         """Lines that tell the result, where to read about it, and what to try next."""
         steps, most, reward = verdict["steps"], self.settled.steps, verdict["reward_end"] or 0.0
-        report = f"Report:   {_shown(page)}"
+        look = [
+            f"Report:   {_shown(page)}",
+            f"Look:     headrace dashboard {shlex.quote(_shown(self.run))} opens the dashboard again",
+        ]
         if self.progress.learned:
             return [
                 f"Learned: reward {reward:.3f}, the mean of {LEARNED_STEPS} steps, after {steps} steps and "
                 f"{verdict['seconds']:.0f} s.",
-                report,
+                *look,
                 f"Try next: headrace demo --seed {self.settled.seed + 1}, with other weights and numbers",
                 f"          headrace pool stats {shlex.quote(_shown(self.run / 'journal'))}, what was recorded",
                 "          an agent of your own: docs/agents.md",
@@ -197,7 +201,7 @@ class DemoRun:
             ended, going_on = f"The trainer ended after {steps} of {most} steps", resuming(self.run)
         else:
             ended, going_on = f"{steps} steps were not enough", resuming(self.run, more_steps(self.settled, steps))
-        return [f"{ended}: reward {reward:.2f} of {LEARNED_REWARD}; go on with: {going_on}", report]
+        return [f"{ended}: reward {reward:.2f} of {LEARNED_REWARD}; go on with: {going_on}", *look]
 
     def _ray_pool(self, ending: ExitStack) -> RayPool:
         self.say("The pool is an actor of a Ray cluster, which is started first")

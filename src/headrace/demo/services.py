@@ -9,8 +9,19 @@ from typing import Any
 import msgspec
 
 from headrace.demo.recipe import Recipe, trainer_config
+from headrace.run.progress import METRICS
 from headrace.run.ray_pool import RayPool
-from headrace.run.services import HOST, JOURNAL, TRAINER, TRAINER_FILE, RunPlan, RunPorts, Service, headrace
+from headrace.run.services import (
+    HOST,
+    JOURNAL,
+    TRAINER,
+    TRAINER_FILE,
+    RunPlan,
+    RunPorts,
+    Service,
+    gateway_does,
+    headrace,
+)
 
 #: Seconds after which a group that a crash left incomplete is dropped, and counted as such.
 GROUP_TIMEOUT_S = 60
@@ -60,7 +71,7 @@ def demo_plan(
         Service(
             "gateway",
             headrace(*_gateway(settled, model, run, ports.gateway, servers, pool)),
-            f"records every call, on {gateway}",
+            gateway_does(gateway),
             announces="gateway",
         ),
         Service(
@@ -99,6 +110,7 @@ def _gateway(
     settled: DemoSettings, model: Path, run: Path, port: int, servers: tuple[str, ...], pool: RayPool | None
 ) -> list[Any]:
     given = ["--vllm-addresses", ",".join(servers), "--tokenizer-path", model, "--host", HOST, "--port", port, "--open"]
+    given += ["--dashboard-metrics", run / TRAINER / METRICS]
     if pool is not None:
         given += ["--data-pool-name", pool.name, "--ray-address", pool.cluster]
         return ["gateway", *given, "--prompt-length", 64, "--response-length", 16]

@@ -8,16 +8,15 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator
-from importlib import resources
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from headrace.data.errors import InvalidInput
+from headrace.data.errors import HeadraceError, InvalidInput
 from headrace.data.json import to_json
-from headrace.envs.server.sequences import MASKED
 from headrace.files import append, write_whole
 
 log = logging.getLogger("headrace.envs")
@@ -56,61 +55,25 @@ def _create(wanted: Path) -> tuple[Path, int]:
             path = wanted.with_stem(f"{wanted.stem}_{number}")
 
 
-#: Bytes of groups on the page: a browser is slow with more. The rest stays in the JSON lines.
-MAX_PAGE_BYTES = 64_000_000
-
-
-def write_page(lines: Path, page: Path | None = None, *, title: str | None = None) -> Path:
+def write_page(
+    lines: Path, page: Path | None = None, *, title: str | None = None, tokenizer: str | None = None
+) -> Path:
     """Writes the HTML page of the groups in a JSON lines file, by default beside it; its path.
 
-    It needs no other file or network, and leaves out groups beyond `MAX_PAGE_BYTES`, and lines that are no groups.
+    It is the dashboard's export of that file, made by `headrace dashboard` in a process of its own: it needs no other
+    file or network, and says what it leaves out. `tokenizer` is the model's folder, with which tokens have texts; one
+    that is no folder is left out. Raises `HeadraceError` where no page is made.
     """
     page = page or lines.with_suffix(".html")
-    groups, size, unread, left = [], 0, 0, 0
-    for group in _groups(lines):
-        if group is None:
-            unread += 1
-            continue
-        encoded = to_json(group)
-        size += len(encoded)
-        if size > MAX_PAGE_BYTES:
-            left += 1
-            continue
-        groups.append(encoded)
-    about = {"title": title or lines.stem, "source": lines.name, "unread": unread, "left": left}
-    data = b'{"about":' + to_json(about) + b',"groups":[' + b",".join(groups) + b"]}"
-    # Inside a script element only its end could be misread.
-    text = data.decode().replace("<", "\\u003c")
-    template = resources.files("headrace.envs").joinpath("groups_page.html").read_text(encoding="utf-8")
-    write_whole(page, template.replace("%DATA%", text).encode())
+    command = [sys.executable, "-m", "headrace", "dashboard", str(lines), "--export", str(page)]
+    if title is not None:
+        command += ["--title", title]
+    if tokenizer is not None and (Path(tokenizer) / "tokenizer.json").exists():
+        command += ["--tokenizer-path", tokenizer]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise HeadraceError(f"{page} was not written: {done.stderr.strip() or f'exit code {done.returncode}'}")
     return page
-
-
-def _groups(lines: Path) -> Iterator[dict[str, Any] | None]:
-    """What the page shows of each line; None for a line that is no group."""
-    with lines.open("rb") as file:
-        for line in file:
-            if not line.strip():
-                continue
-            try:
-                yield _group(orjson.loads(line))
-            except (orjson.JSONDecodeError, KeyError, TypeError, IndexError, AttributeError):
-                yield None
-
-
-def _group(group: dict[str, Any]) -> dict[str, Any]:
-    messages = group.get("messages") or [None] * len(group["tokens"])
-    return {
-        "rollouts": [
-            {
-                "score": group["scores"][at],
-                "tokens": len(tokens),
-                "trained": sum(label != MASKED for label in group["masks"][at]),
-                "messages": messages[at],
-            }
-            for at, tokens in enumerate(group["tokens"])
-        ]
-    }
 
 
 class EnvCheckpoints:

@@ -172,7 +172,8 @@ async def process(env: EnvCore, groups: int) -> None:
         await env.close()
         if env.jsonl_writer is not None:
             with env.counts.guard("page"):
-                await asyncio.to_thread(write_page, env.jsonl_writer.path, title=env.name)
+                tokenizer = env.config.tokenizer_name if env.names_tokenizer else None
+                await asyncio.to_thread(write_page, env.jsonl_writer.path, title=env.name, tokenizer=tokenizer)
 
 
 async def evaluate(env: EnvCore) -> None:

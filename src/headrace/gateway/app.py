@@ -166,7 +166,9 @@ def _dashboard(gateway: Gateway, pool: DataPool | RemotePool, settings: GatewayS
     def renderer() -> Renderer | None:
         return next((model.renderer for model in gateway.models if model.loaded), None)
 
-    shown = Dashboard(RunningPool(pool, "gateway", editable=True), renderer=renderer, servers=gateway.models.servers)
+    source = RunningPool(pool, "gateway", editable=settings.dashboard == "edit")
+    metrics = None if settings.dashboard_metrics is None else Path(settings.dashboard_metrics)
+    shown = Dashboard(source, metrics=metrics, renderer=renderer, servers=gateway.models.servers)
     return DashboardRoutes(shown, DashboardLogin(settings.admin_key, closed=closed))
 
 

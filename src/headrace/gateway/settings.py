@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from headrace.dashboard import DASHBOARD_HELP, DashboardMode
 from headrace.data.errors import InvalidInput
 from headrace.gateway.flushing import FlushTimes
 from headrace.pool.config import MAX_CHANNEL_NAME
@@ -120,6 +121,10 @@ class GatewaySettings(BaseModel):
         description="a channel whose groups the Trajectory API's trainers get too, and its environments feed",
     )
     heartbeat_s: float = Field(300, gt=0, description="an environment that did not call for so long has no weight")
+    dashboard: DashboardMode = Field("edit", description=DASHBOARD_HELP)
+    dashboard_metrics: str | None = Field(
+        None, description="a trainer's metrics.jsonl, whose curves the dashboard shows; it need not be there yet"
+    )
 
     sampling: list[str] = Field(
         [], description="parameters that a channel forces, as CHANNEL:name=value,...; may be given several times"

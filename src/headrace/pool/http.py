@@ -172,14 +172,23 @@ def create_app(
 
 
 class PoolServer(server.Server):
-    """A pool's application on a socket. It closes the pool when it ends. Without a key and on loopback, it is for this
-    machine's own programs alone."""
+    """A pool's application on a socket: `app`, else one that `create_app` makes with the options. It closes the pool
+    when it ends. Without a key and on loopback, it is for this machine's own programs alone."""
 
-    def __init__(self, pool: DataPool, host: str = "127.0.0.1", port: int = 8200, **options: Any) -> None:
-        app: ASGIApp = create_app(pool, **options)
-        if options.get("key") is None and loopback(host):
-            app = LocalOnly(app)
-        super().__init__(app, host, port, closed=pool.close)
+    def __init__(
+        self,
+        pool: DataPool,
+        host: str = "127.0.0.1",
+        port: int = 8200,
+        *,
+        app: ASGIApp | None = None,
+        key: str | None = None,
+        **options: Any,
+    ) -> None:
+        served: ASGIApp = create_app(pool, key=key, **options) if app is None else app
+        if key is None and loopback(host):
+            served = LocalOnly(served)
+        super().__init__(served, host, port, closed=pool.close, lifespan=app is not None)
         self.pool = pool
 
 

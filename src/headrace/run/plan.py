@@ -21,6 +21,7 @@ from typing import Any
 from headrace.run.cluster import RayPlace, actor_name
 from headrace.run.config import MODEL_MARK, PORT_MARK, TRAIN, VAL, RunConfig
 from headrace.run.environment import environment_command, serve_file
+from headrace.run.progress import METRICS
 from headrace.run.services import (
     ENVIRONMENT_FILE,
     HOST,
@@ -35,6 +36,7 @@ from headrace.run.services import (
     RunPorts,
     Service,
     State,
+    gateway_does,
     headrace,
 )
 from headrace.trainer.config import LearningConfig
@@ -102,7 +104,7 @@ def server_command(start: str, model: str, port: int) -> tuple[list[str], dict[s
 def _gateway(config: RunConfig, run: Path, ports: RunPorts, servers: Sequence[str], pool: str) -> Service:
     given = config.gateway
     options: list[Any] = ["--vllm-addresses", ",".join(servers), "--tokenizer-path", config.model]
-    options += ["--host", config.host, "--port", ports.gateway]
+    options += ["--host", config.host, "--port", ports.gateway, "--dashboard-metrics", run / TRAINER / METRICS]
     if config.where == "local":
         options += ["--journal", run / JOURNAL, "--durability", given.durability]
         options += [*_memory_flag(config), *_channel_flags(config)]
@@ -116,7 +118,7 @@ def _gateway(config: RunConfig, run: Path, ports: RunPorts, servers: Sequence[st
     return Service(
         "gateway",
         headrace("gateway", *options),
-        f"records every call, on http://{config.host}:{ports.gateway}",
+        gateway_does(f"http://{config.host}:{ports.gateway}"),
         announces="gateway",
         after=_states({"pool": "ready"} if config.where != "local" else {}),
     )

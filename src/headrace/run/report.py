@@ -1,20 +1,25 @@
-"""The report of a run: a picture of its reward curve, and one self-contained HTML page.
+"""The report of a run: what it says of itself, a picture of its reward curve, and its dashboard as one HTML file.
 
-What every kind of run shows (the curve, figures, where the time went, where to look) is made of the functions here; a
-kind with more to tell, such as the demo, puts its own parts between them.
+What every kind of run says (figures, where the time went, where to look) is made of the functions here; a kind with
+more to tell, such as the demo, puts its own sections between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+import logging
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headrace.run.chart import ChartMark, chart, svg, write_png
+from headrace.dashboard.about import About, AboutSection, AboutTable, Cell, write_about
+from headrace.run.chart import ChartMark, chart, write_png
 from headrace.run.progress import METRICS, RunProgress
 from headrace.run.results import EvaluationResult
-from headrace.run.services import EVALUATIONS, JOURNAL, LOGS, TRAINER, TRAINER_FILE
+from headrace.run.services import EVALUATIONS, JOURNAL, LOGS, TRAINER, TRAINER_FILE, headrace
+
+log = logging.getLogger("headrace.run")
 
 PAGE, PICTURE = "report.html", "reward.png"
 #: The parts of the trainer's loop, by their names in its metrics.
@@ -25,27 +30,20 @@ TIMES = {
     "checkpoint": "writing checkpoints",
 }
 
-STYLE = """
-body { font: 16px/1.5 sans-serif; color: #1f2933; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem } h2 { font-size: 1.15rem; margin-top: 2rem }
-table { border-collapse: collapse } td, th { padding: .2rem 1rem .2rem 0; text-align: left; vertical-align: top }
-th { color: #7b8794; font-weight: normal } .number { text-align: right }
-.bar { background: #1769aa; height: .8rem } .games { display: flex; gap: 3rem; flex-wrap: wrap }
-.win { color: #2f855a } .loss { color: #b83232 } pre { background: #f5f7fa; padding: 1rem; overflow: auto }
-code { background: #f5f7fa; padding: 0 .2rem } .note { color: #7b8794 } summary { cursor: pointer }
-.call { display: flex; flex-wrap: wrap; gap: .25rem; margin: .5rem 0; align-items: stretch }
-.token { background: #f5f7fa; border-radius: .2rem; padding: .1rem .4rem; text-align: center; font: 14px/1.4 monospace }
-.token small { display: block; color: #7b8794; font-size: 11px }
-.sampled { background: #1769aa; color: #ffffff } .sampled small { color: #d9e8f5 }
-"""
 
+def write_pages(run: Path, about: About, marks: Sequence[ChartMark]) -> Path:
+    """Writes what a run says of itself, the picture and the page into its folder; returns the page's path.
 
-def write_page(run: Path, title: str, marks: Sequence[ChartMark], parts: Iterable[str]) -> Path:
-    """Writes the picture, and the page of these parts, into the run's folder; returns the page's path."""
+    The page is the dashboard's export, made by the command that makes it again. Where that fails, it is logged, and the
+    run's result stands all the same.
+    """
     write_png(marks, run / PICTURE)
-    head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title><style>{STYLE}</style>"
-    (run / PAGE).write_text("\n".join([head, f"<h1>{escape(title)}</h1>", *parts, "</html>"]))
-    return run / PAGE
+    write_about(run, about)
+    page = run / PAGE
+    done = subprocess.run(headrace("dashboard", run, "--export", page), capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        log.error("%s was not written: %s", page, done.stderr.strip() or f"exit code {done.returncode}")
+    return page
 
 
 def write_report(
@@ -61,83 +59,83 @@ def write_report(
     held_out = [(one.step, one.mean) for one in evaluations if one.mean is not None]
     marks = chart(progress.rewards, "reward by training step, and the mean of 10", held_out=held_out)
     start, end = (f"{v:.3f}" if v is not None else "-" for v in (verdict["reward_start"], verdict["reward_end"]))
-    parts = [
-        f"<p>{verdict['steps']} steps in {verdict['seconds']:.0f} s: the reward went from {start} to {end}.",
-        svg(marks),
-        facts(verdict),
-        *_held_out(evaluations),
-        "<h2>Where the time went</h2>",
-        bars("seconds of CPU by process", cpu_s),
-        bars("seconds of the trainer's loop", loop_times(progress)),
-        "<h2>Where to look</h2>",
-        places(
-            run,
-            {
-                JOURNAL: f"the pool: what was recorded, and what became of it; <code>headrace pool stats "
-                f"{escape(str(run / JOURNAL))}</code>",
-                LOGS: "what each process said",
-                f"{TRAINER}/{METRICS}": "one line a step, with everything that was measured",
-                TRAINER: "checkpoints, which <code>headrace run --resume</code> goes on from",
-                EVALUATIONS: "each rollout on held-out data, with its reward",
-            },
-        ),
-        "<h2>The run's file</h2>",
-        f"<pre>{escape(file)}</pre>",
-        "<h2>The trainer's configuration</h2>",
-        f"<pre>{escape((run / TRAINER_FILE).read_text())}</pre>",
-    ]
-    return write_page(run, title, marks, parts)
+    about = About(
+        title,
+        f"{verdict['steps']} steps in {verdict['seconds']:.0f} s: the reward went from {start} to {end}.",
+        [
+            facts(verdict),
+            *_held_out(evaluations),
+            times(progress, cpu_s),
+            places(
+                run,
+                {
+                    JOURNAL: (
+                        "the pool: what was recorded, and what became of it",
+                        f"headrace pool stats {quoted(run / JOURNAL)}",
+                    ),
+                    LOGS: ("what each process said", ""),
+                    f"{TRAINER}/{METRICS}": ("one line a step, with everything that was measured", ""),
+                    TRAINER: ("checkpoints, from which a run goes on", "headrace run --resume"),
+                    EVALUATIONS: ("each rollout on held-out data, with its reward", ""),
+                },
+            ),
+            AboutSection("The run's file", code=file),
+            trainer_configuration(run),
+        ],
+    )
+    return write_pages(run, about, marks)
 
 
-def _held_out(evaluations: Sequence[EvaluationResult]) -> list[str]:
+def _held_out(evaluations: Sequence[EvaluationResult]) -> list[AboutSection]:
     if not evaluations:
         return []
     ks = sorted({k for one in evaluations for k in one.pass_at})
-    head = "".join(f"<th>{name}" for name in ("step", "mean", *(f"pass@{k}" for k in ks), "rollouts", "failed"))
-    rows = "".join(
-        "<tr>"
-        + "".join(
-            f"<td class=number>{number(value)}"
-            for value in (one.step, one.mean, *(one.pass_at.get(k) for k in ks), one.rollouts, one.failed)
-        )
-        for one in evaluations
+    columns = ["step", "mean", *(f"pass@{k}" for k in ks), "rollouts", "failed"]
+    rows: list[list[Cell]] = [
+        [one.step, one.mean, *(one.pass_at.get(k) for k in ks), one.rollouts, one.failed] for one in evaluations
+    ]
+    return [AboutSection("On held-out data", tables=[AboutTable(columns, rows)])]
+
+
+def facts(verdict: Mapping[str, Any], leave_out: Sequence[str] = ("report",)) -> AboutSection:
+    """A result's figures."""
+    rows: list[list[Cell]] = [
+        [name.replace("_", " "), value] for name, value in verdict.items() if name not in leave_out
+    ]
+    return AboutSection("Result", tables=[AboutTable(["", ""], rows)])
+
+
+def times(progress: RunProgress, cpu_s: Mapping[str, float]) -> AboutSection:
+    """Where the time went: by process, and in the trainer's loop, over all steps."""
+    loop = {words: sum(row.get("times", {}).get(name, 0.0) for row in progress.rows) for name, words in TIMES.items()}
+    return AboutSection(
+        "Where the time went",
+        tables=[_seconds("seconds of CPU by process", cpu_s), _seconds("seconds of the trainer's loop", loop)],
     )
-    return ["<h2>On held-out data</h2>", f"<table><tr>{head}</tr>{rows}</table>"]
 
 
-def facts(verdict: Mapping[str, Any], leave_out: Sequence[str] = ("report",)) -> str:
-    """A table of a result's figures."""
-    shown = {name: value for name, value in verdict.items() if name not in leave_out}
-    rows = (f"<tr><th>{name.replace('_', ' ')}<td>{number(value)}" for name, value in shown.items())
-    return f"<table>{''.join(rows)}</table>"
+def _seconds(what: str, values: Mapping[str, float]) -> AboutTable:
+    return AboutTable([what, ""], [[name, round(value, 1)] for name, value in values.items()], bars=True)
 
 
-def loop_times(progress: RunProgress) -> dict[str, float]:
-    """The seconds of each part of the trainer's loop, over all steps."""
-    return {words: sum(row.get("times", {}).get(name, 0.0) for row in progress.rows) for name, words in TIMES.items()}
-
-
-def bars(what: str, values: Mapping[str, float]) -> str:
-    """A table of values with a bar for each."""
-    most = max([*values.values(), 1e-9])
-    rows = (
-        f"<tr><td>{escape(name)}<td class=number>{value:.1f}"
-        f"<td><div class=bar style='width:{20 * value / most:.2f}rem'></div>"
-        for name, value in values.items()
+def places(run: Path, found: Mapping[str, tuple[str, str]]) -> AboutSection:
+    """Where to look in a run's folder: by path, what is there and the command that reads it. What is not there is left
+    out."""
+    rows: list[list[Cell]] = [
+        [name, words, command] for name, (words, command) in found.items() if (run / name).exists()
+    ]
+    return AboutSection(
+        "Where to look",
+        [f"Everything of this run is in {run}; headrace dashboard {quoted(run)} serves this page again."],
+        [AboutTable(["", "what is there", "what reads it"], rows)],
     )
-    return f"<table><tr><th>{what}<th><th></tr>{''.join(rows)}</table>"
 
 
-def places(run: Path, found: Mapping[str, str]) -> str:
-    """Where to look in a run's folder: by path, what is there, as HTML. What is not there is left out."""
-    rows = "".join(
-        f"<tr><td><a href='{name}'>{name}</a><td>{words}" for name, words in found.items() if (run / name).exists()
-    )
-    return f"<p>Everything of this run is in <code>{escape(str(run))}</code>.<table>{rows}</table>"
+def trainer_configuration(run: Path) -> AboutSection:
+    """The file with which the trainer was started."""
+    return AboutSection("The trainer's configuration", code=(run / TRAINER_FILE).read_text())
 
 
-def number(value: Any) -> str:
-    """A value as a table shows it."""
-    if value is None:
-        return "-"
-    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+def quoted(path: Path) -> str:
+    """A path as a shell takes it."""
+    return shlex.quote(str(path))

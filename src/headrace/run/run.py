@@ -148,6 +148,7 @@ def execute(file: Path, config: RunConfig, run: Path, *, resume: bool = False, c
         if (run / folder.STATE_FILE).exists():
             msgspec.structs.replace(kept, seconds=round(seconds, 1), ended=ended).write(run)
     verdict = training.verdict(seconds)
+    training.log.say("The report is being written")
     page = write_report(
         *(run, f"Headrace run: {file.absolute().parent.name}", training.progress, verdict, training.held_out()),
         *(training.cpu_s, yaml.safe_dump(dumped, sort_keys=False)),
@@ -172,7 +173,7 @@ def _closing(verdict: dict[str, Any], page: Path, run: Path, *, learned: bool) -
         first,
         f"Report:      {_shown(page)}",
         f"Checkpoints: {_shown(run / TRAINER / 'checkpoints')}",
-        f"Look:        headrace pool stats {shlex.quote(_shown(run / 'journal'))}",
+        f"Look:        headrace dashboard {shlex.quote(_shown(run))} opens the dashboard again",
     ]
 
 

@@ -29,6 +29,11 @@ ADMIN_KEY_VARIABLE = "HEADRACE_ADMIN_KEY"
 State = Literal["listening", "ready"]
 
 
+def gateway_does(address: str) -> str:
+    """What a run says of its gateway once it is ready: where agents call, and where people look."""
+    return f"records every call, on {address}; look at {address}/dashboard"
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """One process of a run.

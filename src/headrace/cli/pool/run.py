@@ -10,8 +10,9 @@ import msgspec
 from pydantic import BaseModel, Field
 
 from headrace.cli.actors import ActorOptions, attended
-from headrace.cli.common import listening_on, log_to_stderr, pool_key, warn_unprotected
+from headrace.cli.common import announce, listening_on, log_to_stderr, pool_key, warn_unprotected
 from headrace.commands import CommandModel, Positional, Usage, command
+from headrace.dashboard import DASHBOARD_HELP, DashboardMode
 from headrace.extras import require_for
 from headrace.files import read
 from headrace.pool import KEY_VARIABLE
@@ -80,21 +81,27 @@ class PoolServeCommand(PoolOptions, CommandModel):
     backups: Path | None = Field(
         None, description="folder below which `pool backup` may copy the journal; without one it is refused"
     )
+    dashboard: DashboardMode = Field("edit", description=DASHBOARD_HELP)
 
     def execute(self) -> None:
+        from headrace.dashboard.dashboard import Dashboard
+        from headrace.dashboard.login import DashboardLogin
+        from headrace.dashboard.routes import add_dashboard
+        from headrace.dashboard.source import RunningPool
         from headrace.pool.embedded import DataPool
-        from headrace.pool.http import PoolServer
+        from headrace.pool.http import PoolServer, create_app
 
         log_to_stderr()
         key = pool_key(self.key)
         if key is None:
             warn_unprotected(self.host, "read and change this pool", f"{KEY_VARIABLE} or --key")
         with DataPool(self.journal, **self.options()) as pool:
+            app = create_app(pool, key=key, max_body_mb=self.max_body_mb, backups=self.backups)
+            source = RunningPool(pool, "pool", editable=self.dashboard == "edit")
+            add_dashboard(app, Dashboard(source), DashboardLogin(key))
             with listening_on(self.host, self.port):
-                server = PoolServer(
-                    pool, self.host, self.port, key=key, max_body_mb=self.max_body_mb, backups=self.backups
-                )
-            server.run(_announce)
+                server = PoolServer(pool, self.host, self.port, app=app, key=key)
+            server.run(lambda address: announce("pool", address))
 
 
 class PoolStartCommand(PoolOptions, ActorOptions, CommandModel):
@@ -126,14 +133,14 @@ class PoolStartCommand(PoolOptions, ActorOptions, CommandModel):
                 **self.options(),
             )
 
-        def announce() -> None:
-            _announce(actor_address(self.name, self.ray_address, self.namespace))
+        def ready() -> None:
+            print(f"pool ready on {actor_address(self.name, self.ray_address, self.namespace)}", flush=True)
 
         if self.attach:
-            attended(self.name, start, "process_id", announce)
+            attended(self.name, start, "process_id", ready)
         else:
             start()
-            announce()
+            ready()
 
 
 class PoolStopCommand(CommandModel):
@@ -205,11 +212,6 @@ def read_config(path: Path) -> dict[str, Any]:
     if unknown:
         raise Usage(f"--config {path}: unknown limit {min(unknown)!r}; known: {', '.join(Limits.__struct_fields__)}")
     return found
-
-
-def _announce(address: str) -> None:
-    """Prints the one line that programs wait for."""
-    print(f"pool ready on {address}", flush=True)
 
 
 serve_app = command("serve", PoolServeCommand)

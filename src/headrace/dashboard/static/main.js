@@ -2,6 +2,7 @@
 
 import { NeedsLogin, get, listen, post } from "./api.js";
 import { el, number } from "./dom.js";
+import * as about from "./about.js";
 import * as compare from "./compare.js";
 import * as consumption from "./consumption.js";
 import * as groups from "./groups.js";
@@ -9,7 +10,7 @@ import * as overview from "./overview.js";
 import * as trajectories from "./trajectories.js";
 import * as trajectory from "./trajectory.js";
 
-const VIEWS = { overview, trajectories, groups, consumption, compare, trajectory };
+const VIEWS = { overview, about, trajectories, groups, consumption, compare, trajectory };
 const byId = (id) => document.getElementById(id);
 const view = byId("view");
 let current = null, live = {}, stop = null;
@@ -63,7 +64,7 @@ function login(why) {
   current = null;
   const key = el("input", { type: "password", name: "key", autocomplete: "current-password", required: true });
   const wrong = el("p", { class: "bad", role: "alert" });
-  const form = el("form", { class: "login" }, el("h1", {}, "Log in"), why && why !== "log in first" ? el("p", { class: "warning" }, why) : null, el("label", {}, "admin key", key), el("button", { type: "submit" }, "Log in"), wrong);
+  const form = el("form", { class: "login" }, el("h1", {}, "Log in"), why && why !== "log in first" ? el("p", { class: "warning" }, why) : null, el("label", {}, "key of this server", key), el("button", { type: "submit" }, "Log in"), wrong);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     try {
@@ -81,7 +82,11 @@ function login(why) {
 function begin() {
   stop?.();
   stop = listen(heard, failed);
-  get("choices").then((choices) => { byId("compare").hidden = !choices.beside; }, () => {});
+  get("choices").then((choices) => {
+    byId("compare").hidden = !choices.beside;
+    byId("about").hidden = !choices.about;
+    if (choices.about) document.title = choices.about;
+  }, () => {});
   show();
 }
 

@@ -19,6 +19,17 @@ function trajectories(asked) {
   return { rows: rows.slice(offset, offset + Number(asked.limit ?? 50)), total: rows.length, indexed: answers.trajectories.length };
 }
 
+/** Trajectories of a filter in which a text stands: those that the file holds whole are looked into. */
+function search(asked) {
+  const wanted = asked.text.toLowerCase(), { offset, ...filter } = asked;
+  const rows = trajectories({ ...filter, limit: Infinity }).rows.filter((row) => `${row.channel}\n${row.uid}` in answers.whole);
+  const stands = (row) => {
+    const found = answers.whole[`${row.channel}\n${row.uid}`], tokens = Object.values(found.tokens).map((one) => (one.text ?? []).join(""));
+    return [JSON.stringify(found.detail.metadata), JSON.stringify(Object.values(found.conversations)), ...row.tags, ...tokens].some((one) => one.toLowerCase().includes(wanted));
+  };
+  return { rows: rows.filter(stands), searched: rows.length, total: answers.trajectories.length, next: null };
+}
+
 function groups(asked) {
   const rows = answers.groups.filter((one) => one.prompt_uid.includes(asked.find ?? "")), offset = Number(asked.offset ?? 0);
   return { rows: rows.slice(offset, offset + Number(asked.limit ?? 20)), total: rows.length };
@@ -42,8 +53,8 @@ function part(found, what) {
 
 const VIEWS = {
   comparison: () => part(undefined, "another run"),
-  group: () => part(undefined, "what a group shares"),
-  search: () => part(undefined, "an index of texts"),
+  group: (asked) => part(answers.group_details[`${asked.channel}\n${asked.uid}`], "what this group shares"),
+  search,
   trajectories, groups, consumption,
   trajectory: (asked) => whole(asked).detail,
   conversation: (asked) => part(whole(asked).conversations[asked.leaf], "this branch"),

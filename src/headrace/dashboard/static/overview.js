@@ -1,5 +1,6 @@
 // The first view: where the steps are, how fast they come, who waits for whom, and whether it learns.
 
+import { outcome } from "./about.js";
 import { get } from "./api.js";
 import { chart } from "./charts.js";
 import { el, hostile, number, table } from "./dom.js";
@@ -39,6 +40,13 @@ function channels(now) {
   ], now.channels, "None yet: the first step begins one.");
 }
 
+/** What environments posted to the Trajectory API, and where it is. */
+function scoredGroups(found) {
+  if (!found) return [];
+  const columns = Object.keys(found).map((name) => ({ title: name, numeric: true, cell: (row) => number(row[name]) }));
+  return [el("h2", {}, "Scored groups of environments"), table(columns, [found], "")];
+}
+
 function servers(now) {
   return table([
     { title: "address", name: true, cell: (row) => hostile(String(row.address)) },
@@ -66,16 +74,17 @@ function survivors(tables) {
 }
 
 export function open(view) {
-  const places = Object.fromEntries(["flow", "waits", "charts", "channels", "servers", "survivors"].map((name) => [name, el("div")]));
+  const places = Object.fromEntries(["outcome", "flow", "waits", "charts", "channels", "scored", "servers", "survivors"].map((name) => [name, el("div")]));
   const learning = el("h2", {}, "Is it learning?");
   places.charts.className = places.survivors.className = "charts";
-  view.append(el("h1", {}, "Overview"), places.flow, places.waits,
+  view.append(el("h1", {}, "Overview"), places.outcome, places.flow, places.waits,
     learning, places.charts,
-    el("h2", {}, "Channels"), places.channels,
+    el("h2", {}, "Channels"), places.channels, places.scored,
     el("h2", {}, "Rollout servers"), places.servers,
     el("h2", {}, "What was thrown away: submitted against trained"), places.survivors);
   const drawn = new Map();
   let closed = false, timer = null;
+  outcome().then((found) => places.outcome.replaceChildren(found), () => {});
 
   async function slow() {
     try {
@@ -101,6 +110,7 @@ export function open(view) {
       places.flow.replaceChildren(flow(now), ...(now.balanced ? [] : [el("p", { class: "warning bad" }, "The ledger does not balance: steps were lost.")]));
       places.waits.replaceChildren(...now.waits.map((words) => el("p", { class: "warning" }, hostile(words))));
       places.channels.replaceChildren(channels(now));
+      places.scored.replaceChildren(...scoredGroups(now.scored_groups));
       places.servers.replaceChildren(servers(now));
     },
     close() { closed = true; clearTimeout(timer); for (const made of drawn.values()) made.close(); },

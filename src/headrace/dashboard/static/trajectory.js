@@ -8,7 +8,7 @@ import { el, fill, hostile, number, plain, table, when } from "./dom.js";
 const TOKENS = 500, STEPS = 200;
 // Log-probs by how likely a token was: from likely to one in a thousand.
 const SHADES = [-0.1, -0.7, -2.3, -6.9];
-const shade = (value) => SHADES.filter((bound) => value < bound).length;
+export const shade = (value) => SHADES.filter((bound) => value < bound).length;
 
 const PAINTS = {
   "log-prob": {
