@@ -42,6 +42,9 @@ class GatewaySizes:
     trajectories_a_caller: int = 2
     throughput_rounds: int = 15
 
+    many_turns: int = 20
+    chat_rounds: int = 9
+
     lone_trajectories: int = 10
     lone_rounds: int = 15
 
@@ -76,6 +79,7 @@ FULL = GatewaySizes("full")
 QUICK = GatewaySizes(
     "quick",
     throughput_rounds=5,
+    chat_rounds=4,
     lone_rounds=5,
     history_rounds=5,
     ray_rounds=5,

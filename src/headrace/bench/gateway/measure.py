@@ -6,6 +6,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from headrace.bench.gateway.chat import chat
 from headrace.bench.gateway.live_streams import live_streams
 from headrace.bench.gateway.load import (
     FULL,
@@ -28,6 +29,10 @@ from headrace.bench.timing import in_own_process, in_turn, median
 
 BARS = {
     "vs_passthrough": Bar("req/s of 64 callers, four turns to about 1,000 tokens, over a bare proxy's", at_least=0.4),
+    "chat_vs_passthrough": Bar("CPU of a bare proxy's call over that of a chat call, four turns", at_least=0.4),
+    "chat20_vs_passthrough": Bar("the same of 20 turns, to about 4,000 tokens", at_least=0.4),
+    "trajectory_vs_passthrough": Bar("the same of four turns, with what begins and ends a trajectory"),
+    "trajectory20_vs_passthrough": Bar("the same of 20 turns, with what begins and ends a trajectory"),
     "added_p50_ms_vs_passthrough": Bar("latency of a lone caller's call, less the bare proxy's"),
     "responses_vs_chat": Bar("CPU of a call in OpenAI's Responses over one in chat completions", at_most=1.3),
     "messages_vs_chat": Bar("CPU of a call in Anthropic's Messages over one in chat completions", at_most=1.3),
@@ -327,6 +332,7 @@ async def _first_token(load: GatewayLoad, target: LoadTarget) -> float:
 #: The parts by the names that a run tells, in its order.
 PARTS = {
     "passthrough": passthrough,
+    "chat": chat,
     "dialects": dialects,
     "history": history,
     "ray": ray_pool,
