@@ -12,8 +12,8 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from types import TracebackType
-from typing import Any, TypeVar
+from types import CoroutineType, TracebackType
+from typing import Any, Generic, TypeVar
 from urllib.parse import unquote
 
 import msgspec
@@ -155,14 +155,14 @@ class DisconnectWatch:
             raise ClientGone from None
 
 
-class _Begun:
+class BegunCoroutine(Generic[T]):
     """The rest of a coroutine that ran until it had to wait."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, None], waits_for: Any) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, T], waits_for: Any) -> None:
         self._coroutine = coroutine
         self._waits_for = waits_for
 
-    def __await__(self) -> Generator[Any, Any, None]:
+    def __await__(self) -> Generator[Any, Any, T]:
         coroutine, waits_for = self._coroutine, self._waits_for
         resume: Callable[[], Any]
         while True:
@@ -177,8 +177,20 @@ class _Begun:
                 resume = partial(coroutine.send, value)
             try:
                 waits_for = resume()
-            except StopIteration:
-                return
+            except StopIteration as done:
+                found: T = done.value
+                return found
+
+
+async def within(seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Awaits a coroutine; `TimeoutError` after so many seconds. One that need not wait needs no clock."""
+    try:
+        waits_for = coroutine.send(None)
+    except StopIteration as done:
+        found: T = done.value
+        return found
+    async with asyncio.timeout(seconds):
+        return await BegunCoroutine(coroutine, waits_for)
 
 
 class ResponseWriter:
@@ -255,12 +267,12 @@ class ResponseWriter:
 
     async def _send(self, message: Message) -> None:
         sending = self._send_message(message)
-        if isinstance(sending, Coroutine):
+        if type(sending) is CoroutineType or isinstance(sending, Coroutine):
             try:
                 waits_for = sending.send(None)
             except StopIteration:
                 return  # the system took it at once, as it does while the client reads: no clock is needed
-            sending = _Begun(sending, waits_for)
+            sending = BegunCoroutine(sending, waits_for)
         try:
             async with asyncio.timeout(self._write_timeout_s) as limit:
                 with self._stall(limit):

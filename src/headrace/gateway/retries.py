@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 import msgspec
 from starlette.requests import Request
@@ -91,12 +90,25 @@ class ExpectedRetries:
 
 
 class RunningCall:
-    """A call under way. `answer` is set once its steps are handed over, and cancelled where it fails."""
+    """A call under way, while it is entered. `answer` is set once its steps are handed over, and cancelled where it
+    fails."""
 
-    def __init__(self, digest: str, count: int) -> None:
+    __slots__ = ("_retries", "answer", "count", "digest")
+
+    def __init__(self, digest: str, count: int, retries: Retries) -> None:
         self.digest = digest
         self.count = count
         self.answer: asyncio.Future[list[Turn]] = asyncio.get_running_loop().create_future()
+        self._retries = retries
+
+    def __enter__(self) -> RunningCall:
+        self._retries.begin(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._retries.end(self)
 
 
 class Retries:
@@ -115,20 +127,24 @@ class Retries:
         """How many calls with that digest are under way, or were answered."""
         return len(self.running(digest)) + self._answered.get(digest, 0)
 
-    @contextmanager
-    def under_way(self, digest: str, count: int) -> Iterator[RunningCall]:
-        """A new call, while it lasts. Where it ends without an answer, another try is expected."""
-        call = RunningCall(digest, count)
-        self._running.setdefault(digest, []).append(call)
-        try:
-            yield call
-        finally:
-            self._running[digest].remove(call)
-            if not self._running[digest]:
-                del self._running[digest]
-            if not call.answer.done():
-                call.answer.cancel()
-                self.expected.add(digest, count)
+    def under_way(self, digest: str, count: int) -> RunningCall:
+        """A new call, which is under way while it is entered. Where it ends without an answer, another try is
+        expected."""
+        return RunningCall(digest, count, self)
+
+    def begin(self, call: RunningCall) -> None:
+        """A call is under way."""
+        self._running.setdefault(call.digest, []).append(call)
+
+    def end(self, call: RunningCall) -> None:
+        """It is not any more."""
+        running = self._running[call.digest]
+        running.remove(call)
+        if not running:
+            del self._running[call.digest]
+        if not call.answer.done():
+            call.answer.cancel()
+            self.expected.add(call.digest, call.count)
 
     def answered(self, call: RunningCall, turns: list[Turn]) -> None:
         """Its steps are handed over: whoever waits for it may have them."""

@@ -24,6 +24,8 @@ from headrace.net.connection import Connection
 
 #: The GETs that change something, since they do on Atropos' wire.
 CHANGED_BY_GET = ("/batch", "/reset_data")
+#: The headers that tell where a request comes from.
+TELLING_HEADERS = frozenset({b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode"})
 #: Seconds that calls under way may take to end once a server is told to stop.
 GRACE_S = 5
 #: Digits of a `Content-Length` that are read as a number: none that any limit allows has more.
@@ -144,7 +146,7 @@ class LocalOnly:
 
 def _foreign(scope: Scope, origins: Collection[str]) -> str | None:
     """Why a request does not come from this machine's own programs; None where nothing speaks against it."""
-    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+    headers = {name: value.decode("latin-1") for name, value in scope["headers"] if name in TELLING_HEADERS}
     host, origin = headers.get(b"host", ""), headers.get(b"origin", "")
     if host and not _names_this_machine(f"//{host}"):
         return f"the request names {host[:200]!r} as its host"

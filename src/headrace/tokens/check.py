@@ -56,15 +56,15 @@ def check_step(
     if log_probs is None or len(log_probs) != len(response):
         return Quarantine.LOG_PROB_COUNT
     values = np.asarray(log_probs)
-    if not (values.max() <= LOG_PROB_ROUNDING and values.min() > -np.inf):  # so that NaN fails too
+    if not (np.maximum.reduce(values) <= LOG_PROB_ROUNDING and np.minimum.reduce(values) > -np.inf):  # NaN fails too
         return Quarantine.LOG_PROB_VALUE
-    if int(response.min()) < 0 or int(response.max()) >= vocabulary.size:
+    if np.minimum.reduce(response) < 0 or np.maximum.reduce(response) >= vocabulary.size:
         return Quarantine.UNKNOWN_TOKEN
-    if consumed is not None and not np.array_equal(consumed, prompt):
+    if consumed is not None and consumed is not prompt and not np.array_equal(consumed, prompt):
         return Quarantine.PROMPT_CHANGED
     if parent is not None:
         before = parent.whole()
-        if len(prompt) <= len(before) or not np.array_equal(prompt[: len(before)], before):
+        if len(prompt) <= len(before) or not np.logical_and.reduce(prompt[: len(before)] == before):
             return Quarantine.PARENT_NOT_EXTENDED
     if text is not None and not same_text(vocabulary, response.tolist(), text, stop, stop_ids, prompt):
         return Quarantine.TEXT_DIFFERS

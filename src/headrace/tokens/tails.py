@@ -126,7 +126,10 @@ def leading_tokens(text: str, added: Sequence[str]) -> list[tuple[int, str]]:
 
 def first_token(text: str, added: Iterable[str]) -> str:
     """The added token that `text` begins with; "" where it begins with none."""
-    return max((token for token in added if token and text.startswith(token)), key=len, default="")
+    tokens = tuple(added)
+    if not text.startswith(tokens):
+        return ""  # nearly always, and some models have a thousand of them
+    return max([token for token in tokens if token and text.startswith(token)], key=len, default="")
 
 
 def last_token(text: str, added: Iterable[str]) -> str:
