@@ -93,16 +93,18 @@ class Step(msgspec.Struct, kw_only=True, frozen=True, eq=False, gc=False):
             _force(self, "policy_version", check_count(self.policy_version, "policy_version", most=INT32_MAX))
         if self.created_at is not None:
             _force(self, "created_at", check_finite(self.created_at, "created_at"))
-        check_bool(self.is_last, "is_last")
+        if type(self.is_last) is not bool:
+            check_bool(self.is_last, "is_last")
         check_dict(self.metadata, "metadata")
         self._check_rare()
 
     def _check_rare(self) -> None:
         """What most steps leave at its default."""
-        check_bool(self.trainable, "trainable")
-        if self.finish_reason is not None:
+        if type(self.trainable) is not bool:
+            check_bool(self.trainable, "trainable")
+        if self.finish_reason is not None and type(self.finish_reason) is not str:
             check_text(self.finish_reason, "finish_reason")
-        if self.call_id is not None:
+        if self.call_id is not None and type(self.call_id) is not str:
             check_text(self.call_id, "call_id")
         if self.quarantined is not None:
             check_text(self.quarantined, "quarantined")

@@ -39,12 +39,13 @@ from headrace.gateway.served_model import ServedModel
 from headrace.gateway.sessions import Session
 from headrace.gateway.turn import Turn, completion_tokens, digest_of, prompt_tokens
 from headrace.net.connection import delivered, hang_up
+from headrace.net.server import header
 
 log = logging.getLogger("headrace.gateway")
 
 CALL_HEADER, VERSION_HEADER = "x-headrace-call", "x-headrace-policy-version"
 #: `off`: this call is answered, and makes no step.
-RECORD_HEADER = "x-headrace-record"
+RECORD_HEADER = b"x-headrace-record"
 #: What the agent misses in this answer although it asked for it.
 WARNING_HEADER = "x-headrace-warning"
 
@@ -364,7 +365,9 @@ def _call_of(turns: list[Turn]) -> str:
 
 def _is_recorded(request: Request) -> bool:
     """Whether a call is to make steps: all do, but those whose agent asks for none."""
-    said = request.headers.get(RECORD_HEADER, "on")
+    said = header(request, RECORD_HEADER)
+    if said is None:
+        return True
     if said not in ("on", "off"):
-        raise Refusal(f"{RECORD_HEADER} is {said!r}; it must be on or off", 400, code="invalid_header")
+        raise Refusal(f"{RECORD_HEADER.decode()} is {said!r}; it must be on or off", 400, code="invalid_header")
     return said == "on"

@@ -22,11 +22,12 @@ import msgspec
 from starlette.requests import Request
 
 from headrace.gateway.turn import Turn, digest_of
+from headrace.net.server import header
 
 #: How often an SDK tried before; OpenAI's and Anthropic's send it with every call.
-RETRY_HEADER = "x-stainless-retry-count"
+RETRY_HEADER = b"x-stainless-retry-count"
 #: What a client calls one call, however often it has to make it.
-KEY_HEADER = "idempotency-key"
+KEY_HEADER = b"idempotency-key"
 #: Decimal digits of a count that is taken for one.
 MAX_COUNT_DIGITS = 9
 #: Digests of a trajectory's calls that are remembered for those who come again, the newest.
@@ -42,9 +43,9 @@ class RetryMark(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, request: Request) -> RetryMark:
         """What the headers of a request say."""
-        said = request.headers.get(RETRY_HEADER, "")
+        said = header(request, RETRY_HEADER) or ""
         count = int(said) if said.isdecimal() and len(said) <= MAX_COUNT_DIGITS else 0
-        return cls(request.headers.get(KEY_HEADER) or None, count)
+        return cls(header(request, KEY_HEADER) or None, count)
 
     @property
     def repeats(self) -> bool:

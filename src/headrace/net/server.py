@@ -196,6 +196,15 @@ def presented_key(request: Request) -> bytes:
     return request.headers.get("x-api-key", "").encode()
 
 
+def header(request: Request, name: bytes) -> str | None:
+    """The first header of a name, which is in lower case; None where there is none."""
+    for key, value in request.scope["headers"]:
+        if key == name:
+            found: str = value.decode("latin-1")
+            return found
+    return None
+
+
 class BodyTooLarge(Exception):
     """A request's body is larger than its route takes."""
 
@@ -205,7 +214,7 @@ async def read_body(
 ) -> bytes:
     """The body, refused as soon as it is known to be too large. `expect` is told how many bytes there has to be room
     for, before they are kept, and may raise; a body of up to `free` bytes needs none."""
-    told = request.headers.get("content-length", "")
+    told = header(request, b"content-length") or ""
     length = 0
     if told.isdecimal():
         if len(told) > MAX_LENGTH_DIGITS or int(told) > limit:

@@ -75,7 +75,8 @@ class DigestChain:
         for n, message in enumerate(messages, 1):
             if message.tool_calls and not answer_text(message.content):
                 self.named[n] = self.naming(message)
-            written = with_length(canonical_bytes(message, self._calls, self.schemas))
+            content = canonical_bytes(message, self._calls, self.schemas)
+            written = len(content).to_bytes(8, "little") + content  # as with_length
             hasher.update(written)
             if message.role == "assistant":
                 self.keys[n] = hasher.copy().digest()
@@ -142,8 +143,9 @@ def canonical_bytes(message: Message, calls: Sequence[ToolCall], schemas: Schema
     """The bytes that two messages share if and only if they count as the same. `calls` are those of the last answer."""
     if message.role == "assistant":
         text = answer_text(message.content)
-        made = [[call.name, _compared_arguments(call, schemas)] for call in message.tool_calls]
-        said = f"assistant:{len(text)}:{text}" + (_json(made) if made else "")
+        said = f"assistant:{len(text)}:{text}"
+        if message.tool_calls:
+            said += _json([[call.name, _compared_arguments(call, schemas)] for call in message.tool_calls])
     elif message.role == "tool":
         said = f"tool:{which_call(message.tool_call_id, calls)!r}:{message.content}"
     else:
