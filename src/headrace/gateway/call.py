@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-import uuid
 from contextlib import aclosing
 from typing import Protocol
 
@@ -128,7 +128,7 @@ class Call:
         self._request = request
         self._caller = caller
         self._target = target
-        self._call_id = uuid.uuid4().hex
+        self._call_id = os.urandom(16).hex()
         self._began = time.monotonic()
         self._mark = RetryMark.of(request)
         self._events: AnswerEvents | None = None  # once the answer is to be a stream
@@ -266,7 +266,7 @@ class Call:
             return
         await executor.sample(turns)
         await self._record(executor, turns)
-        await self._writer.whole(json_response(self._dialect.whole(turns), 200, self._headers(turns)))
+        await self._writer.whole_json(self._dialect.whole(turns), self._headers(turns))
 
     async def _stream(self, model: ServedModel, executor: CallExecutor, turns: list[Turn], flush_s: float) -> None:
         writer = self._writer

@@ -33,6 +33,7 @@ T = TypeVar("T")
 BASE_PATH = "/{trajectory_uid}/{prompt_uid}"
 
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
+JSON_TYPE = (b"content-type", b"application/json")
 EVENT_STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 #: Seconds after which a call begins to watch its connection: the task that does costs more than quick answers do.
@@ -224,6 +225,15 @@ class ResponseWriter:
             {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
         )
         await self._send({"type": "http.response.body", "body": response.body})
+
+    async def whole_json(self, value: Any, headers: Mapping[str, str]) -> None:
+        """Sends a value as JSON in one piece, with status 200."""
+        body = to_json(value)
+        raw = [(name.encode("latin-1"), told.encode("latin-1")) for name, told in headers.items()]
+        raw += [(b"content-length", b"%d" % len(body)), JSON_TYPE]
+        self.begun = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": raw})
+        await self._send({"type": "http.response.body", "body": body})
 
     async def relay(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
         """Begins a response of another server, whose body `pass_on` sends as it comes."""

@@ -39,6 +39,11 @@ class Vocabulary:
         self._bytes = _Bytes(self._bytes_of)
         self._words = WordCache.of(backend)
 
+    @property
+    def remembers_words(self) -> bool:
+        """Whether texts are put together from words that it knows."""
+        return self._words is not None
+
     @cached_property
     def longest(self) -> int | None:
         """Characters that a token holds at most, so that a text's length bounds its tokens from below; None where a

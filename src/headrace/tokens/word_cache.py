@@ -48,7 +48,8 @@ class WordCache(dict[str, list[int]]):
         super().__init__()
         self._backend = backend
         self._words = re.compile(pattern, re.ASCII).findall
-        self._added = {token: [number] for token, number in added.items()}
+        self._added = {token: [number] for token, number in added.items()}  # which are no part of any word
+        self.update(self._added)
         # The longest first: of those that begin in one place, a tokenizer takes the longest.
         tokens = "|".join(map(re.escape, sorted(added, key=len, reverse=True)))
         self._cut = re.compile(f"({tokens})").split if added else None
@@ -86,7 +87,7 @@ class WordCache(dict[str, list[int]]):
                     words.append(piece)
                 elif piece:
                     words += self._words(piece)
-        new = {*words}.difference(self, self._added)
+        new = {*words}.difference(self)
         if new:
             many = len(new) > MAX_NEW_WORDS + MAX_NEW_SHARE * len(words)
             self._learn([*new][:MAX_NEW_WORDS] if many else [*new])
@@ -95,12 +96,13 @@ class WordCache(dict[str, list[int]]):
         return list(chain.from_iterable(map(self.__getitem__, words)))
 
     def __missing__(self, word: str) -> list[int]:
-        """An added token, which is cut out before words are; or a word that is not kept."""
-        return self._added.get(word) or self._encoded(word)
+        """A word that is not kept."""
+        return self._encoded(word)
 
     def _learn(self, new: list[str]) -> None:
         if len(self) >= MAX_WORDS:
             self.clear()
+            self.update(self._added)
         for word in new:
             if len(word) <= MAX_WORD_CHARACTERS:
                 self[word] = self._encoded(word)
